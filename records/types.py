@@ -1,0 +1,275 @@
+"""The value types that cross a process boundary: turns, votes, verdicts, scores, policy versions.
+
+Frozen dataclasses with lengths checked on construction. The store turns them into rows and back;
+workers compute with them. Token arrays are numpy: int32 ids, float32 natural-log probabilities, one
+entry per token. Nothing here knows SQL, HTTP or torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from records.messages import Message
+
+Ids = NDArray[np.int32]
+Logprobs = NDArray[np.float32]
+
+
+class TurnType(StrEnum):
+    """Only `main` turns train; `side` turns are recorded and forwarded."""
+
+    MAIN = "main"
+    SIDE = "side"
+
+
+class TurnState(StrEnum):
+    """Where a turn stands. A turn is inserted, with its tokens, when its reply is complete.
+
+    awaiting_next_state -> judging -> scoring -> ready -> leased -> trained, or dropped from any.
+    `judging` and `scoring` mean "waiting for that worker, or claimed by one".
+    """
+
+    AWAITING_NEXT_STATE = "awaiting_next_state"
+    JUDGING = "judging"
+    SCORING = "scoring"
+    READY = "ready"
+    LEASED = "leased"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+
+
+class DropReason(StrEnum):
+    """Why a turn does not train. The set is closed: a new way to drop needs a new name here."""
+
+    # Decided when the reply is recorded.
+    SIDE_TURN = "side_turn"
+    ABORTED = "aborted"
+    CLIENT_DISCONNECTED = "client_disconnected"
+    LENGTH_CUT = "length_cut"
+    EMPTY_RESPONSE = "empty_response"
+    UNKNOWN_VERSION = "unknown_version"
+    MIXED_VERSION = "mixed_version"
+    DISTRIBUTION_MODIFIED = "distribution_modified"
+    ROLLOUT_LOGPROBS_INVALID = "rollout_logprobs_invalid"
+    AMBIGUOUS_PARENT = "ambiguous_parent"
+    # Decided when the conversation ends.
+    NO_NEXT_STATE = "no_next_state"
+    # Decided by the judge worker.
+    NO_HINT = "no_hint"
+    JUDGE_UNAVAILABLE = "judge_unavailable"
+    JUDGE_PROMPT_TOO_LONG = "judge_prompt_too_long"
+    # Decided by the scoring worker.
+    NO_USER_MESSAGE = "no_user_message"
+    HINTED_PROMPT_MISMATCH = "hinted_prompt_mismatch"
+    HINTED_PROMPT_TOO_LONG = "hinted_prompt_too_long"
+    TEACHER_MISALIGNED = "teacher_misaligned"
+    TEACHER_LOGPROBS_INVALID = "teacher_logprobs_invalid"
+    TEACHER_UNAVAILABLE = "teacher_unavailable"
+    # Decided by the trainer.
+    STALE = "stale"
+    BELOW_NOISE = "below_noise"
+    NONFINITE_GRADIENT = "nonfinite_gradient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """Response tokens [start, end) were sampled under policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedTurn:
+    """One answered request, as the proxy hands it to the store.
+
+    `messages` is the whole prompt; `prompt_ids` [P] the exact ids the engine was given;
+    `response_ids` [R] the exact ids it sampled, stop token included; `rollout_logprobs` [R] their
+    log-probabilities at the sampling temperature. If `token_parent_id` is set, the first
+    `num_shared_ids` prompt ids equal the first ids of that turn's prompt + response (bridged
+    prompts), and the store keeps only the rest. A `drop_reason` stores the turn as dropped.
+    """
+
+    turn_id: str
+    session_id: str
+    parent_turn_id: str | None
+    turn_type: TurnType
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    response: Message
+    prompt_ids: Ids
+    response_ids: Ids
+    rollout_logprobs: Logprobs
+    token_parent_id: str | None
+    num_shared_ids: int
+    sampling: dict[str, Any]
+    distribution_modified: str | None
+    version_spans: tuple[VersionSpan, ...]
+    finish_reason: str
+    latency_s: float
+    drop_reason: DropReason | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.rollout_logprobs) != len(self.response_ids):
+            raise ValueError(
+                f"turn {self.turn_id}: {len(self.response_ids)} response ids but "
+                f"{len(self.rollout_logprobs)} rollout log-probs"
+            )
+        if not 0 <= self.num_shared_ids <= len(self.prompt_ids):
+            raise ValueError(
+                f"turn {self.turn_id}: {self.num_shared_ids} shared ids "
+                f"in a prompt of {len(self.prompt_ids)}"
+            )
+        if (self.token_parent_id is None) != (self.num_shared_ids == 0):
+            raise ValueError(
+                f"turn {self.turn_id}: token_parent_id and num_shared_ids belong together"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRef:
+    """What linking needs to know of an earlier turn, without its tokens."""
+
+    turn_id: str
+    session_id: str
+    parent_turn_id: str | None
+    state: TurnState
+    drop_reason: DropReason | None
+    prompt_node_id: str
+    response_node_id: str
+    has_next_state: bool
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRecord:
+    """A stored turn with everything that a worker may need; arrays as in `CapturedTurn`."""
+
+    turn_id: str
+    session_id: str
+    parent_turn_id: str | None
+    turn_type: TurnType
+    state: TurnState
+    drop_reason: DropReason | None
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    response: Message
+    next_state: list[Message]
+    prompt_ids: Ids
+    response_ids: Ids
+    rollout_logprobs: Logprobs
+    sampling: dict[str, Any]
+    distribution_modified: str | None
+    version_spans: tuple[VersionSpan, ...]
+    finish_reason: str
+    created_at: float
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """One judge answer: `score` is +1, -1 or None (abstained, or failed for the reason `error`)."""
+
+    index: int
+    score: int | None
+    hint: str
+    text: str
+    latency_s: float
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The judge's decision on a turn: the selected hint, or None.
+
+    `num_omitted` messages were left out of its prompt to fit the judge's context.
+    """
+
+    turn_id: str
+    votes: tuple[Vote, ...]
+    hint: str | None
+    selection: str
+    judge: str
+    num_omitted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A teacher's log-probs [R] at temperature 1 of the response ids under the hinted prompt."""
+
+    turn_id: str
+    hint: str
+    teacher: str
+    teacher_version: str
+    hinted_prompt_ids: Ids
+    teacher_logprobs: Logprobs
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadySample:
+    """One turn ready to train: ids and log-probs of one turn, never padded, lengths checked.
+
+    prompt_ids [P], response_ids [R], rollout_logprobs [R] at `temperature`, teacher_logprobs [R] at
+    temperature 1.
+    """
+
+    turn_id: str
+    session_id: str
+    prompt_ids: Ids
+    response_ids: Ids
+    rollout_logprobs: Logprobs
+    teacher_logprobs: Logprobs
+    temperature: float
+    distribution_modified: str | None
+    version_spans: tuple[VersionSpan, ...]
+    hint: str
+    created_at: float
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.response_ids), len(self.rollout_logprobs), len(self.teacher_logprobs)}
+        if lengths != {len(self.response_ids)} or len(self.response_ids) == 0:
+            raise ValueError(
+                f"turn {self.turn_id}: response ids, rollout and teacher log-probs must have one "
+                f"non-zero length, "
+                f"got {len(self.response_ids)}, {len(self.rollout_logprobs)}, "
+                f"{len(self.teacher_logprobs)}"
+            )
+        if len(self.prompt_ids) == 0:
+            raise ValueError(f"turn {self.turn_id}: a prompt without tokens cannot be scored")
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy version that sampled any of its tokens."""
+        return min(span.version for span in self.version_spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyVersion:
+    """One published state of the policy: 0 is the start weights, each trained step adds one."""
+
+    version: int
+    parent_version: int | None
+    checkpoint: str
+    manifest_hash: str
+    created_at: float
+    abandoned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleResult:
+    """What training did with one turn; written with the version that trained it."""
+
+    turn_id: str
+    staleness: int
+    advantage_mean: float
+    advantage_abs_max: float
+    advantages: Logprobs = field(repr=False)

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# One door to everything: makes its own environment, then runs one command in it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+usage() {
+    cat <<'TEXT'
+usage: ./run.sh [COMMAND] [OPTIONS]
+
+  (nothing)   the tool lab: watch an agent's policy learn from the reactions of its users
+  serve       put the whole loop behind an endpoint:  ./run.sh serve --model PATH_OR_ID
+  train       the embedded trainer alone, on the store of a run:  ./run.sh train --config RUN/config.toml
+  judge       the judge and scoring workers alone:  ./run.sh judge --config RUN/config.toml
+  test        all tests
+  check       ruff, pyright, import-linter, then all tests  (--static: without the tests)
+  bench       the benchmarks, one after the other
+  replay      recorded sessions        (not part of this version)
+  slime       training on a cluster    (not part of this version)
+
+Every command takes --help.
+TEXT
+}
+
+# The environment is made once, and again when what it is made from changes.
+environment() {
+    local wanted
+    wanted=$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
+    if [ "$(cat .venv/made_from 2>/dev/null)" = "$wanted" ]; then return; fi
+    echo "Setting up the environment in .venv (a few minutes, once)" >&2
+    [ -x .venv/bin/python ] || python3 -m venv .venv
+    # torch first and pinned: a range would fetch a build with gigabytes of GPU libraries.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$(grep '^torch==' constraints.txt)"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+    echo "$wanted" > .venv/made_from
+}
+
+static_checks() {
+    .venv/bin/ruff check .
+    .venv/bin/ruff format --check .
+    .venv/bin/pyright
+    .venv/bin/lint-imports
+}
+
+bench() {
+    local script
+    for script in benchmarks/bench_*.py; do
+        printf '\n== %s\n' "$script"
+        .venv/bin/python "$script" "$@"
+    done
+}
+
+command="${1:-lab}"
+case "$command" in -h | --help | help) usage; exit 0 ;; esac
+case "$command" in
+    lab | serve | train | judge | replay | slime | test | check | bench) [ $# -eq 0 ] || shift ;;
+    -*) command=lab ;;
+    *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
+esac
+
+environment
+case "$command" in
+    test) exec .venv/bin/python -m pytest "$@" ;;
+    check)
+        static_checks
+        if [ "${1:-}" != "--static" ]; then exec .venv/bin/python -m pytest "$@"; fi
+        ;;
+    bench) bench "$@" ;;
+    *) exec .venv/bin/opd "$command" "$@" ;;
+esac

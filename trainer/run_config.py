@@ -1,0 +1,191 @@
+"""The configuration of one run: a TOML file plus dotted overrides, checked strictly.
+
+Every section belongs to the package that reads it; this module only puts them together. Unknown
+keys are errors that name the nearest valid key. The resolved configuration is written into the run
+folder, and every process of the run reads that file: nothing is read from the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from api_proxy.config import ProxyConfig
+from judge.config import JudgeConfig
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from records.config import StoreConfig
+from rollout_bridge.config import RendererConfig, ScoringConfig
+from rollout_bridge.embedded.config import EmbeddedEngineConfig
+from rollout_bridge.engine.config import EngineClientConfig
+
+from trainer.config import TrainerConfig
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong; the message is one line a key: what, where, what to do."""
+
+
+class EngineConfig(BaseModel):
+    """One engine of the run: started by the run, or already running somewhere."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str | None = None
+    """Base URL of a running engine (SGLang, or another run's). Unset: the run starts an embedded
+    one.
+    """
+    embedded: EmbeddedEngineConfig | None = None
+    """Settings of the embedded engine; ignored when `url` is set."""
+
+    @property
+    def base_url(self) -> str:
+        """Where the engine answers."""
+        if self.url is not None:
+            return self.url
+        if self.embedded is None:
+            raise ConfigError(
+                "engine: set url, or the embedded section, so that there is an engine"
+            )
+        return f"http://{self.embedded.host}:{self.embedded.port}"
+
+
+class LabConfig(BaseModel):
+    """The tool lab's part of a run."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    updates: int = Field(40, ge=0)
+    """Optimiser steps (attempted steps where a control skips them) after which learning ends."""
+    max_seconds: float = Field(900.0, gt=0)
+    """Learning ends at this age even with fewer updates; the summary says so."""
+    sessions_in_flight: int = Field(24, ge=1)
+    """Conversations that run at the same time."""
+    staleness_eta: int = Field(1, ge=0)
+    """Batches that generation may run ahead of training (ALGORITHMS 6.2)."""
+    eval_samples: int = Field(512, ge=1)
+    """Responses sampled for each preference and each other skill, before and after."""
+    hints: Literal["judge", "none", "off-topic", "contrary"] = "judge"
+    """What the teacher sees: the judge's hint, or one of the controls that must not teach."""
+    streaming_share: float = Field(0.5, ge=0, le=1)
+    """Share of conversations whose agent asks for streamed replies."""
+
+
+class RunConfig(BaseModel):
+    """Everything that a run's processes need to know."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    """Start weights of policy, judge and teacher: a local folder or a hub id."""
+    seed: int = 0
+    """Seed of the lab's users and of the trainer."""
+    renderer: RendererConfig = Field(default_factory=RendererConfig)
+    store: StoreConfig
+    policy: EngineConfig = Field(default_factory=EngineConfig)
+    frozen: EngineConfig = Field(default_factory=EngineConfig)
+    """The engine with the frozen start weights: teacher, and judge unless `judge.base_url`
+    differs.
+    """
+    engine_client: EngineClientConfig = Field(default_factory=EngineClientConfig)
+    proxy: ProxyConfig = Field(default_factory=ProxyConfig)
+    judge: JudgeConfig
+    scoring: ScoringConfig = Field(default_factory=ScoringConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    lab: LabConfig = Field(default_factory=LabConfig)
+
+
+def parse_overrides(overrides: list[str]) -> dict[str, Any]:
+    """`["trainer.lr=1e-4"]` -> nested dict. A value is TOML where it parses as TOML, else text."""
+    tree: dict[str, Any] = {}
+    for item in overrides:
+        key, separator, raw = item.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"override '{item}': write it as section.key=value")
+        try:
+            value = tomllib.loads(f"value = {raw}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = raw
+        *sections, leaf = key.strip().split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[leaf] = value
+    return tree
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, section by section; neither is changed."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = (
+            merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        )
+    return merged
+
+
+def build(values: dict[str, Any]) -> RunConfig:
+    """Validate; raises ConfigError with one line per wrong key."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+
+
+def load(path: Path, overrides: list[str] | None = None) -> RunConfig:
+    """The configuration file of a run, with overrides laid over it."""
+    return build(merge(read_toml(path), parse_overrides(overrides or [])))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's values; raises ConfigError that names the file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def save(config: RunConfig, path: Path) -> None:
+    """Write the resolved configuration (unset optional values are left out: TOML has no null)."""
+    path.write_text(
+        tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)), encoding="utf-8"
+    )
+
+
+def _explain(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"])
+    if item["type"] != "extra_forbidden":
+        return f"{where}: {item['msg']} (got {item.get('input')!r})"
+    valid = _keys_at(RunConfig, item["loc"][:-1])
+    near = difflib.get_close_matches(str(item["loc"][-1]), valid, n=1, cutoff=0.4)
+    hint = f"did you mean '{near[0]}'?" if near else f"valid keys: {', '.join(sorted(valid))}"
+    return f"{where}: unknown key; {hint}"
+
+
+def _keys_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    for part in location:
+        field = model.model_fields.get(str(part))
+        below = _model_of(field.annotation) if field is not None else None
+        if below is None:
+            return []
+        model = below
+    return list(model.model_fields)
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    for option in options:
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            return option
+    return None
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)

@@ -1,0 +1,172 @@
+"""Starts the processes of a run, keeps them alive, and stops them: its own children and nothing
+else.
+
+Each child gets a log file and a pipe as standard input that closes when this process dies, however
+it dies; the child then stops itself (`watch_parent`). A child that ends while it is wanted is
+started again: every worker can be restarted at any point, because all that matters is in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+class ChildFailed(RuntimeError):
+    """A child could not be brought up, or ended too often; the message has the end of its log."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Child:
+    """One process of the run: how to start it and how to tell that it is ready."""
+
+    name: str
+    argv: list[str]
+    ready: Callable[[], Awaitable[bool]]
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+    restarts: int = 0
+    starts: list[float] = field(default_factory=list)
+
+
+class Supervisor:
+    """`start` children one by one, `stop` them all in reverse order; `failed` is set if one
+    gives up.
+    """
+
+    def __init__(self, logs: Path, max_restarts_a_minute: int = 5, stop_timeout_s: float = 20.0):
+        self._logs = logs
+        self._max_restarts = max_restarts_a_minute
+        self._stop_timeout_s = stop_timeout_s
+        self._children: list[Child] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(
+        self,
+        name: str,
+        arguments: list[str],
+        ready: Callable[[], Awaitable[bool]],
+        timeout_s: float,
+    ) -> None:
+        """Run `opd ARGUMENTS` as a child and wait until `ready` says so.
+
+        Raises ChildFailed when it ends or is not ready within `timeout_s` seconds.
+        """
+        argv = [sys.executable, "-m", "trainer.cli", *arguments, "--exit-with-parent"]
+        child = Child(name=name, argv=argv, ready=ready, log=self._logs / f"{name}.log")
+        self._children.append(child)
+        await self._spawn(child)
+        await self._wait_ready(child, timeout_s)
+        self._watchers.append(asyncio.create_task(self._watch(child)))
+
+    async def stop(self) -> None:
+        """SIGTERM in reverse order of start, SIGKILL for what outlives the timeout."""
+        self._stopping = True
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for child in reversed(self._children):
+            await self._stop_child(child)
+
+    def pids(self) -> dict[str, int]:
+        """Process id of every child that runs."""
+        return {
+            child.name: child.process.pid
+            for child in self._children
+            if child.process is not None and child.process.returncode is None
+        }
+
+    async def _spawn(self, child: Child) -> None:
+        child.log.parent.mkdir(parents=True, exist_ok=True)
+        with child.log.open("ab") as log:
+            child.process = await asyncio.create_subprocess_exec(
+                *child.argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                # A Ctrl-C in the terminal reaches this process alone, which then stops them in
+                # order.
+                start_new_session=True,
+            )
+        child.starts.append(time.monotonic())
+
+    async def _wait_ready(self, child: Child, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if child.process is None or child.process.returncode is not None:
+                raise ChildFailed(f"{child.name} ended while starting; {tail(child.log)}")
+            if await child.ready():
+                return
+            await asyncio.sleep(0.1)
+        raise ChildFailed(f"{child.name} was not ready after {timeout_s:.0f} s; {tail(child.log)}")
+
+    async def _watch(self, child: Child) -> None:
+        while not self._stopping:
+            assert child.process is not None
+            await child.process.wait()
+            recent = [start for start in child.starts if time.monotonic() - start < 60]
+            if len(recent) > self._max_restarts:
+                if not self.failed.done():
+                    message = (
+                        f"{child.name} ended {len(recent)} times in a minute; {tail(child.log)}"
+                    )
+                    self.failed.set_exception(ChildFailed(message))
+                return
+            child.restarts += 1
+            await self._spawn(child)
+
+    async def _stop_child(self, child: Child) -> None:
+        process = child.process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), self._stop_timeout_s)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def watch_parent() -> None:
+    """In a child: end this process cleanly when the parent is gone (standard input reaches its
+    end).
+    """
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 1024):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="watch-parent", daemon=True).start()
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports that the operating system says are free now, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind((host, 0))
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+def tail(path: Path, lines: int = 12) -> str:
+    """The end of a log, as one block for an error message."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return f"no log at {path}"
+    return f"the end of {path}:\n" + "\n".join(text.splitlines()[-lines:])
