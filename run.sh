@@ -65,5 +65,6 @@ case "$command" in
         if [ "${1:-}" != "--static" ]; then exec .venv/bin/python -m pytest "$@"; fi
         ;;
     bench) bench "$@" ;;
+    lab) exec .venv/bin/python -m examples.tool_lab "$@" ;;
     *) exec .venv/bin/opd "$command" "$@" ;;
 esac

@@ -12,7 +12,7 @@ import tomllib
 import types
 import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
 from api_proxy.config import ProxyConfig
@@ -24,9 +24,10 @@ from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.engine.config import EngineClientConfig
 
 from trainer.config import TrainerConfig
+from trainer.errors import StartupError
 
 
-class ConfigError(ValueError):
+class ConfigError(StartupError):
     """The configuration is wrong; the message is one line a key: what, where, what to do."""
 
 
@@ -54,27 +55,6 @@ class EngineConfig(BaseModel):
         return f"http://{self.embedded.host}:{self.embedded.port}"
 
 
-class LabConfig(BaseModel):
-    """The tool lab's part of a run."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    updates: int = Field(40, ge=0)
-    """Optimiser steps (attempted steps where a control skips them) after which learning ends."""
-    max_seconds: float = Field(900.0, gt=0)
-    """Learning ends at this age even with fewer updates; the summary says so."""
-    sessions_in_flight: int = Field(24, ge=1)
-    """Conversations that run at the same time."""
-    staleness_eta: int = Field(1, ge=0)
-    """Batches that generation may run ahead of training (ALGORITHMS 6.2)."""
-    eval_samples: int = Field(512, ge=1)
-    """Responses sampled for each preference and each other skill, before and after."""
-    hints: Literal["judge", "none", "off-topic", "contrary"] = "judge"
-    """What the teacher sees: the judge's hint, or one of the controls that must not teach."""
-    streaming_share: float = Field(0.5, ge=0, le=1)
-    """Share of conversations whose agent asks for streamed replies."""
-
-
 class RunConfig(BaseModel):
     """Everything that a run's processes need to know."""
 
@@ -83,7 +63,7 @@ class RunConfig(BaseModel):
     model: str
     """Start weights of policy, judge and teacher: a local folder or a hub id."""
     seed: int = 0
-    """Seed of the lab's users and of the trainer."""
+    """Seed of everything random that is not the agents' own."""
     renderer: RendererConfig = Field(default_factory=RendererConfig)
     store: StoreConfig
     policy: EngineConfig = Field(default_factory=EngineConfig)
@@ -96,7 +76,6 @@ class RunConfig(BaseModel):
     judge: JudgeConfig
     scoring: ScoringConfig = Field(default_factory=ScoringConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
-    lab: LabConfig = Field(default_factory=LabConfig)
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:

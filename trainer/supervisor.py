@@ -20,8 +20,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainer.errors import StartupError
 
-class ChildFailed(RuntimeError):
+
+class ChildFailed(StartupError):
     """A child could not be brought up, or ended too often; the message has the end of its log."""
 
 
@@ -59,11 +61,11 @@ class Supervisor:
         ready: Callable[[], Awaitable[bool]],
         timeout_s: float,
     ) -> None:
-        """Run `opd ARGUMENTS` as a child and wait until `ready` says so.
+        """Run `python ARGUMENTS` as a child and wait until `ready` says so.
 
         Raises ChildFailed when it ends or is not ready within `timeout_s` seconds.
         """
-        argv = [sys.executable, "-m", "trainer.cli", *arguments, "--exit-with-parent"]
+        argv = [sys.executable, *arguments, "--exit-with-parent"]
         child = Child(name=name, argv=argv, ready=ready, log=self._logs / f"{name}.log")
         self._children.append(child)
         await self._spawn(child)

@@ -1,0 +1,160 @@
+"""The command line. Heavy modules are imported after parsing, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="opd",
+    help="On-policy distillation from hindsight, for agents that use tools.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[Path, typer.Option("--config", help="The run's configuration (TOML).")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a value: section.key=value (repeatable)."),
+]
+WithParent = Annotated[
+    bool, typer.Option("--exit-with-parent", hidden=True, help="End when standard input closes.")
+]
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Option(help="Start weights: a local folder or a hub id.")],
+    run_folder: Annotated[
+        Path, typer.Option("--run", help="Run folder; one that exists is resumed.")
+    ] = Path("runs/serve"),
+    renderer: Annotated[
+        str, typer.Option(help="Renderer of the model: qwen3, glm45, ... or default.")
+    ] = "default",
+    host: Annotated[str, typer.Option(help="Address of the endpoint.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the endpoint.")] = 8000,
+    judge_url: Annotated[
+        str | None, typer.Option(help="OpenAI-compatible URL of another judge.")
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(help="Model name of that judge.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with further settings.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Put the whole loop behind an OpenAI-compatible endpoint, for any agent."""
+    options = {"renderer": {"name": renderer}, "proxy": {"host": host, "port": port}}
+    judge_options = {"base_url": judge_url, "model": judge_model}
+    given = {key: value for key, value in judge_options.items() if value is not None}
+
+    def start() -> None:
+        from trainer.serve import serve_forever
+
+        serve_forever(model, run_folder, {**options, "judge": given}, config, overrides or [])
+
+    guarded(start)
+
+
+@app.command()
+def train(
+    config: ConfigFile, overrides: Overrides = None, exit_with_parent: WithParent = False
+) -> None:
+    """The embedded trainer alone, on the store of a run."""
+
+    def start() -> None:
+        from trainer.processes import run_trainer
+
+        run_trainer(config, overrides or [], exit_with_parent)
+
+    guarded(start)
+
+
+@app.command()
+def judge(
+    config: ConfigFile, overrides: Overrides = None, exit_with_parent: WithParent = False
+) -> None:
+    """The judge and scoring workers alone, on the store of a run."""
+
+    def start() -> None:
+        from trainer.processes import run_judge
+
+        run_judge(config, overrides or [], exit_with_parent)
+
+    guarded(start)
+
+
+@app.command()
+def proxy(
+    config: ConfigFile, overrides: Overrides = None, exit_with_parent: WithParent = False
+) -> None:
+    """The OpenAI-compatible endpoint alone."""
+
+    def start() -> None:
+        from trainer.processes import run_proxy
+
+        run_proxy(config, overrides or [], exit_with_parent)
+
+    guarded(start)
+
+
+@app.command()
+def engine(
+    config: ConfigFile,
+    role: Annotated[str, typer.Option(help="policy or frozen")],
+    overrides: Overrides = None,
+    exit_with_parent: WithParent = False,
+) -> None:
+    """One embedded engine alone."""
+
+    def start() -> None:
+        from trainer.processes import run_engine
+
+        run_engine(config, role, overrides or [], exit_with_parent)
+
+    guarded(start)
+
+
+@app.command()
+def replay() -> None:
+    """Recorded sessions (not part of this version)."""
+    _absent("replay", "sessions can be learned from as they happen: opd serve")
+
+
+@app.command()
+def slime() -> None:
+    """Training on a cluster (not part of this version)."""
+    _absent("slime", "the embedded trainer runs on one machine: opd serve")
+
+
+def guarded(action: Callable[[], None]) -> None:
+    """Run `action`; bad input and failed children end in one clear message instead of a
+    traceback.
+    """
+    from rollout_bridge.engine.errors import EngineError
+
+    from trainer.errors import StartupError
+
+    try:
+        action()
+    except (StartupError, EngineError) as error:
+        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _absent(command: str, instead: str) -> None:
+    typer.secho(f"error: '{command}' is not part of this version; {instead}", err=True)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    """Entry point of the `opd` command."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

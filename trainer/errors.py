@@ -1,0 +1,35 @@
+"""What can stop training.
+
+TrainerError
+    CalibrationError        an engine does not compute the trainer's log-probabilities
+    CheckpointError         a checkpoint or its manifest is damaged
+    DistillationOffError    the distillation term has no gradient, or its metrics are missing
+    NonFiniteError          too many non-finite log-probabilities in one batch
+    ObjectiveNeedsError     the objective needs something that this run does not provide
+"""
+
+from __future__ import annotations
+
+
+class TrainerError(Exception):
+    """Training cannot go on."""
+
+
+class CalibrationError(TrainerError):
+    """An engine's log-probabilities differ from the trainer's by more than the bound."""
+
+
+class CheckpointError(TrainerError):
+    """A checkpoint or its manifest is damaged or belongs to another run."""
+
+
+class DistillationOffError(TrainerError):
+    """The distillation signal is silently absent."""
+
+
+class NonFiniteError(TrainerError):
+    """More non-finite log-probabilities than configured."""
+
+
+class ObjectiveNeedsError(TrainerError):
+    """The objective declares a need that nothing provides."""

@@ -1,0 +1,121 @@
+"""Draws a run: curves from its metrics, example turns with the advantage of every token, one HTML
+file.
+
+Pure presentation. It reads numbers and text that others computed, and writes a page that stands
+alone (pictures inline, no scripts). It knows no store, no model and no objective.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from jinja2 import Environment, FileSystemLoader
+
+matplotlib.use("svg")
+from matplotlib import pyplot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One plot: a title, the unit of its y axis and named series over the x values `steps`."""
+
+    title: str
+    unit: str
+    steps: Sequence[float]
+    series: dict[str, Sequence[float | None]]
+    step_unit: str = "update"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleTurn:
+    """One trained turn as text; `tokens` and `advantages` have one entry per response token."""
+
+    title: str
+    prompt: str
+    next_state: str
+    hint: str
+    tokens: Sequence[str]
+    advantages: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.advantages):
+            raise ValueError(
+                f"{self.title}: {len(self.tokens)} tokens but {len(self.advantages)} advantages"
+            )
+
+
+def write_report(
+    path: Path,
+    *,
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]],
+    curves: Sequence[Curve],
+    examples: Sequence[ExampleTurn],
+) -> None:
+    """Write the page. `tables` holds (title, header, rows); all text is escaped here."""
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True
+    )
+    page = templates.get_template("report.html.jinja").render(
+        title=title,
+        facts=facts,
+        tables=tables,
+        plots=[(curve.title, plot_svg(curve)) for curve in curves],
+        examples=[(example, colored_tokens(example)) for example in examples],
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def plot_svg(curve: Curve) -> str:
+    """The curve as an SVG element; missing values are gaps."""
+    figure, axes = pyplot.subplots(figsize=(5.2, 2.8), layout="constrained")
+    for name, values in curve.series.items():
+        shown = [float("nan") if value is None else value for value in values]
+        marker = "o" if len(shown) < 40 else None
+        axes.plot(curve.steps, shown, label=name, linewidth=1.4, marker=marker, markersize=2.5)
+    axes.set_xlabel(curve.step_unit)
+    axes.set_ylabel(curve.unit)
+    axes.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if len(curve.series) > 1:
+        axes.legend(fontsize=8, frameon=False)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def colored_tokens(example: ExampleTurn) -> str:
+    """The response as HTML, each token tinted by its advantage: green is pushed up, red down."""
+    largest = max((abs(value) for value in example.advantages), default=0.0) or 1.0
+    spans = []
+    for token, advantage in zip(example.tokens, example.advantages, strict=True):
+        strength = min(1.0, abs(advantage) / largest)
+        color = "46,160,67" if advantage > 0 else "218,54,51"
+        shown = html.escape(token).replace("\n", "⏎<br>")
+        spans.append(
+            f'<span style="background:rgba({color},{strength:.2f})" '
+            f'title="advantage {advantage:+.3f} nats">{shown}</span>'
+        )
+    return "".join(spans)
+
+
+def metric_curve(
+    title: str, unit: str, rows: Sequence[dict[str, Any]], names: dict[str, str]
+) -> Curve:
+    """A curve over the metric rows of a run: `names` maps metric keys to labels."""
+    return Curve(
+        title=title,
+        unit=unit,
+        steps=[row["step"] for row in rows],
+        series={label: [row.get(key) for row in rows] for key, label in names.items()},
+    )

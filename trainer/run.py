@@ -1,0 +1,121 @@
+"""A run: its folder, its configuration and its processes.
+
+    engines (policy, frozen) -> proxy -> judge worker -> trainer
+
+`prepare` turns a configuration into one with ports and paths; `Run` starts the processes in order
+and stops them. What the agents do, and when the run ends, belongs to the caller (the tool lab, `opd
+serve`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+
+from trainer import run_config
+from trainer.run_config import EngineConfig, RunConfig
+from trainer.supervisor import Supervisor, free_ports
+
+ENGINE_START_S = 300.0
+"""A large model takes minutes to load; a wrong one fails at once."""
+
+
+class Run:
+    """The processes of one run, as an asynchronous context manager.
+
+    `judge_command` replaces the command line of the judge worker (controls inject their hints
+    there).
+    """
+
+    def __init__(self, config: RunConfig, folder: Path, judge_command: list[str] | None = None):
+        self.config = config
+        self.folder = folder
+        self._judge_command = judge_command or ["-m", "trainer.cli", "judge"]
+        self._config_file = folder / "config.toml"
+        self.supervisor: Supervisor
+
+    async def __aenter__(self) -> Run:
+        run_config.save(self.config, self._config_file)
+        self.supervisor = Supervisor(self.folder / "logs")
+        try:
+            await self.start_engines()
+        except BaseException:
+            await self.supervisor.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.supervisor.stop()
+
+    async def start_engines(self) -> None:
+        """Start the engines that the run owns, side by side, and wait until both answer."""
+        await asyncio.gather(
+            self._start_engine("policy", self.config.policy),
+            self._start_engine("frozen", self.config.frozen),
+        )
+
+    async def start_loop(self) -> None:
+        """Start proxy, judge worker and trainer: from here on turns are recorded and learned
+        from.
+        """
+        proxy = self.config.proxy
+        await asyncio.gather(
+            self._start("proxy", "proxy", _answers(f"http://{proxy.host}:{proxy.port}/healthz")),
+            self.supervisor.start(
+                "judge", [*self._judge_command, "--config", str(self._config_file)], _at_once, 60
+            ),
+            self._start("train", "trainer", self._trainer_ready),
+        )
+
+    async def _trainer_ready(self) -> bool:
+        return (self.folder / "calibration.json").exists()
+
+    async def _start_engine(self, role: str, engine: EngineConfig) -> None:
+        ready = _answers(f"{engine.base_url}/health")
+        if engine.url is None:
+            arguments = ["-m", "trainer.cli", "engine", "--role", role]
+            arguments += ["--config", str(self._config_file)]
+            await self.supervisor.start(f"engine_{role}", arguments, ready, ENGINE_START_S)
+        elif not await ready():
+            raise run_config.ConfigError(f"{role}.url: no engine answers at {engine.url}/health")
+
+    async def _start(self, command: str, name: str, ready: Callable[[], Awaitable[bool]]) -> None:
+        arguments = ["-m", "trainer.cli", command, "--config", str(self._config_file)]
+        await self.supervisor.start(name, arguments, ready, ENGINE_START_S)
+
+
+def assign_ports(config: RunConfig) -> RunConfig:
+    """A copy in which every port of a process that this run starts is set (0 means: any free
+    one).
+    """
+    ports = iter(free_ports(3))
+    update: dict[str, object] = {}
+    for role in ("policy", "frozen"):
+        engine: EngineConfig = getattr(config, role)
+        port = next(ports)
+        if engine.embedded is not None and engine.embedded.port == 0:
+            embedded = engine.embedded.model_copy(update={"port": port})
+            update[role] = engine.model_copy(update={"embedded": embedded})
+    port = next(ports)
+    if config.proxy.port == 0:
+        update["proxy"] = config.proxy.model_copy(update={"port": port})
+    return config.model_copy(update=update)
+
+
+async def _at_once() -> bool:
+    return True
+
+
+def _answers(url: str) -> Callable[[], Awaitable[bool]]:
+    async def ready() -> bool:
+        timeout = aiohttp.ClientTimeout(total=2)
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as reply:
+                return reply.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    return ready
