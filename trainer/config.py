@@ -21,9 +21,7 @@ class LoraConfig(BaseModel):
     """Rank of each adapter."""
     alpha: PositiveInt = 32
     """Scale: an adapter's product is multiplied by alpha / rank."""
-    target_modules: tuple[str, ...] | Literal["all-linear"] = Field(
-        default="all-linear", strict=False
-    )
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
     """Module names that get an adapter; "all-linear" is every linear layer but the head."""
 
 
@@ -66,8 +64,8 @@ class TrainerConfig(BaseModel):
     """PPO clip above 1."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Bound on the loss of tokens with negative advantage; none means off."""
-    tis_cap: PositiveFloat | None = 2.0
-    """Cap C of the truncated importance weights; none means no correction for stale samples."""
+    tis_cap: float = Field(default=2.0, ge=0)
+    """Cap C of the truncated importance weights; 0 means no correction for stale samples."""
     advantage_reference: Literal["old", "current"] = "old"
     """Student log-probs in the advantage: at the start of the batch, or of the current weights."""
     beta_kl: float = Field(default=0.02, ge=0)
@@ -97,6 +95,8 @@ class TrainerConfig(BaseModel):
     seed: int = 0
     """Seed of everything random in the trainer."""
 
+    run_folder: str | None = None
+    """Folder of checkpoints, metrics and calibration; set by the command that starts the run."""
     keep_checkpoints: PositiveInt = 3
     """Checkpoints kept with weights; manifests of all are kept."""
     lease_ttl_s: PositiveFloat = 3600.0

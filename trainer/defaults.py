@@ -1,6 +1,7 @@
 """The configuration of a run on one machine: embedded engines, SQLite, everything on loopback.
 
-Plain nested values, to be laid over by a file and by overrides before they are validated.
+Plain nested values, laid over by a file and by overrides, then completed with what only the machine
+and the model can say: free ports, the context length, the address of the judge.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer import run_config
-from trainer.run_config import ConfigError
+from trainer.run import assign_ports
+from trainer.run_config import ConfigError, RunConfig
+
+LONGEST_JUDGE_ANSWER = 1024
 
 
 def single_machine(model: str, folder: Path) -> dict[str, Any]:
@@ -20,27 +24,51 @@ def single_machine(model: str, folder: Path) -> dict[str, Any]:
         "store": {"url": f"sqlite+aiosqlite:///{folder.resolve() / 'records.db'}"},
         "policy": {"embedded": dict(engine)},
         "frozen": {"embedded": dict(engine)},
-        # The judge's address is filled in by `resolve` when it is the frozen engine.
         "judge": {},
-        "trainer": {"run_folder": str(folder.resolve())},
     }
 
 
-def resolve(values: dict[str, Any], file: Path | None, overrides: list[str]) -> dict[str, Any]:
-    """`values`, then the file's, then the overrides."""
+def resolve(values: dict[str, Any], file: Path | None, overrides: list[str]) -> RunConfig:
+    """`values`, then the file's, then the overrides; validated and completed.
+
+    Raises ConfigError with one line per wrong key.
+    """
     if file is not None:
         values = run_config.merge(values, run_config.read_toml(file))
-    return run_config.merge(values, run_config.parse_overrides(overrides))
+    values = run_config.merge(values, run_config.parse_overrides(overrides))
+    length = context_length(str(values["model"]))
+    values = run_config.merge({"scoring": {"context_length": length}}, values)
+    if "base_url" in values["judge"]:
+        return assign_ports(run_config.build(values))
+    if "model" in values["judge"]:
+        raise ConfigError("judge.model: set judge.base_url too, the server that has this model")
+    return _judged_by_frozen_engine(values, length)
 
 
-def with_judge(values: dict[str, Any], frozen_url: str) -> dict[str, Any]:
-    """`values` with the frozen engine as judge, where no other judge is named."""
-    judge = values.get("judge", {})
-    if "base_url" in judge:
-        return values
-    if "model" in judge:
-        raise ConfigError(
-            "judge.model: names a model without judge.base_url, the server that has it"
-        )
-    own = {"base_url": f"{frozen_url}/v1", "model": values["model"]}
-    return run_config.merge(values, {"judge": own})
+def context_length(model: str) -> int:
+    """Most tokens that the model takes, from its own configuration."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model: cannot load '{model}': {reason}") from None
+    length = getattr(config, "max_position_embeddings", None)
+    if not isinstance(length, int):
+        raise ConfigError(f"model: '{model}' does not say its context length; is it a causal LM?")
+    return length
+
+
+def _judged_by_frozen_engine(values: dict[str, Any], length: int) -> RunConfig:
+    answer = values["judge"].get("max_tokens", min(LONGEST_JUDGE_ANSWER, length // 4))
+    own = {
+        # The port is known only once ports are assigned.
+        "base_url": "http://127.0.0.1:0/v1",
+        "model": values["model"],
+        "max_tokens": answer,
+        "max_prompt_tokens": length - answer,
+    }
+    config = assign_ports(run_config.build(run_config.merge({"judge": own}, values)))
+    url = f"{config.frozen.base_url}/v1"
+    return config.model_copy(update={"judge": config.judge.model_copy(update={"base_url": url})})

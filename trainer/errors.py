@@ -1,5 +1,6 @@
 """What can stop training.
 
+StartupError                what a run needs is missing or wrong; shown without a traceback
 TrainerError
     CalibrationError        an engine does not compute the trainer's log-probabilities
     CheckpointError         a checkpoint or its manifest is damaged
@@ -9,6 +10,10 @@ TrainerError
 """
 
 from __future__ import annotations
+
+
+class StartupError(Exception):
+    """A run cannot start; the message says what to do."""
 
 
 class TrainerError(Exception):

@@ -16,12 +16,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from records.store import Store
 from trainer import run_config
-from trainer.run_config import ConfigError, RunConfig
+from trainer.run_config import ConfigError, EngineConfig, RunConfig
 from trainer.supervisor import watch_parent
 
 if TYPE_CHECKING:
-    pass
+    from rollout_bridge.engine.client import EngineClient
+    from rollout_bridge.rendering import Rendering
+    from rollout_bridge.scoring import RewriteHint
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +45,113 @@ def run_engine(config_file: Path, role: str, overrides: list[str], exit_with_par
 def run_proxy(config_file: Path, overrides: list[str], exit_with_parent: bool) -> None:
     """The OpenAI-compatible endpoint."""
     config = _begin(config_file, overrides, exit_with_parent)
-    from api_proxy.app import serve
+    asyncio.run(_serve_proxy(config))
 
-    serve(config)
+
+async def _serve_proxy(config: RunConfig) -> None:
+    import uvicorn
+
+    from api_proxy.app import ProxyDeps, create_app
+
+    rendering = _rendering(config)
+    store = await Store.open(config.store)
+    client = _client(config, config.policy, rendering)
+    async with store, client:
+        deps = ProxyDeps(store=store, engine=client, rendering=rendering, config=config.proxy)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                create_app(deps),
+                host=config.proxy.host,
+                port=config.proxy.port,
+                loop="uvloop",
+                http="httptools",
+                access_log=False,
+                log_config=None,
+            )
+        )
+        # uvicorn answers SIGTERM by finishing the open streams and returning.
+        await server.serve()
+
+
+def run_judge(
+    config_file: Path,
+    overrides: list[str],
+    exit_with_parent: bool,
+    rewrite_hint: RewriteHint | None = None,
+) -> None:
+    """The judge worker and the scoring worker. `rewrite_hint` is for controls."""
+    config = _begin(config_file, overrides, exit_with_parent)
+    run_until_stopped(lambda stop: _judge_and_score(config, stop, rewrite_hint))
+
+
+async def _judge_and_score(
+    config: RunConfig, stop: asyncio.Event, rewrite_hint: RewriteHint | None
+) -> None:
+    from judge.worker import JudgeWorker
+    from rollout_bridge.scoring import ScoringWorker
+
+    rendering = _rendering(config)
+    store = await Store.open(config.store)
+    teacher = _client(config, config.frozen, rendering)
+    async with store, teacher:
+        judge = JudgeWorker(store, config.judge, owner_name("judge"))
+        scoring = ScoringWorker(
+            store,
+            teacher,
+            rendering,
+            config.scoring,
+            owner_name("scoring"),
+            rewrite_hint=rewrite_hint,
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(judge.run(stop))
+            group.create_task(scoring.run(stop))
+
+
+def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool) -> None:
+    """The embedded trainer: calibrates, then trains whenever a batch is full."""
+    config = _begin(config_file, overrides, exit_with_parent)
+    run_until_stopped(lambda stop: _train(config, config_file.parent, stop))
+
+
+async def _train(config: RunConfig, folder: Path, stop: asyncio.Event) -> None:
+    from trainer.calibration_texts import calibration_sequences
+    from trainer.loop import EmbeddedTrainer
+
+    rendering = _rendering(config)
+    store = await Store.open(config.store)
+    policy = _client(config, config.policy, rendering)
+    frozen = _client(config, config.frozen, rendering)
+    async with store, policy, frozen:
+        trainer = await EmbeddedTrainer.open(
+            store=store,
+            config=config.trainer,
+            run_folder=folder,
+            model=config.model,
+            engines={"policy": policy},
+            owner=owner_name("trainer"),
+        )
+        try:
+            sequences = calibration_sequences(rendering, config.seed)
+            calibration = await trainer.calibrate(sequences, frozen={"frozen": frozen})
+            logger.info("calibrated: noise %.3g nats", calibration.noise)
+            await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
+        finally:
+            await trainer.close()
+
+
+def _rendering(config: RunConfig) -> Rendering:
+    from rollout_bridge.rendering import Rendering
+
+    return Rendering.load(config.model, config.renderer)
+
+
+def _client(config: RunConfig, engine: EngineConfig, rendering: Rendering) -> EngineClient:
+    from rollout_bridge.engine.client import EngineClient
+
+    return EngineClient(
+        engine.base_url, config=config.engine_client, vocab_size=rendering.vocab_size
+    )
 
 
 def owner_name(worker: str) -> str:

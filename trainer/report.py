@@ -33,7 +33,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleTurn:
+class ReportExample:
     """One trained turn as text; `tokens` and `advantages` have one entry per response token."""
 
     title: str
@@ -57,7 +57,7 @@ def write_report(
     facts: Sequence[tuple[str, str]],
     tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]],
     curves: Sequence[Curve],
-    examples: Sequence[ExampleTurn],
+    examples: Sequence[ReportExample],
 ) -> None:
     """Write the page. `tables` holds (title, header, rows); all text is escaped here."""
     templates = Environment(
@@ -94,7 +94,7 @@ def plot_svg(curve: Curve) -> str:
     return svg[svg.index("<svg") :]
 
 
-def colored_tokens(example: ExampleTurn) -> str:
+def colored_tokens(example: ReportExample) -> str:
     """The response as HTML, each token tinted by its advantage: green is pushed up, red down."""
     largest = max((abs(value) for value in example.advantages), default=0.0) or 1.0
     spans = []

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from api_proxy.config import ProxyConfig
-from judge.config import JudgeConfig
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from records.config import StoreConfig
-from rollout_bridge.config import RendererConfig, ScoringConfig
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.engine.config import EngineClientConfig
 
+from api_proxy.config import ProxyConfig
+from judge.config import JudgeConfig
+from records.config import StoreConfig
+from rollout_bridge.config import RendererConfig, ScoringConfig
 from trainer.config import TrainerConfig
 from trainer.errors import StartupError
 
@@ -132,10 +132,23 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def save(config: RunConfig, path: Path) -> None:
-    """Write the resolved configuration (unset optional values are left out: TOML has no null)."""
-    path.write_text(
-        tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)), encoding="utf-8"
-    )
+    """Write the resolved configuration for the run's processes, readable by this user alone.
+
+    Unset optional values are left out (TOML has no null); secrets are written as they are.
+    """
+    values = config.model_dump(mode="python", exclude_none=True)
+    path.touch(mode=0o600)
+    path.write_text(tomli_w.dumps(_plain(values)), encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return str(value) if isinstance(value, Path) else value
 
 
 def _explain(item: Any) -> str:

@@ -16,8 +16,8 @@ from rich.console import Console
 from records.store import Store
 from records.types import TurnState
 from trainer import run_config
-from trainer.defaults import resolve, single_machine, with_judge
-from trainer.run import Run, assign_ports
+from trainer.defaults import resolve, single_machine
+from trainer.run import Run
 from trainer.run_config import RunConfig
 
 STATUS_EVERY_S = 30.0
@@ -33,21 +33,8 @@ def serve_forever(
     """Start everything in `folder` and stay until SIGINT or SIGTERM."""
     folder.mkdir(parents=True, exist_ok=True)
     values = run_config.merge(single_machine(model, folder), options)
-    config = complete(resolve(values, config_file, overrides))
+    config = resolve(values, config_file, overrides)
     asyncio.run(_serve(config, folder))
-
-
-def complete(values: dict[str, Any]) -> RunConfig:
-    """Validate, choose free ports, and name the frozen engine as judge where no other judge is
-    named.
-    """
-    judge_stated = "base_url" in values.get("judge", {})
-    stand_in = with_judge(values, "http://127.0.0.1:0")
-    config = assign_ports(run_config.build(stand_in))
-    if judge_stated:
-        return config
-    own = with_judge(values, config.frozen.base_url)["judge"]
-    return config.model_copy(update={"judge": config.judge.model_copy(update=own)})
 
 
 async def _serve(config: RunConfig, folder: Path) -> None:

@@ -1,0 +1,3 @@
+"""The engine contract (SGLang's HTTP routes) and its one client. Needs neither torch nor
+transformers.
+"""

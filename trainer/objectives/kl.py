@@ -20,14 +20,20 @@ def kl_estimate(
     """Estimate KL(student || other) per token from d = logprobs - other_logprobs, any shape.
 
     `name+` has the value of the base and the gradient of k2. `importance_ratio` multiplies the
-    value and carries its own gradient ("unbiased KL").
+    value, before k3's last clamp, and carries its own gradient ("unbiased KL").
     """
     base, straight_through = canonical_kl_name(name)
     value = _base_estimate(base, logprobs, other_logprobs)
-    if straight_through:
-        surrogate = 0.5 * (logprobs - other_logprobs).square()
-        value = surrogate - surrogate.detach() + value.detach()
-    return value if importance_ratio is None else value * importance_ratio
+    if importance_ratio is not None:
+        value = value * importance_ratio
+    if base == "k3":
+        value = torch.clamp(value, -K3_LIMIT, K3_LIMIT)
+    if not straight_through:
+        return value
+    surrogate = 0.5 * (logprobs - other_logprobs).square()
+    if importance_ratio is not None:
+        surrogate = surrogate * importance_ratio
+    return surrogate - surrogate.detach() + value.detach()
 
 
 def _base_estimate(base: str, logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
@@ -38,7 +44,7 @@ def _base_estimate(base: str, logprobs: Tensor, other_logprobs: Tensor) -> Tenso
     if base == "k2":
         return 0.5 * (logprobs - other_logprobs).square()
     log_ratio = torch.clamp(other_logprobs - logprobs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return torch.clamp(torch.exp(log_ratio) - log_ratio - 1.0, -K3_LIMIT, K3_LIMIT)
+    return torch.exp(log_ratio) - log_ratio - 1.0
 
 
 def k3_clamped(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Names of the KL estimators and what may serve as a loss. Imports no torch: configuration uses it."""
+"""Names of the KL estimators and which of them may serve as a loss.
+
+It imports no torch, because the configuration checks names with it.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,6 @@ def validate_kl_loss_name(name: str) -> None:
     base, straight_through = canonical_kl_name(name)
     if base == "k1" and not straight_through:
         raise ValueError(
-            f"{name!r} as a loss has a gradient that ignores the reference; use low_var_kl, k2, abs "
-            "or k1+"
+            f"{name!r} as a loss has a gradient that ignores the reference; "
+            "use low_var_kl, k2, abs or k1+"
         )

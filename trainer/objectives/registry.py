@@ -55,7 +55,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def select_objective(name: str, provided: frozenset[Need]) -> Objective:
-    """The objective `name`. Raises ValueError if unknown, ObjectiveNeedsError if a need is unmet."""
+    """The objective `name`; ValueError if unknown, ObjectiveNeedsError if a need is unmet."""
     if name not in OBJECTIVES:
         raise ValueError(f"unknown objective {name!r}; known: {sorted(OBJECTIVES)}")
     objective = OBJECTIVES[name]

@@ -1,0 +1,39 @@
+"""Puts the door together: an ASGI application over a store, an engine and a rendering.
+
+`create_app` owns none of them; whoever made them closes them after the application's lifespan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from api_proxy import errors
+from api_proxy.routes import router
+from api_proxy.turns import ProxyDeps, TurnService
+
+__all__ = ["ProxyDeps", "create_app"]
+
+
+def create_app(deps: ProxyDeps) -> FastAPI:
+    """The application. While it runs it closes idle sessions; at its end it commits what waits."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        service: TurnService = app.state.service
+        stop = asyncio.Event()
+        sweeper = asyncio.create_task(service.sessions.sweep(stop))
+        yield
+        stop.set()
+        await sweeper
+        await service.drain()
+
+    app = FastAPI(title="policy endpoint", lifespan=lifespan, openapi_url=None)
+    app.state.service = TurnService(deps)
+    app.state.started = deps.clock()
+    app.include_router(router)
+    errors.install(app)
+    return app

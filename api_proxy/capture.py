@@ -1,0 +1,118 @@
+"""What is kept of an answered request, and whether it may train: the last pure step of a turn.
+
+Decides from the rollout, the reply and the configuration. It neither talks to the engine nor
+writes to the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from api_proxy.config import ProxyConfig
+from api_proxy.generation import LabelSpan, Rollout
+from api_proxy.reply import Reply
+from records.types import DropReason, TurnType, VersionSpan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What surrounded the sampling of a reply, as far as it bears on training."""
+
+    turn_type: TurnType
+    is_ambiguous: bool
+    distribution_modified: str | None
+    client_gone: bool = False
+
+
+def version_spans(
+    spans: Sequence[LabelSpan], num_tokens: int
+) -> tuple[tuple[VersionSpan, ...], DropReason | None]:
+    """Spans with the policy's version numbers, and why they do not cover the reply, if so.
+
+    A label that is no number, or no span at all: `unknown_version`. Tokens between or beside the
+    spans belong to no single version: `mixed_version`. Spans that overlap or leave the reply raise
+    ValueError.
+    """
+    numbered: list[VersionSpan] = []
+    position = 0
+    has_gap = False
+    for span in sorted(spans, key=lambda span: (span.start, span.end)):
+        if span.start < position or not span.start <= span.end <= num_tokens:
+            raise ValueError(
+                f"version span [{span.start}, {span.end}) does not fit {num_tokens} tokens"
+            )
+        if span.start == span.end:
+            continue
+        version = _number(span.label)
+        if version is None:
+            return (), DropReason.UNKNOWN_VERSION
+        has_gap |= span.start > position
+        position = span.end
+        previous = numbered[-1] if numbered else None
+        if previous and previous.version == version and previous.end == span.start:
+            numbered[-1] = VersionSpan(version=version, start=previous.start, end=span.end)
+        else:
+            numbered.append(VersionSpan(version=version, start=span.start, end=span.end))
+    if not numbered:
+        return (), DropReason.UNKNOWN_VERSION
+    has_gap |= position < num_tokens
+    return tuple(numbered), DropReason.MIXED_VERSION if has_gap else None
+
+
+def drop_reason(
+    rollout: Rollout,
+    reply: Reply,
+    circumstances: Circumstances,
+    version_fault: DropReason | None,
+    config: ProxyConfig,
+) -> DropReason | None:
+    """Why this turn does not train; the first that holds, None if it may."""
+    modified = circumstances.distribution_modified is not None
+    mixed = version_fault is DropReason.MIXED_VERSION and config.train_mixed_version
+    tests = (
+        (DropReason.SIDE_TURN, circumstances.turn_type is TurnType.SIDE),
+        (DropReason.CLIENT_DISCONNECTED, circumstances.client_gone),
+        (DropReason.ABORTED, rollout.finish_reason in (None, "abort")),
+        (DropReason.EMPTY_RESPONSE, not rollout.ids or reply.is_empty),
+        (
+            DropReason.ROLLOUT_LOGPROBS_INVALID,
+            rollout.has_invalid_logprobs or not np.isfinite(rollout.logprobs).all(),
+        ),
+        (version_fault, version_fault is not None and not mixed),
+        (
+            DropReason.LENGTH_CUT,
+            rollout.finish_reason == "length" and not config.train_length_cut,
+        ),
+        (DropReason.DISTRIBUTION_MODIFIED, modified and config.train_modified == "drop"),
+        (DropReason.AMBIGUOUS_PARENT, circumstances.is_ambiguous),
+    )
+    return next((reason for reason, holds in tests if holds), None)
+
+
+def sampling_record(rollout: Rollout, seed: int | None) -> dict[str, Any]:
+    """How the reply was sampled, as it is stored."""
+    params = rollout.params
+    return {
+        "temperature": float(params.temperature),
+        "top_p": float(params.top_p),
+        "top_k": int(params.top_k),
+        "min_p": float(params.min_p),
+        "frequency_penalty": float(params.frequency_penalty),
+        "presence_penalty": float(params.presence_penalty),
+        "max_new_tokens": int(params.max_new_tokens),
+        "stop": list(params.stop),
+        "seed": seed,
+        "num_continuations": rollout.num_continuations,
+    }
+
+
+def _number(label: str) -> int | None:
+    try:
+        version = int(label)
+    except ValueError:
+        return None
+    return version if version >= 0 else None

@@ -1,0 +1,120 @@
+"""Errors as OpenAI's API words them.
+
+    ApiError          any refusal: HTTP status and the body {"error": {message, type, param, code}}
+
+One class and a function per kind of refusal. Raised anywhere below a route and turned into a
+response here; messages name the field at fault and never repeat the content of a request.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+logger = logging.getLogger(__name__)
+
+
+class ApiError(Exception):
+    """A request that gets an error instead of a completion."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body, in OpenAI's shape."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        """The HTTP response."""
+        return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: a field has a value that cannot be served."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unsupported(message: str, param: str) -> ApiError:
+    """400: a field of OpenAI's API that this endpoint does not implement."""
+    return ApiError(400, message, param=param, code="unsupported_parameter")
+
+
+def model_not_found(model: str) -> ApiError:
+    """404: another model than the one served here."""
+    message = f"The model {model[:200]!r} does not exist or is not served here."
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def context_length_exceeded(num_prompt_tokens: int, context_length: int) -> ApiError:
+    """400: the prompt leaves no room for a reply."""
+    message = (
+        f"This model's maximum context length is {context_length} tokens, but your messages "
+        f"resulted in {num_prompt_tokens} tokens. Please reduce the length of the messages."
+    )
+    return ApiError(400, message, param="messages", code="context_length_exceeded")
+
+
+def body_too_large(limit: int) -> ApiError:
+    """413: the request is longer than the endpoint reads."""
+    return ApiError(413, f"The request body exceeds {limit} bytes.", code="request_too_large")
+
+
+def engine_unavailable(retry_after_s: int) -> ApiError:
+    """503: the engine does not answer; the agent may try again."""
+    return ApiError(
+        503,
+        "The model server does not answer at the moment. Please try again.",
+        kind="server_error",
+        code="engine_unavailable",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
+def internal_error() -> ApiError:
+    """500: a fault of this server."""
+    return ApiError(500, "The server had an error.", kind="server_error", code="internal_error")
+
+
+def install(app: FastAPI) -> None:
+    """Make every error response of `app` one of OpenAI's shape."""
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(_request: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(_request: Request, error: HTTPException) -> JSONResponse:
+        code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+        headers = dict(error.headers) if error.headers else {}
+        return ApiError(error.status_code, str(error.detail), code=code, headers=headers).response()
+
+    @app.exception_handler(Exception)
+    async def on_fault(_request: Request, error: Exception) -> JSONResponse:
+        logger.error("request failed: %s", type(error).__name__)
+        return internal_error().response()

@@ -1,0 +1,105 @@
+"""Finds where a request belongs: asks the store for candidates and lets `linking` decide.
+
+Everything is looked up within the scope of one API key. Reads only; what follows from a link (the
+next state, the session) is written by others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from api_proxy.linking import (
+    Candidate,
+    Link,
+    is_unanswered,
+    link_by_fingerprint,
+    link_by_path,
+    newest_assistant,
+)
+from records.messages import Message, fingerprint, path_ids
+from records.store import Store
+from records.types import TurnRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """A request's link, and the session that it continues (None: it starts one)."""
+
+    link: Link
+    session_id: str | None
+    has_history: bool
+    """Whether the request contains an assistant message, so that a link was to be expected."""
+
+
+class LineageFinder:
+    """Links requests by what the store knows.
+
+    `idle_timeout_s` is how far back a rewritten history is followed; `max_candidates` how many
+    earlier turns with an equal answer are compared.
+    """
+
+    def __init__(self, store: Store, idle_timeout_s: float, max_candidates: int) -> None:
+        self._store = store
+        self._idle_timeout_s = idle_timeout_s
+        self._max_candidates = max_candidates
+
+    async def find(
+        self, *, scope: str, messages: Sequence[Message], session_id: str | None, now: float
+    ) -> Lineage:
+        """The lineage of a request; `session_id` is set if the client named its session.
+
+        Raises StoreError.
+        """
+        index = newest_assistant(messages)
+        if index is None:
+            return Lineage(link=Link(), session_id=session_id, has_history=False)
+        path = path_ids(scope, messages)
+        link = await self._by_path(scope, messages, path, index, session_id)
+        if link.how == "none":
+            link = await self._by_fingerprint(scope, messages, index, session_id, now)
+        if session_id is None and link.parent is not None:
+            session_id = link.parent.session_id
+        elif session_id is None and not link.ambiguous:
+            # An edited answer matches no turn, but what stands before it may be known.
+            session_id = await self._store.session_of_nodes(scope, path)
+        return Lineage(link=link, session_id=session_id, has_history=True)
+
+    async def _by_path(
+        self,
+        scope: str,
+        messages: Sequence[Message],
+        path: Sequence[str],
+        index: int,
+        session_id: str | None,
+    ) -> Link:
+        matches = await self._store.turns_by_response_node(scope, [path[index]])
+        if not matches:
+            return Link()
+        siblings = await self._store.turns_by_prompt_node(scope, path[-1])
+        return link_by_path(matches, siblings, messages[index + 1 :], session_id)
+
+    async def _by_fingerprint(
+        self,
+        scope: str,
+        messages: Sequence[Message],
+        index: int,
+        session_id: str | None,
+        now: float,
+    ) -> Link:
+        refs = await self._store.turns_by_fingerprint(
+            scope, fingerprint(messages[index]), now - self._idle_timeout_s
+        )
+        refs.sort(key=lambda ref: self._preference(ref, session_id))
+        refs = refs[: self._max_candidates]
+        turns = await self._store.turns([ref.turn_id for ref in refs]) if refs else []
+        candidates = [
+            Candidate(ref=ref, messages=turn.messages)
+            for ref, turn in zip(refs, turns, strict=True)
+        ]
+        return link_by_fingerprint(messages, index, candidates, session_id)
+
+    @staticmethod
+    def _preference(ref: TurnRef, session_id: str | None) -> tuple[bool, bool, float]:
+        """Candidates worth comparing first: of the named session, unanswered, recent."""
+        return ref.session_id != session_id, not is_unanswered(ref), -ref.created_at

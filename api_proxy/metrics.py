@@ -1,0 +1,98 @@
+"""Counters of the door, in Prometheus' form; one registry for each application.
+
+`opd_bridge_total` counts how prompts were built, `opd_links_total` how requests were linked. The
+share of requests with a history that link to nothing says whether feedback is being lost: above 5%
+it is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from api_proxy.lineage import Lineage
+from records.types import DropReason
+
+logger = logging.getLogger(__name__)
+
+_WINDOW = 200
+_LEAST_FOR_WARNING = 40
+_UNMATCHED_WARNING = 0.05
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+
+
+class ProxyMetrics:
+    """All counters of one application."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter(
+            "opd_requests", "Requests answered, by HTTP status.", "status"
+        )
+        self.turns = self._counter("opd_turns", "Turns recorded, by drop reason.", "drop_reason")
+        self.failed_turns = self._counter(
+            "opd_store_failed_turns", "Turns that the store did not take."
+        )
+        self.failed_lookups = self._counter(
+            "opd_store_failed_lookups", "Requests answered without being linked: no store."
+        )
+        self.failed_next_states = self._counter(
+            "opd_store_failed_next_states", "Next states that the store did not take."
+        )
+        self.links = self._counter("opd_links", "Requests, by how they were linked.", "how")
+        self.next_states = self._counter("opd_next_states", "Turns that got their next state.")
+        self.bridge = self._counter("opd_bridge", "Prompts, by how their ids were made.", "how")
+        self.tokens = self._counter("opd_tokens", "Tokens, by kind.", "kind")
+        self.continuations = self._counter("opd_continuations", "Broken-off replies continued.")
+        self.mismatches = self._counter(
+            "opd_stream_mismatches", "Streams whose final parse disagreed with what was sent."
+        )
+        self.in_flight = Gauge("opd_in_flight", "Requests being answered.", registry=self.registry)
+        self.unmatched_share = Gauge(
+            "opd_unmatched_share",
+            "Share of the latest requests with a history that link to no turn.",
+            registry=self.registry,
+        )
+        self.first_token_s = self._histogram("opd_first_token_seconds", "Until the first token.")
+        self.request_s = self._histogram("opd_request_seconds", "Until the reply's end.")
+        self._unmatched: deque[bool] = deque(maxlen=_WINDOW)
+        self._since_warning = _WINDOW
+
+    def _counter(self, name: str, text: str, label: str | None = None) -> Counter:
+        return Counter(name, text, [label] if label else [], registry=self.registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(name, text, buckets=_SECONDS, registry=self.registry)
+
+    def linked(self, lineage: Lineage) -> None:
+        """Count how a request was linked."""
+        link = lineage.link
+        if not lineage.has_history:
+            self.links.labels("first").inc()
+            return
+        is_unmatched = link.how == "none"
+        how = "ambiguous" if link.ambiguous else "retry" if link.retry else link.how
+        self.links.labels("unmatched" if is_unmatched else how).inc()
+        self._unmatched.append(is_unmatched)
+        share = sum(self._unmatched) / len(self._unmatched)
+        self.unmatched_share.set(share)
+        self._since_warning += 1
+        is_due = self._since_warning >= _WINDOW and len(self._unmatched) >= _LEAST_FOR_WARNING
+        if share > _UNMATCHED_WARNING and is_due:
+            self._since_warning = 0
+            logger.warning(
+                "%.0f%% of the latest %d requests with a history link to no earlier turn: "
+                "their feedback is lost",
+                100 * share,
+                len(self._unmatched),
+            )
+
+    def recorded(self, reason: DropReason | None) -> None:
+        """Count a recorded turn."""
+        self.turns.labels(reason.value if reason else "none").inc()
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,62 @@
+"""A reply as the client gets it, and the pieces in which it is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from records.messages import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentCall:
+    """A tool call as the client gets it; `arguments` is what the policy wrote, parsable or not."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What may be sent now; exactly one of content, reasoning and tool_call is set.
+
+    `index` is the position of `tool_call` among the reply's calls.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_call: SentCall | None = None
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A whole reply as the client got it."""
+
+    content: str
+    reasoning: str | None
+    tool_calls: tuple[SentCall, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to react to."""
+        return not (self.content or self.reasoning or self.tool_calls)
+
+    def message(self) -> Message:
+        """The assistant message that the client gets and later sends back."""
+        message: Message = {
+            "role": "assistant",
+            "content": None if self.tool_calls and not self.content else self.content,
+        }
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.tool_calls
+            ]
+        return message

@@ -1,0 +1,280 @@
+"""Answers a prepared turn over ASGI: whole or as a stream, watching whether the client stays.
+
+Errors that come before the first byte keep their HTTP status; later ones are an event in the
+stream. The turn is committed before the last chunk goes out. When the client leaves, the engine is
+told to break off at once, and what had been sampled is recorded as `client_disconnected`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from contextlib import aclosing
+
+import numpy as np
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api_proxy import wire
+from api_proxy.errors import (
+    ApiError,
+    engine_unavailable,
+    internal_error,
+    invalid,
+)
+from api_proxy.reply import Reply
+from api_proxy.turns import Turn, TurnService
+from rollout_bridge.engine.errors import (
+    EngineError,
+    EngineProtocolError,
+    EngineRejected,
+    EngineUnavailable,
+)
+
+logger = logging.getLogger(__name__)
+
+_ABORT_PATIENCE_S = 0.7
+_KEEP_ALIVE_S = 15.0
+
+
+class TurnResponse(Response, ABC):
+    """The response to one chat completion request."""
+
+    def __init__(self, service: TurnService, turn: Turn) -> None:
+        super().__init__()
+        self.service = service
+        self.turn = turn
+        self.engine = service.deps.engine
+        self.head = wire.ReplyHead(
+            turn_id=turn.turn_id,
+            model=service.config.model_name,
+            created=int(turn.created),
+        )
+
+    @abstractmethod
+    async def answer(self, send: Send) -> None:
+        """Sample, record, send. Raises ApiError or EngineError before the first byte only."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, unless the client leaves first."""
+        self.service.metrics.in_flight.inc()
+        work = asyncio.create_task(self._answer_or_refuse(send))
+        gone = asyncio.create_task(_disconnect(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await self._client_left(work)
+            await work
+        finally:
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+            self.service.metrics.in_flight.dec()
+            self.service.metrics.request_s.observe(time.monotonic() - self.turn.started)
+
+    async def _answer_or_refuse(self, send: Send) -> None:
+        try:
+            await self.answer(send)
+        except (ApiError, EngineError) as error:
+            refusal = as_api_error(error, self.service.config.retry_after_s)
+            self.service.metrics.requests.labels(str(refusal.status)).inc()
+            await send_whole(send, refusal.status, refusal.body(), refusal.headers)
+        except asyncio.CancelledError:
+            if not self.turn.client_gone:
+                raise
+            # The engine did not hear the abort in time; closing the request ends it there.
+            await self.record_rest()
+
+    async def _client_left(self, work: asyncio.Task[None]) -> None:
+        """Break off at the engine; the work then ends by itself, and if not, it is cancelled."""
+        self.turn.client_gone = True
+        abort = asyncio.create_task(self.turn.rollout.cancel(self.engine))
+        await asyncio.wait({work}, timeout=_ABORT_PATIENCE_S)
+        if not work.done():
+            work.cancel()
+        results = await asyncio.gather(abort, return_exceptions=True)
+        if isinstance(results[0], EngineError):
+            logger.warning("abort of turn %s failed: %s", self.turn.turn_id, results[0])
+
+    async def record_rest(self) -> Reply:
+        """Record what was sampled; returns the reply as far as it goes."""
+        rollout = self.turn.rollout
+        _, reply = self.turn.assembler.finish(rollout.ids, rollout.matched_stop)
+        await self.service.record(self.turn, reply)
+        return reply
+
+    def usage(self) -> wire.Usage:
+        """The tokens of this request, counted."""
+        rollout = self.turn.rollout
+        usage = wire.Usage(
+            prompt_tokens=len(rollout.prompt_ids),
+            completion_tokens=len(rollout.ids),
+            cached_tokens=rollout.num_cached_tokens,
+        )
+        tokens = self.service.metrics.tokens
+        tokens.labels("prompt").inc(usage.prompt_tokens)
+        tokens.labels("response").inc(usage.completion_tokens)
+        tokens.labels("cached").inc(usage.cached_tokens)
+        return usage
+
+    def reply_headers(self) -> dict[str, str]:
+        """Which turn and session this is, for the agent's own records."""
+        return {"x-turn-id": self.turn.turn_id, "x-session-id": self.turn.session_id}
+
+
+class WholeResponse(TurnResponse):
+    """The reply in one piece."""
+
+    async def answer(self, send: Send) -> None:
+        turn, rollout = self.turn, self.turn.rollout
+        await rollout.run(self.engine)
+        reply = await self.record_rest()
+        if turn.client_gone:
+            return
+        if rollout.finish_reason == "abort":
+            raise EngineUnavailable("the engine keeps breaking the reply off")
+        logprobs = await self._logprobs() if turn.completion.fields.logprobs else None
+        reason = wire.finish_reason(rollout.finish_reason or "stop", reply)
+        body = wire.completion_body(self.head, reply, reason, self.usage(), logprobs)
+        self.service.metrics.requests.labels("200").inc()
+        await send_whole(send, 200, body, self.reply_headers())
+
+    async def _logprobs(self) -> list[dict] | None:
+        rollout = self.turn.rollout
+        if not np.isfinite(rollout.logprobs).all():
+            return None
+        top = None
+        k = self.turn.completion.fields.top_logprobs
+        if k and rollout.ids:
+            ids = np.concatenate([rollout.prompt_ids, np.asarray(rollout.ids, dtype=np.int32)])
+            top_ids, top_logprobs = await self.engine.score_topk(ids, len(rollout.prompt_ids), k)
+            top = [
+                list(zip(row.tolist(), values.tolist(), strict=True))
+                for row, values in zip(top_ids, top_logprobs, strict=True)
+            ]
+        decode = self.service.deps.rendering.decode
+        return wire.logprob_entries(decode, rollout.ids, rollout.logprobs, top)
+
+
+class StreamResponse(TurnResponse):
+    """The reply as server-sent events, each as soon as its text is certain."""
+
+    def __init__(self, service: TurnService, turn: Turn) -> None:
+        super().__init__(service, turn)
+        self.writer = wire.ChunkWriter(self.head, turn.completion.include_usage)
+        self._is_started = False
+        self._num_listed = 0
+
+    async def answer(self, send: Send) -> None:
+        keep_alive = asyncio.create_task(self._keep_alive(send))
+        try:
+            await self._stream(send)
+        except (ApiError, EngineError) as error:
+            if not self._is_started:
+                raise
+            refusal = as_api_error(error, self.service.config.retry_after_s)
+            logger.warning("stream of turn %s broke off: %s", self.turn.turn_id, refusal.code)
+            await self._send(send, wire.error_event(refusal))
+            await self._send(send, b"", is_last=True)
+        finally:
+            keep_alive.cancel()
+
+    async def _stream(self, send: Send) -> None:
+        turn, rollout = self.turn, self.turn.rollout
+        is_first = True
+        try:
+            async with aclosing(rollout.stream(self.engine)) as pieces:
+                async for ids, _ in pieces:
+                    if is_first:
+                        is_first = False
+                        latency_s = time.monotonic() - turn.started
+                        self.service.metrics.first_token_s.observe(latency_s)
+                        await self._send(send, self.writer.role())
+                    for delta in turn.assembler.push(ids):
+                        await self._send(send, self.writer.delta(delta, self._new_logprobs()))
+        except EngineError:
+            if rollout.ids:
+                await self.record_rest()
+            raise
+        deltas, reply = turn.assembler.finish(rollout.ids, rollout.matched_stop)
+        for delta in deltas:
+            await self._send(send, self.writer.delta(delta, self._new_logprobs()))
+        await self.service.record(turn, reply)
+        if turn.client_gone:
+            return
+        if rollout.finish_reason == "abort":
+            raise EngineUnavailable("the engine keeps breaking the reply off")
+        reason = wire.finish_reason(rollout.finish_reason or "stop", reply)
+        end = self.writer.finish(reason, self._new_logprobs())
+        await self._send(send, end + self.writer.usage(self.usage()) + wire.DONE, is_last=True)
+
+    def _new_logprobs(self) -> list[dict] | None:
+        """Entries of the tokens that no chunk listed yet, if they were asked for."""
+        if not self.turn.completion.fields.logprobs:
+            return None
+        rollout, start = self.turn.rollout, self._num_listed
+        if not np.isfinite(rollout.logprobs[start:]).all():
+            return None
+        self._num_listed = len(rollout.ids)
+        decode = self.service.deps.rendering.decode
+        return wire.logprob_entries(decode, rollout.ids[start:], rollout.logprobs[start:])
+
+    async def _send(self, send: Send, data: bytes, is_last: bool = False) -> None:
+        if self.turn.client_gone:
+            return
+        if not self._is_started:
+            self._is_started = True
+            self.service.metrics.requests.labels("200").inc()
+            headers = {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+                **self.reply_headers(),
+            }
+            await send(_start(200, headers))
+        await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """While the engine is silent (weights are loading), tell the client that it is heard."""
+        while True:
+            await asyncio.sleep(_KEEP_ALIVE_S)
+            await self._send(send, wire.KEEP_ALIVE)
+
+
+def as_api_error(error: ApiError | EngineError, retry_after_s: int) -> ApiError:
+    """What the client is told."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineUnavailable):
+        return engine_unavailable(retry_after_s)
+    if isinstance(error, EngineRejected) and 400 <= error.status < 500:
+        if "context length" in error.message.lower() or "longer than" in error.message.lower():
+            return invalid(error.message, "messages", "context_length_exceeded")
+        return invalid(f"The model server refused the request: {error.message}")
+    if isinstance(error, EngineProtocolError):
+        logger.error("the engine breaks its contract: %s", error)
+    return internal_error()
+
+
+async def send_whole(send: Send, status: int, body: dict, headers: dict[str, str]) -> None:
+    """A complete JSON response."""
+    data = orjson.dumps(body)
+    headers = {"content-type": "application/json", "content-length": str(len(data)), **headers}
+    await send(_start(status, headers))
+    await send({"type": "http.response.body", "body": data})
+
+
+def _start(status: int, headers: dict[str, str]) -> dict:
+    raw = [
+        (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()
+    ]
+    return {"type": "http.response.start", "status": status, "headers": raw}
+
+
+async def _disconnect(receive: Receive) -> None:
+    """Returns when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,118 @@
+"""The routes: chat completions, models, health, readiness, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from api_proxy.errors import ApiError, body_too_large, model_not_found
+from api_proxy.responses import StreamResponse, WholeResponse
+from api_proxy.schemas import parse_completion
+from api_proxy.turns import TurnService
+from records.errors import StoreError
+from rollout_bridge.engine.errors import EngineError
+
+router = APIRouter()
+
+_PROBE_TIMEOUT_S = 3.0
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(request: Request) -> Response:
+    """OpenAI's chat completions; the answered turn is recorded."""
+    service: TurnService = request.app.state.service
+    config = service.config
+    try:
+        raw = await _body(request, config.max_body_bytes)
+        completion = parse_completion(raw, request.headers, config.max_messages)
+        if completion.fields.model != config.model_name:
+            raise model_not_found(completion.fields.model)
+        turn = await service.prepare(completion, request.headers.get("authorization"))
+    except ApiError as error:
+        service.metrics.requests.labels(str(error.status)).inc()
+        raise
+    return (StreamResponse if completion.fields.stream else WholeResponse)(service, turn)
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    """The one model served here."""
+    return {"object": "list", "data": [_model(request)]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(request: Request, name: str) -> dict[str, Any]:
+    """The model by name."""
+    if name != request.app.state.service.config.model_name:
+        raise model_not_found(name)
+    return _model(request)
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """This process runs."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> JSONResponse:
+    """Engine and store answer; 503 names what does not."""
+    service: TurnService = request.app.state.service
+    engine, store = await asyncio.gather(_engine_answers(service), _store_answers(service))
+    is_ready = engine and store
+    return JSONResponse(
+        {"status": "ok" if is_ready else "unavailable", "engine": engine, "store": store},
+        status_code=200 if is_ready else 503,
+    )
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus metrics."""
+    data = request.app.state.service.metrics.exposition()
+    return Response(data, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _model(request: Request) -> dict[str, Any]:
+    service: TurnService = request.app.state.service
+    return {
+        "id": service.config.model_name,
+        "object": "model",
+        "created": int(request.app.state.started),
+        "owned_by": "policy",
+    }
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The request's body. Raises ApiError 413 once it is longer than `limit` bytes."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise body_too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise body_too_large(limit)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _engine_answers(service: TurnService) -> bool:
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            return await service.deps.engine.health()
+    except (EngineError, TimeoutError):
+        return False
+
+
+async def _store_answers(service: TurnService) -> bool:
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            await service.deps.store.latest_version()
+    except (StoreError, TimeoutError):
+        return False
+    return True

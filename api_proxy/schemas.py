@@ -1,0 +1,264 @@
+"""What a client may send to `/v1/chat/completions`: parsed, checked, and the refusals worded.
+
+The models check; the messages and tools that go on are the client's own dicts, unchanged, because
+they are the identity of a conversation. Fields of other vendors are ignored; fields of OpenAI's API
+that change the answer and are not implemented are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from api_proxy.errors import ApiError, invalid, unsupported
+from records.messages import Message
+from records.types import TurnType
+
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+class CalledFunction(BaseModel):
+    """The function of a tool call in the history; its arguments may be text that does not parse."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(BaseModel):
+    """One tool call of an assistant message in the history."""
+
+    id: str | None = None
+    function: CalledFunction
+
+
+class ContentPart(BaseModel):
+    """One part of a message's content; only text can be rendered."""
+
+    type: str
+    text: str | None = None
+
+    @field_validator("type")
+    @classmethod
+    def _only_text(cls, kind: str) -> str:
+        if kind not in _TEXT_PARTS:
+            raise ValueError("only text content parts are supported")
+        return kind
+
+
+class ChatMessage(BaseModel):
+    """One message of the history."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart | str] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(BaseModel):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(min_length=1)]
+
+
+class Tool(BaseModel):
+    """A tool that is offered with the request."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class NamedChoice(BaseModel):
+    """A `tool_choice` that names its function."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class ResponseFormat(BaseModel):
+    """The shape asked of the answer."""
+
+    type: str = "text"
+
+
+class StreamOptions(BaseModel):
+    """Options of a streamed reply."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """The fields that are read; everything else in the body is ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    seed: int | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    turn_type: TurnType | None = None
+    session_done: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A checked request: its fields, and the client's own messages and tools."""
+
+    fields: ChatRequest
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    session: str | None
+    turn_type: TurnType | None
+    session_done: bool
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """The stop strings; empty ones are left out."""
+        stop = self.fields.stop
+        texts = [stop] if isinstance(stop, str) else stop or []
+        return tuple(text for text in texts if text)
+
+    @property
+    def requested_tokens(self) -> int | None:
+        """The reply budget that the client asked for."""
+        newer = self.fields.max_completion_tokens
+        return newer if newer is not None else self.fields.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a streamed reply ends with a usage chunk."""
+        options = self.fields.stream_options
+        return options is not None and options.include_usage
+
+
+def parse_completion(raw: bytes, headers: Mapping[str, str], max_messages: int) -> Completion:
+    """The request in `raw`; session fields may stand in the headers, which win over the body.
+
+    Raises ApiError 400 on anything that cannot be served.
+    """
+    body = _json_object(raw)
+    messages = body.get("messages")
+    if isinstance(messages, list) and len(messages) > max_messages:
+        raise invalid(
+            f"'messages' has {len(messages)} entries; at most {max_messages} are accepted.",
+            "messages",
+        )
+    try:
+        fields = ChatRequest.model_validate(body)
+    except ValidationError as error:
+        raise _worded(error) from None
+    _refuse_unsupported(fields, body)
+    tools = body.get("tools") or []
+    _check_tool_choice(fields)
+    return Completion(
+        fields=fields,
+        messages=body["messages"],
+        tools=tools,
+        session=_session(headers, fields),
+        turn_type=_turn_type(headers, fields),
+        session_done=_session_done(headers, fields),
+    )
+
+
+def _json_object(raw: bytes) -> dict[str, Any]:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        raise invalid("The request body is not valid JSON.", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise invalid("The request body must be a JSON object.", code="invalid_json")
+    return body
+
+
+def _worded(error: ValidationError) -> ApiError:
+    """The first fault of a request, with OpenAI's way of naming its place."""
+    fault = error.errors(include_input=False, include_context=False, include_url=False)[0]
+    param = ""
+    for step in fault["loc"]:
+        if isinstance(step, int):
+            param += f"[{step}]"
+        elif step in ChatRequest.model_fields or step in _NESTED_FIELDS:
+            param += f".{step}" if param else step
+    code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_value"
+    return invalid(f"Invalid value for '{param}': {fault['msg']}.", param or None, code)
+
+
+_NESTED_FIELDS = {
+    name
+    for model in (ChatMessage, ToolCall, CalledFunction, ContentPart, Tool, Function)
+    for name in model.model_fields
+}
+
+
+def _refuse_unsupported(fields: ChatRequest, body: dict[str, Any]) -> None:
+    if fields.n not in (None, 1):
+        raise unsupported("Only 'n' = 1 is supported: each turn has one answer.", "n")
+    if fields.logit_bias:
+        raise unsupported("'logit_bias' is not supported.", "logit_bias")
+    if fields.response_format is not None and fields.response_format.type != "text":
+        raise unsupported("Only 'response_format' of type 'text' is supported.", "response_format")
+    for name in ("functions", "function_call", "audio", "prediction", "web_search_options"):
+        if body.get(name):
+            raise unsupported(f"'{name}' is not supported.", name)
+    if fields.top_logprobs:
+        if not fields.logprobs:
+            raise invalid("'top_logprobs' needs 'logprobs' = true.", "top_logprobs")
+        if fields.stream:
+            raise unsupported("'top_logprobs' is not supported in a stream.", "top_logprobs")
+
+
+def _check_tool_choice(fields: ChatRequest) -> None:
+    choice = fields.tool_choice
+    if choice in (None, "auto", "none"):
+        return
+    if not fields.tools:
+        raise invalid("'tool_choice' needs 'tools'.", "tool_choice")
+    if isinstance(choice, NamedChoice):
+        names = {tool.function.name for tool in fields.tools}
+        if choice.function.name not in names:
+            raise invalid("'tool_choice' names a function that 'tools' lacks.", "tool_choice")
+
+
+def _session(headers: Mapping[str, str], fields: ChatRequest) -> str | None:
+    name = headers.get("x-session-id") or fields.session_id
+    if name is not None and len(name) > 256:
+        raise invalid("A session id has at most 256 characters.", "session_id")
+    return name
+
+
+def _turn_type(headers: Mapping[str, str], fields: ChatRequest) -> TurnType | None:
+    text = headers.get("x-turn-type")
+    if text is None:
+        return fields.turn_type
+    try:
+        return TurnType(text.strip().lower())
+    except ValueError:
+        raise invalid("'X-Turn-Type' must be 'main' or 'side'.", "turn_type") from None
+
+
+def _session_done(headers: Mapping[str, str], fields: ChatRequest) -> bool:
+    text = headers.get("x-session-done")
+    if text is None:
+        return bool(fields.session_done)
+    return text.strip().lower() in ("1", "true", "yes")

@@ -1,0 +1,77 @@
+"""Sessions: whose a request is, which conversation it belongs to, and when that one ends.
+
+A session is what the client names, or what its messages continue, or new. Naming is remembered in a
+bounded map, because the store's answer (it commits a new session first) would delay the reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from uuid import uuid4
+
+from records.errors import StoreError
+from records.store import Store
+
+logger = logging.getLogger(__name__)
+
+_KNOWN_NAMES = 10_000
+ANONYMOUS = "anonymous"
+
+
+def scope_of(authorization: str | None) -> str:
+    """The scope of an API key: trees of different keys never meet. The key itself is not kept."""
+    if not authorization:
+        return ANONYMOUS
+    key = authorization.removeprefix("Bearer ").strip()
+    if not key:
+        return ANONYMOUS
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+class Sessions:
+    """Names and creates sessions, and closes idle ones."""
+
+    def __init__(self, store: Store, idle_timeout_s: float, sweep_interval_s: float) -> None:
+        self._store = store
+        self._idle_timeout_s = idle_timeout_s
+        self._sweep_interval_s = sweep_interval_s
+        self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    async def named(self, scope: str, name: str) -> str:
+        """The id of the session that the client calls `name`; created if needed."""
+        known = self._names.get((scope, name))
+        if known is not None:
+            self._names.move_to_end((scope, name))
+            return known
+        session_id = await self._store.ensure_session(scope=scope, external_id=name)
+        self._names[scope, name] = session_id
+        if len(self._names) > _KNOWN_NAMES:
+            self._names.popitem(last=False)
+        return session_id
+
+    @staticmethod
+    def new_id() -> str:
+        """An id for a session that starts now; `seen` creates it."""
+        return uuid4().hex
+
+    async def seen(self, scope: str, session_id: str) -> None:
+        """Note that the session goes on: it is created, or reopened, or kept from going idle."""
+        await self._store.ensure_session(scope=scope, external_id=None, session_id=session_id)
+
+    async def sweep(self, stop: asyncio.Event) -> None:
+        """Close idle sessions, again and again until `stop`."""
+        while not stop.is_set():
+            try:
+                num_dropped = await self._store.close_idle_sessions(self._idle_timeout_s)
+                if num_dropped:
+                    logger.info("idle sessions closed, %d turns without next state", num_dropped)
+            except StoreError as error:
+                # The next round tries again; nothing depends on this one.
+                logger.warning("could not close idle sessions: %s", error)
+            try:
+                await asyncio.wait_for(stop.wait(), self._sweep_interval_s)
+            except TimeoutError:
+                continue

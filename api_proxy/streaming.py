@@ -1,0 +1,282 @@
+"""Sampled ids into what the client sees, while they arrive: text, reasoning, complete tool calls.
+
+A `ReplyAssembler` is fed ids as the engine samples them and says what may be sent now. Held back
+are incomplete UTF-8, whitespace that may turn out to be trailing, the start of what may become a
+stop string or a marker, and everything from a tool call's start until that call is complete. The
+rendering's own parse of all ids is the truth: it decides where text begins and, at the end, what
+the whole reply is. Between these moments text is decoded incrementally, so that a long reply is not
+parsed again for each token. An unstreamed reply goes through the same `finish`: both say the same.
+
+It knows neither HTTP nor the engine.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from api_proxy.reply import Delta, Reply, SentCall
+from records.types import Ids
+
+_MARKERS = ("<think>", "</think>", "<tool_call>")
+"""Text that may open another part of a reply where a tokenizer has no single token for it."""
+_REPLACEMENT = "�"
+
+
+class Call(Protocol):
+    """A parsed tool call (`rollout_bridge.rendering.ParsedCall`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def arguments_json(self) -> str: ...
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def raw(self) -> str: ...
+
+
+class Parsed(Protocol):
+    """A parsed reply (`rollout_bridge.rendering.ParsedReply`)."""
+
+    @property
+    def content(self) -> str: ...
+    @property
+    def reasoning(self) -> str | None: ...
+    @property
+    def tool_calls(self) -> Sequence[Call]: ...
+
+
+class Parser(Protocol):
+    """What is needed of a `rollout_bridge.rendering.Rendering`."""
+
+    tokenizer: Any
+    stop_token_ids: tuple[int, ...]
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+    def parse(
+        self, response_ids: Ids, tools: Sequence[dict[str, Any]], prompt_ids: Ids | None
+    ) -> Parsed: ...
+
+
+def marker_ids(parser: Parser) -> frozenset[int]:
+    """Ids of tokens that are not plain text: each may open another part of a reply.
+
+    Reading them off a tokenizer is slow; do it once.
+    """
+    return frozenset(parser.tokenizer.added_tokens_decoder)
+
+
+class IncrementalText:
+    """Decodes ids as they come; `text` is all that is certain so far."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._window: list[int] = []
+        self._num_read = 0
+        self.text = ""
+
+    def push(self, ids: Sequence[int]) -> None:
+        """Add ids. Text that ends in the middle of a character waits for the next ids.
+
+        A token's text may depend on the one before it, therefore the window keeps the last tokens
+        that were read, and what it gains is new.
+        """
+        self._window.extend(ids)
+        known = self._decode(self._window[: self._num_read])
+        whole = self._decode(self._window)
+        if len(whole) > len(known) and not whole.endswith(_REPLACEMENT):
+            self.text += whole[len(known) :]
+            self._window = self._window[self._num_read :]
+            self._num_read = len(self._window)
+
+
+class ReplyAssembler:
+    """One reply in the making.
+
+    `forced_ids` open the reply without having been sampled; `prompt_ids` do not contain them.
+    Without `allow_calls` (tool_choice "none") the text of a call is content. After `finish`,
+    `mismatched` says that text was sent which the final parse disagrees with.
+    """
+
+    def __init__(
+        self,
+        parser: Parser,
+        *,
+        prompt_ids: Ids,
+        marker_ids: frozenset[int],
+        tools: Sequence[dict[str, Any]] = (),
+        stop: Sequence[str] = (),
+        forced_ids: Sequence[int] = (),
+        allow_calls: bool = True,
+    ) -> None:
+        self.mismatched = False
+        self._parser = parser
+        self._marker_ids = marker_ids
+        self._prompt_ids = prompt_ids
+        self._tools = tools
+        self._stop = tuple(stop)
+        self._forced_ids = tuple(forced_ids)
+        self._allow_calls = allow_calls
+        self._ids: list[int] = []
+        self._text = IncrementalText(parser.decode)
+        self._mode: Literal["probe", "content", "reasoning", "calls"] = "probe"
+        self._start = 0
+        self._content = ""
+        self._reasoning = ""
+        self._calls: list[SentCall] = []
+        if forced_ids:
+            self.push(forced_ids)
+
+    def push(self, ids: Sequence[int]) -> list[Delta]:
+        """Add sampled ids; returns what may be sent now. Ids from a stop token on say nothing."""
+        fresh = self._until_stop(ids)
+        if not fresh:
+            return []
+        self._ids.extend(fresh)
+        self._text.push(fresh)
+        if self._mode in ("content", "reasoning") and not self._marker_ids.isdisjoint(fresh):
+            self._mode = "probe"
+        if self._mode == "content":
+            return self._send_content(self._certain(self._text.text[self._start :]))
+        if self._mode == "reasoning":
+            reasoning = self._text.text[self._start :]
+            if "</think>" not in reasoning:
+                return self._send_reasoning(_held_back(reasoning, _MARKERS))
+            self._mode = "probe"
+        if self._mode == "calls" and ">" not in self._parser.decode(fresh):
+            return []
+        return self._probe()
+
+    def finish(
+        self, response_ids: Sequence[int], matched_stop: str | None = None
+    ) -> tuple[list[Delta], Reply]:
+        """What is left to send, and the whole reply. `response_ids` are all ids sampled.
+
+        `matched_stop` is the stop string that ended the reply, if one did. Works without a push
+        before it, too.
+        """
+        self._ids = [*self._forced_ids, *self._until_stop(response_ids)]
+        parsed = self._parse()
+        calls = list(parsed.tool_calls)
+        sendable = [call for call in calls if self._allow_calls and call.name]
+        shown = [call.raw for call in calls if not (self._allow_calls and call.name)]
+        content = "\n".join(text for text in (parsed.content, *shown) if text)
+        end = self._stop_position(content, matched_stop)
+        self.mismatched = not content[:end].startswith(self._content)
+        deltas = self._send_reasoning(parsed.reasoning or "")
+        deltas += self._send_content(content[:end])
+        if end is None:
+            deltas += self._send_calls(sendable)
+        reply = Reply(
+            content=self._content,
+            reasoning=self._reasoning or None,
+            tool_calls=tuple(self._calls),
+        )
+        return deltas, reply
+
+    def _until_stop(self, ids: Sequence[int]) -> list[int]:
+        stops = self._parser.stop_token_ids
+        for position, token in enumerate(ids):
+            if token in stops:
+                return list(ids[:position])
+        return list(ids)
+
+    def _parse(self) -> Parsed:
+        ids = np.asarray(self._ids, dtype=np.int32)
+        return self._parser.parse(ids, self._tools, self._prompt_ids)
+
+    def _probe(self) -> list[Delta]:
+        """Let the parser say what the ids so far are, and which part of the reply goes on."""
+        parsed = self._parse()
+        reasoning = parsed.reasoning or ""
+        if parsed.tool_calls:
+            self._mode = "calls"
+            end = self._stop_position(parsed.content)
+            deltas = self._send_reasoning(reasoning) + self._send_content(parsed.content[:end])
+            return deltas if end is not None else deltas + self._send_settled(parsed.tool_calls)
+        if parsed.content:
+            self._follow("content", parsed.content)
+            return self._send_reasoning(reasoning) + self._send_content(
+                self._certain(parsed.content)
+            )
+        if reasoning:
+            self._follow("reasoning", reasoning)
+            return self._send_reasoning(_held_back(reasoning, _MARKERS))
+        return []
+
+    def _follow(self, mode: Literal["content", "reasoning"], parsed: str) -> None:
+        """From here on decode instead of parsing, if the decoded text ends with the parsed one."""
+        decoded = self._text.text.rstrip()
+        tail = parsed.rstrip(_REPLACEMENT).rstrip()
+        if tail and decoded.endswith(tail):
+            self._mode = mode
+            self._start = len(decoded) - len(tail)
+
+    def _send_settled(self, calls: Sequence[Call]) -> list[Delta]:
+        """Send the calls that more ids cannot change: the last one only when it is whole."""
+        settled = list(calls) if calls[-1].ok else list(calls[:-1])
+        return self._send_calls([call for call in settled if self._allow_calls and call.name])
+
+    def _send_calls(self, calls: Sequence[Call]) -> list[Delta]:
+        """Send those of `calls` that were not sent yet."""
+        deltas = []
+        for call in calls[len(self._calls) :]:
+            sent = SentCall(
+                id=f"call_{secrets.token_hex(12)}", name=call.name, arguments=call.arguments_json
+            )
+            deltas.append(Delta(tool_call=sent, index=len(self._calls)))
+            self._calls.append(sent)
+        return deltas
+
+    def _send_reasoning(self, reasoning: str) -> list[Delta]:
+        """Send what `reasoning` has beyond what was sent."""
+        text = reasoning.strip()
+        if not text.startswith(self._reasoning):
+            return []
+        new = text[len(self._reasoning) :]
+        self._reasoning = text
+        return [Delta(reasoning=new)] if new else []
+
+    def _send_content(self, text: str) -> list[Delta]:
+        """Send what `text` has beyond what was sent."""
+        if not text.startswith(self._content):
+            return []
+        new = text[len(self._content) :]
+        self._content = text
+        return [Delta(content=new)] if new else []
+
+    def _certain(self, content: str) -> str:
+        """The part of unfinished content that more ids cannot change."""
+        end = self._stop_position(content)
+        return content[:end] if end is not None else _held_back(content, (*_MARKERS, *self._stop))
+
+    def _stop_position(self, content: str, matched_stop: str | None = None) -> int | None:
+        """Where a stop string cuts `content`, or None.
+
+        The parser strips the whitespace around content, and so perhaps a part of the stop string
+        that the engine matched.
+        """
+        found = [at for stop in self._stop if (at := content.find(stop)) >= 0]
+        if found:
+            return min(found)
+        if matched_stop:
+            for text in (matched_stop.rstrip(), matched_stop.strip()):
+                if text and content.endswith(text):
+                    return len(content) - len(text)
+        return None
+
+
+def _held_back(text: str, markers: Sequence[str]) -> str:
+    """`text` without an end that more text could change."""
+    text = text.rstrip(_REPLACEMENT)
+    keep = len(text)
+    for marker in markers:
+        for length in range(min(len(marker) - 1, len(text)), 0, -1):
+            if text.endswith(marker[:length]):
+                keep = min(keep, len(text) - length)
+                break
+    return text[:keep].rstrip()

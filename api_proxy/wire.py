@@ -1,0 +1,177 @@
+"""Replies in OpenAI's JSON: whole completions and the chunks of a stream.
+
+Pure functions of ids, texts and times that are given to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from api_proxy.errors import ApiError
+from api_proxy.reply import Delta, Reply
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's `usage`."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyHead:
+    """What every object of one reply repeats."""
+
+    turn_id: str
+    model: str
+    created: int
+
+    def body(self, kind: str) -> dict[str, Any]:
+        """The fields that open an object of this kind."""
+        return {
+            "id": f"chatcmpl-{self.turn_id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+        }
+
+
+def finish_reason(sampled: str, reply: Reply) -> str:
+    """OpenAI's reason: a reply that ended by itself with calls ends with "tool_calls"."""
+    return "tool_calls" if sampled == "stop" and reply.tool_calls else sampled
+
+
+def completion_body(
+    head: ReplyHead,
+    reply: Reply,
+    reason: str,
+    usage: Usage,
+    logprobs: list[dict[str, Any]] | None,
+) -> dict[str, Any]:
+    """A whole `chat.completion`."""
+    message = {**reply.message(), "refusal": None}
+    return {
+        **head.body("chat.completion"),
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": None if logprobs is None else {"content": logprobs, "refusal": None},
+                "finish_reason": reason,
+            }
+        ],
+        "usage": usage.body(),
+    }
+
+
+class ChunkWriter:
+    """The chunks of one streamed reply, as server-sent events."""
+
+    def __init__(self, head: ReplyHead, include_usage: bool) -> None:
+        self._base = head.body("chat.completion.chunk")
+        self._include_usage = include_usage
+
+    def role(self) -> bytes:
+        """The first chunk."""
+        return self._event({"role": "assistant", "content": ""})
+
+    def delta(self, delta: Delta, logprobs: list[dict[str, Any]] | None = None) -> bytes:
+        """One chunk of content, reasoning or a whole tool call."""
+        return self._event(_delta_body(delta), logprobs)
+
+    def finish(self, reason: str, logprobs: list[dict[str, Any]] | None = None) -> bytes:
+        """The last chunk with a choice; `logprobs` of tokens that no earlier chunk listed."""
+        return self._event({}, logprobs, reason)
+
+    def usage(self, usage: Usage) -> bytes:
+        """The usage chunk; nothing unless it was asked for."""
+        if not self._include_usage:
+            return b""
+        return _sse({**self._base, "choices": [], "usage": usage.body()})
+
+    def _event(
+        self,
+        delta: dict[str, Any],
+        logprobs: list[dict[str, Any]] | None = None,
+        reason: str | None = None,
+    ) -> bytes:
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": {"content": logprobs, "refusal": None} if logprobs else None,
+            "finish_reason": reason,
+        }
+        body = {**self._base, "choices": [choice]}
+        if self._include_usage:
+            body["usage"] = None
+        return _sse(body)
+
+
+def error_event(error: ApiError) -> bytes:
+    """An error after the stream has begun; no `[DONE]` follows it."""
+    return _sse(error.body())
+
+
+def logprob_entries(
+    decode: Callable[[Sequence[int]], str],
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    top: Sequence[Sequence[tuple[int, float]]] | None = None,
+) -> list[dict[str, Any]]:
+    """One entry for each sampled token, stop token and calls included, at the sampling temperature.
+
+    `bytes` is null where a token is only a part of a character. `top` lists (id, log-prob) pairs
+    for each token.
+    """
+    alternatives = top if top is not None else [()] * len(ids)
+    return [
+        {
+            **_token_entry(decode, token, logprob),
+            "top_logprobs": [_token_entry(decode, other, value) for other, value in pairs],
+        }
+        for token, logprob, pairs in zip(ids, logprobs, alternatives, strict=True)
+    ]
+
+
+def _token_entry(
+    decode: Callable[[Sequence[int]], str], token: int, logprob: float
+) -> dict[str, Any]:
+    text = decode([token])
+    raw = None if "�" in text else list(text.encode())
+    return {"token": text, "logprob": logprob, "bytes": raw}
+
+
+def _delta_body(delta: Delta) -> dict[str, Any]:
+    if delta.tool_call is None:
+        if delta.reasoning:
+            return {"reasoning_content": delta.reasoning}
+        return {"content": delta.content}
+    call = delta.tool_call
+    function = {"name": call.name, "arguments": call.arguments}
+    return {
+        "tool_calls": [
+            {"index": delta.index, "id": call.id, "type": "function", "function": function}
+        ]
+    }
+
+
+def _sse(body: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"

@@ -1,0 +1,139 @@
+"""An engine without a model: it answers /generate with scripted tokens at a fixed pace.
+
+    python benchmarks/scripted_engine.py --reply-ids 12,40,7,2 --first-ms 30 --pace-ms 20
+
+A measuring instrument: what stands in front of an engine is measured against it, because its own
+times are known. Token i of a reply leaves at request + first + i * pace. It speaks the routes that
+a proxy needs (streamed or not), samples nothing, and ignores sampling parameters. With `--port 0`
+the operating system chooses; the port is printed when the engine is ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+VERSION = "0"
+LOGPROB = -0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """Every reply: its ids (the last one is the stop token) and its pace in seconds."""
+
+    reply_ids: tuple[int, ...]
+    first_s: float
+    pace_s: float
+    context_length: int = 1_000_000
+
+
+class ScriptedEngine:
+    """The routes over one script."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.num_requests = 0
+
+    def app(self) -> web.Application:
+        """The application with all routes."""
+        app = web.Application(client_max_size=2**28)
+        app.router.add_post("/generate", self.generate)
+        app.router.add_post("/abort_request", self.done)
+        app.router.add_get("/health", self.done)
+        app.router.add_get("/model_info", self.model_info)
+        app.router.add_get("/v1/models", self.models)
+        return app
+
+    async def done(self, request: web.Request) -> web.Response:
+        """Nothing to do."""
+        return web.json_response({})
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        """What an engine says of itself."""
+        return web.json_response({"model_path": "scripted", "weight_version": VERSION})
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The one model and its context length."""
+        model = {"id": "scripted", "max_model_len": self.script.context_length}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """The script, as cumulative events or at once."""
+        start = asyncio.get_running_loop().time()
+        body = orjson.loads(await request.read())
+        self.num_requests += 1
+        num_prompt = len(body["input_ids"])
+        total = len(self.script.reply_ids)
+        if not body.get("stream"):
+            await self._wait_for(start, total - 1)
+            return web.Response(
+                body=orjson.dumps(self._event(num_prompt, total)), content_type="application/json"
+            )
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for count in range(1, total + 1):
+            await self._wait_for(start, count - 1)
+            event = orjson.dumps(self._event(num_prompt, count))
+            await response.write(b"data: " + event + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _wait_for(self, start: float, index: int) -> None:
+        due = start + self.script.first_s + index * self.script.pace_s
+        await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+
+    def _event(self, num_prompt: int, count: int) -> dict[str, Any]:
+        ids = self.script.reply_ids[:count]
+        meta: dict[str, Any] = {
+            "finish_reason": None,
+            "prompt_tokens": num_prompt,
+            "completion_tokens": count,
+            "cached_tokens": 0,
+            "weight_version": VERSION,
+            "output_token_logprobs": [[LOGPROB, token, None] for token in ids],
+        }
+        if count == len(self.script.reply_ids):
+            meta["finish_reason"] = {"type": "stop", "matched": ids[-1]}
+            meta["weight_versions"] = [{"version": VERSION, "start": 0, "end": count}]
+        return {"text": "", "output_ids": ids, "meta_info": meta}
+
+
+async def serve(script: Script, host: str, port: int) -> None:
+    """Serve until cancelled; prints the port when ready."""
+    runner = web.AppRunner(ScriptedEngine(script).app(), access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port)
+    await site.start()
+    print(f"scripted engine: port {runner.addresses[0][1]}", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--reply-ids", required=True, help="comma-separated token ids")
+    parser.add_argument("--first-ms", type=float, default=30.0)
+    parser.add_argument("--pace-ms", type=float, default=20.0)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    options = parser.parse_args()
+    script = Script(
+        reply_ids=tuple(int(token) for token in options.reply_ids.split(",")),
+        first_s=options.first_ms / 1000,
+        pace_s=options.pace_ms / 1000,
+    )
+    import uvloop
+
+    uvloop.run(serve(script, options.host, options.port))
+
+
+if __name__ == "__main__":
+    main()

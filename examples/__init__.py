@@ -1,0 +1,1 @@
+"""Programs that use the whole product. They may import every package; no package imports them."""

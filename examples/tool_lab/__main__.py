@@ -1,0 +1,93 @@
+"""`python -m examples.tool_lab`: the lab's command line, which `./run.sh` calls."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainer.cli import ConfigFile, Overrides, WithParent, guarded
+
+app = typer.Typer(
+    name="tool-lab", add_completion=False, pretty_exceptions_enable=False, no_args_is_help=False
+)
+
+
+@app.callback(invoke_without_command=True)
+def lab(
+    context: typer.Context,
+    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps to learn for.")] = 60,
+    seed: Annotated[int, typer.Option(help="Seed of users and trainer.")] = 0,
+    hints: Annotated[
+        str, typer.Option(help="judge, or a control: none, off-topic, contrary.")
+    ] = "judge",
+    eval_samples: Annotated[
+        int, typer.Option(min=1, help="Answers measured for each skill, before and after.")
+    ] = 512,
+    sessions: Annotated[int, typer.Option(min=1, help="Conversations at the same time.")] = 24,
+    max_seconds: Annotated[
+        float, typer.Option(min=1, help="Learning ends at this age at the latest.")
+    ] = 900,
+    run_folder: Annotated[
+        Path | None, typer.Option("--run", help="New folder for the run [runs/lab-TIME].")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with further settings.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Watch the policy of a tiny agent learn from the reactions of its users."""
+    if context.invoked_subcommand is not None:
+        return
+
+    def start() -> None:
+        from pydantic import ValidationError
+
+        from examples.tool_lab.lab_config import LabConfig
+        from examples.tool_lab.run_lab import run
+        from trainer.errors import StartupError
+
+        try:
+            settings = LabConfig.model_validate(
+                {
+                    "updates": updates,
+                    "seed": seed,
+                    "hints": hints,
+                    "eval_samples": eval_samples,
+                    "sessions_in_flight": sessions,
+                    "max_seconds": max_seconds,
+                }
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise StartupError(f"--{first['loc'][0]}: {first['msg']}") from None
+        folder = run_folder or Path("runs") / time.strftime("lab-%Y%m%d-%H%M%S")
+        if folder.exists():
+            raise StartupError(f"--run {folder}: exists already; a lab run wants a new folder")
+        run(settings, folder, config, overrides or [])
+
+    guarded(start)
+
+
+@app.command(hidden=True)
+def judge(
+    config: ConfigFile,
+    hints: Annotated[str, typer.Option()] = "judge",
+    overrides: Overrides = None,
+    exit_with_parent: WithParent = False,
+) -> None:
+    """The judge worker of a lab run, with the hints of a control."""
+
+    def start() -> None:
+        from examples.tool_lab.controls import rewrite_for
+        from examples.tool_lab.lab_config import LabConfig
+        from trainer.processes import run_judge
+
+        mode = LabConfig.model_validate({"hints": hints}).hints
+        run_judge(config, overrides or [], exit_with_parent, rewrite_for(mode))
+
+    guarded(start)
+
+
+if __name__ == "__main__":
+    app()

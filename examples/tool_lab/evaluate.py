@@ -1,0 +1,123 @@
+"""What the tool lab's model can do: rates with intervals on names that it has never seen.
+
+`evaluate` is given a `generate` function, so that the same questions go to a model in this process,
+to an engine or to an endpoint. Skills are measured at temperature 1, as the policy samples; votes
+at 0.6, as the judge does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from examples.tool_lab.cases import (
+    Case,
+    GenerationRequest,
+    Message,
+    call_case,
+    contrary_case,
+    facts_case,
+    hint_case,
+    judge_case,
+    other_preference_case,
+    success_case,
+)
+from examples.tool_lab.preferences import TRAINED_KINDS
+
+Generate = Callable[
+    [list[GenerationRequest], float], Sequence[Message] | Awaitable[Sequence[Message]]
+]
+POLICY_TEMPERATURE = 1.0
+JUDGE_TEMPERATURE = 0.6
+OTHER_SKILLS = ("valid_calls", "copied_entities", "facts_in_answers", "other_preferences")
+GROUPS = ("success", "other_skills", "contrary", "hints", "judge")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """`hits` of `count` answers pass; `low` and `high` are the Wilson 95% interval."""
+
+    hits: int
+    count: int
+
+    @property
+    def value(self) -> float:
+        """The share of passes. Raises ValueError on no answers: a rate of nothing is not 0."""
+        if self.count == 0:
+            raise ValueError("no answers to take a rate of")
+        return self.hits / self.count
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95% interval for the underlying probability."""
+        z, n, p = 1.96, self.count, self.value
+        centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def build_cases(group: str, n: int, seed: int) -> list[Case]:
+    """`n` cases for each metric of a group (see GROUPS); equal seeds give equal cases."""
+    rng = random.Random(f"{group}-{seed}")
+    makers: list[Callable[[random.Random], Case]]
+    if group == "success":
+        makers = [lambda rng, kind=kind: success_case(rng, kind) for kind in TRAINED_KINDS]
+    elif group == "other_skills":
+        makers = [call_case, facts_case, other_preference_case]
+    elif group == "contrary":
+        makers = [lambda rng, kind=kind: contrary_case(rng, kind) for kind in TRAINED_KINDS]
+    elif group == "hints":
+        makers = [hint_case]
+    elif group == "judge":
+        makers = [judge_case]
+    else:
+        raise ValueError(f"unknown group {group!r}; known: {', '.join(GROUPS)}")
+    return [make(rng) for make in makers for _ in range(n)]
+
+
+def score_cases(cases: Sequence[Case], responses: Sequence[Message]) -> dict[str, Rate]:
+    """Rates by metric. Raises ValueError unless there is exactly one response for each case."""
+    hits: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for case, response in zip(cases, responses, strict=True):
+        for metric, check in case.checks.items():
+            outcome = check(response)
+            if outcome is not None:
+                hits[metric] = hits.get(metric, 0) + outcome
+                counts[metric] = counts.get(metric, 0) + 1
+    return {metric: Rate(hits=hits[metric], count=counts[metric]) for metric in counts}
+
+
+async def evaluate(
+    generate: Generate, n: int, seed: int, groups: Sequence[str] = GROUPS
+) -> dict[str, Rate]:
+    """Rates of all metrics of `groups`, `n` cases for each. `generate(requests, temperature)` may
+    be async.
+    """
+    rates: dict[str, Rate] = {}
+    for temperature in (POLICY_TEMPERATURE, JUDGE_TEMPERATURE):
+        wanted = [g for g in groups if (g == "judge") == (temperature == JUDGE_TEMPERATURE)]
+        cases = [case for group in wanted for case in build_cases(group, n, seed)]
+        if not cases:
+            continue
+        generated = generate([case.request for case in cases], temperature)
+        responses = await generated if inspect.isawaitable(generated) else generated
+        rates |= score_cases(cases, responses)
+    return rates
+
+
+def worst_success(rates: Mapping[str, Rate]) -> float:
+    """The worse of the trained preferences' success rates."""
+    return min(rates[f"success_{kind}"].value for kind in TRAINED_KINDS)
+
+
+def table(rates: Mapping[str, Rate]) -> str:
+    """One line per metric: rate, interval, number of answers."""
+    lines = []
+    for metric, rate in rates.items():
+        low, high = rate.interval
+        lines.append(f"{metric:24s} {rate.value:.3f}  [{low:.3f}, {high:.3f}]  n={rate.count}")
+    return "\n".join(lines)

@@ -1,0 +1,30 @@
+"""Settings of the tool lab itself; what its processes read is the run's own configuration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+HintMode = Literal["judge", "none", "off-topic", "contrary"]
+
+
+class LabConfig(BaseModel):
+    """How long the lab learns, how many users talk at once, and what the teacher gets to see."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    updates: int = Field(60, ge=0)
+    """Steps after which learning ends; steps that a control makes the trainer skip count too."""
+    max_seconds: float = Field(900.0, gt=0)
+    """Learning ends at this age even with fewer updates; the summary says which it was."""
+    sessions_in_flight: int = Field(24, ge=1)
+    """Conversations that run at the same time."""
+    staleness_eta: int = Field(2, ge=0)
+    """Batches that generation may run ahead of training (ALGORITHMS 6.2)."""
+    eval_samples: int = Field(512, ge=1)
+    """Responses sampled for each preference and each other skill, before and after."""
+    hints: HintMode = "judge"
+    """What the teacher sees: the judge's hint, or one of the controls that must not teach."""
+    seed: int = 0
+    """Seed of the users, of their words, and of the trainer."""

@@ -1,0 +1,136 @@
+"""The lab's live part: many scripted agents talk at once until the policy had its updates.
+
+Each conversation goes through the endpoint like any user's. New ones begin only while generation is
+not too far ahead of training (ALGORITHMS 6.2), because samples of old policies teach less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import openai
+
+from examples.tool_lab.agent import AgentConfig, run_session
+from examples.tool_lab.lab_config import LabConfig
+from records.store import Store
+from records.types import DropReason, TurnState
+from trainer.staleness import admit
+
+POLL_S = 0.25
+CONNECTIONS = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class LearningState:
+    """Where learning stands; refreshed from the store a few times a second."""
+
+    started: float = field(default_factory=time.monotonic)
+    version: int = 0
+    attempts: int = 0
+    turns: dict[TurnState, int] = field(default_factory=dict)
+    drops: dict[DropReason, int] = field(default_factory=dict)
+    sessions: Counter[str] = field(default_factory=Counter)
+    reactions: Counter[str] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Age of the learning phase."""
+        return time.monotonic() - self.started
+
+    @property
+    def num_turns(self) -> int:
+        """Turns recorded so far, in any state."""
+        return sum(self.turns.values())
+
+
+async def learn(
+    *,
+    base_url: str,
+    model: str,
+    store: Store,
+    lab: LabConfig,
+    batch_size: int,
+    failed: asyncio.Future[None],
+    progress: Callable[[LearningState], None],
+) -> LearningState:
+    """Keep agents busy until `lab.updates` update attempts or `lab.max_seconds`.
+
+    Raises what `failed` holds when a process of the run gives up.
+    """
+    state = LearningState()
+    gate = asyncio.Event()
+    gate.set()
+    seeds = itertools.count(lab.seed * 1_000_000)
+    agent = AgentConfig(model=model)
+    client = openai.AsyncOpenAI(base_url=base_url, api_key="lab", max_retries=3)
+    async with client:
+        talkers = [
+            asyncio.create_task(_talk(client, agent, seeds, gate, state))
+            for _ in range(lab.sessions_in_flight)
+        ]
+        try:
+            while state.attempts < lab.updates and state.seconds < lab.max_seconds:
+                await _refresh(state, store, batch_size)
+                _steer(gate, state, lab, batch_size)
+                progress(state)
+                if failed.done():
+                    failed.result()
+                _raise_if_ended(talkers)
+                await asyncio.sleep(POLL_S)
+        finally:
+            for talker in talkers:
+                talker.cancel()
+            await asyncio.gather(*talkers, return_exceptions=True)
+    return state
+
+
+async def _talk(
+    client: openai.AsyncOpenAI,
+    agent: AgentConfig,
+    seeds: itertools.count[int],
+    gate: asyncio.Event,
+    state: LearningState,
+) -> None:
+    while True:
+        await gate.wait()
+        report = await run_session(client, next(seeds), agent)
+        state.sessions[report.ended] += 1
+        state.reactions.update(report.reactions)
+        if report.error is not None:
+            state.errors.append(report.error)
+
+
+async def _refresh(state: LearningState, store: Store, batch_size: int) -> None:
+    state.turns = await store.counts()
+    state.drops = await store.drops()
+    latest = await store.latest_version()
+    state.version = latest.version if latest is not None else 0
+    skipped = state.drops.get(DropReason.BELOW_NOISE, 0) // batch_size
+    trained = state.turns.get(TurnState.TRAINED, 0) // batch_size
+    state.attempts = trained + skipped
+
+
+def _steer(gate: asyncio.Event, state: LearningState, lab: LabConfig, batch_size: int) -> None:
+    """Open or close the door for new conversations.
+
+    Counted are the samples that wait for training. Turns whose next state is not judged yet are
+    not: most of them will not be accepted, and counting them would starve the trainer.
+    """
+    waiting_states = (TurnState.SCORING, TurnState.READY, TurnState.LEASED)
+    waiting = sum(state.turns.get(waiting_state, 0) for waiting_state in waiting_states)
+    if admit(waiting + 1, batch_size, 0, lab.staleness_eta):
+        gate.set()
+    else:
+        gate.clear()
+
+
+def _raise_if_ended(talkers: list[asyncio.Task[None]]) -> None:
+    for talker in talkers:
+        if talker.done():
+            talker.result()

@@ -1,0 +1,86 @@
+"""The lab's measurements on a served policy: the questions of `evaluate` asked of an engine.
+
+Goes to the engine and not through the proxy: nothing that is measured must be recorded or learned
+from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable
+
+from examples.tool_lab.cases import GenerationRequest, Message
+from examples.tool_lab.evaluate import Rate, evaluate
+from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.engine.types import SamplingParams
+from rollout_bridge.rendering import Rendering
+
+CONCURRENCY = 64
+MAX_NEW_TOKENS = 64
+GROUPS = ("success", "other_skills", "contrary")
+
+
+async def measure_policy(
+    engine: EngineClient,
+    rendering: Rendering,
+    *,
+    samples: int,
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> dict[str, Rate]:
+    """Rates of every metric, `samples` answers each; `progress(done, total)` after each answer."""
+
+    async def generate(requests: list[GenerationRequest], temperature: float) -> list[Message]:
+        gate = asyncio.Semaphore(CONCURRENCY)
+        done = 0
+
+        async def one(request: GenerationRequest) -> Message:
+            nonlocal done
+            async with gate:
+                message = await answer(engine, rendering, request, temperature)
+            done += 1
+            progress(done, len(requests))
+            return message
+
+        return list(await asyncio.gather(*(one(request) for request in requests)))
+
+    return await evaluate(generate, samples, seed, GROUPS)
+
+
+async def answer(
+    engine: EngineClient, rendering: Rendering, request: GenerationRequest, temperature: float
+) -> Message:
+    """One sampled reply as an assistant message."""
+    prompt = rendering.prompt_ids(request.messages, request.tools)
+    params = SamplingParams(
+        temperature=temperature,
+        max_new_tokens=MAX_NEW_TOKENS,
+        stop_token_ids=tuple(rendering.stop_token_ids),
+    )
+    generation = await engine.generate(prompt, params)
+    reply = rendering.parse(generation.output_ids, request.tools, prompt)
+    message: Message = {"role": "assistant", "content": reply.content}
+    calls = [
+        {
+            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments_json},
+        }
+        for call in reply.tool_calls
+        if call.ok
+    ]
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def as_numbers(rates: dict[str, Rate]) -> dict[str, float]:
+    """The rates alone, for the summary."""
+    return {name: round(rate.value, 4) for name, rate in rates.items()}
+
+
+def dumps(rates: dict[str, Rate]) -> str:
+    """Rates with their counts, as JSON."""
+    return json.dumps({name: [rate.hits, rate.count] for name, rate in rates.items()})

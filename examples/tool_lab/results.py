@@ -1,0 +1,179 @@
+"""The lab's results: `summary.json`, the table in the terminal, and `report.html`.
+
+Numbers in, files out; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from examples.tool_lab.evaluate import OTHER_SKILLS, Rate, worst_success
+from examples.tool_lab.lab_config import LabConfig
+from examples.tool_lab.learning import LearningState
+from examples.tool_lab.measure import as_numbers
+from examples.tool_lab.preferences import TRAINED_KINDS
+from records.store import Store
+from records.types import TurnState
+from rollout_bridge.rendering import Rendering
+from trainer.report import write_report
+from trainer.run_config import RunConfig
+from trainer.run_report import example_turns, metric_rows, run_curves
+
+
+async def build_summary(
+    config: RunConfig,
+    lab: LabConfig,
+    store: Store,
+    state: LearningState,
+    before: dict[str, Rate],
+    after: dict[str, Rate],
+    timings: dict[str, float],
+) -> dict[str, Any]:
+    """Everything that the run measured, ready for JSON. A mean of nothing is null."""
+    counts = await store.counts()
+    drops = await store.drops()
+    votes = await store.vote_summary()
+    latest = await store.latest_version()
+    kept = [_ratio(before[name], after[name]) for name in OTHER_SKILLS]
+    known = [value for value in kept if value is not None]
+    return {
+        "success_before": worst_success(before),
+        "success_after": worst_success(after),
+        "success_by_preference": {
+            kind: {
+                "before": before[f"success_{kind}"].value,
+                "after": after[f"success_{kind}"].value,
+            }
+            for kind in TRAINED_KINDS
+        },
+        "other_skills_before": as_numbers({name: before[name] for name in OTHER_SKILLS}),
+        "other_skills_after": as_numbers({name: after[name] for name in OTHER_SKILLS}),
+        "other_skills_kept_worst": min(known) if known else None,
+        "contrary_before": as_numbers(_contrary(before)),
+        "contrary_after": as_numbers(_contrary(after)),
+        "eval_samples": lab.eval_samples,
+        "updates": latest.version if latest is not None else 0,
+        "update_attempts": state.attempts,
+        "reached_updates": state.attempts >= lab.updates,
+        "turns": sum(counts.values()),
+        "turns_by_state": {key.value: number for key, number in counts.items()},
+        "votes": votes.votes_pos + votes.votes_neg + votes.votes_none,
+        "votes_positive": votes.votes_pos,
+        "votes_negative": votes.votes_neg,
+        "votes_none": votes.votes_none,
+        "accepted": votes.accepted,
+        "accept_rate": votes.accept_rate,
+        "judge_prompt_tokens": votes.prompt_tokens,
+        "judge_completion_tokens": votes.completion_tokens,
+        "samples": counts.get(TurnState.TRAINED, 0),
+        "dropped": {key.value: number for key, number in drops.items()},
+        "sessions": dict(state.sessions),
+        "session_errors": state.errors[:20],
+        "seconds": round(timings["everything"], 2),
+        "seconds_by_phase": {name: round(value, 2) for name, value in timings.items()},
+        "policy_version": latest.version if latest is not None else 0,
+        "hints": lab.hints,
+        "seed": lab.seed,
+        "learning_rate": config.trainer.learning_rate,
+    }
+
+
+async def save_results(
+    folder: Path,
+    summary: dict[str, Any],
+    store: Store,
+    rendering: Rendering,
+    before: dict[str, Rate],
+    after: dict[str, Rate],
+) -> None:
+    """Write summary.json and report.html into the run folder."""
+    summary["metrics_mean"] = _metric_means(metric_rows(folder))
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    write_report(
+        folder / "report.html",
+        title=f"Tool lab, seed {summary['seed']}, hints: {summary['hints']}",
+        facts=_facts(summary),
+        tables=[
+            ("Measured on held-out names", ("skill", "before", "after"), _rate_rows(before, after)),
+            (
+                "Turns dropped, by reason",
+                ("reason", "turns"),
+                [(name, str(number)) for name, number in summary["dropped"].items()],
+            ),
+            (
+                "Where the time went",
+                ("phase", "seconds"),
+                [(name, f"{value:.1f}") for name, value in summary["seconds_by_phase"].items()],
+            ),
+        ],
+        curves=run_curves(metric_rows(folder)),
+        examples=await example_turns(store, rendering, limit=3),
+    )
+
+
+def print_results(
+    console: Console,
+    summary: dict[str, Any],
+    before: dict[str, Rate],
+    after: dict[str, Rate],
+    folder: Path,
+) -> None:
+    """The final table."""
+    table = Table(title="before and after, temperature 1, names never seen in training")
+    for heading in ("skill", "before", "after"):
+        table.add_column(heading, justify="left" if heading == "skill" else "right")
+    for row in _rate_rows(before, after):
+        table.add_row(*row)
+    console.print(table)
+    console.print(
+        f"{summary['updates']} updates on {summary['samples']} turns; {summary['turns']} turns, "
+        f"{summary['votes']} votes, {summary['accepted']} hints; "
+        f"dropped: {summary['dropped']}; {summary['seconds']:.0f} s"
+    )
+    if not summary["reached_updates"]:
+        console.print("[yellow]learning ended at its time limit, before all updates were done[/]")
+    console.print(f"report: [bold]{folder / 'report.html'}[/]")
+
+
+def _ratio(before: Rate, after: Rate) -> float | None:
+    return after.value / before.value if before.value > 0 else None
+
+
+def _contrary(rates: dict[str, Rate]) -> dict[str, Rate]:
+    return {name: rate for name, rate in rates.items() if name.startswith("contrary")}
+
+
+def _rate_rows(before: dict[str, Rate], after: dict[str, Rate]) -> list[tuple[str, str, str]]:
+    return [(name, _shown(before[name]), _shown(after[name])) for name in before]
+
+
+def _shown(rate: Rate) -> str:
+    low, high = rate.interval
+    return f"{rate.value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("success before", f"{summary['success_before']:.3f}"),
+        ("success after", f"{summary['success_after']:.3f}"),
+        ("updates", str(summary["updates"])),
+        ("turns", str(summary["turns"])),
+        ("votes", str(summary["votes"])),
+        ("hints accepted", str(summary["accepted"])),
+        ("seconds", f"{summary['seconds']:.0f}"),
+    ]
+
+
+def _metric_means(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean of each numeric metric over the update attempts of the run."""
+    names = {name for row in rows for name, value in row.items() if isinstance(value, float)}
+    return {
+        name: statistics.fmean(row[name] for row in rows if isinstance(row.get(name), float))
+        for name in sorted(names)
+    }

@@ -1,0 +1,115 @@
+"""The tool lab's run: measure, learn, measure again, and leave a folder that shows what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from rich.console import Console
+
+from examples.tool_lab.evaluate import Rate
+from examples.tool_lab.lab_config import LabConfig
+from examples.tool_lab.learning import LearningState, learn
+from examples.tool_lab.measure import measure_policy
+from examples.tool_lab.results import build_summary, print_results, save_results
+from examples.tool_lab.terminal import LearningProgress, MeasuringProgress
+from records.store import Store
+from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.rendering import Rendering
+from trainer.defaults import resolve, single_machine
+from trainer.run import Run
+from trainer.run_config import RunConfig, merge
+
+MODEL = Path(__file__).parent / "model"
+LAB_VALUES: dict[str, Any] = {
+    # The lab's model never thinks; its template closes an empty thought before each answer.
+    "renderer": {"name": "qwen3", "enable_thinking": False},
+    "judge": {"votes": 3, "max_tokens": 48, "loop": {"max_in_flight": 24}},
+    "trainer": {"learning_rate": 2e-4},
+}
+
+
+def run(
+    lab: LabConfig, folder: Path, config_file: Path | None, overrides: list[str]
+) -> dict[str, Any]:
+    """Run the lab in `folder`; returns the summary that it also writes there.
+
+    Raises StartupError where something cannot start.
+    """
+    folder.mkdir(parents=True, exist_ok=False)
+    values = merge(single_machine(str(MODEL), folder), LAB_VALUES)
+    values = merge(values, {"seed": lab.seed, "trainer": {"seed": lab.seed}})
+    values["proxy"] = {"port": 0}
+    config = resolve(values, config_file, overrides)
+    (folder / "lab.toml").write_text(tomli_w.dumps(lab.model_dump()), encoding="utf-8")
+    return asyncio.run(_run(lab, config, folder))
+
+
+async def _run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any]:
+    console = Console()
+    started = time.monotonic()
+    console.print(f"run folder [bold]{folder}[/]; starting two engines with the lab's model")
+    rendering = Rendering.load(config.model, config.renderer)
+    judge = ["-m", "examples.tool_lab", "judge", "--hints", lab.hints]
+    timings: dict[str, float] = {}
+    async with (
+        Run(config, folder, judge_command=judge) as processes,
+        await Store.open(config.store) as store,
+        EngineClient(
+            config.policy.base_url, config=config.engine_client, vocab_size=rendering.vocab_size
+        ) as engine,
+    ):
+        timings["starting engines"] = time.monotonic() - started
+        before = await _measure(console, "before", engine, rendering, lab, timings)
+        loop_started = time.monotonic()
+        await processes.start_loop()
+        timings["starting the loop"] = time.monotonic() - loop_started
+        state = await _learn(console, config, lab, store, processes, timings)
+        after = await _measure(console, "after", engine, rendering, lab, timings)
+        timings["everything"] = time.monotonic() - started
+        summary = await build_summary(config, lab, store, state, before, after, timings)
+        await save_results(folder, summary, store, rendering, before, after)
+    print_results(console, summary, before, after, folder)
+    return summary
+
+
+async def _measure(
+    console: Console,
+    when: str,
+    engine: EngineClient,
+    rendering: Rendering,
+    lab: LabConfig,
+    timings: dict[str, float],
+) -> dict[str, Rate]:
+    begun = time.monotonic()
+    with MeasuringProgress(console, f"measuring {when}") as shown:
+        rates = await measure_policy(
+            engine, rendering, samples=lab.eval_samples, seed=lab.seed, progress=shown.update
+        )
+    timings[f"measuring {when}"] = time.monotonic() - begun
+    return rates
+
+
+async def _learn(
+    console: Console,
+    config: RunConfig,
+    lab: LabConfig,
+    store: Store,
+    processes: Run,
+    timings: dict[str, float],
+) -> LearningState:
+    with LearningProgress(console, lab) as shown:
+        state = await learn(
+            base_url=f"http://{config.proxy.host}:{config.proxy.port}/v1",
+            model=config.proxy.model_name,
+            store=store,
+            lab=lab,
+            batch_size=config.trainer.rollout_batch_size,
+            failed=processes.supervisor.failed,
+            progress=shown.update,
+        )
+    timings["learning"] = state.seconds
+    return state

@@ -1,0 +1,69 @@
+"""Settings of the judge: where it answers, how often it is asked, how patient its worker is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from judge.selection import SELECTIONS
+from rollout_bridge.config import ClaimLoopConfig
+
+
+class JudgeConfig(BaseModel):
+    """A judge behind any OpenAI-compatible server. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    base_url: str
+    """Base URL up to and including `/v1`."""
+    model: str
+    """Model name sent in each request and stored with each verdict."""
+    api_key: SecretStr = SecretStr("none")
+    """Bearer key; local servers ignore it. Never printed."""
+    votes: int = Field(default=3, ge=1)
+    """Votes for each turn (m)."""
+    temperature: float = Field(default=0.6, ge=0)
+    """Sampling temperature of a vote; at 0 all votes of a turn are the same."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus mass of a vote."""
+    max_tokens: int = Field(default=1024, ge=1)
+    """Longest answer of a vote, reasoning included."""
+    max_prompt_tokens: int = Field(default=24576, ge=256)
+    """Longest judge prompt; over it the oldest middle messages are left out. Context length minus
+    max_tokens.
+    """
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further request fields, e.g. `{"chat_template_kwargs": {"enable_thinking": false}}`."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """Whole duration of one call, each retry anew."""
+    retries: int = Field(default=2, ge=0)
+    """Retries of one call on transport errors, 429 and 5xx before the turn is set aside."""
+    retry_wait_s: float = Field(default=0.25, ge=0)
+    """First wait between retries; doubles, with jitter. A Retry-After header overrides it."""
+    retry_wait_max_s: float = Field(default=10.0, gt=0)
+    """Longest wait inside a call; a longer Retry-After pauses the whole worker instead."""
+    selection: str = "longest"
+    """Hint selection strategy (judge/selection.py)."""
+    min_positive_votes: int = Field(default=1, ge=1)
+    """Positive votes needed before a hint is taken; 1 is the published rule."""
+    loop: ClaimLoopConfig = ClaimLoopConfig()
+    """Turns in flight, polling, and patience with a judge that is down."""
+
+    @field_validator("selection")
+    @classmethod
+    def _selection_is_known(cls, value: str) -> str:
+        if value not in SELECTIONS:
+            raise ValueError(
+                f"unknown selection {value!r}; choose one of {', '.join(sorted(SELECTIONS))}"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _votes_can_reach_the_minimum(self) -> JudgeConfig:
+        if self.min_positive_votes > self.votes:
+            raise ValueError(
+                f"min_positive_votes {self.min_positive_votes} can never be reached "
+                f"with {self.votes} votes"
+            )
+        return self

@@ -1,0 +1,99 @@
+"""What the judge's votes came to, under the names of ALGORITHMS 1.8.
+
+Counted where verdicts are committed, so each turn counts once however often it was attempted.
+Prometheus names cannot hold a slash: `hint/vote_none` is exposed as `hint_vote_none_total`. The
+store's vote summary gives the same figures for a whole run; these are for the process that is
+running.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from records.types import DropReason, Verdict
+
+
+class HintMetrics:
+    """Counters of one judge worker."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self.votes = {
+            None: self._counter("hint_vote_none", "Votes that abstained or failed"),
+            1: self._counter("hint_vote_pos", "Votes that the next state shows a better response"),
+            -1: self._counter("hint_vote_neg", "Votes that it does not"),
+        }
+        self.vote_failed = self._counter("hint_vote_failed", "Votes whose call failed")
+        self.turns = self._counter("hint_turns", "Turns judged")
+        self.accepted = self._counter("hint_accepted", "Turns that got a hint")
+        self.split = self._counter(
+            "hint_votes_split", "Turns with both positive and negative votes"
+        )
+        self.dropped = Counter(
+            "hint_dropped", "Turns dropped by the judge", ["reason"], registry=self.registry
+        )
+        self.omitted_messages = self._counter(
+            "hint_omitted_messages", "Conversation messages left out of judge prompts"
+        )
+        self.len_chars = self._counter("hint_len_chars", "Characters of accepted hints, summed")
+        self.prompt_tokens = self._counter("hint_prompt_tokens", "Prompt tokens of votes")
+        self.completion_tokens = self._counter("hint_completion_tokens", "Answer tokens of votes")
+        self.vote_latency = Histogram(
+            "hint_vote_latency_seconds", "Duration of a vote's call", registry=self.registry
+        )
+        self.unavailable = Gauge(
+            "hint_judge_failures_in_a_row",
+            "Failures of the judge since its last answer",
+            registry=self.registry,
+        )
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, registry=self.registry)
+
+    def count(self, verdict: Verdict, drop: DropReason | None) -> None:
+        """Add one committed verdict."""
+        self.turns.inc()
+        self.omitted_messages.inc(verdict.num_omitted)
+        for vote in verdict.votes:
+            self.votes[vote.score].inc()
+            self.vote_failed.inc(vote.error is not None)
+            self.vote_latency.observe(vote.latency_s)
+            self.prompt_tokens.inc(vote.prompt_tokens or 0)
+            self.completion_tokens.inc(vote.completion_tokens or 0)
+        self.split.inc({1, -1} <= {vote.score for vote in verdict.votes})
+        if drop is not None:
+            self.dropped.labels(reason=drop.value).inc()
+        elif verdict.hint is not None:
+            self.accepted.inc()
+            self.len_chars.inc(len(verdict.hint))
+
+    def snapshot(self) -> dict[str, float]:
+        """The figures under the specification's names; ratios and means are left out while
+        undefined.
+        """
+        turns, accepted = _value(self.turns), _value(self.accepted)
+        figures = {
+            "hint/vote_none": _value(self.votes[None]),
+            "hint/vote_pos": _value(self.votes[1]),
+            "hint/vote_neg": _value(self.votes[-1]),
+            "hint/vote_failed": _value(self.vote_failed),
+        }
+        if turns:
+            figures["hint/accept_rate"] = accepted / turns
+            figures["hint/split_rate"] = _value(self.split) / turns
+        if accepted:
+            figures["hint/len_chars"] = _value(self.len_chars) / accepted
+        for metric in self.dropped.collect():
+            for sample in metric.samples:
+                if sample.name.endswith("_total"):
+                    figures[f"hint/dropped_{sample.labels['reason']}"] = sample.value
+        return figures
+
+
+def _value(counter: Counter) -> float:
+    return sum(
+        sample.value
+        for metric in counter.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    )

@@ -1,0 +1,56 @@
+"""Which hint a turn gets from its votes (ALGORITHMS 1.4, 1.5).
+
+A strategy is a function from votes to candidates, best first, registered under the name that the
+configuration uses. The first candidate is the hint; no candidate means that the turn is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from records.types import Vote
+
+MIN_HINT_CHARS = 11
+MAX_CANDIDATES = 3
+
+Selection: TypeAlias = Callable[[Sequence[Vote]], list[Vote]]
+
+
+def valid_votes(votes: Sequence[Vote]) -> list[Vote]:
+    """Positive votes whose stripped hint has more than 10 characters."""
+    return [vote for vote in votes if vote.score == 1 and len(vote.hint.strip()) >= MIN_HINT_CHARS]
+
+
+def longest(votes: Sequence[Vote]) -> list[Vote]:
+    """The valid vote with the longest stripped hint; of equally long ones the first (1.4)."""
+    valid = valid_votes(votes)
+    return [max(valid, key=lambda vote: len(vote.hint.strip()))] if valid else []
+
+
+def shortest_first(votes: Sequence[Vote]) -> list[Vote]:
+    """Valid votes with different stripped hints, shortest first, at most three (1.5)."""
+    first_of_each: dict[str, Vote] = {}
+    for vote in valid_votes(votes):
+        first_of_each.setdefault(vote.hint.strip(), vote)
+    return sorted(first_of_each.values(), key=lambda vote: len(vote.hint.strip()))[:MAX_CANDIDATES]
+
+
+SELECTIONS: dict[str, Selection] = {"longest": longest, "shortest_first": shortest_first}
+
+
+def select_hint(votes: Sequence[Vote], strategy: str, min_positive_votes: int = 1) -> str | None:
+    """The stripped hint of the best candidate, or None.
+
+    With `min_positive_votes` above the source's 1, fewer positive votes (with or without a usable
+    hint) mean no hint: one judge's slip in m then trains nothing. Raises ValueError for an unknown
+    strategy.
+    """
+    if strategy not in SELECTIONS:
+        raise ValueError(
+            f"unknown hint selection {strategy!r}; known: {', '.join(sorted(SELECTIONS))}"
+        )
+    if sum(vote.score == 1 for vote in votes) < min_positive_votes:
+        return None
+    candidates = SELECTIONS[strategy](votes)
+    return candidates[0].hint.strip() if candidates else None

@@ -1,0 +1,139 @@
+"""The judge stage: turn -> votes -> verdict, committed to the store.
+
+Sits between the proxy, which put the turn's next state there, and teacher scoring, which needs the
+hint. All failures of the judge itself are left to the claim loop's patience
+(rollout_bridge/worker.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from openai import AsyncOpenAI
+
+from judge.config import JudgeConfig
+from judge.context import CountTokens, JudgePromptTooLong, estimate_tokens, fit_judge_prompt
+from judge.metrics import HintMetrics
+from judge.selection import select_hint
+from judge.voting import Ballot, cast_votes
+from records.types import DropReason, TurnRecord, TurnState, Verdict
+from rollout_bridge.worker import ClaimLoop, ClaimStore, ServiceUnavailable
+
+logger = logging.getLogger(__name__)
+
+
+class JudgeStore(ClaimStore, Protocol):
+    """What the judge worker needs of the store."""
+
+    async def commit_verdict(
+        self, owner: str, verdict: Verdict, drop: DropReason | None
+    ) -> bool: ...
+
+
+class JudgeUnavailable(ServiceUnavailable):
+    """Every vote's call failed; `ballot` holds the failed votes."""
+
+    def __init__(self, ballot: Ballot, num_omitted: int) -> None:
+        errors = dict.fromkeys(vote.error for vote in ballot.votes if vote.error)
+        super().__init__(
+            f"no vote got an answer: {'; '.join(errors)}", retry_after_s=ballot.retry_after_s
+        )
+        self.ballot = ballot
+        self.num_omitted = num_omitted
+
+
+class JudgeWorker:
+    """Judges turns in state `judging` until stopped.
+
+    `owner` names the claims: unique for each worker that runs at a time. `count_tokens` counts a
+    text with the judge's tokenizer; without one an estimate on the high side is used.
+    """
+
+    def __init__(
+        self,
+        store: JudgeStore,
+        config: JudgeConfig,
+        owner: str,
+        *,
+        count_tokens: CountTokens = estimate_tokens,
+        metrics: HintMetrics | None = None,
+    ) -> None:
+        self._store, self._config, self._owner = store, config, owner
+        self._count_tokens = count_tokens
+        self.metrics = metrics if metrics is not None else HintMetrics()
+        self.loop = ClaimLoop(store, self, owner=owner, config=config.loop)
+        self.metrics.unavailable.set_function(lambda: self.loop.failures_in_a_row)
+        self._client: AsyncOpenAI | None = None
+
+    @property
+    def state(self) -> TurnState:
+        """The state from which turns are claimed."""
+        return TurnState.JUDGING
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Judge until `stop` is set. See `ClaimLoop.run`."""
+        client = AsyncOpenAI(
+            base_url=self._config.base_url,
+            api_key=self._config.api_key.get_secret_value(),
+            timeout=self._config.timeout_s,
+            max_retries=0,
+        )
+        async with client:
+            self._client = client
+            await self.loop.run(stop)
+
+    async def process(self, turn: TurnRecord) -> None:
+        """Vote on one turn and commit the verdict. Raises JudgeUnavailable if no vote got an
+        answer.
+        """
+        assert self._client is not None, "process is called by run"
+        try:
+            prompt = fit_judge_prompt(
+                turn.messages,
+                turn.tools,
+                turn.response,
+                turn.next_state,
+                self._config.max_prompt_tokens,
+                self._count_tokens,
+            )
+        except JudgePromptTooLong as error:
+            logger.info("turn %s: %s", turn.turn_id, error)
+            await self._commit(turn, None, 0, DropReason.JUDGE_PROMPT_TOO_LONG)
+            return
+        ballot = await cast_votes(self._client, prompt.messages, self._config)
+        if not ballot.all_failed:
+            await self._commit(turn, ballot, prompt.num_omitted, None)
+        elif ballot.too_long:
+            reason = DropReason.JUDGE_PROMPT_TOO_LONG
+            await self._commit(turn, ballot, prompt.num_omitted, reason)
+        else:
+            raise JudgeUnavailable(ballot, prompt.num_omitted)
+
+    async def give_up(self, turn: TurnRecord, error: ServiceUnavailable) -> None:
+        """Drop a turn that the judge never answered; its failed votes are stored."""
+        ballot = error.ballot if isinstance(error, JudgeUnavailable) else None
+        num_omitted = error.num_omitted if isinstance(error, JudgeUnavailable) else 0
+        await self._commit(turn, ballot, num_omitted, DropReason.JUDGE_UNAVAILABLE)
+
+    async def _commit(
+        self, turn: TurnRecord, ballot: Ballot | None, num_omitted: int, drop: DropReason | None
+    ) -> None:
+        votes = ballot.votes if ballot is not None else ()
+        config = self._config
+        hint = select_hint(votes, config.selection, config.min_positive_votes)
+        if drop is None and hint is None:
+            drop = DropReason.NO_HINT
+        verdict = Verdict(
+            turn_id=turn.turn_id,
+            votes=votes,
+            hint=hint if drop is None else None,
+            selection=config.selection,
+            judge=config.model,
+            num_omitted=num_omitted,
+        )
+        if await self._store.commit_verdict(self._owner, verdict, drop):
+            self.metrics.count(verdict, drop)
+        else:
+            logger.warning("turn %s: the claim was lost, its verdict is not kept", turn.turn_id)

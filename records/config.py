@@ -1,0 +1,61 @@
+"""Where the store lies and how patient it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+SQLITE = "sqlite+aiosqlite"
+POSTGRESQL = "postgresql+asyncpg"
+
+
+class StoreConfig(BaseModel):
+    """The database of a run."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    url: str
+    """`sqlite+aiosqlite:///FILE` (one host) or `postgresql+asyncpg://USER@HOST/DATABASE` (many)."""
+    busy_timeout_s: float = Field(default=30.0, gt=0)
+    """How long one attempt waits for another process's write lock."""
+    lock_retries: int = Field(default=3, ge=0)
+    """Further attempts, with growing pauses, before a write raises StoreUnavailable."""
+    group_max: int = Field(default=256, ge=1)
+    """Most write operations that share one transaction."""
+    reader_connections: int = Field(default=4, ge=1)
+    """Connections of this process that only read."""
+
+    @field_validator("url")
+    @classmethod
+    def _known_database(cls, url: str) -> str:
+        try:
+            parsed = make_url(url)
+        except ArgumentError as error:
+            raise ValueError(f"not a database URL: {url!r}") from error
+        if parsed.drivername not in (SQLITE, POSTGRESQL):
+            raise ValueError(
+                f"database driver {parsed.drivername!r} is not supported: "
+                f"use {SQLITE}:///FILE or {POSTGRESQL}://USER@HOST/DATABASE"
+            )
+        if parsed.drivername == SQLITE and parsed.database in (None, "", ":memory:"):
+            raise ValueError("the store needs a file: several connections share it")
+        return url
+
+    @classmethod
+    def sqlite(cls, path: Path, **options: object) -> StoreConfig:
+        """The configuration of a SQLite store in the file `path`."""
+        return cls.model_validate({"url": f"{SQLITE}:///{path}", **options})
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether this is a SQLite file (else PostgreSQL)."""
+        return make_url(self.url).drivername == SQLITE
+
+    @property
+    def sqlite_path(self) -> Path | None:
+        """The database file, or None on PostgreSQL."""
+        database = make_url(self.url).database
+        return Path(database) if self.is_sqlite and database else None

@@ -1,0 +1,162 @@
+"""Connections: one that writes and a few that read per process, on SQLite or PostgreSQL.
+
+It knows drivers, pragmas and which errors pass by themselves; it knows no tables. A write is a
+function of a connection that runs whole in one transaction. On SQLite it runs in a thread of its
+own, so that the write lock is never held while the event loop is busy with something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from records.config import StoreConfig
+from records.locking import FairFileLock
+
+T = TypeVar("T")
+
+_SQLITE_BUSY = ("database is locked", "database table is locked", "database schema is locked")
+# serialization_failure, deadlock_detected, lock_not_available
+_POSTGRESQL_CONFLICT = ("40001", "40P01", "55P03")
+# connection_exception class, too_many_connections, admin / crash shutdown, cannot_connect_now
+_POSTGRESQL_GONE = ("08", "53300", "57P")
+
+
+class Transactions(Protocol):
+    """Runs functions of a connection, each in one write transaction, one at a time."""
+
+    async def run(self, function: Callable[[Connection], T]) -> T:
+        """The function's result once it is committed; rolled back if it raises."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect."""
+        ...
+
+
+class SqliteTransactions:
+    """Write transactions on a SQLite file, in one thread, in turn with other processes."""
+
+    def __init__(self, config: StoreConfig, path: Path) -> None:
+        self._config = config
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-writer")
+        self._engine: Engine | None = None
+        self._lock: FairFileLock | None = None
+
+    async def run(self, function: Callable[[Connection], T]) -> T:
+        """As `Transactions.run`. Raises TimeoutError or OperationalError while it stays locked."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, function)
+
+    def _run(self, function: Callable[[Connection], T]) -> T:
+        if self._engine is None or self._lock is None:
+            self._lock = FairFileLock(self._path, self._config.busy_timeout_s)
+            self._engine = _sqlite_writer(self._config, self._path)
+        with self._lock.held(), self._engine.begin() as connection:
+            return function(connection)
+
+    async def close(self) -> None:
+        """Close the connection and the lock files, and end the thread."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown()
+
+    def _close(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+        if self._lock is not None:
+            self._lock.close()
+
+
+class PostgresqlTransactions:
+    """Write transactions on a PostgreSQL server."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._engine = create_async_engine(config.url, pool_size=1, max_overflow=0)
+
+    async def run(self, function: Callable[[Connection], T]) -> T:
+        """As `Transactions.run`."""
+        async with self._engine.begin() as connection:
+            return await connection.run_sync(function)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._engine.dispose()
+
+
+def write_transactions(config: StoreConfig) -> Transactions:
+    """The writing side of a store."""
+    path = config.sqlite_path
+    return PostgresqlTransactions(config) if path is None else SqliteTransactions(config, path)
+
+
+def reader_engine(config: StoreConfig) -> AsyncEngine:
+    """The engine of the connections that only read; every statement sees what is committed."""
+    size = config.reader_connections
+    if not config.is_sqlite:
+        return create_async_engine(
+            config.url, pool_size=size, max_overflow=0, isolation_level="AUTOCOMMIT"
+        )
+    engine = create_async_engine(config.url, pool_size=size, max_overflow=0)
+    _prepare_sqlite(engine.sync_engine, config, "PRAGMA query_only=ON")
+    return engine
+
+
+def _sqlite_writer(config: StoreConfig, path: Path) -> Engine:
+    engine = create_engine(f"sqlite+pysqlite:///{path}", pool_size=1, max_overflow=0)
+    _prepare_sqlite(engine, config, "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL")
+
+    @event.listens_for(engine, "begin")
+    def _begin_immediate(connection: Connection) -> None:
+        # A deferred transaction that starts with a read and then writes fails at once with
+        # "database is locked", whatever the busy timeout, if another process wrote in between.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _prepare_sqlite(engine: Engine, config: StoreConfig, *pragmas: str) -> None:
+    @event.listens_for(engine, "connect")
+    def _on_connect(connection: Any, _record: Any) -> None:
+        # Without this the driver opens deferred transactions of its own before each write.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={int(config.busy_timeout_s * 1000)}")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        for pragma in pragmas:
+            cursor.execute(pragma)
+        cursor.close()
+
+
+def is_busy(error: BaseException) -> bool:
+    """Whether SQLite gave up waiting for a lock."""
+    return isinstance(error, DBAPIError) and any(text in str(error.orig) for text in _SQLITE_BUSY)
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether PostgreSQL undid the transaction because of a concurrent one."""
+    return _sqlstate(error).startswith(_POSTGRESQL_CONFLICT)
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether the server could not be reached or hung up, or waiting for a lock took too long."""
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or _sqlstate(error).startswith(_POSTGRESQL_GONE)
+    return isinstance(error, OSError)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same transaction may succeed when it is tried again."""
+    return is_busy(error) or is_conflict(error) or is_gone(error)
+
+
+def _sqlstate(error: BaseException) -> str:
+    if not isinstance(error, DBAPIError):
+        return ""
+    return getattr(error.orig, "sqlstate", None) or ""

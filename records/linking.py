@@ -1,0 +1,110 @@
+"""Queries by which a request is linked to earlier turns: by node, by fingerprint, by session.
+
+All are confined to one scope and return references without tokens, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, literal_column, select, union_all
+
+from records.models import NodeRow, TurnRow
+from records.sql import chunks
+from records.types import TurnRef, TurnState
+
+
+def known_nodes(connection: Connection, scope: str, node_ids: Sequence[str]) -> set[str]:
+    """Those of `node_ids` that exist."""
+    known: set[str] = set()
+    for part in chunks(node_ids):
+        known.update(
+            connection.scalars(
+                select(NodeRow.node_id).where(NodeRow.node_id.in_(part), NodeRow.scope == scope)
+            )
+        )
+    return known
+
+
+def by_response_node(connection: Connection, scope: str, node_ids: Sequence[str]) -> list[TurnRef]:
+    """Turns whose response is one of these nodes."""
+    refs: list[TurnRef] = []
+    for part in chunks(node_ids):
+        refs += _refs(connection, TurnRow.scope == scope, TurnRow.response_node_id.in_(part))
+    return sorted(refs, key=lambda ref: ref.created_at)
+
+
+def by_prompt_node(connection: Connection, scope: str, node_id: str) -> list[TurnRef]:
+    """Turns that answered exactly this prompt: siblings and retries."""
+    return _refs(connection, TurnRow.scope == scope, TurnRow.prompt_node_id == node_id)
+
+
+def by_fingerprint(
+    connection: Connection, scope: str, fingerprint: str, since: float, session_id: str | None
+) -> list[TurnRef]:
+    """Turns since `since` whose response has this fingerprint, whatever came before it."""
+    conditions = [
+        TurnRow.scope == scope,
+        TurnRow.fingerprint == fingerprint,
+        TurnRow.created_at >= since,
+    ]
+    if session_id is not None:
+        conditions.append(TurnRow.session_id == session_id)
+    return _refs(connection, *conditions)
+
+
+def list_turns(
+    connection: Connection, session_id: str | None, state: TurnState | None, limit: int
+) -> list[TurnRef]:
+    """The newest `limit` turns of a session and/or state, newest first."""
+    conditions = []
+    if session_id is not None:
+        conditions.append(TurnRow.session_id == session_id)
+    if state is not None:
+        conditions.append(TurnRow.state == state)
+    statement = _ref_columns().where(*conditions)
+    newest = statement.order_by(TurnRow.created_at.desc(), TurnRow.turn_id).limit(limit)
+    return [_ref(row) for row in connection.execute(newest)]
+
+
+def session_of_nodes(connection: Connection, scope: str, node_ids: Sequence[str]) -> str | None:
+    """The session of the newest turn whose prompt or response is the deepest of these nodes."""
+    found: list[tuple[Any, ...]] = []
+    for part in chunks(node_ids):
+        branches = [
+            select(NodeRow.depth, TurnRow.created_at, TurnRow.session_id)
+            .join(NodeRow, NodeRow.node_id == column)
+            .where(column.in_(part), TurnRow.scope == scope)
+            for column in (TurnRow.response_node_id, TurnRow.prompt_node_id)
+        ]
+        deepest = (
+            union_all(*branches)
+            .order_by(literal_column("depth").desc(), literal_column("created_at").desc())
+            .limit(1)
+        )
+        found += [tuple(row) for row in connection.execute(deepest)]
+    return max(found)[2] if found else None
+
+
+def _refs(connection: Connection, *conditions: ColumnElement[bool]) -> list[TurnRef]:
+    statement = _ref_columns().where(*conditions).order_by(TurnRow.created_at, TurnRow.turn_id)
+    return [_ref(row) for row in connection.execute(statement)]
+
+
+def _ref_columns() -> Any:
+    return select(
+        TurnRow.turn_id,
+        TurnRow.session_id,
+        TurnRow.parent_turn_id,
+        TurnRow.state,
+        TurnRow.drop_reason,
+        TurnRow.prompt_node_id,
+        TurnRow.response_node_id,
+        TurnRow.next_state.is_not(None).label("has_next_state"),
+        TurnRow.created_at,
+    )
+
+
+def _ref(row: Row[Any]) -> TurnRef:
+    return TurnRef(**{**row._mapping, "has_next_state": bool(row._mapping["has_next_state"])})

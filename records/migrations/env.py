@@ -1,0 +1,16 @@
+"""Alembic's entry: runs the migrations on the connection and in the transaction of its caller."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from records.models import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    # SQLite's schema changes are transactional once the driver's own transactions are off.
+    transactional_ddl=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

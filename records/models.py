@@ -1,0 +1,213 @@
+"""The tables. ORM rows never leave this package: the store gives and takes `records.types`.
+
+A turn's state (hot, rewritten at each transition) and its tokens (cold, written once) lie in
+different tables: SQLite rewrites a whole row, blobs included, when any of its columns changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from records.columns import CleanText, IdsBlob, JsonText, LogprobsBlob, enum_column
+from records.types import DropReason, TurnState, TurnType
+
+
+class Base(DeclarativeBase):
+    """Root of the tables; constraint names are fixed so that migrations can name them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class SessionRow(Base):
+    """One conversation as the proxy sees it. Times are unix seconds."""
+
+    __tablename__ = "sessions"
+    session_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    scope: Mapped[str] = mapped_column(CleanText)
+    external_id: Mapped[str | None] = mapped_column(CleanText)
+    created_at: Mapped[float] = mapped_column(Double)
+    last_seen: Mapped[float] = mapped_column(Double)
+    closed_at: Mapped[float | None] = mapped_column(Double)
+    close_reason: Mapped[str | None] = mapped_column(CleanText)
+    __table_args__ = (
+        Index(None, "scope", "external_id", unique=True),
+        Index(None, "closed_at", "last_seen"),
+    )
+
+
+class NodeRow(Base):
+    """One message at its place in the conversation tree; `body` is the first form seen of it."""
+
+    __tablename__ = "message_nodes"
+    node_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    scope: Mapped[str] = mapped_column(CleanText)
+    parent_id: Mapped[str | None] = mapped_column(Text, ForeignKey("message_nodes.node_id"))
+    depth: Mapped[int]
+    body_hash: Mapped[str] = mapped_column(Text)
+    body: Mapped[Any] = mapped_column(JsonText)
+
+
+class VariantRow(Base):
+    """Another form of a message (reasoning kept or dropped, other whitespace), by content hash."""
+
+    __tablename__ = "message_variants"
+    body_hash: Mapped[str] = mapped_column(Text, primary_key=True)
+    body: Mapped[Any] = mapped_column(JsonText)
+
+
+class ToolsetRow(Base):
+    """The tools that a request offered, stored once per content."""
+
+    __tablename__ = "toolsets"
+    toolset_hash: Mapped[str] = mapped_column(Text, primary_key=True)
+    body: Mapped[Any] = mapped_column(JsonText)
+
+
+class TurnRow(Base):
+    """One answered request and where it stands.
+
+    `variants` maps a position of the path (prompt messages, then the response) to the form that
+    this turn had there, where it is not the node's. `claim_owner` holds the turn until
+    `claim_until`.
+    """
+
+    __tablename__ = "turns"
+    turn_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    session_id: Mapped[str] = mapped_column(Text, ForeignKey("sessions.session_id"))
+    scope: Mapped[str] = mapped_column(CleanText)
+    parent_turn_id: Mapped[str | None] = mapped_column(Text, ForeignKey("turns.turn_id"))
+    turn_type: Mapped[TurnType] = mapped_column(enum_column(TurnType))
+    state: Mapped[TurnState] = mapped_column(enum_column(TurnState))
+    drop_reason: Mapped[DropReason | None] = mapped_column(enum_column(DropReason))
+    drop_detail: Mapped[str | None] = mapped_column(CleanText)
+    claim_owner: Mapped[str | None] = mapped_column(Text)
+    claim_until: Mapped[float | None] = mapped_column(Double)
+    prompt_node_id: Mapped[str] = mapped_column(Text, ForeignKey("message_nodes.node_id"))
+    response_node_id: Mapped[str] = mapped_column(Text, ForeignKey("message_nodes.node_id"))
+    fingerprint: Mapped[str] = mapped_column(Text)
+    variants: Mapped[Any] = mapped_column(JsonText, nullable=True)
+    toolset_hash: Mapped[str | None] = mapped_column(Text, ForeignKey("toolsets.toolset_hash"))
+    next_state: Mapped[Any] = mapped_column(JsonText, nullable=True)
+    sampling: Mapped[Any] = mapped_column(JsonText)
+    distribution_modified: Mapped[str | None] = mapped_column(CleanText)
+    version_spans: Mapped[Any] = mapped_column(JsonText)
+    oldest_version: Mapped[int | None] = mapped_column(BigInteger)
+    newest_version: Mapped[int | None] = mapped_column(BigInteger)
+    finish_reason: Mapped[str] = mapped_column(CleanText)
+    latency_s: Mapped[float] = mapped_column(Double)
+    created_at: Mapped[float] = mapped_column(Double)
+    updated_at: Mapped[float] = mapped_column(Double)
+    trained_version: Mapped[int | None] = mapped_column(
+        BigInteger, ForeignKey("policy_versions.version")
+    )
+    __table_args__ = (
+        Index(None, "state", "created_at"),
+        Index(None, "session_id", "created_at"),
+        Index(None, "prompt_node_id"),
+        Index(None, "response_node_id"),
+        Index(None, "scope", "fingerprint", "created_at"),
+    )
+
+
+class TokensRow(Base):
+    """A turn's tokens.
+
+    Its prompt is the first `num_shared_ids` of the parent's prompt + response, then `prompt_ids`.
+    `checksum` identifies the whole prompt + response.
+    """
+
+    __tablename__ = "turn_tokens"
+    turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
+    token_parent_id: Mapped[str | None] = mapped_column(Text, ForeignKey("turn_tokens.turn_id"))
+    num_shared_ids: Mapped[int]
+    prompt_length: Mapped[int]
+    response_length: Mapped[int]
+    checksum: Mapped[bytes] = mapped_column(LargeBinary)
+    prompt_ids: Mapped[Any] = mapped_column(IdsBlob)
+    response_ids: Mapped[Any] = mapped_column(IdsBlob)
+    rollout_logprobs: Mapped[Any] = mapped_column(LogprobsBlob)
+
+
+class VerdictRow(Base):
+    """The judge's decision on a turn."""
+
+    __tablename__ = "verdicts"
+    turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
+    hint: Mapped[str | None] = mapped_column(CleanText)
+    selection: Mapped[str] = mapped_column(CleanText)
+    judge: Mapped[str] = mapped_column(CleanText)
+    num_omitted: Mapped[int]
+    created_at: Mapped[float] = mapped_column(Double)
+
+
+class VoteRow(Base):
+    """One judge answer to a turn."""
+
+    __tablename__ = "votes"
+    turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
+    vote_index: Mapped[int] = mapped_column(primary_key=True)
+    score: Mapped[int | None]
+    hint: Mapped[str] = mapped_column(CleanText)
+    text: Mapped[str] = mapped_column(CleanText)
+    latency_s: Mapped[float] = mapped_column(Double)
+    prompt_tokens: Mapped[int | None]
+    completion_tokens: Mapped[int | None]
+    error: Mapped[str | None] = mapped_column(CleanText)
+
+
+class ScoreRow(Base):
+    """A teacher's log-probs of a turn under one hint.
+
+    The hinted prompt is the turn's prompt with `middle_ids` between its first `prefix_length` and
+    its last `suffix_length` ids.
+    """
+
+    __tablename__ = "scores"
+    turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
+    hint_hash: Mapped[str] = mapped_column(Text, primary_key=True)
+    teacher: Mapped[str] = mapped_column(Text, primary_key=True)
+    teacher_version: Mapped[str] = mapped_column(Text, primary_key=True)
+    hint: Mapped[str] = mapped_column(CleanText)
+    prefix_length: Mapped[int]
+    suffix_length: Mapped[int]
+    middle_ids: Mapped[Any] = mapped_column(IdsBlob)
+    teacher_logprobs: Mapped[Any] = mapped_column(LogprobsBlob)
+    latency_s: Mapped[float] = mapped_column(Double)
+    created_at: Mapped[float] = mapped_column(Double)
+
+
+class SampleRow(Base):
+    """What training did with a turn in the step that made `version`."""
+
+    __tablename__ = "samples"
+    turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
+    version: Mapped[int] = mapped_column(
+        BigInteger, ForeignKey("policy_versions.version"), primary_key=True
+    )
+    staleness: Mapped[int]
+    advantage_mean: Mapped[float] = mapped_column(Double)
+    advantage_abs_max: Mapped[float] = mapped_column(Double)
+    advantages: Mapped[Any] = mapped_column(LogprobsBlob)
+    created_at: Mapped[float] = mapped_column(Double)
+
+
+class PolicyVersionRow(Base):
+    """One published state of the policy."""
+
+    __tablename__ = "policy_versions"
+    version: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    parent_version: Mapped[int | None] = mapped_column(BigInteger)
+    checkpoint: Mapped[str] = mapped_column(CleanText)
+    manifest_hash: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(Double)
+    abandoned: Mapped[bool]

@@ -1,0 +1,400 @@
+"""The store: what every stage of a run reads and writes, and the only thing that they share.
+
+A thin facade: each write is an operation (`*_op` of the modules beside this one) that the group
+writer commits before the method returns; each read runs on a connection of its own. Turns move
+through `TurnState` only here. It decides nothing: who links, judges, scores and trains are the
+callers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from records import claims, linking, loading, reconcile, scores, sessions, summary, training
+from records import turn_writes as turns
+from records.config import StoreConfig
+from records.database import is_transient, reader_engine, write_transactions
+from records.errors import StoreUnavailable, UnknownTurn
+from records.messages import Message
+from records.reconcile import Chain, ReconcileReport
+from records.schema import migrate_op
+from records.summary import ExampleTurn, VoteSummary
+from records.types import (
+    CapturedTurn,
+    DropReason,
+    Ids,
+    PolicyVersion,
+    ReadySample,
+    SampleResult,
+    Score,
+    TurnRecord,
+    TurnRef,
+    TurnState,
+    Verdict,
+    Vote,
+)
+from records.writer import GroupWriter, as_store_error
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Clock = Callable[[], float]
+
+_READ_ATTEMPTS = 2
+_IDLE_SESSIONS_PER_TRANSACTION = 200
+
+
+class Store:
+    """One process's door to the database. All methods may raise StoreUnavailable."""
+
+    def __init__(self, config: StoreConfig, clock: Clock = time.time) -> None:
+        self.config = config
+        self._clock = clock
+        self._reader_engine = reader_engine(config)
+        self.writer = GroupWriter(
+            write_transactions(config),
+            group_max=config.group_max,
+            lock_retries=config.lock_retries,
+        )
+
+    @classmethod
+    async def open(cls, config: StoreConfig, clock: Clock = time.time) -> Store:
+        """Connect, migrate if needed, start the writer. `clock` gives unix seconds.
+
+        Raises StoreUnavailable, or StoreSchemaError for a database of a newer program.
+        """
+        path = config.sqlite_path
+        if path is not None and not path.parent.is_dir():
+            raise StoreUnavailable(f"the folder of the database does not exist: {path.parent}")
+        store = cls(config, clock)
+        store.writer.start()
+        try:
+            await store.writer.run(migrate_op)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def close(self) -> None:
+        """Commit what waits and disconnect."""
+        await self.writer.close()
+        await self._reader_engine.dispose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _write(
+        self, operation: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self.writer.run(lambda connection: operation(connection, *args, **kwargs))
+
+    async def _read(
+        self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        for attempt in range(_READ_ATTEMPTS):
+            try:
+                async with self._reader_engine.connect() as connection:
+                    return await connection.run_sync(query, *args, **kwargs)
+            except (SQLAlchemyError, OSError) as error:
+                # A pooled connection may have died since its last use; a second one is new.
+                if not is_transient(error) or attempt + 1 == _READ_ATTEMPTS:
+                    raise as_store_error(error) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    # Sessions and linking (the proxy)
+
+    async def ensure_session(
+        self, *, scope: str, external_id: str | None, session_id: str | None = None
+    ) -> str:
+        """The id of a session, created if needed, and noted as seen (and open) now.
+
+        `external_id` is the client's name for it, `session_id` ours; with neither it is a new one.
+        Raises ValueError for a session of another scope.
+        """
+        if external_id is not None:
+            session_id = await self._read(
+                sessions.find_external, scope=scope, external_id=external_id
+            )
+        if session_id is not None:
+            found = await self._read(sessions.find, session_id=session_id)
+            if found is not None and found[0] != scope:
+                raise ValueError(f"session {session_id!r} belongs to another scope")
+            if found is not None and found[1] >= self._clock() - sessions.TOUCH_EVERY_S:
+                return session_id
+        return await self._write(
+            sessions.ensure_op,
+            scope=scope,
+            external_id=external_id,
+            session_id=session_id,
+            now=self._clock(),
+        )
+
+    async def close_session(self, session_id: str, reason: str) -> int:
+        """Close a session; its turns without next state -> dropped. Returns how many these are."""
+        return await self._write(
+            sessions.close_op, session_ids=[session_id], reason=reason, now=self._clock()
+        )
+
+    async def close_idle_sessions(self, idle_s: float) -> int:
+        """Close all sessions not seen for `idle_s`. Returns the number of turns dropped."""
+        dropped = 0
+        while True:
+            now = self._clock()
+            limit = _IDLE_SESSIONS_PER_TRANSACTION
+            if not await self._read(sessions.idle, before=now - idle_s, limit=1):
+                return dropped
+            closed, turns_dropped = await self._write(
+                sessions.close_idle_op, before=now - idle_s, limit=limit, now=now
+            )
+            dropped += turns_dropped
+            if closed < limit:
+                return dropped
+
+    async def find_known_nodes(self, scope: str, node_ids: Sequence[str]) -> set[str]:
+        """Those of `node_ids` that are stored messages."""
+        return await self._read(linking.known_nodes, scope=scope, node_ids=node_ids)
+
+    async def turns_by_response_node(self, scope: str, node_ids: Sequence[str]) -> list[TurnRef]:
+        """Turns whose response is one of these nodes, oldest first."""
+        return await self._read(linking.by_response_node, scope=scope, node_ids=node_ids)
+
+    async def turns_by_prompt_node(self, scope: str, node_id: str) -> list[TurnRef]:
+        """Turns that answered exactly this prompt, oldest first."""
+        return await self._read(linking.by_prompt_node, scope=scope, node_id=node_id)
+
+    async def turns_by_fingerprint(
+        self, scope: str, fingerprint: str, since: float, session_id: str | None = None
+    ) -> list[TurnRef]:
+        """Turns created since `since` (unix seconds) with this response, oldest first."""
+        return await self._read(
+            linking.by_fingerprint,
+            scope=scope,
+            fingerprint=fingerprint,
+            since=since,
+            session_id=session_id,
+        )
+
+    async def session_of_nodes(self, scope: str, node_ids: Sequence[str]) -> str | None:
+        """The session of the newest turn whose prompt or response is the deepest of these."""
+        return await self._read(linking.session_of_nodes, scope=scope, node_ids=node_ids)
+
+    async def turn_tokens(self, turn_id: str) -> tuple[Ids, Ids]:
+        """(prompt ids [P], response ids [R]). Raises UnknownTurn."""
+        tokens = await self._read(loading.load_tokens, turn_ids=[turn_id])
+        prompt_ids, response_ids, _ = tokens[turn_id]
+        return prompt_ids, response_ids
+
+    async def record_turn(self, turn: CapturedTurn, *, scope: str) -> None:
+        """Store a turn as awaiting_next_state, or as dropped with its reason; durable on return.
+
+        Raises ValueError if it is not dropped yet cannot train (no temperature, tokens or version,
+        or a non-finite log-prob), names an unknown session or token parent, or does not share the
+        ids that it says; StoreConflict if its id is taken.
+        """
+        prepared = turns.prepare(turn, scope=scope, now=self._clock())
+        if turn.token_parent_id is not None:
+            await self._check_shared(turn, turn.token_parent_id)
+        await self._write(turns.record_op, prepared=prepared)
+
+    async def _check_shared(self, turn: CapturedTurn, parent_id: str) -> None:
+        """Compare ids where only a part of the parent is shared (the rest is checked by sum)."""
+        total = await self._read(turns.token_count, turn_id=parent_id)
+        if total is None or turn.num_shared_ids == total:
+            return
+        prompt_ids, response_ids = await self.turn_tokens(parent_id)
+        turns.check_shared_part(turn, prompt_ids, response_ids)
+
+    async def set_next_state(self, turn_id: str, next_state: list[Message]) -> bool:
+        """Give a turn its next state: awaiting_next_state or dropped(no_next_state) -> judging.
+
+        False, and nothing changes, in any other state: a turn gets one next state.
+        """
+        if not next_state:
+            raise ValueError(f"turn {turn_id}: a next state has at least one message")
+        return await self._write(
+            turns.set_next_state_op,
+            turn_id=turn_id,
+            next_state=next_state,
+            now=self._clock(),
+        )
+
+    # Judge and scoring workers
+
+    async def claim(
+        self, state: TurnState, *, owner: str, limit: int, ttl_s: float
+    ) -> list[TurnRecord]:
+        """Claim up to `limit` turns in `judging` or `scoring` for `ttl_s` seconds.
+
+        Oldest first, turns of one session together; claims past their deadline are free again.
+        """
+        if state not in claims.CLAIMABLE:
+            raise ValueError(f"turns in state {state} are not claimed by workers")
+        if limit < 1:
+            raise ValueError(f"a claim asks for at least one turn, got {limit}")
+        if not await self._read(claims.any_free, state=state, now=self._clock()):
+            return []
+        turn_ids = await self._write(
+            claims.claim_op,
+            state=state,
+            owner=owner,
+            limit=limit,
+            now=self._clock(),
+            ttl_s=ttl_s,
+        )
+        return await self._read(loading.load_turns, turn_ids=turn_ids)
+
+    async def extend_claims(self, owner: str, turn_ids: Sequence[str], ttl_s: float) -> int:
+        """Hold claims for another `ttl_s` from now; returns how many are still the owner's."""
+        until = self._clock() + ttl_s
+        return await self._write(claims.extend_op, owner=owner, turn_ids=turn_ids, until=until)
+
+    async def release(self, owner: str, turn_ids: Sequence[str]) -> int:
+        """Give claims back; returns how many were still the owner's."""
+        return await self._write(claims.release_op, owner=owner, turn_ids=turn_ids)
+
+    async def commit_verdict(self, owner: str, verdict: Verdict, drop: DropReason | None) -> bool:
+        """judging -> scoring, or dropped(drop). False, and nothing written, if the claim is lost.
+
+        Raises ValueError for a verdict without a hint and without a drop reason.
+        """
+        if drop is None and not verdict.hint:
+            raise ValueError(f"turn {verdict.turn_id}: no hint and no drop reason")
+        return await self._write(
+            claims.verdict_op, owner=owner, verdict=verdict, drop=drop, now=self._clock()
+        )
+
+    async def commit_score(self, owner: str, score: Score) -> bool:
+        """scoring -> ready. False, and nothing is written, if the claim is lost.
+
+        Raises ValueError unless there is one finite log-prob per response id.
+        """
+        prompt_ids, response_ids = await self.turn_tokens(score.turn_id)
+        row = scores.score_row(score, prompt_ids, response_ids, self._clock())
+        return await self._write(claims.score_op, owner=owner, row=row)
+
+    async def drop(self, owner: str, turn_id: str, reason: DropReason, detail: str = "") -> bool:
+        """A claimed or leased turn -> dropped(reason). False if it is not the owner's."""
+        return await self._write(
+            claims.drop_op,
+            owner=owner,
+            turn_id=turn_id,
+            reason=reason,
+            detail=detail,
+            now=self._clock(),
+        )
+
+    # The trainer
+
+    async def lease(self, *, owner: str, count: int, ttl_s: float) -> list[ReadySample]:
+        """Exactly the `count` oldest ready turns -> leased, or [] if there are fewer."""
+        if count < 1:
+            raise ValueError(f"a lease asks for at least one turn, got {count}")
+        turn_ids = await self._write(
+            training.lease_op, owner=owner, count=count, now=self._clock(), ttl_s=ttl_s
+        )
+        return await self._read(training.load_samples, turn_ids=turn_ids)
+
+    async def expire_stale(self, *, current_version: int, max_staleness: int) -> int:
+        """Ready turns with tokens older than current - max_staleness -> dropped(stale)."""
+        oldest = current_version - max_staleness
+        return await self._write(training.expire_op, oldest_allowed=oldest, now=self._clock())
+
+    async def release_leases(self, owner: str) -> int:
+        """All leases of `owner` -> ready; returns how many these were."""
+        return await self._write(training.release_op, owner=owner, now=self._clock())
+
+    async def commit_step(self, *, version: PolicyVersion, results: list[SampleResult]) -> None:
+        """Insert the policy version and its samples; leased -> trained. One transaction.
+
+        Raises StoreConflict if the version number is taken or a turn is not leased.
+        """
+        await self._write(
+            training.commit_step_op, version=version, results=results, now=self._clock()
+        )
+
+    async def reconcile(self, chain: Chain) -> ReconcileReport:
+        """Make versions and trained turns equal to the surviving manifests, oldest first.
+
+        Raises StoreConflict if the chain trained a turn twice or contradicts a stored manifest.
+        """
+        return await self._write(reconcile.reconcile_op, chain=chain, now=self._clock())
+
+    async def next_version(self) -> int:
+        """A version number that was never used."""
+        return await self._read(training.next_version)
+
+    async def latest_version(self) -> PolicyVersion | None:
+        """The newest version that is not abandoned."""
+        return await self._read(training.latest_version)
+
+    async def ready_count(self) -> int:
+        """Number of turns that wait for a trainer."""
+        return await self._read(summary.ready_count)
+
+    # Inspection
+
+    async def counts(self) -> dict[TurnState, int]:
+        """Number of turns in each state."""
+        return await self._read(summary.counts)
+
+    async def drops(self) -> dict[DropReason, int]:
+        """Number of dropped turns by reason."""
+        return await self._read(summary.drops)
+
+    async def turn(self, turn_id: str) -> TurnRecord | None:
+        """A turn by id."""
+        try:
+            return (await self.turns([turn_id]))[0]
+        except UnknownTurn:
+            return None
+
+    async def turns(self, turn_ids: Sequence[str]) -> list[TurnRecord]:
+        """Turns by id, in this order. Raises UnknownTurn."""
+        return await self._read(loading.load_turns, turn_ids=turn_ids)
+
+    async def votes_of(self, turn_id: str) -> tuple[Vote, ...]:
+        """The votes on a turn."""
+        return await self._read(summary.votes_of, turn_id=turn_id)
+
+    async def verdict_of(self, turn_id: str) -> Verdict | None:
+        """The verdict on a turn."""
+        return await self._read(summary.verdict_of, turn_id=turn_id)
+
+    async def score_of(self, turn_id: str) -> Score | None:
+        """The newest score of a turn."""
+        found = await self._read(scores.load_scores, turn_ids=[turn_id])
+        return found.get(turn_id)
+
+    async def vote_summary(self) -> VoteSummary:
+        """Sums over all votes and verdicts."""
+        return await self._read(summary.vote_summary)
+
+    async def sampled_from_abandoned(self) -> list[str]:
+        """Turns with tokens of an abandoned policy version."""
+        return await self._read(summary.sampled_from_abandoned)
+
+    async def list_turns(
+        self,
+        session_id: str | None = None,
+        state: TurnState | None = None,
+        limit: int = 100,
+    ) -> list[TurnRef]:
+        """The newest turns, newest first."""
+        return await self._read(linking.list_turns, session_id=session_id, state=state, limit=limit)
+
+    async def example_turns(self, limit: int) -> list[ExampleTurn]:
+        """The newest trained turns with verdict, score and sample."""
+        return await self._read(summary.example_turns, limit=limit)

@@ -1,0 +1,177 @@
+"""What a run looks like from its store: counts, drop reasons, votes, examples for a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, case, exists, func, select
+
+from records.errors import StoreCorrupt
+from records.loading import load_turns
+from records.models import PolicyVersionRow, SampleRow, TurnRow, VerdictRow, VoteRow
+from records.scores import load_scores
+from records.types import DropReason, SampleResult, Score, TurnRecord, TurnState, Verdict, Vote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteSummary:
+    """All votes and verdicts of a store. A mean of nothing, or of no measurement, is None."""
+
+    votes_none: int
+    votes_pos: int
+    votes_neg: int
+    votes_failed: int
+    """Votes whose call failed; they are among `votes_none`."""
+    verdicts: int
+    accepted: int
+    accept_rate: float | None
+    mean_hint_chars: float | None
+    mean_latency_s: float | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleTurn:
+    """A trained turn with everything that led to its step."""
+
+    turn: TurnRecord
+    verdict: Verdict | None
+    score: Score
+    sample: SampleResult
+    version: int
+
+
+def counts(connection: Connection) -> dict[TurnState, int]:
+    """Number of turns in each state, zeros included."""
+    rows = connection.execute(select(TurnRow.state, func.count()).group_by(TurnRow.state))
+    found = {row[0]: row[1] for row in rows}
+    return {state: found.get(state, 0) for state in TurnState}
+
+
+def drops(connection: Connection) -> dict[DropReason, int]:
+    """Number of dropped turns by reason, those that occur, most frequent first."""
+    rows = connection.execute(
+        select(TurnRow.drop_reason, func.count())
+        .where(TurnRow.state == TurnState.DROPPED, TurnRow.drop_reason.is_not(None))
+        .group_by(TurnRow.drop_reason)
+        .order_by(func.count().desc(), TurnRow.drop_reason)
+    )
+    return {reason: number for reason, number in rows if reason is not None}
+
+
+def ready_count(connection: Connection) -> int:
+    """Number of turns that wait for a trainer."""
+    statement = select(func.count()).where(TurnRow.state == TurnState.READY)
+    return connection.scalar(statement) or 0
+
+
+def vote_summary(connection: Connection) -> VoteSummary:
+    """Sums over all votes and verdicts."""
+    votes = connection.execute(
+        select(
+            func.sum(case((VoteRow.score.is_(None), 1), else_=0)).label("none"),
+            func.sum(case((VoteRow.score == 1, 1), else_=0)).label("pos"),
+            func.sum(case((VoteRow.score == -1, 1), else_=0)).label("neg"),
+            func.sum(case((VoteRow.error.is_not(None), 1), else_=0)).label("failed"),
+            func.avg(VoteRow.latency_s).label("latency"),
+            func.sum(VoteRow.prompt_tokens).label("prompt"),
+            func.sum(VoteRow.completion_tokens).label("completion"),
+        )
+    ).one()
+    verdicts = connection.execute(
+        select(
+            func.count().label("all"),
+            func.count(VerdictRow.hint).label("accepted"),
+            func.avg(func.length(VerdictRow.hint)).label("chars"),
+        )
+    ).one()
+    total, accepted = verdicts[0], verdicts[1]
+    return VoteSummary(
+        votes_none=int(votes.none or 0),
+        votes_pos=int(votes.pos or 0),
+        votes_neg=int(votes.neg or 0),
+        votes_failed=int(votes.failed or 0),
+        verdicts=total,
+        accepted=accepted,
+        accept_rate=accepted / total if total else None,
+        mean_hint_chars=None if verdicts[2] is None else float(verdicts[2]),
+        mean_latency_s=None if votes.latency is None else float(votes.latency),
+        prompt_tokens=None if votes.prompt is None else int(votes.prompt),
+        completion_tokens=None if votes.completion is None else int(votes.completion),
+    )
+
+
+def votes_of(connection: Connection, turn_id: str) -> tuple[Vote, ...]:
+    """The votes on a turn, by index."""
+    rows = connection.execute(
+        select(VoteRow.__table__).where(VoteRow.turn_id == turn_id).order_by(VoteRow.vote_index)
+    )
+    return tuple(_vote(row._mapping) for row in rows)
+
+
+def _vote(row: Any) -> Vote:
+    fields = {name: row[name] for name in row if name not in ("turn_id", "vote_index")}
+    return Vote(index=row["vote_index"], **fields)
+
+
+def verdict_of(connection: Connection, turn_id: str) -> Verdict | None:
+    """The verdict on a turn, with its votes."""
+    row = connection.execute(
+        select(VerdictRow.__table__).where(VerdictRow.turn_id == turn_id)
+    ).one_or_none()
+    if row is None:
+        return None
+    return Verdict(
+        turn_id=turn_id,
+        votes=votes_of(connection, turn_id),
+        hint=row.hint,
+        selection=row.selection,
+        judge=row.judge,
+        num_omitted=row.num_omitted,
+    )
+
+
+def sampled_from_abandoned(connection: Connection) -> list[str]:
+    """Turns with tokens of a policy version that did not survive, oldest first."""
+    abandoned = exists().where(
+        PolicyVersionRow.abandoned.is_(True),
+        PolicyVersionRow.version.between(TurnRow.oldest_version, TurnRow.newest_version),
+    )
+    statement = select(TurnRow.turn_id).where(abandoned).order_by(TurnRow.created_at)
+    return list(connection.scalars(statement))
+
+
+def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
+    """The newest trained turns for which a sample is stored, newest first."""
+    samples = connection.execute(
+        select(SampleRow.__table__)
+        .join(TurnRow, TurnRow.turn_id == SampleRow.turn_id)
+        .where(TurnRow.state == TurnState.TRAINED, TurnRow.trained_version == SampleRow.version)
+        .order_by(SampleRow.version.desc(), TurnRow.created_at.desc(), SampleRow.turn_id)
+        .limit(limit)
+    ).all()
+    turn_ids = [row.turn_id for row in samples]
+    turns = load_turns(connection, turn_ids)
+    scores = load_scores(connection, turn_ids)
+    examples = []
+    for row, turn in zip(samples, turns, strict=True):
+        if row.turn_id not in scores:
+            raise StoreCorrupt(f"turn {row.turn_id} was trained without a score")
+        examples.append(
+            ExampleTurn(
+                turn=turn,
+                verdict=verdict_of(connection, row.turn_id),
+                score=scores[row.turn_id],
+                sample=SampleResult(
+                    turn_id=row.turn_id,
+                    staleness=row.staleness,
+                    advantage_mean=row.advantage_mean,
+                    advantage_abs_max=row.advantage_abs_max,
+                    advantages=row.advantages,
+                ),
+                version=row.version,
+            )
+        )
+    return examples

@@ -1,0 +1,187 @@
+"""What the trainer does to turns: lease a batch, give it back, expire, commit a step.
+
+A lease is a claim on `ready` turns, all of a batch or none. A step's turns and its policy version
+are written together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from records.errors import StoreConflict, StoreCorrupt
+from records.loading import load_tokens, version_spans
+from records.models import PolicyVersionRow, SampleRow, TurnRow
+from records.scores import newest_scores
+from records.sql import chunks
+from records.types import DropReason, PolicyVersion, ReadySample, SampleResult, TurnState
+
+
+def lease_op(connection: Connection, owner: str, count: int, now: float, ttl_s: float) -> list[str]:
+    """Lease exactly the `count` oldest ready turns, or none. Expired leases are ready again."""
+    _to_ready(connection, now, TurnRow.claim_until < now)
+    turn_ids = list(
+        connection.scalars(
+            select(TurnRow.turn_id)
+            .where(TurnRow.state == TurnState.READY)
+            .order_by(TurnRow.created_at, TurnRow.turn_id)
+            .limit(count)
+            .with_for_update(skip_locked=True)
+        )
+    )
+    if len(turn_ids) < count:
+        return []
+    for part in chunks(turn_ids):
+        connection.execute(
+            update(TurnRow)
+            .where(TurnRow.turn_id.in_(part))
+            .values(
+                state=TurnState.LEASED,
+                claim_owner=owner,
+                claim_until=now + ttl_s,
+                updated_at=now,
+            )
+        )
+    return turn_ids
+
+
+def release_op(connection: Connection, owner: str, now: float) -> int:
+    """All leases of `owner` -> ready; returns how many these were."""
+    return _to_ready(connection, now, TurnRow.claim_owner == owner)
+
+
+def release_all_op(connection: Connection, now: float) -> int:
+    """All leases -> ready; returns how many these were."""
+    return _to_ready(connection, now)
+
+
+def _to_ready(connection: Connection, now: float, *conditions: Any) -> int:
+    return connection.execute(
+        update(TurnRow)
+        .where(TurnRow.state == TurnState.LEASED, *conditions)
+        .values(state=TurnState.READY, claim_owner=None, claim_until=None, updated_at=now)
+    ).rowcount
+
+
+def load_samples(connection: Connection, turn_ids: Sequence[str]) -> list[ReadySample]:
+    """The samples of scored turns, in the order asked for. Raises StoreCorrupt without a score."""
+    rows: dict[str, Any] = {}
+    for part in chunks(turn_ids):
+        statement = select(TurnRow.__table__).where(TurnRow.turn_id.in_(part))
+        rows.update((row.turn_id, row) for row in connection.execute(statement))
+    tokens = load_tokens(connection, turn_ids)
+    scores = newest_scores(connection, turn_ids)
+    samples = []
+    for turn_id in turn_ids:
+        row, (prompt_ids, response_ids, rollout_logprobs) = rows[turn_id], tokens[turn_id]
+        if turn_id not in scores:
+            raise StoreCorrupt(f"turn {turn_id} is leased without a score")
+        samples.append(
+            ReadySample(
+                turn_id=turn_id,
+                session_id=row.session_id,
+                prompt_ids=prompt_ids,
+                response_ids=response_ids,
+                rollout_logprobs=rollout_logprobs,
+                teacher_logprobs=scores[turn_id].teacher_logprobs,
+                temperature=float(row.sampling["temperature"]),
+                distribution_modified=row.distribution_modified,
+                version_spans=version_spans(row.version_spans),
+                hint=scores[turn_id].hint,
+                created_at=row.created_at,
+            )
+        )
+    return samples
+
+
+def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
+    """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale)."""
+    return connection.execute(
+        update(TurnRow)
+        .where(TurnRow.state == TurnState.READY, TurnRow.oldest_version < oldest_allowed)
+        .values(state=TurnState.DROPPED, drop_reason=DropReason.STALE, updated_at=now)
+    ).rowcount
+
+
+def commit_step_op(
+    connection: Connection, version: PolicyVersion, results: Sequence[SampleResult], now: float
+) -> None:
+    """Insert the version and its samples; leased -> trained. The same step again changes nothing.
+
+    Raises StoreConflict if the version number is taken or a turn is not leased.
+    """
+    taken = connection.scalar(
+        select(PolicyVersionRow.manifest_hash).where(PolicyVersionRow.version == version.version)
+    )
+    if taken is not None:
+        if taken == version.manifest_hash:
+            return
+        raise StoreConflict(f"policy version {version.version} exists with another manifest")
+    connection.execute(insert(PolicyVersionRow), version_row(version))
+    if not results:
+        return
+    turn_ids = [result.turn_id for result in results]
+    trained = sum(
+        connection.execute(
+            update(TurnRow)
+            .where(TurnRow.turn_id.in_(part), TurnRow.state == TurnState.LEASED)
+            .values(
+                state=TurnState.TRAINED,
+                trained_version=version.version,
+                claim_owner=None,
+                claim_until=None,
+                updated_at=now,
+            )
+        ).rowcount
+        for part in chunks(turn_ids)
+    )
+    if trained != len(turn_ids):
+        raise StoreConflict(
+            f"step {version.version} trained {len(turn_ids)} turns, "
+            f"but only {trained} of them are leased"
+        )
+    connection.execute(
+        insert(SampleRow), [_sample_row(result, version.version, now) for result in results]
+    )
+
+
+def _sample_row(result: SampleResult, version: int, now: float) -> dict[str, Any]:
+    return {
+        "turn_id": result.turn_id,
+        "version": version,
+        "staleness": result.staleness,
+        "advantage_mean": result.advantage_mean,
+        "advantage_abs_max": result.advantage_abs_max,
+        "advantages": result.advantages,
+        "created_at": now,
+    }
+
+
+def version_row(version: PolicyVersion) -> dict[str, Any]:
+    """A policy version as a row."""
+    return {
+        "version": version.version,
+        "parent_version": version.parent_version,
+        "checkpoint": version.checkpoint,
+        "manifest_hash": version.manifest_hash,
+        "created_at": version.created_at,
+        "abandoned": version.abandoned,
+    }
+
+
+def next_version(connection: Connection) -> int:
+    """One more than every version that ever existed, abandoned ones included; 0 is the start."""
+    return (connection.scalar(select(func.max(PolicyVersionRow.version))) or 0) + 1
+
+
+def latest_version(connection: Connection) -> PolicyVersion | None:
+    """The newest version that is not abandoned."""
+    row = connection.execute(
+        select(PolicyVersionRow.__table__)
+        .where(PolicyVersionRow.abandoned.is_(False))
+        .order_by(PolicyVersionRow.version.desc())
+        .limit(1)
+    ).one_or_none()
+    return None if row is None else PolicyVersion(**row._mapping)

@@ -1,0 +1,178 @@
+"""Group commit: one task per process runs the write operations that wait, in one transaction.
+
+Callers hand over an operation (a function of a connection) and wait until it is committed. A group
+runs without savepoints first; if an operation fails, the group is rolled back and run again with a
+savepoint around each, so that a failing operation fails only its caller. Operations may therefore
+run several times: they must change nothing but the database.
+
+It does not know what the operations do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from records.database import Transactions, is_conflict, is_transient
+from records.errors import StoreUnavailable
+
+T = TypeVar("T")
+Operation: TypeAlias = Callable[[Connection], T]
+
+_FIRST_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    operation: Operation[Any]
+    future: asyncio.Future[Any]
+
+
+class _GroupFailed(Exception):
+    """An operation of a group without savepoints raised: the group has to be run with them."""
+
+
+class GroupWriter:
+    """The one writer of a process. Start with `start()`, end with `close()`, which drains it."""
+
+    def __init__(self, transactions: Transactions, *, group_max: int, lock_retries: int) -> None:
+        self._transactions = transactions
+        self._group_max = group_max
+        self._lock_retries = lock_retries
+        self._waiting: deque[_Waiting] = deque()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+        self.num_retries = 0
+        """Transactions that had to be tried again (locks, deadlocks, lost connections)."""
+        self.num_groups = 0
+        """Groups committed; operations / groups is the mean group size."""
+
+    def start(self) -> None:
+        """Start the writing task in the running event loop."""
+        self._task = asyncio.create_task(self._run(), name="store-writer")
+
+    async def close(self) -> None:
+        """Commit what waits, then stop. Later operations raise StoreUnavailable."""
+        self._closing = True
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+        await self._transactions.close()
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Run `operation` in a transaction and return its result once that is committed.
+
+        Raises what the operation raises; StoreUnavailable if the database stays locked or away.
+        A caller that is cancelled while its operation runs does not undo it.
+        """
+        if self._closing or self._task is None:
+            raise StoreUnavailable("the store is closed")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(operation, future))
+        self._wake.set()
+        return await future
+
+    async def _run(self) -> None:
+        while True:
+            group = self._next_group()
+            if not group:
+                if self._closing:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            outcomes = await self._commit_or_fail([waiting.operation for waiting in group])
+            for waiting, outcome in zip(group, outcomes, strict=True):
+                if waiting.future.done():
+                    continue
+                if isinstance(outcome, _Failed):
+                    waiting.future.set_exception(outcome.error)
+                else:
+                    waiting.future.set_result(outcome)
+
+    def _next_group(self) -> list[_Waiting]:
+        group: list[_Waiting] = []
+        while self._waiting and len(group) < self._group_max:
+            waiting = self._waiting.popleft()
+            if not waiting.future.cancelled():
+                group.append(waiting)
+        return group
+
+    async def _commit_or_fail(self, operations: list[Operation[Any]]) -> list[Any]:
+        try:
+            return await self._commit(operations)
+        except Exception as error:  # handed to every caller of the group; the task must live on
+            failure = _Failed(as_store_error(error))
+            return [failure] * len(operations)
+
+    async def _commit(self, operations: list[Operation[Any]]) -> list[Any]:
+        for attempt in range(self._lock_retries + 1):
+            try:
+                return await self._attempt(operations)
+            except Exception as error:
+                if not is_transient(error) or attempt == self._lock_retries:
+                    raise
+                self.num_retries += 1
+                await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.5))
+                if is_conflict(error) and len(operations) > 1:
+                    # Groups of two processes that lock the same rows in another order would meet
+                    # again; single operations take their rows in one order.
+                    return [(await self._commit_or_fail([one]))[0] for one in operations]
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _attempt(self, operations: list[Operation[Any]]) -> list[Any]:
+        try:
+            outcomes = await self._transactions.run(partial(_run_plain, operations))
+        except _GroupFailed:
+            outcomes = await self._transactions.run(partial(_run_isolated, operations))
+        self.num_groups += 1
+        return outcomes
+
+
+def _run_plain(operations: list[Operation[Any]], connection: Connection) -> list[Any]:
+    outcomes = []
+    for operation in operations:
+        try:
+            outcomes.append(operation(connection))
+        except Exception as error:
+            if is_transient(error):
+                raise
+            raise _GroupFailed from error
+    return outcomes
+
+
+def _run_isolated(operations: list[Operation[Any]], connection: Connection) -> list[Any]:
+    outcomes: list[Any] = []
+    for operation in operations:
+        try:
+            with connection.begin_nested():
+                outcomes.append(operation(connection))
+        except Exception as error:  # belongs to the caller of this operation alone
+            if is_transient(error):
+                raise
+            outcomes.append(_Failed(as_store_error(error)))
+    return outcomes
+
+
+def as_store_error(error: Exception) -> Exception:
+    """`error` as its caller should see it: database trouble as StoreUnavailable."""
+    if is_transient(error) or isinstance(error, OperationalError):
+        reason = str(error.orig) if isinstance(error, DBAPIError) else str(error)
+        unavailable = StoreUnavailable(f"the database is not available: {reason}")
+        unavailable.__cause__ = error
+        return unavailable
+    return error

@@ -1,0 +1,78 @@
+"""Settings of what stands between records and engines.
+
+Plain values, checked strictly; nothing here loads a tokenizer or opens a connection.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RendererConfig(BaseModel):
+    """How chat messages become token ids and back, for one model family.
+
+    The renderer is named, never guessed: a guess for a local folder always lands on `default`,
+    which cannot extend an earlier prompt and therefore re-tokenises sampled text.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = "qwen3"
+    """Renderer of the package `renderers`: "qwen3", "glm-4.5", ... or "default", which applies the
+    tokenizer's own chat template. An unknown name is refused when the renderer is loaded, with the
+    list of known ones.
+    """
+    enable_thinking: bool | None = None
+    """The chat template's switch of the same name; unset leaves the renderer's default."""
+    thinking_retention: Literal["tool_cycle", "all"] | None = None
+    """Which earlier reasoning stays in a prompt that extends the previous one: that of the running
+    tool cycle, or all of it. Unset follows the model's template; `default` cannot be told.
+    """
+    tool_parser: str | None = None
+    """Only with `default`: parser of tool calls ("qwen3", "glm", ...). Unset: calls stay text."""
+    reasoning_parser: str | None = None
+    """Only with `default`: parser of reasoning ("think"). Unset: a leading <think> block is still
+    split off.
+    """
+
+
+class ClaimLoopConfig(BaseModel):
+    """Concurrency, polling and patience of one worker."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    concurrency: int = Field(default=24, ge=1)
+    """Turns in flight at a time."""
+    claim_ttl_s: float = Field(default=60.0, gt=0)
+    """A claim that is not extended for so long belongs to nobody; extended every third of it."""
+    poll_min_s: float = Field(default=0.01, gt=0)
+    """Shortest time between two claims while turns are waiting."""
+    poll_max_s: float = Field(default=0.2, gt=0)
+    """Longest time between two claims while none is waiting."""
+    pause_min_s: float = Field(default=0.5, gt=0)
+    """Pause after a first failure of the service; doubles with each further one."""
+    pause_max_s: float = Field(default=30.0, gt=0)
+    """Longest pause between two attempts while the service is down."""
+    max_attempts: int = Field(default=5, ge=1)
+    """Failures of one turn, other turns succeeding in between, until it is dropped."""
+    give_up_after_s: float = Field(default=3600.0, gt=0)
+    """A turn that has been failing for so long is dropped whatever the service does."""
+    stop_grace_s: float = Field(default=5.0, ge=0)
+    """How long turns in flight may take to finish after a stop is asked for."""
+
+
+class ScoringConfig(BaseModel):
+    """The teacher's identity and limits."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    teacher: str = "teacher"
+    """Name stored with each score."""
+    expected_version: str | None = None
+    """Weight version that the teacher must report; unset takes the first one that it reports."""
+    context_length: int | None = Field(default=None, ge=2)
+    """Most tokens of hinted prompt and response together; unset takes what the teacher reports."""
+    loop: ClaimLoopConfig = ClaimLoopConfig()
+    """Turns in flight, polling, and patience with a teacher that is down."""

@@ -1,0 +1,45 @@
+"""Configuration of the embedded engine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class EmbeddedEngineConfig(BaseModel):
+    """One embedded engine. Importing this needs no torch."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    """Local folder or hub id of a causal language model with full attention in every layer."""
+    weight_version: str = "0"
+    """Label of the weights loaded at start."""
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    """0 lets the operating system choose; the port is reported when the engine is ready."""
+    device: str = "cpu"
+    """A torch device: "cpu", "cuda", "cuda:1"."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights and computation; auto is float32 on a CPU and bfloat16 elsewhere."""
+    threads: int = Field(default=1, ge=1)
+    """Threads torch computes with on a CPU."""
+    max_batch: int = Field(default=64, ge=1)
+    """Most requests decoded together."""
+    context_length: int | None = Field(default=None, ge=2)
+    """Most tokens of prompt and response together; unset: what the model was made for."""
+    max_prefill_tokens: int = Field(default=8192, ge=64)
+    """Most prompt tokens, padding included, computed between two decode steps; a longer prompt
+    goes alone.
+    """
+    kv_cache_gib: float | None = Field(default=None, gt=0)
+    """Memory for running requests; unset: 2 GiB on a CPU, 40% of the free memory elsewhere. A
+    request always gets room for a whole context, however small this is.
+    """
+    prefix_cache_gib: float | None = Field(default=None, ge=0)
+    """Memory for reuse of prompt prefixes; unset: 0.5 GiB on a CPU, 15% of the free memory
+    elsewhere; 0: none.
+    """
+    seed: int | None = None
+    """Seed of sampling for requests that bring none; unset: from the operating system."""

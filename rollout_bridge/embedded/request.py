@@ -1,0 +1,110 @@
+"""One request inside the embedded engine: what was asked, and what has been produced so far.
+
+The scheduler thread writes, the HTTP thread reads: lists only grow, a log-probability is appended
+after its id, and `finish` is set last.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+TopLogprobs = list[tuple[float, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to sample one request; neutral values leave the model's distribution as it is."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    """Every id that ends the response, the model's own included unless ignored."""
+    seed: int | None = None
+    skip_special_tokens: bool = True
+
+    @property
+    def truncates(self) -> bool:
+        """Some tokens are never sampled."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def adjusts(self) -> bool:
+        """Logits depend on what this request said before, or are biased."""
+        return bool(
+            self.frequency_penalty
+            or self.presence_penalty
+            or self.repetition_penalty != 1
+            or self.logit_bias
+            or self.min_new_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Why a request ended; `matched` is the stop token id or stop string."""
+
+    kind: str
+    matched: int | str | None = None
+    message: str = ""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class EngineRequest:
+    """A request and its state. `score_from`: log-probs are wanted of `input_ids[score_from:]`."""
+
+    input_ids: list[int]
+    sampling: Sampling
+    rid: str = field(default_factory=lambda: uuid.uuid4().hex)
+    score_from: int | None = None
+    num_top: int = 0
+    token_ids: tuple[int, ...] = ()
+    stream: bool = False
+
+    output_ids: list[int] = field(default_factory=list)
+    output_logprobs: list[float] = field(default_factory=list)
+    output_top: list[TopLogprobs] = field(default_factory=list)
+    output_chosen: list[list[float]] = field(default_factory=list)
+    input_logprobs: list[float] = field(default_factory=list)
+    input_top: list[TopLogprobs] = field(default_factory=list)
+    input_chosen: list[list[float]] = field(default_factory=list)
+    spans: list[tuple[str, int]] = field(default_factory=list)
+    """(weight version, first output token sampled under it)."""
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    kv_is_current: bool = True
+    """False if some keys and values were computed with older weights."""
+    generator: Any = None
+    """Its own source of random numbers, where it brought a seed."""
+    finish: Finish | None = None
+    error: str | None = None
+    """Set when the engine itself failed; the request then has no result."""
+    context: Any = None
+    """For whoever made the request (the event that wakes its HTTP handler)."""
+
+    def append(self, token_id: int, logprob: float, version: str) -> None:
+        """One more sampled token."""
+        if not self.spans or self.spans[-1][0] != version:
+            self.spans.append((version, len(self.output_ids)))
+        self.output_ids.append(token_id)
+        self.output_logprobs.append(logprob)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response so far."""
+        return len(self.input_ids) + len(self.output_ids)
+
+    @property
+    def needs_score(self) -> bool:
+        """Input log-probs are wanted and not there yet."""
+        return self.score_from is not None and not self.input_logprobs

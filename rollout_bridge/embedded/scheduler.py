@@ -1,0 +1,367 @@
+"""The decode loop: admits requests while others decode.
+
+One thread runs `Scheduler.run`. Everything reaches it through `call` (a queue) and leaves through
+`notify`, once a step. Each turn of the loop: carry out calls, prefill what waits, score what waits,
+one decode step for all running requests. Running requests hold rows 0..n-1 of the cache; a new one
+takes the next row, and when one ends the last row moves into its place. Prefill stops before the
+last token: that one goes through the decode step, so there is one place where tokens are sampled.
+
+It does not know HTTP; tensors are left to the runner and the sampler.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from rollout_bridge.embedded.kv_cache import RowCache
+from rollout_bridge.embedded.prefix_cache import Match, PrefixCache
+from rollout_bridge.embedded.request import EngineRequest, Finish
+from rollout_bridge.embedded.runner import ModelRunner
+from rollout_bridge.embedded.sampling import Sampler, top_logprobs
+from rollout_bridge.embedded.text import StopStrings
+
+_EXPECTED_RESPONSE = 256
+"""Response tokens to keep room for when a request is admitted; one that grows beyond what there is
+room for is put back into the queue, newest first.
+"""
+
+
+class Scheduler:
+    """Waiting and running requests of one model."""
+
+    def __init__(
+        self,
+        *,
+        runner: ModelRunner,
+        cache: RowCache,
+        prefixes: PrefixCache,
+        sampler: Sampler,
+        tokenizer: Any,
+        version: str,
+        max_batch: int,
+        max_prefill_tokens: int,
+        notify: Callable[[list[EngineRequest]], None],
+    ):
+        self.version = version
+        self.paused = False
+        self.running: list[EngineRequest] = []
+        self.waiting: deque[EngineRequest] = deque()
+        self.to_score: deque[EngineRequest] = deque()
+        self._runner = runner
+        self._cache = cache
+        self._prefixes = prefixes
+        self._sampler = sampler
+        self._tokenizer = tokenizer
+        self._max_batch = max_batch
+        self._max_prefill_tokens = max_prefill_tokens
+        self._notify = notify
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._stop_strings: dict[EngineRequest, StopStrings] = {}
+        self._changed: list[EngineRequest] = []
+        self._rows_changed = True
+        self._tokens_B1 = self._positions_B1 = torch.empty(0)
+        self._longest = 0
+
+    def call(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run `function` on the scheduler's thread, between two steps (from any thread)."""
+        future: Future[Any] = Future()
+        self._calls.put((function, future))
+        return future
+
+    def stop(self) -> None:
+        """Let `run` return after the calls made before (from any thread)."""
+        self._calls.put(None)
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Serve until `stop`."""
+        while self._carry_out_calls():
+            self._start_waiting()
+            self._score_waiting()
+            self._decode()
+            if self._changed:
+                self._notify(self._changed)
+                self._changed = []
+
+    # Calls: only on the scheduler's thread.
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request."""
+        (self.to_score if request.needs_score else self.waiting).append(request)
+
+    def abort(self, rid: str | None) -> None:
+        """End one request (with those of its batch), or all if None; unknown ids are ignored."""
+        for request in [*self.running, *self.waiting, *self.to_score]:
+            if rid is None or request.rid == rid or request.rid.startswith(f"{rid}_"):
+                self._finish(request, Finish(kind="abort", message="Aborted"))
+
+    def pause(self, mode: str) -> None:
+        """Stop computing. abort: end all; retract: running ones start over from their tokens."""
+        self.paused = True
+        if mode == "abort":
+            self.abort(None)
+        elif mode == "retract":
+            self._retract_from(0)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self.paused = False
+
+    def exchange_weights(self, load: Callable[[], None], version: str | None, keep: bool) -> int:
+        """Run `load`; returns how many requests were running.
+
+        Prefixes of older weights are forgotten. `keep` leaves running requests their keys and
+        values (of no one version); otherwise they are computed anew.
+        """
+        load()
+        affected = len(self.running)
+        self._prefixes.clear()
+        if keep and self.paused:
+            for request in self.running:
+                request.kv_is_current = False
+        else:
+            self._retract_from(0)
+        self.version = version if version is not None else self.version
+        return affected
+
+    def flush(self) -> None:
+        """Forget cached prefixes."""
+        self._prefixes.clear()
+
+    # The loop's parts.
+
+    def _carry_out_calls(self) -> bool:
+        """Everything in the queue; waits when there is nothing to compute. False: stop."""
+        while True:
+            idle = self.paused or not (self.running or self.waiting or self.to_score)
+            if idle and self._changed:
+                self._notify(self._changed)
+                self._changed = []
+            try:
+                item = self._calls.get(block=idle)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            function, future = item
+            try:
+                future.set_result(function())
+            except Exception as error:  # noqa: BLE001 - handed to the caller, who knows
+                future.set_exception(error)
+
+    def _start_waiting(self) -> None:
+        """Prefill waiting requests, in order of arrival, and let them run."""
+        budget = self._max_prefill_tokens
+        while self.waiting and budget > 0:
+            group = self._take_group(budget)
+            if not group:
+                return
+            sequences = [_sequence(request)[:-1] for request, _ in group]
+            first_row = len(self.running)
+            budget -= self._prefill([match for _, match in group], sequences, first_row)
+            for row, (request, match) in enumerate(group, start=first_row):
+                if self._sequence_is_prompt(request):
+                    request.cached_tokens = match.num_tokens
+                request.kv_is_current = True
+                if request.sampling.stop:
+                    self._stop_strings[request] = StopStrings(self._tokenizer, request)
+                assert row == len(self.running)
+                self.running.append(request)
+            self._rows_changed = True
+
+    def _take_group(self, budget: int) -> list[tuple[EngineRequest, Match]]:
+        """Waiting requests to prefill together: within the budget and the memory.
+
+        A request whose first unknown block another one of the group is about to compute waits for
+        the next group, where it finds that block known.
+        """
+        group: list[tuple[EngineRequest, Match]] = []
+        pending = set()
+        room = min(self._max_batch - len(self.running), len(self.waiting))
+        longest_row = max((_reserved(request) for request in self.running), default=0)
+        longest_rest = 0
+        for request in list(self.waiting)[:room]:
+            match = self._prefixes.match(_sequence(request)[:-1])
+            rest = request.num_tokens - 1 - match.num_tokens
+            longest_row = max(longest_row, _reserved(request))
+            longest_rest = max(longest_rest, rest)
+            too_many = group and longest_rest * (len(group) + 1) > budget
+            rows = len(self.running) + len(group) + 1
+            if too_many or not self._cache.fits(rows, longest_row):
+                break
+            if match.next_key is not None:
+                if match.next_key in pending:
+                    continue
+                pending.add(match.next_key)
+            self.waiting.remove(request)
+            group.append((request, match))
+        return group
+
+    def _prefill(self, matches: list[Match], sequences: list[list[int]], first_row: int) -> int:
+        """Known prefixes copied, the rest computed, whole blocks remembered; returns the work."""
+        starts = [match.num_tokens for match in matches]
+        length = self._runner.padded_length(sequences, starts)
+        self._cache.ensure(first_row + len(matches), length + 1, num_used=first_row)
+        for row, match in enumerate(matches, start=first_row):
+            self._prefixes.load(match, self._cache, row)
+        work = (length - max(starts)) * len(sequences)
+        if work:
+            self._runner.prefill(self._cache, first_row, sequences, starts)
+            for row, sequence in enumerate(sequences, start=first_row):
+                self._prefixes.insert(sequence, self._cache, row)
+        return work
+
+    def _score_waiting(self) -> None:
+        """Input log-probs of one group of requests, on the rows after the running ones."""
+        if not self.to_score:
+            return
+        group, longest = [], 0
+        while self.to_score and len(group) < 16:
+            longest = max(longest, self.to_score[0].num_tokens)
+            rows = len(self.running) + len(group) + 1
+            crowded = longest * (len(group) + 1) > self._max_prefill_tokens
+            if group and (crowded or not self._cache.fits(rows, max(longest, self._longest))):
+                break
+            group.append(self.to_score.popleft())
+        first_row = len(self.running)
+        starts = [request.score_from or 1 for request in group]
+        contexts = [r.input_ids[: start - 1] for r, start in zip(group, starts, strict=True)]
+        matches = [self._prefixes.match(context) for context in contexts]
+        self._prefill(matches, contexts, first_row)
+        sequences = [request.input_ids for request in group]
+        length = self._runner.padded_length(sequences, [start - 1 for start in starts])
+        self._cache.ensure(first_row + len(group), length + 1, num_used=first_row + len(group))
+        for chunk in self._runner.score(self._cache, first_row, sequences, starts):
+            for row, request in enumerate(group):
+                _record_scores(request, chunk[0][row], chunk[1][row], chunk[2][row])
+        for request, match in zip(group, matches, strict=True):
+            request.cached_tokens = match.num_tokens
+            if request.sampling.max_new_tokens == 0:
+                self._finish(request, Finish(kind="length"))
+            else:
+                self.waiting.append(request)
+
+    def _decode(self) -> None:
+        """One more token for every running request."""
+        if self._rows_changed:
+            self._use_rows()
+        if not self.running:
+            return
+        while not self._cache.fits(len(self.running), self._longest + 1):
+            self._retract_from(len(self.running) - 1)
+            self._use_rows()
+        self._cache.ensure(len(self.running), self._longest + 1, num_used=len(self.running))
+        logits_B1V = self._runner.forward(
+            self._cache, 0, self._tokens_B1, self._positions_B1, self._longest + 1, logits_to_keep=1
+        )
+        ids_B, logprobs_B = self._sampler.sample(logits_B1V[:, -1])
+        self._tokens_B1 = ids_B[:, None]
+        self._positions_B1 += 1
+        self._longest += 1
+        version = self.version
+        ended = []
+        tokens = zip(self.running, ids_B.tolist(), logprobs_B.tolist(), strict=True)
+        for request, token_id, logprob in tokens:
+            request.append(token_id, logprob, version)
+            finish = self._ends(request, token_id)
+            if finish is not None:
+                ended.append((request, finish))
+            elif request.stream:
+                self._changed.append(request)
+        for request, finish in ended:
+            self._finish(request, finish)
+
+    def _ends(self, request: EngineRequest, token_id: int) -> Finish | None:
+        sampling = request.sampling
+        if token_id in sampling.stop_token_ids:
+            return Finish(kind="stop", matched=token_id)
+        if sampling.stop:
+            matched = self._stop_strings[request].push(token_id)
+            if matched is not None:
+                return Finish(kind="stop", matched=matched)
+        if len(request.output_ids) >= sampling.max_new_tokens:
+            return Finish(kind="length")
+        return None
+
+    def _finish(self, request: EngineRequest, finish: Finish) -> None:
+        """Take a request out of wherever it is."""
+        if request in self.running:
+            row = self.running.index(request)
+            if request.kv_is_current:
+                self._prefixes.insert(_sequence(request)[:-1], self._cache, row)
+            last = len(self.running) - 1
+            if row != last:
+                moved = self.running[last]
+                self._cache.move(last, row, moved.num_tokens)
+                self.running[row] = moved
+            self.running.pop()
+            self._rows_changed = True
+        for line in (self.waiting, self.to_score):
+            if request in line:
+                line.remove(request)
+        self._stop_strings.pop(request, None)
+        request.finish = finish
+        self._changed.append(request)
+
+    def _retract_from(self, row: int) -> None:
+        """Put the running requests from `row` on back into the queue, ahead of those waiting."""
+        for request in reversed(self.running[row:]):
+            request.num_retractions += 1
+            self.waiting.appendleft(request)
+        del self.running[row:]
+        self._rows_changed = True
+
+    def _use_rows(self) -> None:
+        """Tensors of the next step for the rows as they are now."""
+        device = self._runner.device
+        lengths = [request.num_tokens - 1 for request in self.running]
+        last = [_last_token(request) for request in self.running]
+        self._tokens_B1 = torch.tensor(last, device=device, dtype=torch.long)[:, None]
+        self._positions_B1 = torch.tensor(lengths, device=device, dtype=torch.long)[:, None]
+        self._longest = max(lengths, default=0)
+        self._sampler.use(list(self.running))
+        self._rows_changed = False
+
+    def _sequence_is_prompt(self, request: EngineRequest) -> bool:
+        return not request.output_ids and request.score_from is None
+
+
+def _sequence(request: EngineRequest) -> list[int]:
+    return request.input_ids + request.output_ids if request.output_ids else request.input_ids
+
+
+def _last_token(request: EngineRequest) -> int:
+    return request.output_ids[-1] if request.output_ids else request.input_ids[-1]
+
+
+def _reserved(request: EngineRequest) -> int:
+    left = request.sampling.max_new_tokens - len(request.output_ids)
+    return request.num_tokens + min(left, _EXPECTED_RESPONSE)
+
+
+def _record_scores(
+    request: EngineRequest, logits_TV: torch.Tensor, norms_T: torch.Tensor, positions: range
+) -> None:
+    """Append the log-probs of the tokens at `positions`, which the first columns predict."""
+    count = len(positions)
+    if count == 0:
+        return
+    targets = torch.tensor(
+        request.input_ids[positions.start : positions.stop], device=norms_T.device
+    )
+    logits_TV, norms_T = logits_TV[:count], norms_T[:count]
+    chosen_T = logits_TV.gather(1, targets[:, None])[:, 0] - norms_T
+    request.input_logprobs.extend(chosen_T.tolist())
+    if request.num_top:
+        request.input_top.extend(top_logprobs(logits_TV - norms_T[:, None], request.num_top))
+    if request.token_ids:
+        columns = logits_TV[:, list(request.token_ids)] - norms_T[:, None]
+        request.input_chosen.extend(columns.tolist())

@@ -1,0 +1,341 @@
+"""Messages to token ids and back: the only module that knows the package `renderers`.
+
+A `Rendering` belongs to one tokenizer and one configured renderer. It renders a conversation into
+the prompt's ids, extends an earlier prompt and the reply sampled under it by new messages without
+tokenising the sampled ids again, and parses sampled ids into text, reasoning and tool calls. It
+does not know engines, turns or sessions. `renderers` takes about a second to import, therefore
+`load` imports it and this module does not.
+
+Prompts are what the chat template makes of the messages, special tokens in their text included: a
+caller that must not let text forge structure neutralises it first (`hinting` does so with hints).
+A `Rendering` may be used from several threads at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, get_args
+
+import numpy as np
+
+from records.messages import Message
+from records.types import Ids
+from rollout_bridge.config import RendererConfig
+from rollout_bridge.template_messages import template_messages
+
+Tools = Sequence[dict[str, Any]]
+
+# Chosen by the model or by the path of a module; this project's configuration names a renderer.
+_NOT_NAMEABLE = {"auto", "custom"}
+# How families open a block of tool calls, as one token; the first that the tokenizer knows is used.
+_TOOL_CALL_STARTS = (
+    "<tool_call>",
+    "<|tool_calls_section_begin|>",
+    "<｜tool▁calls▁begin｜>",
+    "<minimax:tool_call>",
+    "<|tool_call>",
+    "<|python_tag|>",
+)
+_NAMED_CALL = re.compile(
+    r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*(?:,\s*"arguments"\s*:\s*(?P<arguments>.*))?',
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedCall:
+    """One block that the policy meant as a tool call.
+
+    `arguments_json` goes to the client as it stands. `ok` says that there is a name and that the
+    arguments are a JSON object; otherwise `arguments_json` is the text found in their place and
+    `name` is what could be read, "" if nothing. `raw` is the block's decoded text, markers
+    included: what to show as content when there is no name to call.
+    """
+
+    name: str
+    arguments_json: str
+    ok: bool
+    raw: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedReply:
+    """What a reply's ids say: text without markers, reasoning (None: there was none), calls."""
+
+    content: str
+    reasoning: str | None
+    tool_calls: list[ParsedCall]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedPrompt:
+    """A fresh render with generation prompt: `ids` [P] and, where the renderer knows it, the origin
+    of each id.
+
+    `message_indices` [P] is the index of the message an id belongs to (-1: none); `is_sampled` [P]
+    marks ids that the policy would have sampled. Both are None for a renderer that only sees the
+    template's output (`default`).
+    """
+
+    ids: Ids
+    message_indices: np.ndarray | None
+    is_sampled: np.ndarray | None
+
+
+class Rendering:
+    """One tokenizer and its renderer; made by `load`."""
+
+    def __init__(self, tokenizer: Any, renderer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._renderer = renderer
+        self.template_only = type(renderer).__name__ == "DefaultRenderer"
+        self.vocab_size = len(tokenizer)
+        stops = list(renderer.get_stop_token_ids())
+        if not stops and tokenizer.eos_token_id is not None:
+            stops = [tokenizer.eos_token_id]
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        self.tool_call_start_id = self._first_marker_id(_TOOL_CALL_STARTS)
+        self.reasoning_start_id = self._first_marker_id(("<think>",))
+        self.reasoning_end_id = self._first_marker_id(("</think>",))
+        # The first call settles the tokenizer's padding and truncation; later ones only read it,
+        # so that threads can share it.
+        tokenizer("a", add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+
+    @classmethod
+    def load(cls, model: str, config: RendererConfig) -> Rendering:
+        """Tokenizer of `model` (local folder or hub id) under the configured renderer.
+
+        Raises ValueError, in one line, on an unknown renderer, a setting that it does not have, a
+        model without tokenizer, or `default` on a tokenizer without chat template.
+        """
+        renderer_config = _package_config(config)
+        from renderers.base import create_renderer, load_tokenizer
+
+        try:
+            tokenizer = load_tokenizer(model)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise ValueError(f"cannot load a tokenizer from {model!r}: {reason}") from error
+        if config.name == "default" and not tokenizer.chat_template:
+            raise ValueError(
+                f"model {model!r} has no chat template: add a chat_template.jinja to it, "
+                f"or set renderer.name to its family instead of 'default'"
+            )
+        try:
+            renderer = create_renderer(tokenizer, renderer_config)
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"renderer {config.name!r} does not fit the tokenizer of {model!r}: {error}"
+            ) from error
+        return cls(tokenizer, renderer)
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+        """The prompt's ids [P], generation prompt included, as the chat template gives them.
+
+        Raises ValueError when the template cannot render these messages.
+        """
+        shaped = template_messages(messages)
+        with _TemplateErrors():
+            ids = self._renderer.render_ids(
+                shaped, tools=list(tools) or None, add_generation_prompt=True
+            )
+        return np.asarray(ids, dtype=np.int32)
+
+    def rendered_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> RenderedPrompt:
+        """`prompt_ids` with the origin of each id, where the renderer can tell."""
+        shaped = template_messages(messages)
+        if self.template_only:
+            # Its attribution is a guess from rendering every prefix, and costs as many renders.
+            return RenderedPrompt(
+                ids=self.prompt_ids(messages, tools), message_indices=None, is_sampled=None
+            )
+        with _TemplateErrors():
+            rendered = self._renderer.render(
+                shaped, tools=list(tools) or None, add_generation_prompt=True
+            )
+        has_origin = len(rendered.sampled_mask) == len(rendered.token_ids)
+        return RenderedPrompt(
+            ids=np.asarray(rendered.token_ids, dtype=np.int32),
+            message_indices=np.asarray(rendered.message_indices) if has_origin else None,
+            is_sampled=np.asarray(rendered.sampled_mask, dtype=bool) if has_origin else None,
+        )
+
+    def extend(
+        self,
+        prompt_ids: Ids,
+        response_ids: Ids,
+        new_messages: Sequence[Message],
+        tools: Tools = (),
+    ) -> Ids | None:
+        """The next prompt [P']: `prompt_ids` + `response_ids` + `new_messages` + generation prompt.
+
+        The caller vouches that the response was echoed as it was sent and that the tools are the
+        same. None when the template does not mean this continuation (it strips earlier reasoning, a
+        message is an assistant's, the reply ended on another token than the template's) or the
+        renderer cannot know: then a full render is the prompt. A truncated reply gets the end token
+        that it lacks, after the sampled ids, which the result always starts with unchanged.
+        """
+        sampled = response_ids.tolist()
+        if self.template_only or not sampled or not new_messages:
+            return None
+        if sampled[-1] in self.stop_token_ids and sampled[-1] not in self._template_end_ids:
+            return None
+        previous = prompt_ids.tolist()
+        bridged = self._renderer.bridge_to_next_turn(
+            previous, sampled, template_messages(new_messages), tools=list(tools) or None
+        )
+        if bridged is None:
+            return None
+        num_previous = len(previous) + len(sampled)
+        if bridged.token_ids[:num_previous] != previous + sampled:
+            return None
+        added = np.asarray(bridged.token_ids[num_previous:], dtype=np.int32)
+        return np.concatenate([prompt_ids, response_ids, added]).astype(np.int32, copy=False)
+
+    def parse(
+        self, response_ids: Ids, tools: Tools = (), prompt_ids: Ids | None = None
+    ) -> ParsedReply:
+        """Text, reasoning and tool calls of sampled ids [R], which may end with a stop token.
+
+        `prompt_ids` tells whether the prompt already opened the reasoning. Every attempted call is
+        there, in order; none is dropped for being malformed.
+        """
+        ids = response_ids.tolist()
+        parsed = self._renderer.parse_response(
+            ids,
+            tools=list(tools) or None,
+            prompt_ids=None if prompt_ids is None else prompt_ids.tolist(),
+        )
+        return ParsedReply(
+            content=parsed.content,
+            reasoning=parsed.reasoning_content,
+            tool_calls=[self._parsed_call(call, ids) for call in parsed.tool_calls],
+        )
+
+    def decode(self, ids: Ids | Sequence[int]) -> str:
+        """Text of `ids` with special tokens shown and nothing tidied."""
+        return self.tokenizer.decode(
+            ids.tolist() if isinstance(ids, np.ndarray) else list(ids),
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+        )
+
+    def prompt_text(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+        """The prompt as text, straight from the tokenizer's chat template (ValueError if it cannot
+        render). What a template-only renderer offers in place of token origins.
+        """
+        with _TemplateErrors():
+            return self.tokenizer.apply_chat_template(
+                template_messages(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **(self._renderer.config.model_extra or {}),
+            )
+
+    @cached_property
+    def control_texts(self) -> frozenset[str]:
+        """Texts that become one structural token: the special tokens, and added tokens in brackets
+        (`<tool_call>`, which many tokenizers do not call special). Added words are not structure.
+        """
+        bracketed = {
+            text
+            for text in self.tokenizer.get_added_vocab()
+            if len(text) > 2 and text[0] + text[-1] in ("<>", "[]")
+        }
+        special = {text for text in self.tokenizer.all_special_tokens if len(text) > 1}
+        return frozenset(bracketed | special)
+
+    @cached_property
+    def control_ids(self) -> frozenset[int]:
+        """The ids of `control_texts`."""
+        return frozenset(self.tokenizer.convert_tokens_to_ids(text) for text in self.control_texts)
+
+    def _first_marker_id(self, markers: Sequence[str]) -> int | None:
+        for marker in markers:
+            token_id = self.tokenizer.convert_tokens_to_ids(marker)
+            if isinstance(token_id, int) and token_id != self.tokenizer.unk_token_id:
+                return token_id
+        return None
+
+    @cached_property
+    def _template_end_ids(self) -> frozenset[int]:
+        """Stop tokens with which the template itself closes an assistant message in the history.
+
+        A model may also stop on another one (Qwen: end of text), which no template would show.
+        """
+        rendered = self._renderer.render(
+            [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b"},
+                {"role": "user", "content": "c"},
+            ]
+        )
+        return frozenset(
+            token
+            for token, index in zip(rendered.token_ids, rendered.message_indices, strict=True)
+            if index == 1 and token in self.stop_token_ids
+        )
+
+    def _parsed_call(self, call: Any, ids: list[int]) -> ParsedCall:
+        raw = call.raw if call.token_span is None else self.decode(ids[slice(*call.token_span)])
+        if call.name:
+            arguments_json, ok = _arguments_json(call.arguments)
+            return ParsedCall(name=call.name, arguments_json=arguments_json, ok=ok, raw=raw)
+        named = _NAMED_CALL.match(call.raw)
+        if named is None:
+            return ParsedCall(name="", arguments_json=call.raw, ok=False, raw=raw)
+        # The block's own closing brace is not part of the arguments; a template writes it again.
+        text = (named["arguments"] or "").rstrip().removesuffix("}")
+        return ParsedCall(name=named["name"], arguments_json=text, ok=False, raw=raw)
+
+
+class _TemplateErrors:
+    """Turns what templates and renderers raise on messages they cannot show into ValueError."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        from jinja2 import TemplateError
+
+        if isinstance(error, TemplateError | KeyError | TypeError | AttributeError):
+            raise ValueError(f"the chat template cannot render these messages: {error}") from error
+
+
+def _arguments_json(arguments: Any) -> tuple[str, bool]:
+    """A parsed call's arguments as text for the client, and whether they are a JSON object."""
+    if isinstance(arguments, str):
+        try:
+            return arguments, isinstance(json.loads(arguments), dict)
+        except ValueError:
+            return arguments, False
+    try:
+        text = json.dumps(
+            {} if arguments is None else arguments, ensure_ascii=False, allow_nan=False
+        )
+    except ValueError:
+        # Infinity or NaN: Python reads and writes them, JSON does not have them.
+        return json.dumps(arguments, ensure_ascii=False), False
+    return text, arguments is None or isinstance(arguments, dict)
+
+
+def _package_config(config: RendererConfig) -> Any:
+    """The package's own typed configuration; raises ValueError naming what is wrong."""
+    from renderers.configs import RendererConfig as PackageConfig
+
+    (union, *_) = get_args(PackageConfig)
+    by_name = {variant.model_fields["name"].default: variant for variant in get_args(union)}
+    known = sorted(set(by_name) - _NOT_NAMEABLE)
+    if config.name not in known:
+        raise ValueError(f"unknown renderer {config.name!r}; known: {', '.join(known)}")
+    given = config.model_dump(exclude={"name"}, exclude_none=True)
+    try:
+        return by_name[config.name](**given)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"renderer {config.name!r} does not take {given}: {reason}") from error

@@ -1,0 +1,272 @@
+"""Replies without streaming, and what is recorded of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from api_proxy.config import SideRule
+from records.types import DropReason, TurnState, TurnType
+from rollout_bridge.engine.errors import EngineProtocolError, EngineUnavailable
+from tests.api_proxy.conftest import WEATHER, Door
+
+USER = {"role": "user", "content": "hi"}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+async def test_text_reply_and_its_record(door: Door) -> None:
+    door.will_say("Hello, world!")
+    response = await door.post([USER])
+    body = response.json()
+    assert response.status_code == 200
+    choice = body["choices"][0]
+    assert choice["message"]["content"] == "Hello, world!"
+    assert choice["finish_reason"] == "stop"
+    assert body["object"] == "chat.completion"
+    turn = await door.turn(body["id"].removeprefix("chatcmpl-"))
+    assert response.headers["x-session-id"] == turn.session_id
+    assert turn.state is TurnState.AWAITING_NEXT_STATE
+    assert turn.prompt_ids.tolist() == door.engine.prompts[0]
+    assert turn.prompt_ids.tolist() == door.rendering.prompt_ids([USER], []).tolist()
+    assert turn.response_ids[-1] == door.rendering.stop_token_ids[0]
+    assert len(turn.rollout_logprobs) == len(turn.response_ids)
+    assert [(s.version, s.start, s.end) for s in turn.version_spans] == [
+        (0, 0, len(turn.response_ids))
+    ]
+    assert body["usage"] == {
+        "prompt_tokens": len(turn.prompt_ids),
+        "completion_tokens": len(turn.response_ids),
+        "total_tokens": len(turn.prompt_ids) + len(turn.response_ids),
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+async def test_tool_call_reply(door: Door) -> None:
+    door.will_say("Let me see.\n" + CALL)
+    response = await door.post([USER], tools=[WEATHER])
+    choice = response.json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Let me see."
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    assert call["id"].startswith("call_")
+    assert len(call["id"]) == len("call_") + 24
+
+
+async def test_call_without_a_readable_name_is_content(door: Door) -> None:
+    door.will_say("<tool_call>\nnot json\n</tool_call>")
+    message, turn = await door.say([USER], tools=[WEATHER])
+    assert "tool_calls" not in message
+    assert "not json" in message["content"]
+    assert turn.response["content"] == message["content"]
+
+
+async def test_tool_choice_none_gives_the_call_as_text(door: Door) -> None:
+    door.will_say(CALL)
+    message, turn = await door.say([USER], tools=[WEATHER], tool_choice="none")
+    assert message["content"] == CALL
+    assert turn.tools == [WEATHER]
+
+
+@pytest.mark.parametrize(
+    ("choice", "forced", "said"),
+    [
+        ("required", "<tool_call>\n", CALL.removeprefix("<tool_call>\n")),
+        (
+            {"type": "function", "function": {"name": "get_weather"}},
+            '<tool_call>\n{"name": "get_weather", "arguments":',
+            ' {"city": "Paris"}}\n</tool_call>',
+        ),
+    ],
+)
+async def test_forced_call(door: Door, choice: object, forced: str, said: str) -> None:
+    door.will_say(said)
+    message, turn = await door.say([USER], tools=[WEATHER], tool_choice=choice)
+    assert message["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'
+    prompt = door.rendering.decode(turn.prompt_ids)
+    assert prompt.endswith("<|im_start|>assistant\n" + forced)
+    assert door.rendering.decode(turn.response_ids).startswith(said)
+    assert turn.distribution_modified == "forced_prefix"
+    assert turn.drop_reason is DropReason.DISTRIBUTION_MODIFIED
+
+
+async def test_sampling_fields_reach_the_engine(door: Door) -> None:
+    door.will_say("ok")
+    _, turn = await door.say(
+        [USER], temperature=0.7, top_p=0.9, max_completion_tokens=17, stop=["END"], seed=3
+    )
+    params = door.engine.params[0]
+    assert (params.temperature, params.top_p, params.max_new_tokens) == (0.7, 0.9, 17)
+    assert params.stop == ("END",)
+    assert params.stop_token_ids == door.rendering.stop_token_ids
+    assert turn.sampling["temperature"] == 0.7
+    assert turn.sampling["seed"] == 3
+    assert turn.drop_reason is DropReason.DISTRIBUTION_MODIFIED
+    assert turn.distribution_modified == "top_p"
+
+
+async def test_temperature_zero_is_recorded_but_does_not_train(door: Door) -> None:
+    door.will_say("ok")
+    _, turn = await door.say([USER], temperature=0)
+    assert turn.distribution_modified == "temperature_0"
+    assert turn.drop_reason is DropReason.DISTRIBUTION_MODIFIED
+
+
+@pytest.mark.parametrize("settings", [{"train_modified": "keep", "train_length_cut": True}])
+async def test_what_may_train_is_configured(door: Door) -> None:
+    door.will_say("ok", door.line("Hello", end=False, finish_reason="length"))
+    _, modified = await door.say([USER], temperature=0)
+    _, cut = await door.say([USER])
+    assert modified.state is TurnState.AWAITING_NEXT_STATE
+    assert modified.distribution_modified == "temperature_0"
+    assert cut.state is TurnState.AWAITING_NEXT_STATE
+
+
+async def test_length_cut(door: Door) -> None:
+    door.will_say(door.line("Hello, wor", end=False, finish_reason="length"))
+    response = await door.post([USER], max_tokens=4)
+    assert response.json()["choices"][0]["finish_reason"] == "length"
+    turn = await door.turn(response.headers["x-turn-id"])
+    assert turn.drop_reason is DropReason.LENGTH_CUT
+
+
+async def test_stop_string_is_not_shown_but_stored(door: Door) -> None:
+    door.will_say(door.line("Hello END", end=False, matched="END"))
+    message, turn = await door.say([USER], stop="END")
+    assert message["content"].strip() == "Hello"
+    assert door.rendering.decode(turn.response_ids) == "Hello END"
+
+
+async def test_reasoning_is_split_off(door: Door) -> None:
+    door.will_say("<think>\nLet me think.\n</think>\n\nHello.")
+    message, _ = await door.say([USER])
+    assert message["reasoning_content"] == "Let me think."
+    assert message["content"] == "Hello."
+
+
+async def test_empty_reply_does_not_train(door: Door) -> None:
+    door.will_say("")
+    message, turn = await door.say([USER])
+    assert message["content"] == ""
+    assert turn.drop_reason is DropReason.EMPTY_RESPONSE
+
+
+async def test_side_turns(door: Door) -> None:
+    door.will_say("a", "b", "c")
+    _, by_header = await door.say([USER], {"X-Turn-Type": "side"})
+    _, by_field = await door.say([USER], turn_type="side")
+    _, main = await door.say([USER])
+    assert by_header.drop_reason is by_field.drop_reason is DropReason.SIDE_TURN
+    assert main.turn_type is TurnType.MAIN
+
+
+@pytest.mark.parametrize(
+    "settings", [{"side_rules": [SideRule(name="title", last_message_contains="a short title")]}]
+)
+async def test_side_rules(door: Door) -> None:
+    door.will_say("Weather", "Hello")
+    _, side = await door.say([{"role": "user", "content": "Write a short title for this chat."}])
+    _, main = await door.say([USER])
+    assert side.turn_type is TurnType.SIDE
+    assert main.turn_type is TurnType.MAIN
+
+
+async def test_several_versions_in_one_reply(door: Door) -> None:
+    line = door.line("Hello, world!", version="4")
+    line.spans = [("3", 2), ("4", len(line.ids))]
+    door.will_say(line)
+    _, turn = await door.say([USER])
+    assert [(s.version, s.start, s.end) for s in turn.version_spans] == [
+        (3, 0, 2),
+        (4, 2, len(line.ids)),
+    ]
+    assert turn.drop_reason is None
+
+
+async def test_unknown_versions_do_not_train(door: Door) -> None:
+    door.will_say(
+        door.line("a", version="default"), door.line("b", spans=None), door.line("c", spans=None)
+    )
+    _, named = await door.say([USER])
+    assert named.drop_reason is DropReason.UNKNOWN_VERSION
+    _, changed = await door.say([USER])
+    assert changed.drop_reason is DropReason.UNKNOWN_VERSION
+    _, same = await door.say([USER])
+    assert same.drop_reason is None
+
+
+async def test_broken_off_reply_is_continued(door: Door) -> None:
+    whole = door.line("Hello, world! How are you today?", abort_at=4)
+    rest = door.line("", version="1")
+    rest.ids = whole.ids[4:]
+    door.will_say(whole, rest)
+    message, turn = await door.say([USER], max_tokens=50)
+    assert message["content"] == "Hello, world! How are you today?"
+    assert turn.response_ids.tolist() == whole.ids
+    assert door.engine.prompts[1] == door.engine.prompts[0] + whole.ids[:4]
+    assert door.engine.params[1].max_new_tokens == 46
+    assert [(s.version, s.start, s.end) for s in turn.version_spans] == [
+        (0, 0, 4),
+        (1, 4, len(whole.ids)),
+    ]
+    assert turn.drop_reason is None
+
+
+@pytest.mark.parametrize("settings", [{"max_continuations": 1}])
+async def test_reply_that_is_broken_off_again_and_again(door: Door) -> None:
+    line = door.line("Hello, world!", abort_at=2)
+    door.will_say(line, line)
+    response = await door.post([USER])
+    assert response.status_code == 503
+    (turn,) = await door.store.list_turns()
+    assert turn.drop_reason is DropReason.ABORTED
+
+
+async def test_engine_down(door: Door) -> None:
+    door.will_say(EngineUnavailable("no connection"))
+    response = await door.post([USER])
+    assert response.status_code == 503
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["code"] == "engine_unavailable"
+    assert await door.store.list_turns() == []
+
+
+async def test_answer_that_breaks_the_contract_is_asked_again_and_does_not_train(
+    door: Door,
+) -> None:
+    door.will_say(EngineProtocolError("an output log-prob is not finite"), "Hello")
+    message, turn = await door.say([USER])
+    assert message["content"] == "Hello"
+    assert turn.drop_reason is DropReason.ROLLOUT_LOGPROBS_INVALID
+
+
+async def test_logprobs(door: Door) -> None:
+    door.will_say("Hello")
+    response = await door.post([USER], logprobs=True, top_logprobs=2)
+    entries = response.json()["choices"][0]["logprobs"]["content"]
+    turn = await door.turn(response.headers["x-turn-id"])
+    assert len(entries) == len(turn.response_ids)
+    assert "".join(entry["token"] for entry in entries) == "Hello<|im_end|>"
+    assert all(math.isclose(entry["logprob"], -0.5) for entry in entries)
+    assert [len(entry["top_logprobs"]) for entry in entries] == [2] * len(entries)
+
+
+async def test_session_done_drops_the_last_turn_and_a_continuation_reopens_it(door: Door) -> None:
+    door.will_say("Hello.", "Fine.")
+    message, turn = await door.say([USER], session_done=True)
+    assert (await door.turn(turn.turn_id)).drop_reason is DropReason.NO_NEXT_STATE
+    await door.say([USER, message, {"role": "user", "content": "and?"}])
+    reopened = await door.turn(turn.turn_id)
+    assert reopened.state is TurnState.JUDGING
+    assert reopened.next_state == [{"role": "user", "content": "and?"}]
+
+
+async def test_idle_sessions_are_closed(door: Door, clock) -> None:
+    door.will_say("Hello.")
+    _, turn = await door.say([USER])
+    clock.now += 3600
+    service = door.app.state.service
+    await door.store.close_idle_sessions(service.config.idle_timeout_s)
+    assert (await door.turn(turn.turn_id)).drop_reason is DropReason.NO_NEXT_STATE

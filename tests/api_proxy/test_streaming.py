@@ -1,0 +1,165 @@
+"""The assembler: whatever the chunks, what is streamed is what an unstreamed reply says."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from api_proxy.reply import Delta, Reply
+from api_proxy.streaming import IncrementalText, ReplyAssembler, marker_ids
+from rollout_bridge.rendering import Rendering
+from tests.api_proxy.conftest import WEATHER
+
+USER = [{"role": "user", "content": "hi"}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+REPLIES = [
+    "Hello, world!",
+    "  \n Hello,\n\n  world!  \n",
+    "Grüße aus 東京 🙂🙃 – ok",
+    CALL,
+    "Let me see. \n" + CALL + "\n" + CALL.replace("Paris", "Rome"),
+    "a < b and <tool is not a call",
+    "<think>\nhm, <b> \n</think>\n\nHello.",
+    "<think>\nonly thinking",
+    "<think>\n\n</think>\n\nHello",
+    "<think>x</think>\n\n" + CALL,
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": \n</tool_call>\n' + CALL,
+    "Text.\n<tool_call>\nnot json\n</tool_call>",
+    '<tool_call>\n{"name": "get_weather", "argum',
+    "",
+    "   ",
+]
+
+
+def encode(rendering: Rendering, text: str) -> list[int]:
+    return rendering.tokenizer.encode(text, add_special_tokens=False)
+
+
+def assembler(rendering: Rendering, **options) -> ReplyAssembler:
+    return ReplyAssembler(
+        rendering,
+        prompt_ids=rendering.prompt_ids(USER, [WEATHER]),
+        marker_ids=marker_ids(rendering),
+        tools=[WEATHER],
+        **options,
+    )
+
+
+def streamed(
+    rendering: Rendering, ids: list[int], cuts: list[int], matched: str | None = None, **options
+) -> tuple[list[Delta], Reply, ReplyAssembler]:
+    stream = assembler(rendering, **options)
+    deltas: list[Delta] = []
+    for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
+        deltas += stream.push(ids[start:end])
+    last, reply = stream.finish(ids, matched)
+    return deltas + last, reply, stream
+
+
+def comparable(reply: Reply) -> tuple:
+    calls = [(call.name, call.arguments) for call in reply.tool_calls]
+    return reply.content, reply.reasoning, calls
+
+
+def assert_same(rendering: Rendering, ids: list[int], cuts: list[int], **options) -> None:
+    deltas, reply, stream = streamed(rendering, ids, cuts, **options)
+    _, whole = assembler(rendering, **options).finish(ids)
+    assert not stream.mismatched
+    assert comparable(reply) == comparable(whole)
+    assert "".join(delta.content for delta in deltas) == reply.content
+    assert "".join(delta.reasoning for delta in deltas) == (reply.reasoning or "")
+    calls = [delta.tool_call for delta in deltas if delta.tool_call]
+    assert tuple(calls) == reply.tool_calls
+    assert [delta.index for delta in deltas if delta.tool_call] == list(range(len(calls)))
+
+
+@pytest.mark.parametrize("text", REPLIES)
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("allow_calls", [True, False])
+def test_token_by_token(rendering: Rendering, text: str, end: bool, allow_calls: bool) -> None:
+    ids = encode(rendering, text) + list(rendering.stop_token_ids[:1]) * end
+    assert_same(rendering, ids, list(range(1, len(ids))), allow_calls=allow_calls)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    pieces=st.lists(
+        st.sampled_from([*REPLIES, " ", "\n", "STOP", "ST", "<", "</think>", "é"]), max_size=5
+    ),
+    seed=st.integers(0, 2**16),
+    stop=st.sampled_from([(), ("STOP",), ("\n\n", "wor")]),
+)
+def test_any_chunks(
+    rendering: Rendering, pieces: list[str], seed: int, stop: tuple[str, ...]
+) -> None:
+    ids = encode(rendering, "".join(pieces))
+    rng = random.Random(seed)
+    cuts = sorted(rng.sample(range(1, len(ids)), rng.randint(0, len(ids) - 1))) if ids else []
+    assert_same(rendering, ids, cuts, stop=stop)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ids=st.lists(st.integers(0, 200), max_size=40), seed=st.integers(0, 2**16))
+def test_any_ids(rendering: Rendering, ids: list[int], seed: int) -> None:
+    assert_same(rendering, ids, list(range(1, len(ids))))
+
+
+def test_text_comes_as_it_is_sampled(rendering: Rendering) -> None:
+    stream = assembler(rendering)
+    ids = encode(rendering, "Hello, world! How are you today?")
+    sent = ""
+    for count, token in enumerate(ids, start=1):
+        sent += "".join(delta.content for delta in stream.push([token]))
+        said = rendering.decode(ids[:count]).rstrip()
+        assert sent == said
+
+
+def test_a_call_is_sent_as_soon_as_it_is_complete(rendering: Rendering) -> None:
+    stream = assembler(rendering)
+    first = encode(rendering, CALL)
+    assert [delta for token in first[:-1] for delta in stream.push([token])] == []
+    (delta,) = stream.push(first[-1:])
+    assert delta.tool_call is not None
+    assert delta.tool_call.name == "get_weather"
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "matched", "content"),
+    [
+        ("Hello STOP", ("STOP",), "STOP", "Hello "),
+        ("Hello STOPPED", ("STOP",), "STOP", "Hello "),
+        ("Hello foo\n", ("foo\n",), "foo\n", "Hello "),
+        ("Hello\n\n", ("\n\n",), "\n\n", "Hello"),
+        ("Hello ST", ("STOP",), None, "Hello ST"),
+    ],
+)
+def test_stop_strings(
+    rendering: Rendering, text: str, stop: tuple[str, ...], matched: str | None, content: str
+) -> None:
+    ids = encode(rendering, text)
+    cuts = list(range(1, len(ids)))
+    deltas, reply, stream = streamed(rendering, ids, cuts, matched, stop=stop)
+    _, whole = assembler(rendering, stop=stop).finish(ids, matched)
+    assert reply.content == whole.content == content
+    assert "".join(delta.content for delta in deltas) == content
+    assert not stream.mismatched
+
+
+def test_forced_ids_open_the_reply_without_being_sampled(rendering: Rendering) -> None:
+    forced = encode(rendering, "<tool_call>\n")
+    ids = encode(rendering, CALL.removeprefix("<tool_call>\n"))
+    deltas, reply, _ = streamed(rendering, ids, list(range(1, len(ids))), forced_ids=forced)
+    assert [call.name for call in reply.tool_calls] == ["get_weather"]
+    assert len(deltas) == 1
+
+
+def test_incremental_text_equals_the_decoded_whole(rendering: Rendering) -> None:
+    ids = encode(rendering, "Grüße aus 東京 🙂🙃 – ok")
+    text = IncrementalText(rendering.decode)
+    for token in ids:
+        text.push([token])
+        assert rendering.decode(ids).startswith(text.text)
+    assert text.text == rendering.decode(ids)

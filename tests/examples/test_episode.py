@@ -1,0 +1,122 @@
+"""Episodes: users react to the very turn that displeased them, and survive whatever a model
+answers.
+"""
+
+import json
+import random
+
+import pytest
+
+from examples.tool_lab.agent import AgentConfig, lab_episode
+from examples.tool_lab.domain import assistant_call
+from examples.tool_lab.episode import Episode
+from examples.tool_lab.preferences import LAB_USERS, PREFERENCES, shown_in_answer
+from examples.tool_lab.script import scripted_reply
+
+DEFAULTS = {kind: preference.default for kind, preference in PREFERENCES.items()}
+WANTED = {kind: preference.alternative for kind, preference in PREFERENCES.items()}
+
+
+def episode(*kinds: str, preferences=LAB_USERS, **settings) -> Episode:
+    return Episode(seed=5, preferences=preferences, request_kinds=kinds, held_out=False, **settings)
+
+
+def test_a_violating_answer_is_corrected_by_the_next_user_message():
+    talk = episode("weather")
+    rng = random.Random(0)
+    assert talk.observe(scripted_reply(talk, rng, DEFAULTS))[0]["role"] == "tool"
+    assert talk.last_reaction.kind == "success"
+    following = talk.observe(scripted_reply(talk, rng, DEFAULTS))
+    assert [message["role"] for message in following] == ["user"]
+    assert "Celsius" in following[0]["content"]
+    assert talk.last_reaction.kind == "corrected"
+    assert (talk.last_reaction.preference, talk.last_reaction.wanted) == ("unit", "Celsius")
+
+
+def test_a_violating_call_is_declined_in_the_users_words_and_not_carried_out():
+    talk = episode("hotels")
+    following = talk.observe(scripted_reply(talk, random.Random(0), DEFAULTS))
+    assert following[0]["role"] == "tool"
+    assert set(json.loads(following[0]["content"])) == {"declined"}
+    assert talk.result is None
+    assert talk.last_reaction.wanted == "price"
+    talk.observe(scripted_reply(talk, random.Random(0)))
+    assert talk.last_reaction.kind == "success"
+
+
+def test_a_content_user_goes_on():
+    talk = episode("weather", "hotels", farewell_probability=1.0)
+    rng = random.Random(0)
+    kinds = []
+    while talk.observe(scripted_reply(talk, rng, WANTED)):
+        kinds.append(talk.last_reaction.kind)
+    assert kinds == ["success", "moved_on", "success", "content"]
+
+
+def test_a_user_who_leaves_reads_one_more_reply():
+    talk = episode("hotels", leave_probability=1.0)
+    talk.observe(scripted_reply(talk, random.Random(0), DEFAULTS))
+    assert talk.is_last_request
+    assert talk.observe(scripted_reply(talk, random.Random(0))) == []
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "banana"},
+        assistant_call("fly", {}, "c1"),
+        assistant_call("get_weather", {"city": "Nowhere"}, "c1"),
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "get_weather", "arguments": '{"city": '},
+                }
+            ],
+        },
+    ],
+)
+def test_any_response_is_survived_and_stubborn_ones_end_the_conversation(response):
+    talk = episode("weather", "hotels")
+    for _ in range(10):
+        if not talk.observe(response):
+            break
+    else:
+        pytest.fail("the conversation did not end")
+    assert talk.last_reaction.kind == "over"
+
+
+def test_lab_sessions_give_corrections_for_both_preferences():
+    seen = {"unit": 0, "order": 0}
+    for seed in range(100):
+        talk = lab_episode(seed, AgentConfig())
+        rng = random.Random(seed)
+        while talk.observe(scripted_reply(talk, rng)):
+            if talk.last_reaction.preference is not None:
+                seen[talk.last_reaction.preference] += 1
+    assert seen["unit"] > 40
+    assert seen["order"] > 40
+
+
+def test_episodes_are_seeded():
+    def transcript(seed: int) -> list:
+        talk = lab_episode(seed, AgentConfig())
+        rng = random.Random(seed)
+        while talk.observe(scripted_reply(talk, rng)):
+            pass
+        return talk.messages
+
+    assert transcript(11) == transcript(11)
+    assert transcript(11) != transcript(12)
+
+
+def test_shown_values():
+    unit, code = PREFERENCES["unit"], PREFERENCES["code"]
+    assert shown_in_answer(unit, "In Celsius: 3 in Kopra, fog.") == "Celsius"
+    assert shown_in_answer(unit, "In Celsius: 3, in Fahrenheit: 37.") is None
+    assert shown_in_answer(unit, "Cold.") is None
+    assert shown_in_answer(code, "Booked Kopra for 2 nights.") == "short"

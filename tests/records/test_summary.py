@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from records.store import Store
+from records.types import DropReason, TurnState
+from tests.records.builders import (
+    HINT,
+    OWNER,
+    REPLY,
+    a_verdict,
+    a_vote,
+    recorded,
+    turn_in,
+)
+
+
+async def test_an_empty_store_has_counts_of_zero_and_no_means(store: Store) -> None:
+    assert await store.counts() == dict.fromkeys(TurnState, 0)
+    assert await store.drops() == {}
+    summary = await store.vote_summary()
+    assert (summary.verdicts, summary.accepted, summary.votes_none) == (0, 0, 0)
+    assert summary.accept_rate is summary.mean_hint_chars is summary.mean_latency_s is None
+    assert summary.prompt_tokens is summary.completion_tokens is None
+    assert await store.example_turns(3) == []
+
+
+async def test_votes_are_summed_by_what_they_say(store: Store) -> None:
+    turn_id = await turn_in(store, TurnState.JUDGING)
+    votes = (
+        a_vote(0, latency_s=1.0),
+        a_vote(1, score=-1, hint="", latency_s=2.0, completion_tokens=None),
+        a_vote(2, score=None, hint="", text="", error="timeout", latency_s=6.0),
+    )
+    assert await store.commit_verdict(OWNER, a_verdict(turn_id, HINT, votes), None)
+    rejected = await turn_in(store, TurnState.JUDGING)
+    negative = a_verdict(rejected, None, (a_vote(0, score=-1, hint="", latency_s=3.0),))
+    assert await store.commit_verdict(OWNER, negative, DropReason.NO_HINT)
+    summary = await store.vote_summary()
+    assert (summary.votes_none, summary.votes_pos, summary.votes_neg) == (1, 1, 2)
+    assert summary.votes_failed == 1
+    assert (summary.verdicts, summary.accepted, summary.accept_rate) == (2, 1, 0.5)
+    assert summary.mean_hint_chars == len(HINT)
+    assert summary.mean_latency_s == pytest.approx(3.0)
+    assert (summary.prompt_tokens, summary.completion_tokens) == (400, 60)
+    assert await store.votes_of(turn_id) == votes
+    assert await store.verdict_of(rejected) == negative
+
+
+async def test_text_that_no_column_takes_is_stored_readably(store: Store) -> None:
+    turn_id = await turn_in(store, TurnState.JUDGING)
+    vote = a_vote(0, text="a\x00b\ud83d", hint="c\x00d, e é 日本 🙂")
+    assert await store.commit_verdict(OWNER, a_verdict(turn_id, vote.hint, (vote,)), None)
+    [stored] = await store.votes_of(turn_id)
+    assert (stored.text, stored.hint) == ("a\ufffdb\ufffd", "c\ufffdd, e é 日本 🙂")
+
+
+async def test_examples_show_the_way_of_a_turn(store: Store) -> None:
+    turn_id = await turn_in(store, TurnState.TRAINED)
+    await recorded(store)
+    [example] = await store.example_turns(3)
+    assert example.turn.turn_id == turn_id
+    assert example.turn.next_state == [REPLY]
+    assert example.verdict == a_verdict(turn_id)
+    assert example.score.hinted_prompt_ids.tolist() == [1, 2, 3, 30, 31, 4]
+    assert len(example.sample.advantages) == len(example.turn.response_ids)

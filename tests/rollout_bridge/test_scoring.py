@@ -1,0 +1,396 @@
+"""Teacher scoring on a real store with the real client; the server here only brings the faults.
+
+Scores of a real model are compared with a transformers forward pass in tests/integration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from aiohttp import web
+from chat_tokenizers import write_tokenizer
+
+from records.config import StoreConfig
+from records.store import Store
+from records.types import (
+    CapturedTurn,
+    DropReason,
+    TurnState,
+    TurnType,
+    Verdict,
+    VersionSpan,
+    Vote,
+)
+from rollout_bridge.config import ClaimLoopConfig, RendererConfig, ScoringConfig
+from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.engine.config import EngineClientConfig
+from rollout_bridge.hinting import hinted_prompt_ids
+from rollout_bridge.rendering import Rendering
+from rollout_bridge.scoring import ScoringWorker, TeacherChanged, check_scores
+
+HINT = "Give temperatures in Celsius."
+RESPONSE = np.array([7, 8, 9], dtype=np.int32)
+MESSAGES = [{"role": "system", "content": "rules"}, {"role": "user", "content": "Weather in Oslo?"}]
+
+
+class FaultTeacher:
+    """Answers like an engine, after `spoil` has had its way with the scored entries."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.spoil: Callable[[list[Any]], list[Any]] = lambda entries: entries
+        self.failure: web.Response | None = None
+        self.version = "0"
+        self.context_length = 4096
+        self.base_url = ""
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.requests.append(body)
+        if self.failure is not None:
+            return web.json_response(text=self.failure.text, status=self.failure.status)
+        start = body["logprob_start_len"]
+        ids = body["input_ids"][start:]
+        entries = [
+            [None if index == 0 else -0.25 * index, token, None] for index, token in enumerate(ids)
+        ]
+        return web.json_response(
+            {"output_ids": [], "meta_info": {"input_token_logprobs": self.spoil(entries)}}
+        )
+
+    async def model_info(self, _request: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "model_path": "m",
+                "weight_version": self.version,
+                "context_length": self.context_length,
+            }
+        )
+
+    def fail(self, status: int, message: str) -> None:
+        self.failure = web.json_response({"error": {"message": message}}, status=status)
+
+
+@pytest.fixture
+async def teacher() -> AsyncIterator[FaultTeacher]:
+    fault_teacher = FaultTeacher()
+    app = web.Application()
+    app.router.add_post("/generate", fault_teacher.generate)
+    app.router.add_get("/model_info", fault_teacher.model_info)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    fault_teacher.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield fault_teacher
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def client(teacher: FaultTeacher) -> AsyncIterator[EngineClient]:
+    config = EngineClientConfig(attempts=1, score_timeout_s=5.0)
+    async with EngineClient(teacher.base_url, config=config) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def rendering(tmp_path_factory: pytest.TempPathFactory) -> Rendering:
+    folder = write_tokenizer(tmp_path_factory.mktemp("scoring"), "chat_template_thinking.jinja")
+    return Rendering.load(folder, RendererConfig(name="qwen3"))
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as opened:
+        yield opened
+
+
+async def scoring_turn(store: Store, rendering: Rendering, **options: Any) -> str:
+    """A recorded turn with a verdict: it waits for the teacher."""
+    session_id = await store.ensure_session(scope="s", external_id=None)
+    turn_id = uuid4().hex
+    messages = options.pop("messages", MESSAGES)
+    prompt_ids = options.pop("prompt_ids", rendering.prompt_ids(messages))
+    turn = CapturedTurn(
+        turn_id=turn_id,
+        session_id=session_id,
+        parent_turn_id=None,
+        turn_type=TurnType.MAIN,
+        messages=messages,
+        tools=[],
+        response={"role": "assistant", "content": "50 F"},
+        prompt_ids=prompt_ids,
+        response_ids=RESPONSE,
+        rollout_logprobs=np.full(3, -0.5, dtype=np.float32),
+        token_parent_id=None,
+        num_shared_ids=0,
+        sampling={"temperature": 1.0},
+        distribution_modified=None,
+        version_spans=(VersionSpan(version=0, start=0, end=3),),
+        finish_reason="stop",
+        latency_s=0.1,
+    )
+    await store.record_turn(turn, scope="s")
+    await store.set_next_state(turn_id, [{"role": "user", "content": "In Celsius, please."}])
+    (claimed,) = await store.claim(TurnState.JUDGING, owner="test", limit=1, ttl_s=60)
+    vote = Vote(
+        index=0,
+        score=1,
+        hint=HINT,
+        text="",
+        latency_s=0.1,
+        prompt_tokens=None,
+        completion_tokens=None,
+    )
+    verdict = Verdict(
+        turn_id=claimed.turn_id, votes=(vote,), hint=HINT, selection="longest", judge="test"
+    )
+    assert await store.commit_verdict("test", verdict, None)
+    return turn_id
+
+
+def config(**options: Any) -> ScoringConfig:
+    loop = {"pause_min_s": 0.02, "pause_max_s": 0.1, "poll_max_s": 0.05, "stop_grace_s": 1.0}
+    loop |= {key[5:]: options.pop(key) for key in list(options) if key.startswith("loop_")}
+    return ScoringConfig(loop=ClaimLoopConfig(**loop), **options)
+
+
+@contextlib.asynccontextmanager
+async def running(worker: ScoringWorker) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    task = asyncio.create_task(worker.run(stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await condition():  # noqa: ASYNC110 - the store has no event for it
+            await asyncio.sleep(0.02)
+
+
+async def run_until_left_scoring(store: Store, worker: ScoringWorker) -> None:
+    async def none_left() -> bool:
+        return (await store.counts())[TurnState.SCORING] == 0
+
+    async with running(worker):
+        await until(none_left)
+
+
+async def test_exactly_the_sampled_ids_are_scored_under_the_hinted_prompt(
+    store, client, teacher, rendering
+):
+    turn_id = await scoring_turn(store, rendering)
+    worker = ScoringWorker(store, client, rendering, config(), "scoring-1")
+    await run_until_left_scoring(store, worker)
+    stored_ids = rendering.prompt_ids(MESSAGES)
+    hinted_ids = hinted_prompt_ids(rendering, MESSAGES, [], stored_ids, HINT, 4096)
+    assert len(hinted_ids) > len(stored_ids)
+    (request,) = teacher.requests
+    assert request["input_ids"] == [*hinted_ids.tolist(), *RESPONSE.tolist()]
+    assert request["logprob_start_len"] == len(hinted_ids) - 1
+    score = await store.score_of(turn_id)
+    assert score is not None
+    assert score.hint == HINT
+    assert (score.teacher, score.teacher_version) == ("teacher", "0")
+    assert np.array_equal(score.hinted_prompt_ids, hinted_ids)
+    assert score.teacher_logprobs.tolist() == [-0.25, -0.5, -0.75]
+    turn = await store.turn(turn_id)
+    assert turn is not None
+    assert turn.state is TurnState.READY
+    registry = worker.metrics.registry
+    assert registry.get_sample_value("teacher_scored_total") == 1
+    assert registry.get_sample_value("teacher_tokens_total") == 3
+    assert registry.get_sample_value("teacher_latency_seconds_count") == 1
+
+
+async def test_a_control_may_replace_the_hint(store, client, teacher, rendering):
+    turn_id = await scoring_turn(store, rendering)
+    worker = ScoringWorker(
+        store,
+        client,
+        rendering,
+        config(),
+        "scoring-1",
+        rewrite_hint=lambda turn, hint: f"Not this: {hint}",
+    )
+    await run_until_left_scoring(store, worker)
+    score = await store.score_of(turn_id)
+    assert score is not None
+    assert score.hint == f"Not this: {HINT}"
+    stored_ids = rendering.prompt_ids(MESSAGES)
+    expected = hinted_prompt_ids(rendering, MESSAGES, [], stored_ids, score.hint, 4096)
+    assert np.array_equal(score.hinted_prompt_ids, expected)
+
+
+async def test_a_control_may_leave_the_hint_out(store, client, teacher, rendering):
+    turn_id = await scoring_turn(store, rendering)
+    worker = ScoringWorker(
+        store, client, rendering, config(), "scoring-1", rewrite_hint=lambda turn, hint: None
+    )
+    await run_until_left_scoring(store, worker)
+    score = await store.score_of(turn_id)
+    assert score is not None
+    assert score.hint == ""
+    assert np.array_equal(score.hinted_prompt_ids, rendering.prompt_ids(MESSAGES))
+    (sample,) = await store.lease(owner="trainer", count=1, ttl_s=60)
+    assert sample.turn_id == turn_id
+
+
+def change(position: int, **parts: Any) -> Callable[[list[Any]], list[Any]]:
+    def spoil(entries: list[Any]) -> list[Any]:
+        logprob, token, text = entries[position]
+        entries[position] = [parts.get("logprob", logprob), parts.get("token", token), text]
+        return entries
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda entries: entries[:-1], DropReason.TEACHER_MISALIGNED),
+        (lambda entries: entries[1:], DropReason.TEACHER_MISALIGNED),
+        (lambda entries: [], DropReason.TEACHER_MISALIGNED),
+        (lambda entries: None, DropReason.TEACHER_MISALIGNED),
+        (lambda entries: [*entries, entries[-1]], DropReason.TEACHER_MISALIGNED),
+        (change(1, token=0), DropReason.TEACHER_MISALIGNED),
+        (change(-1, token=0), DropReason.TEACHER_MISALIGNED),
+        (change(1, logprob=None), DropReason.TEACHER_LOGPROBS_INVALID),
+        (change(-1, logprob=None), DropReason.TEACHER_LOGPROBS_INVALID),
+        (change(2, logprob=0.5), DropReason.TEACHER_LOGPROBS_INVALID),
+    ],
+)
+async def test_scores_that_do_not_fit_drop_the_turn(
+    store, client, teacher, rendering, spoil, reason
+):
+    teacher.spoil = spoil
+    turn_id = await scoring_turn(store, rendering)
+    worker = ScoringWorker(store, client, rendering, config(), "scoring-1")
+    await run_until_left_scoring(store, worker)
+    assert await store.drops() == {reason: 1}
+    assert await store.score_of(turn_id) is None
+
+
+async def test_a_turn_without_user_message_is_dropped_unasked(store, client, teacher, rendering):
+    await scoring_turn(store, rendering, messages=[{"role": "system", "content": "go"}])
+    worker = ScoringWorker(store, client, rendering, config(), "scoring-1")
+    await run_until_left_scoring(store, worker)
+    assert await store.drops() == {DropReason.NO_USER_MESSAGE: 1}
+    assert teacher.requests == []
+
+
+async def test_stored_ids_that_are_not_the_messages_are_dropped(store, client, teacher, rendering):
+    await scoring_turn(store, rendering, prompt_ids=np.arange(5, dtype=np.int32))
+    worker = ScoringWorker(store, client, rendering, config(), "scoring-1")
+    await run_until_left_scoring(store, worker)
+    assert await store.drops() == {DropReason.HINTED_PROMPT_MISMATCH: 1}
+
+
+@pytest.mark.parametrize("rewrite", [lambda turn, hint: hint, lambda turn, hint: None])
+@pytest.mark.parametrize("told_by", ["configuration", "teacher"])
+async def test_what_exceeds_the_context_is_dropped_unasked(
+    store, client, teacher, rendering, rewrite, told_by
+):
+    limit = len(rendering.prompt_ids(MESSAGES)) + len(RESPONSE) - 1
+    teacher.context_length = limit if told_by == "teacher" else 4096
+    settings = config(context_length=limit) if told_by == "configuration" else config()
+    await scoring_turn(store, rendering)
+    worker = ScoringWorker(store, client, rendering, settings, "scoring-1", rewrite_hint=rewrite)
+    await run_until_left_scoring(store, worker)
+    assert await store.drops() == {DropReason.HINTED_PROMPT_TOO_LONG: 1}
+    assert teacher.requests == []
+
+
+async def test_what_the_teacher_finds_too_long_is_dropped(store, client, teacher, rendering):
+    teacher.fail(400, "The input is longer than the model's context length")
+    await scoring_turn(store, rendering)
+    worker = ScoringWorker(store, client, rendering, config(), "scoring-1")
+    await run_until_left_scoring(store, worker)
+    assert await store.drops() == {DropReason.HINTED_PROMPT_TOO_LONG: 1}
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_teacher_that_fails_keeps_every_turn(store, client, teacher, rendering, status):
+    teacher.fail(status, "no")
+    for _ in range(5):
+        await scoring_turn(store, rendering)
+    worker = ScoringWorker(store, client, rendering, config(loop_concurrency=2), "scoring-1")
+    async with running(worker):
+
+        async def failed_for_a_while() -> bool:
+            return worker.loop.failures_in_a_row >= 4
+
+        await until(failed_for_a_while)
+        assert (await store.counts())[TurnState.SCORING] == 5
+        teacher.failure = None
+
+        async def all_scored() -> bool:
+            return (await store.counts())[TurnState.READY] == 5
+
+        await until(all_scored)
+    assert await store.drops() == {}
+
+
+async def test_a_teacher_that_fails_for_too_long_drops_the_turn(store, client, teacher, rendering):
+    teacher.fail(500, "no")
+    await scoring_turn(store, rendering)
+    settings = config(loop_give_up_after_s=0.2)
+    worker = ScoringWorker(store, client, rendering, settings, "scoring-1")
+    await run_until_left_scoring(store, worker)
+    assert await store.drops() == {DropReason.TEACHER_UNAVAILABLE: 1}
+
+
+async def test_a_teacher_with_other_weights_stops_the_worker(store, client, teacher, rendering):
+    await scoring_turn(store, rendering)
+    worker = ScoringWorker(store, client, rendering, config(), "scoring-1")
+    stop = asyncio.Event()
+    task = asyncio.create_task(worker.run(stop))
+
+    async def scored() -> bool:
+        return (await store.counts())[TurnState.READY] == 1
+
+    await until(scored)
+    teacher.version = "1"
+    turn_id = await scoring_turn(store, rendering)
+    with pytest.raises(TeacherChanged, match="must stay at weight version '0', but reports '1'"):
+        await task
+    # Nothing was written, and the turn is free for the next worker.
+    assert await store.score_of(turn_id) is None
+    assert len(await store.claim(TurnState.SCORING, owner="next", limit=9, ttl_s=60)) == 1
+
+
+async def test_a_teacher_of_another_version_than_configured_is_refused(
+    store, client, teacher, rendering
+):
+    await scoring_turn(store, rendering)
+    worker = ScoringWorker(store, client, rendering, config(expected_version="7"), "scoring-1")
+    with pytest.raises(TeacherChanged, match="'7', but reports '0'"):
+        await worker.run(asyncio.Event())
+
+
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [
+        ([-0.5, -1.0], None),
+        ([0.0, -1e9], None),
+        ([-0.5], DropReason.TEACHER_MISALIGNED),
+        ([[-0.5, -1.0]], DropReason.TEACHER_MISALIGNED),
+        ([-0.5, float("nan")], DropReason.TEACHER_LOGPROBS_INVALID),
+        ([float("-inf"), -0.5], DropReason.TEACHER_LOGPROBS_INVALID),
+        ([0.1, -0.5], DropReason.TEACHER_LOGPROBS_INVALID),
+    ],
+)
+def test_check_scores(scores, reason):
+    problem = check_scores(np.array(scores, dtype=np.float32), 2)
+    assert (problem[0] if problem else None) == reason

@@ -1,0 +1,52 @@
+"""The packages are this tree's, import in the right direction, and stay light where they must."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ["api_proxy", "examples", "judge", "records", "rollout_bridge", "trainer"]
+LIGHT = ["api_proxy.app", "judge.worker", "records.store", "rollout_bridge.engine.client"]
+HEAVY = {"torch", "transformers", "peft", "matplotlib", "tensorboard"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_comes_from_this_tree(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__file__ is not None
+    assert Path(module.__file__).is_relative_to(ROOT)
+
+
+@pytest.mark.parametrize("module", [*LIGHT, "trainer.cli", "examples.tool_lab.__main__"])
+def test_module_imports_without_heavy_libraries(module: str) -> None:
+    code = f"import sys, {module}; print(' '.join(sys.modules))"
+    loaded = set(_python("-c", code).split())
+    assert module.split(".")[0] in loaded
+    assert not loaded & HEAVY
+
+
+def test_help_names_every_command() -> None:
+    text = _python("-m", "trainer.cli", "--help")
+    for command in ("serve", "train", "judge", "replay", "slime"):
+        assert command in text
+
+
+@pytest.mark.parametrize("command", ["replay", "slime"])
+def test_command_of_a_later_version_says_so(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.cli", command], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "not part of this version" in done.stderr
+
+
+def _python(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout

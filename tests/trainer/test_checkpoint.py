@@ -1,0 +1,166 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+from tests.trainer.test_update import make, mixed_batch, weights
+from tests.trainer.tiny import load, save_model
+from trainer.checkpoint import Checkpoints
+from trainer.config import LoraConfig
+from trainer.errors import CheckpointError
+from trainer.manifest import Manifest
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def checkpoints(folder, tmp_path):
+    return Checkpoints(tmp_path / "checkpoints", str(folder), seed=1)
+
+
+def write(checkpoints, updater, parent: Manifest, version: int, turns: list[str]) -> Manifest:
+    return checkpoints.write(
+        updater.policy,
+        updater.optimizer,
+        parent=parent,
+        version=version,
+        turn_ids=turns,
+        staleness=[0] * len(turns),
+    )
+
+
+def three_steps(checkpoints, updater) -> list[Manifest]:
+    chain = checkpoints.open()
+    for step in range(3):
+        updater.update(mixed_batch(step), step)
+        chain.append(write(checkpoints, updater, chain[-1], step + 1, [f"a{step}", f"b{step}"]))
+    return chain
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2, alpha=4)])
+def test_a_resumed_updater_continues_exactly(folder, checkpoints, lora):
+    updater = make(folder, lora=lora)
+    chain = three_steps(checkpoints, updater)
+    assert [link.version for link in checkpoints.open()] == [0, 1, 2, 3]
+    resumed = make(
+        folder if lora else checkpoints.folder(3), lora=lora, reference=False, beta_kl=0.0
+    )
+    reference = make(folder, lora=lora).reference
+    resumed.reference = resumed.reference or reference
+    resumed.settings = updater.settings
+    checkpoints.load(chain[-1], resumed.policy, resumed.optimizer)
+    for step in range(3, 5):
+        updater.update(mixed_batch(step), step)
+        resumed.update(mixed_batch(step), step)
+    one, other = weights(updater), weights(resumed)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2, alpha=4)])
+def test_the_folder_is_a_model_that_anyone_can_load(folder, checkpoints, lora):
+    updater = make(folder, lora=lora)
+    three_steps(checkpoints, updater)
+    plain = load(checkpoints.folder(3))
+    ids, mask = torch.arange(10).unsqueeze(0), torch.ones(1, 10)
+    mask[:, 0] = 0
+    torch.testing.assert_close(
+        plain.token_logprobs(ids, mask).logprobs_BT,
+        updater.policy.token_logprobs(ids, mask).logprobs_BT,
+        atol=1e-5,
+        rtol=1e-5,
+    )
+    assert (checkpoints.folder(3) / "tokenizer_config.json").read_text() == "{}\n"
+    moved = (
+        plain.token_logprobs(ids, mask).logprobs_BT
+        - load(folder).token_logprobs(ids, mask).logprobs_BT
+    ).abs()
+    assert moved.max() > 1e-3
+
+
+def test_merging_adapters_for_the_engines_leaves_the_base_alone(folder, checkpoints):
+    updater = make(folder, lora=LoraConfig(rank=2, alpha=4))
+    three_steps(checkpoints, updater)
+    start = dict(load(folder).model.named_parameters())
+    for name, parameter in updater.policy.base_model.named_parameters():
+        if ".lora_" not in name:
+            assert torch.equal(parameter, start[name.replace(".base_layer", "")])
+
+
+def test_half_written_folders_are_removed_and_damaged_ones_passed_over(folder, checkpoints):
+    three_steps(checkpoints, make(folder))
+    (checkpoints.root / ".writing_000009").mkdir()
+    weights_file = checkpoints.folder(3) / "model.safetensors"
+    content = bytearray(weights_file.read_bytes())
+    content[-1] ^= 1
+    weights_file.write_bytes(content)
+    assert [link.version for link in checkpoints.open()] == [0, 1, 2]
+    (checkpoints.folder(2) / "optimizer.pt").unlink()
+    assert [link.version for link in checkpoints.open()] == [0, 1]
+    shutil.rmtree(checkpoints.folder(1))
+    assert [link.version for link in checkpoints.open()] == [0]
+    assert not (checkpoints.root / ".writing_000009").exists()
+    assert checkpoints.highest_version() == 3
+
+
+def test_a_changed_ancestor_breaks_the_chain(folder, checkpoints):
+    three_steps(checkpoints, make(folder))
+    path = checkpoints.folder(1) / "manifest.json"
+    content = json.loads(path.read_text())
+    content["turn_ids"] = ["a0", "forged"]
+    path.write_text(json.dumps(content))
+    # Version 1 itself is still whole, as far as one file can say.
+    assert [link.version for link in checkpoints.open()] == [0, 1]
+
+
+def test_a_turn_cannot_stand_twice_on_a_chain(folder, checkpoints):
+    updater = make(folder)
+    chain = three_steps(checkpoints, updater)
+    write(checkpoints, updater, chain[-1], 4, ["a0"])
+    assert [link.version for link in checkpoints.open()] == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="twice"):
+        write(checkpoints, updater, chain[-1], 5, ["x", "x"])
+
+
+def test_version_numbers_are_not_written_twice(folder, checkpoints):
+    updater = make(folder)
+    chain = three_steps(checkpoints, updater)
+    with pytest.raises(CheckpointError, match="never reused"):
+        write(checkpoints, updater, chain[0], 2, ["y"])
+
+
+def test_pruning_keeps_manifests_and_what_is_named(folder, checkpoints):
+    three_steps(checkpoints, make(folder))
+    assert checkpoints.prune([1, 3]) == [2]
+    assert [path.name for path in checkpoints.folder(2).iterdir()] == ["manifest.json"]
+    assert checkpoints.prune([1, 3]) == []
+    assert [link.version for link in checkpoints.open()] == [0, 1, 2, 3]
+    # A pruned version is no place to continue from.
+    shutil.rmtree(checkpoints.folder(3))
+    assert [link.version for link in checkpoints.open()] == [0, 1]
+
+
+def test_another_start_model_is_refused(checkpoints, tmp_path):
+    checkpoints.open()
+    other = Checkpoints(checkpoints.root, str(save_model(tmp_path / "other")), seed=1)
+    with pytest.raises(CheckpointError, match="started from"):
+        other.open()
+
+
+def test_names_survive_a_move_of_the_run_folder(folder, checkpoints):
+    chain = three_steps(checkpoints, make(folder))
+    assert checkpoints.name(chain[2]) == "checkpoints/step_000002"
+    assert checkpoints.weights_path(chain[0]) == str(folder.resolve())
+    assert checkpoints.weights_path(chain[2]) == str(checkpoints.folder(2).resolve())
+
+
+def test_manifests_read_back_and_refuse_rubbish(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"format": 1, "version": 1}')
+    with pytest.raises(CheckpointError, match="not a readable manifest"):
+        Manifest.read(tmp_path)
+    (tmp_path / "manifest.json").write_bytes(b"\xff\x00")
+    with pytest.raises(CheckpointError):
+        Manifest.read(tmp_path)

@@ -1,0 +1,182 @@
+"""Killing the trainer: at every point of a step, and for real."""
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from records.config import StoreConfig
+from records.store import Store
+from records.types import TurnState
+from tests.trainer.local_engine import LocalEngine
+from tests.trainer.test_loop import BATCH, final_weights, opened, samples, settings
+from tests.trainer.tiny import make_ready, save_model, states
+from trainer import checkpoint as checkpoint_module
+from trainer.checkpoint import Checkpoints
+from trainer.loop import EmbeddedTrainer
+
+STEPS = 3
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches SIGKILL."""
+
+
+def kill(*_args, **_kwargs):
+    raise Killed
+
+
+async def kill_async(*_args, **_kwargs):
+    raise Killed
+
+
+def kill_after(function):
+    async def wrapper(*args, **kwargs):
+        await function(*args, **kwargs)
+        raise Killed
+
+    return wrapper
+
+
+def arm(point: str, trainer: EmbeddedTrainer, engine: LocalEngine, monkeypatch) -> None:
+    """Make the next step die at `point`."""
+    if point == "computing":
+        monkeypatch.setattr(trainer.updater, "update", kill)
+    elif point == "writing":
+        monkeypatch.setattr(checkpoint_module, "_rng_state", kill)
+    elif point == "before rename":
+        monkeypatch.setattr(Path, "rename", kill)
+    elif point == "after rename":
+        monkeypatch.setattr(trainer.store, "commit_step", kill_async)
+    elif point == "after commit":
+        original = trainer.store.commit_step
+        monkeypatch.setattr(trainer.store, "commit_step", kill_after(original))
+    elif point == "publishing":
+        monkeypatch.setattr(engine, "update_weights", kill_async)
+    elif point == "pruning":
+        monkeypatch.setattr(trainer.checkpoints, "prune", kill)
+
+
+POINTS = [
+    "computing",
+    "writing",
+    "before rename",
+    "after rename",
+    "after commit",
+    "publishing",
+    "pruning",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder, tmp_path_factory):
+    """The weights of a run that nobody killed."""
+    run = tmp_path_factory.mktemp("undisturbed")
+
+    async def train():
+        async with opened(run, folder) as (trainer, store, _):
+            await make_ready(store, samples(STEPS * BATCH // 2))
+            for _ in range(STEPS):
+                await trainer.step()
+
+    asyncio.run(train())
+    return final_weights(run, STEPS)
+
+
+async def check_every_turn_once(run, folder) -> list[int]:
+    """The chain and the store agree, and every turn was trained once. Returns the versions."""
+    chain = Checkpoints(run / "checkpoints", str(folder), seed=0).open()
+    trained = [turn for link in chain for turn in link.turn_ids]
+    assert len(trained) == len(set(trained)) == STEPS * BATCH
+    async with await Store.open(StoreConfig.sqlite(run / "records.db")) as store:
+        assert await states(store) == {TurnState.TRAINED: STEPS * BATCH}
+        latest = await store.latest_version()
+        assert latest is not None
+        assert latest.version == chain[-1].version
+    return [link.version for link in chain]
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_kill_at_any_point_loses_nothing_and_repeats_nothing(
+    point, folder, tmp_path, undisturbed, monkeypatch
+):
+    engine = LocalEngine(str(folder))
+    store = await Store.open(StoreConfig.sqlite(tmp_path / "records.db"))
+    trainer = await EmbeddedTrainer.open(
+        store=store,
+        config=settings(),
+        run_folder=tmp_path,
+        model=str(folder),
+        engines={"policy": engine},
+    )
+    await make_ready(store, samples(STEPS * BATCH // 2))
+    await trainer.step()
+    with monkeypatch.context() as patches:
+        arm(point, trainer, engine, patches)
+        with pytest.raises(Killed):
+            await trainer.step()
+        # As after a kill: no lease is given back, nothing is closed properly by the trainer.
+        trainer._metrics.close()
+        trainer._thread.shutdown()
+        await store.close()
+    async with opened(tmp_path, folder, engine) as (trainer, store, _):
+        assert (await states(store)).get(TurnState.LEASED, 0) == 0
+        assert engine.version == str(trainer.version)
+        while await trainer.step() is not None:
+            pass
+        assert engine.version == str(trainer.version)
+        assert not engine.paused
+    versions = await check_every_turn_once(tmp_path, folder)
+    weights = final_weights(tmp_path, versions[-1])
+    assert all(torch.equal(weights[name], undisturbed[name]) for name in weights)
+
+
+async def test_a_lost_checkpoint_returns_its_turns_and_its_number_is_not_used_again(
+    folder, tmp_path, undisturbed
+):
+    async with opened(tmp_path, folder) as (trainer, store, _):
+        await make_ready(store, samples(STEPS * BATCH // 2))
+        await trainer.step()
+        await trainer.step()
+    (tmp_path / "checkpoints" / "step_000002" / "model.safetensors").unlink()
+    engine = LocalEngine(str(folder), version="2")
+    async with opened(tmp_path, folder, engine) as (trainer, store, _):
+        assert trainer.version == 1
+        assert engine.version == "1", "what the engine served is gone"
+        assert await store.ready_count() == 2 * BATCH
+        while await trainer.step() is not None:
+            pass
+    assert await check_every_turn_once(tmp_path, folder) == [0, 1, 3, 4]
+    weights = final_weights(tmp_path, 4)
+    assert all(torch.equal(weights[name], undisturbed[name]) for name in weights)
+
+
+async def test_kill_9_again_and_again(folder, tmp_path, undisturbed):
+    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store:
+        await make_ready(store, samples(STEPS * BATCH // 2))
+    generator = random.Random(4)
+    command = [sys.executable, "-m", "tests.trainer.training_process"]
+    command += [str(tmp_path), str(folder), str(STEPS)]
+    for attempt in range(4):
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=Path(__file__).parents[2], stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        if attempt < 3:
+            # The line says that the trainer has opened; its steps follow at once.
+            assert await process.stdout.readline() == b"open\n"
+            await asyncio.sleep(generator.uniform(0.0, 0.08))
+            process.kill()
+        code = await asyncio.wait_for(process.wait(), 60)
+    assert code == 0
+    versions = await check_every_turn_once(tmp_path, folder)
+    weights = final_weights(tmp_path, versions[-1])
+    assert all(torch.equal(weights[name], undisturbed[name]) for name in weights)

@@ -1,0 +1,123 @@
+import pytest
+import torch
+from torch import nn
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from tests.trainer.tiny import VOCAB, load, save_model
+from trainer.config import LoraConfig
+from trainer.errors import StartupError
+from trainer.policy import Policy, WithoutAdapters
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(seed)
+    ids = torch.randint(0, VOCAB, (3, 12))
+    mask = (torch.rand(3, 12) < 0.5).float()
+    mask[:, 0] = 0
+    mask[0, 1] = mask[0, -1] = 1
+    return ids, mask
+
+
+def test_logprobs_are_those_of_the_full_forward_pass(folder):
+    policy = load(folder)
+    ids, mask = batch()
+    temperatures = torch.full((3, 12), 0.7)
+    actual = policy.token_logprobs(ids, mask, temperatures)
+    logits = policy.base_model(input_ids=ids).logits[:, :-1]
+    for scale, values in ((1.0, actual.logprobs_BT), (0.7, actual.logprobs_sampled_BT)):
+        table = torch.log_softmax(logits / scale, dim=-1)
+        expected = table.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(values[:, 1:], expected * mask[:, 1:], atol=1e-5, rtol=1e-5)
+    table = torch.log_softmax(logits, dim=-1)
+    entropy = -(table.exp() * table).sum(-1)
+    torch.testing.assert_close(
+        actual.entropy_BT[:, 1:], entropy * mask[:, 1:], atol=1e-5, rtol=1e-5
+    )
+
+
+def test_temperature_one_computes_one_logprob(folder):
+    policy = load(folder)
+    ids, mask = batch()
+    scores = policy.token_logprobs(ids, mask, torch.ones(3, 12))
+    assert scores.logprobs_sampled_BT is scores.logprobs_BT
+    assert not scores.entropy_BT.requires_grad
+
+
+def test_chunks_change_neither_values_nor_gradients(folder):
+    ids, mask = batch()
+    gradients = []
+    for size in (1024, 3):
+        policy = load(folder, chunk_tokens=size)
+        scores = policy.token_logprobs(ids, mask, torch.full((3, 12), 0.9), entropy_gradient=True)
+        loss = (scores.logprobs_sampled_BT + scores.entropy_BT - scores.logprobs_BT**2).sum()
+        loss.backward()
+        gradients.append([p.grad for p in policy.trainable_parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_what_stands_to_the_right_changes_nothing(folder):
+    policy = load(folder)
+    ids, mask = batch()
+    mask[:, 8:] = 0
+    other = ids.clone()
+    other[:, 8:] = 7
+    torch.testing.assert_close(
+        policy.token_logprobs(ids, mask).logprobs_BT,
+        policy.token_logprobs(other, mask).logprobs_BT,
+    )
+
+
+def test_the_first_token_cannot_be_scored(folder):
+    ids, mask = batch()
+    mask[0, 0] = 1
+    with pytest.raises(ValueError, match="first token"):
+        load(folder).token_logprobs(ids, mask)
+
+
+def test_an_empty_mask_gives_zeros_with_a_graph(folder):
+    ids, mask = batch()
+    scores = load(folder).token_logprobs(ids, torch.zeros_like(mask))
+    scores.logprobs_BT.sum().backward()
+    assert scores.logprobs_BT.abs().sum().item() == 0.0
+
+
+def test_adapters_start_without_effect_and_only_they_train(folder):
+    ids, mask = batch()
+    plain = load(folder)
+    adapted = load(folder, lora=LoraConfig(rank=4, alpha=8), seed=3)
+    torch.testing.assert_close(
+        plain.token_logprobs(ids, mask).logprobs_BT, adapted.token_logprobs(ids, mask).logprobs_BT
+    )
+    names = [n for n, p in adapted.model.named_parameters() if p.requires_grad]
+    assert names
+    assert all("lora_" in name for name in names)
+    with torch.no_grad():
+        for parameter in adapted.trainable_parameters():
+            parameter.add_(0.1)
+    changed = adapted.token_logprobs(ids, mask).logprobs_BT
+    start = WithoutAdapters(adapted).token_logprobs(ids, mask).logprobs_BT
+    torch.testing.assert_close(start, plain.token_logprobs(ids, mask).logprobs_BT)
+    assert (changed - start).abs().max() > 0.01
+
+
+def test_a_model_that_caps_its_logits_is_refused():
+    config = Gemma2Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        final_logit_softcapping=0.05,
+        initializer_range=1.0,
+    )
+    model: nn.Module = Gemma2ForCausalLM(config)
+    with pytest.raises(StartupError, match="Gemma2"):
+        Policy(model, dtype="float32", chunk_tokens=8)

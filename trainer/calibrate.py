@@ -1,0 +1,129 @@
+"""Do the engines compute what the trainer computes? Log-probs of fixed sequences, at equal weights.
+
+Every later figure rests on this: advantages are differences between an engine's log-probs and the
+trainer's. A gap above the bound is refused; the noise that remains is the floor below which a batch
+teaches nothing (ALGORITHMS 1.10). It knows no store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from records.types import Ids, Logprobs
+from trainer.errors import CalibrationError
+from trainer.policy import LogprobModel
+
+
+class Scorer(Protocol):
+    """The part of the engine client that calibration uses."""
+
+    async def score(self, input_ids: Ids, start: int) -> Logprobs:
+        """Log-probs at temperature 1 of `input_ids[start:]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineNoise:
+    """|engine - trainer| over all tokens of the sequences, in nats."""
+
+    mean_abs: float
+    max_abs: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The result by engine; `noise` is the largest mean of any of them."""
+
+    engines: dict[str, EngineNoise]
+    bound: float
+    num_sequences: int
+    num_tokens: int
+
+    @property
+    def noise(self) -> float:
+        """Mean |log-prob difference| at equal weights, of the noisiest engine."""
+        return max((engine.mean_abs for engine in self.engines.values()), default=0.0)
+
+    def save(self, path: Path) -> None:
+        """Write as JSON, whole or not at all."""
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"noise": self.noise, **asdict(self)}, indent=1) + "\n")
+        temporary.replace(path)
+
+
+async def calibrate(
+    engines: Mapping[str, tuple[Scorer, Callable[[Ids], Logprobs]]],
+    sequences: Sequence[Ids],
+    *,
+    bound: float,
+) -> Calibration:
+    """Score `sequences` (each at least 2 ids) with every engine and with the trainer's own forward.
+
+    Each engine comes with the function that gives the trainer's log-probs [T-1] of ids[1:] at the
+    weights that this engine serves. Raises CalibrationError that names the engine, the gap and the
+    place for a gap above `bound` or a log-prob that is not finite.
+    """
+    if not engines or not sequences:
+        raise ValueError("calibration needs an engine and a sequence")
+    results = {}
+    for name, (scorer, own) in engines.items():
+        scored = await asyncio.gather(*(scorer.score(ids, 1) for ids in sequences))
+        expected = await asyncio.to_thread(lambda own=own: [own(ids) for ids in sequences])
+        results[name] = _compare(name, scored, expected, bound)
+    return Calibration(
+        engines=results,
+        bound=bound,
+        num_sequences=len(sequences),
+        num_tokens=sum(len(ids) - 1 for ids in sequences),
+    )
+
+
+def own_logprobs(model: LogprobModel, device: torch.device) -> Callable[[Ids], Logprobs]:
+    """The trainer's log-probs [T-1] of ids[1:] under `model`."""
+
+    @torch.no_grad()
+    def score(ids: Ids) -> Logprobs:
+        ids_BT = torch.from_numpy(np.asarray(ids, dtype=np.int64)).unsqueeze(0).to(device)
+        mask_BT = torch.ones(ids_BT.shape, device=device)
+        mask_BT[:, 0] = 0.0
+        return model.token_logprobs(ids_BT, mask_BT).logprobs_BT[0, 1:].cpu().numpy()
+
+    return score
+
+
+def random_sequences(vocab_size: int, lengths: Sequence[int], seed: int) -> list[Ids]:
+    """Sequences of uniformly random ids, the same for the same seed."""
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, vocab_size, size=n).astype(np.int32) for n in lengths]
+
+
+def _compare(
+    name: str, scored: Sequence[Logprobs], expected: Sequence[Logprobs], bound: float
+) -> EngineNoise:
+    gaps = []
+    for index, (engine, own) in enumerate(zip(scored, expected, strict=True)):
+        if engine.shape != own.shape:
+            raise CalibrationError(
+                f"engine {name}: {engine.size} log-probs for {own.size} tokens of sequence {index}"
+            )
+        gap = np.abs(engine.astype(np.float64) - own)
+        if not np.isfinite(gap).all():
+            raise CalibrationError(f"engine {name}: a log-prob of sequence {index} is not finite")
+        worst = int(gap.argmax())
+        if gap[worst] > bound:
+            raise CalibrationError(
+                f"engine {name} differs from the trainer by {gap[worst]:.2e} at token {worst + 1} "
+                f"of sequence {index} ({engine[worst]:.5f} against {own[worst]:.5f}); the bound is "
+                f"{bound:.0e}. Other weights, another precision, or another tokenizer?"
+            )
+        gaps.append(gap)
+    all_gaps = np.concatenate(gaps)
+    return EngineNoise(mean_abs=float(all_gaps.mean()), max_abs=float(all_gaps.max()))

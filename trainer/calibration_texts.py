@@ -1,0 +1,70 @@
+"""The fixed sequences on which engines are compared with the trainer: conversations and random ids.
+
+Conversations of several turns, with and without tool results, because positions far into a long
+template are where engines have differed; random ids, because they visit the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from records.messages import Message
+from records.types import Ids
+from rollout_bridge.rendering import Rendering
+
+CONVERSATIONS: tuple[tuple[Message, ...], ...] = (
+    ({"role": "user", "content": "Which planet is the largest?"},),
+    (
+        {"role": "system", "content": "You answer briefly."},
+        {"role": "user", "content": "Name a prime number above 100."},
+        {"role": "assistant", "content": "101."},
+        {"role": "user", "content": "And the next one?"},
+        {"role": "assistant", "content": "103."},
+        {"role": "user", "content": "Thank you. Add them up, please."},
+    ),
+)
+TOOL_CONVERSATION: tuple[Message, ...] = (
+    {"role": "user", "content": "What is 17 times 23?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "call_0",
+                "type": "function",
+                "function": {"name": "multiply", "arguments": '{"a": 17, "b": 23}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_0", "content": "391"},
+)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "multiply",
+            "description": "Multiply two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+            },
+        },
+    }
+]
+
+
+def calibration_sequences(rendering: Rendering, seed: int) -> list[Ids]:
+    """Id sequences of 2 tokens to a few hundred; equal seeds give equal sequences.
+
+    A template that cannot render tool calls does without that conversation: models without tools
+    can be served too.
+    """
+    sequences = [rendering.prompt_ids(list(messages)) for messages in CONVERSATIONS]
+    try:
+        sequences.append(rendering.prompt_ids(list(TOOL_CONVERSATION), TOOLS))
+    except ValueError:
+        sequences.append(rendering.prompt_ids(list(CONVERSATIONS[1])))
+    random = np.random.default_rng(seed)
+    for length in (2, 33, 200):
+        sequences.append(random.integers(0, rendering.vocab_size, length).astype(np.int32))
+    return sequences

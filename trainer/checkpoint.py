@@ -1,0 +1,277 @@
+"""Checkpoints on disk: written whole or not at all, verified, loaded, pruned.
+
+    checkpoints/step_000000/   tokenizer files and the manifest of the start weights
+    checkpoints/step_000007/   model as a Hugging Face folder, optimizer.pt, rng.pt, manifest.json
+
+A checkpoint exists once its folder has its final name: everything in it was synced before. Old ones
+lose their weights but keep their manifest, which the chain needs. It knows no store and no engines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer import manifest as manifests
+from trainer.errors import CheckpointError
+from trainer.lora import adapter_state, load_adapter_state, merged_state
+from trainer.manifest import FileEntry, Manifest, chain_to
+from trainer.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+_OPTIMIZER, _RNG, _ADAPTER = "optimizer.pt", "rng.pt", "adapter.pt"
+_TEMPORARY = ".writing_"
+# What a model folder holds besides tokenizer files; everything else is copied from the start model.
+_MODEL_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".md")
+_MODEL_FILES = frozenset(
+    {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "pytorch_model.bin.index.json",
+        manifests.FILE_NAME,
+    }
+)
+
+
+class Checkpoints:
+    """The checkpoints of one run, in `root`; `model` is the start model's folder or hub id."""
+
+    def __init__(self, root: Path, model: str, seed: int):
+        self.root = root
+        self.model = _identity(model)
+        self.seed = seed
+
+    def folder(self, version: int) -> Path:
+        """Where the checkpoint of `version` is or would be."""
+        return self.root / f"step_{version:06d}"
+
+    def weights_path(self, manifest: Manifest) -> str:
+        """What an engine loads to serve this version."""
+        return self.model if manifest.version == 0 else str(self.folder(manifest.version).resolve())
+
+    def name(self, manifest: Manifest) -> str:
+        """What the store records: relative to the run folder, so that the folder can move."""
+        if manifest.version == 0:
+            return self.model
+        return f"{self.root.name}/{self.folder(manifest.version).name}"
+
+    def open(self) -> list[Manifest]:
+        """The chain from version 0 to the newest intact checkpoint; creates version 0 if needed.
+
+        Removes half-written folders. Raises CheckpointError for a run with another start model.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        for leftover in self.root.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(leftover)
+        if not self.folder(0).exists():
+            self._write_root()
+        root = Manifest.read(self.folder(0))
+        if root.model != self.model:
+            raise CheckpointError(f"{self.root} belongs to a run that started from {root.model}")
+        known = self._readable_manifests()
+        for version in sorted(known, reverse=True):
+            try:
+                chain = chain_to(known[version], known)
+                self.verify(known[version])
+            except CheckpointError as error:
+                logger.warning("checkpoint of version %d is passed over: %s", version, error)
+                continue
+            return chain
+        raise CheckpointError(f"{self.root}: not even the start is intact")
+
+    def highest_version(self) -> int:
+        """The largest version number that any folder here bears, intact or not."""
+        return max(int(path.name.removeprefix("step_")) for path in self.root.glob("step_*"))
+
+    def verify(self, manifest: Manifest) -> None:
+        """Raises CheckpointError unless every file is there, unchanged."""
+        for name, entry in manifest.files.items():
+            path = self.folder(manifest.version) / name
+            if not path.is_file() or path.stat().st_size != entry.size:
+                raise CheckpointError(f"{path} is missing or cut")
+            if _sha256(path) != entry.sha256:
+                raise CheckpointError(f"{path} has changed")
+
+    def write(
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        *,
+        parent: Manifest,
+        version: int,
+        turn_ids: Sequence[str],
+        staleness: Sequence[int],
+    ) -> Manifest:
+        """Write and sync the checkpoint of `version`; it exists when this returns, or not at all.
+
+        Raises CheckpointError if the version has a folder already.
+        """
+        if self.folder(version).exists():
+            raise CheckpointError(
+                f"{self.folder(version)} exists; version numbers are never reused"
+            )
+        temporary = self.root / f"{_TEMPORARY}{version:06d}"
+        temporary.mkdir()
+        save_weights(policy, temporary)
+        torch.save(optimizer.state_dict(), temporary / _OPTIMIZER)
+        torch.save(_rng_state(), temporary / _RNG)
+        files = {}
+        for path in sorted(temporary.iterdir()):
+            files[path.name] = FileEntry(size=path.stat().st_size, sha256=_sha256(path))
+            _sync(path)
+        files |= self._link_tokenizer(temporary)
+        manifest = Manifest(
+            version=version,
+            parent_version=parent.version,
+            parent_hash=parent.hash,
+            step=parent.step + 1,
+            turn_ids=tuple(turn_ids),
+            staleness=tuple(staleness),
+            model=self.model,
+            seed=self.seed,
+            created_at=time.time(),
+            files=files,
+        )
+        self._finish(temporary, manifest)
+        return manifest
+
+    def load(self, manifest: Manifest, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+        """Optimiser, random state and adapters of a checkpoint whose weights `policy` has."""
+        if manifest.version == 0:
+            return
+        folder = self.folder(manifest.version)
+        device = policy.device
+        if (folder / _ADAPTER).exists():
+            state = torch.load(folder / _ADAPTER, map_location=device, weights_only=True)
+            load_adapter_state(policy.base_model, state)
+        optimizer.load_state_dict(
+            torch.load(folder / _OPTIMIZER, map_location=device, weights_only=True)
+        )
+        rng = torch.load(folder / _RNG, weights_only=True)
+        torch.set_rng_state(rng["torch"])
+        if torch.cuda.is_available() and rng["cuda"]:
+            torch.cuda.set_rng_state_all(rng["cuda"])
+
+    def prune(self, keep: Iterable[int]) -> list[int]:
+        """Delete the weights of every version not in `keep`; manifests and version 0 stay."""
+        kept = {self.folder(version) for version in keep} | {self.folder(0)}
+        pruned = []
+        for folder in self.root.glob("step_*"):
+            files = [path for path in folder.iterdir() if path.name != manifests.FILE_NAME]
+            if folder in kept or not files:
+                continue
+            for path in files:
+                path.unlink()
+            pruned.append(int(folder.name.removeprefix("step_")))
+        return sorted(pruned)
+
+    def _readable_manifests(self) -> dict[int, Manifest]:
+        known = {}
+        for folder in self.root.glob("step_*"):
+            try:
+                manifest = Manifest.read(folder)
+            except CheckpointError as error:
+                logger.warning("%s", error)
+                continue
+            if self.folder(manifest.version) == folder:
+                known[manifest.version] = manifest
+        return known
+
+    def _write_root(self) -> None:
+        temporary = self.root / f"{_TEMPORARY}{0:06d}"
+        temporary.mkdir()
+        copy_tokenizer(self.model, temporary)
+        files = {}
+        for path in sorted(temporary.iterdir()):
+            files[path.name] = FileEntry(size=path.stat().st_size, sha256=_sha256(path))
+            _sync(path)
+        manifest = Manifest(
+            version=0,
+            parent_version=None,
+            parent_hash=None,
+            step=0,
+            turn_ids=(),
+            staleness=(),
+            model=self.model,
+            seed=self.seed,
+            created_at=time.time(),
+            files=files,
+        )
+        self._finish(temporary, manifest)
+
+    def _finish(self, temporary: Path, manifest: Manifest) -> None:
+        path = temporary / manifests.FILE_NAME
+        path.write_bytes(manifest.to_bytes())
+        _sync(path)
+        _sync(temporary)
+        temporary.rename(self.folder(manifest.version))
+        _sync(self.root)
+
+    def _link_tokenizer(self, folder: Path) -> dict[str, FileEntry]:
+        """The tokenizer files of version 0, by hard link where the file system has them."""
+        files = Manifest.read(self.folder(0)).files
+        for name in files:
+            source = self.folder(0) / name
+            try:
+                os.link(source, folder / name)
+            except OSError:
+                shutil.copyfile(source, folder / name)
+                _sync(folder / name)
+        return files
+
+
+def save_weights(policy: Policy, folder: Path) -> None:
+    """Full weights as a Hugging Face folder, adapters added in; the adapters beside them."""
+    base: Any = policy.base_model
+    if policy.model is base:
+        base.save_pretrained(folder)
+        return
+    base.save_pretrained(folder, state_dict=merged_state(base))
+    torch.save(adapter_state(base), folder / _ADAPTER)
+
+
+def copy_tokenizer(model: str, folder: Path) -> None:
+    """Tokenizer files and chat template of `model`, unchanged where it is a local folder."""
+    source = Path(model)
+    if not source.is_dir():
+        from transformers import AutoTokenizer
+
+        AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+        return
+    for path in source.iterdir():
+        wanted = path.name not in _MODEL_FILES and path.suffix not in _MODEL_SUFFIXES
+        if path.is_file() and wanted and not path.name.startswith("."):
+            shutil.copyfile(path, folder / path.name)
+
+
+def _identity(model: str) -> str:
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
+def _rng_state() -> dict[str, Any]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def _sync(path: Path) -> None:
+    """Make a file, or a folder's entries, survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

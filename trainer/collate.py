@@ -1,0 +1,187 @@
+"""Ready samples -> sequences that share their prefixes -> micro-batches of tensors.
+
+Turns of one session whose tokens extend each other exactly become ONE sequence: what the later
+prompt repeats is computed once. Whatever lies between (tool output, user text, template, turns that
+were dropped) is context: mask 0. The loss is the same as with a sequence per turn, because every
+token sees the same prefix and weights are counted per turn. Models, losses and the store are
+unknown here.
+
+Shapes: T tokens of a sequence; B rows, T padded tokens of a micro-batch. Element t of every array
+is about token t; the logit row t-1 scores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from records.types import Ids, ReadySample
+
+# Truncating the distribution leaves the reported log-probs those of the full one; other changes
+# (penalties, temperature 0, biases) report something that no forward pass can be compared with.
+COMPARABLE_MODIFICATIONS = frozenset({"top_p", "top_k", "min_p"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSpan:
+    """Tokens [start, end) of a sequence are the response of sample `turn` (index in the batch)."""
+
+    turn: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedSequence:
+    """One path of a conversation: `ids` [T] and the spans that train, in order."""
+
+    ids: Ids
+    spans: tuple[TurnSpan, ...]
+
+    def __post_init__(self) -> None:
+        position = 1
+        for span in self.spans:
+            if not position <= span.start < span.end <= len(self.ids):
+                raise ValueError(f"span {span} does not fit a sequence of {len(self.ids)} tokens")
+            position = span.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Tensors of some sequences, padded on the right; all [B, T] but `sequences`.
+
+    Padding needs no attention mask: attention is causal and nothing real stands to its right.
+    `temperatures_BT` is 1 outside the mask; log-probs are NaN there, `turn_ids_BT` is -1.
+    """
+
+    ids_BT: Tensor
+    mask_BT: Tensor
+    turn_ids_BT: Tensor
+    rollout_logprobs_BT: Tensor
+    teacher_logprobs_BT: Tensor
+    temperatures_BT: Tensor
+    sequences: tuple[PackedSequence, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that go through the model, padding included."""
+        return self.ids_BT.numel()
+
+
+def merge_turns(samples: Sequence[ReadySample]) -> list[PackedSequence]:
+    """Sequences that together hold the response of every sample exactly once.
+
+    A turn joins the longest sequence of its session whose ids its prompt starts with; siblings,
+    duplicates and turns after a rewritten history start sequences of their own. Order: as the first
+    turn of each sequence came.
+    """
+    by_length = sorted(
+        range(len(samples)),
+        key=lambda i: len(samples[i].prompt_ids) + len(samples[i].response_ids),
+    )
+    paths: dict[str, list[_Path]] = {}
+    for index in by_length:
+        sample = samples[index]
+        session = paths.setdefault(sample.session_id, [])
+        path = _longest_prefix(session, sample.prompt_ids)
+        if path is None:
+            path = _Path(ids=sample.prompt_ids[:0], spans=[])
+            session.append(path)
+        path.extend(index, sample)
+    merged = [path.packed() for session in paths.values() for path in session]
+    return sorted(merged, key=lambda sequence: min(span.turn for span in sequence.spans))
+
+
+def separate_turns(samples: Sequence[ReadySample]) -> list[PackedSequence]:
+    """One sequence per sample, the reference that `merge_turns` must agree with."""
+    sequences = []
+    for index, sample in enumerate(samples):
+        path = _Path(ids=sample.prompt_ids[:0], spans=[])
+        path.extend(index, sample)
+        sequences.append(path.packed())
+    return sequences
+
+
+def plan_micro_batches(
+    sequences: Sequence[PackedSequence], max_tokens: int
+) -> list[list[PackedSequence]]:
+    """Groups of at most `max_tokens` padded tokens, longest first; a longer one stands alone."""
+    groups: list[list[PackedSequence]] = []
+    for sequence in sorted(sequences, key=lambda sequence: -len(sequence.ids)):
+        # Sorted by length, so the first of a group is the one all others are padded to.
+        if groups and (len(groups[-1]) + 1) * len(groups[-1][0].ids) <= max_tokens:
+            groups[-1].append(sequence)
+        else:
+            groups.append([sequence])
+    return groups
+
+
+def build_micro_batch(
+    sequences: Sequence[PackedSequence], samples: Sequence[ReadySample], device: str = "cpu"
+) -> MicroBatch:
+    """Tensors for `sequences`; spans refer to `samples`."""
+    shape = (len(sequences), max(len(sequence.ids) for sequence in sequences))
+    ids = np.zeros(shape, dtype=np.int64)
+    turn_ids = np.full(shape, -1, dtype=np.int64)
+    rollout = np.full(shape, np.nan, dtype=np.float32)
+    teacher = np.full(shape, np.nan, dtype=np.float32)
+    temperatures = np.ones(shape, dtype=np.float32)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence.ids)] = sequence.ids
+        for span in sequence.spans:
+            sample, where = samples[span.turn], (row, slice(span.start, span.end))
+            turn_ids[where] = span.turn
+            teacher[where] = sample.teacher_logprobs
+            if comparable(sample):
+                rollout[where] = sample.rollout_logprobs
+                temperatures[where] = sample.temperature
+    return MicroBatch(
+        ids_BT=torch.from_numpy(ids).to(device),
+        mask_BT=torch.from_numpy((turn_ids >= 0).astype(np.float32)).to(device),
+        turn_ids_BT=torch.from_numpy(turn_ids).to(device),
+        rollout_logprobs_BT=torch.from_numpy(rollout).to(device),
+        teacher_logprobs_BT=torch.from_numpy(teacher).to(device),
+        temperatures_BT=torch.from_numpy(temperatures).to(device),
+        sequences=tuple(sequences),
+    )
+
+
+def comparable(sample: ReadySample) -> bool:
+    """Whether the rollout log-probs can be compared with a forward pass at the temperature.
+
+    Where they cannot, the importance weight is 1 and the ratio is taken at temperature 1: nothing
+    is ever divided by temperature 0.
+    """
+    modified = sample.distribution_modified
+    return (modified is None or modified in COMPARABLE_MODIFICATIONS) and sample.temperature > 0
+
+
+class _Path:
+    """A sequence under construction."""
+
+    def __init__(self, ids: Ids, spans: list[TurnSpan]):
+        self.ids = ids
+        self.spans = spans
+
+    def extend(self, index: int, sample: ReadySample) -> None:
+        start = len(sample.prompt_ids)
+        self.ids = np.concatenate([sample.prompt_ids, sample.response_ids])
+        self.spans.append(TurnSpan(turn=index, start=start, end=len(self.ids)))
+
+    def packed(self) -> PackedSequence:
+        return PackedSequence(ids=self.ids, spans=tuple(self.spans))
+
+
+def _longest_prefix(paths: list[_Path], prompt_ids: Ids) -> _Path | None:
+    best: _Path | None = None
+    for path in paths:
+        length = len(path.ids)
+        if length > len(prompt_ids) or (best is not None and length <= len(best.ids)):
+            continue
+        if np.array_equal(path.ids, prompt_ids[:length]):
+            best = path
+    return best

@@ -1,0 +1,345 @@
+"""The embedded trainer: a full batch of ready turns -> one step -> a checkpoint -> the engines.
+
+    lease -> update -> checkpoint (rename) -> ONE store transaction -> publish -> prune
+
+The order makes every turn count once: the renamed checkpoint decides, the store is made equal to it
+at start. Killing this process at any instruction loses at most the step it was computing. It does
+not know where turns come from, nor who judged or scored them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from records.store import Store
+from records.types import DropReason, Ids, ReadySample, SampleResult
+from trainer.calibrate import Calibration, Scorer, calibrate, own_logprobs
+from trainer.checkpoint import Checkpoints
+from trainer.config import TrainerConfig
+from trainer.manifest import Manifest
+from trainer.metrics import MetricsLog
+from trainer.publish import Publisher, WeightTarget
+from trainer.restore import in_thread, restore, start_model
+from trainer.update import Updater, UpdateReport, finite_sample
+
+logger = logging.getLogger(__name__)
+
+STOP_FILE = "stop"
+CALIBRATION_FILE = "calibration.json"
+
+
+class PolicyEngine(WeightTarget, Scorer, Protocol):
+    """An engine that serves the policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One update attempt: the version it made, or why it made none; metrics as logged."""
+
+    version: int | None
+    skipped: DropReason | None
+    metrics: dict[str, Any]
+
+
+class EmbeddedTrainer:
+    """Trains the policy of one run in this process. Make it with `open`, end it with `close`."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        config: TrainerConfig,
+        run_folder: Path,
+        checkpoints: Checkpoints,
+        chain: list[Manifest],
+        updater: Updater,
+        engines: Mapping[str, PolicyEngine],
+        thread: ThreadPoolExecutor,
+        owner: str,
+    ):
+        self.store = store
+        self.config = config
+        self.run_folder = run_folder
+        self.checkpoints = checkpoints
+        self.manifest = chain[-1]
+        """The newest step; its version is what the engines are to serve."""
+        self.updater = updater
+        self.owner = owner
+        self.publisher = Publisher(
+            engines, attempts=config.publish_attempts, backoff_s=config.publish_backoff_s
+        )
+        self._engines = engines
+        self._thread = thread
+        self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard)
+        self._recent = [link.version for link in chain][-config.keep_checkpoints :]
+        self._attempts = 0
+        self._skipped: Counter[DropReason] = Counter()
+        self._next_engine_check = 0.0
+
+    @classmethod
+    async def open(
+        cls,
+        *,
+        store: Store,
+        config: TrainerConfig,
+        run_folder: Path,
+        model: str,
+        engines: Mapping[str, PolicyEngine],
+        owner: str = "trainer",
+    ) -> EmbeddedTrainer:
+        """Load the newest intact checkpoint (or the start `model`), make the store equal to its
+        chain, and bring the engines to its version.
+
+        Raises CheckpointError for a folder of another run, StartupError for an unsupported model,
+        ObjectiveNeedsError for an objective whose needs are unmet.
+        """
+        checkpoints = Checkpoints(run_folder / "checkpoints", model, config.seed)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        try:
+            chain = await in_thread(thread, checkpoints.open)
+            report = await store.reconcile(
+                [(link.policy_version(checkpoints.name(link)), link.turn_ids) for link in chain]
+            )
+            logger.info("resuming at version %d: %s", chain[-1].version, report)
+            updater = await in_thread(thread, restore, config, checkpoints, chain[-1])
+            trainer = cls(
+                store=store,
+                config=config,
+                run_folder=run_folder,
+                checkpoints=checkpoints,
+                chain=chain,
+                updater=updater,
+                engines=engines,
+                thread=thread,
+                owner=owner,
+            )
+        except BaseException:
+            thread.shutdown()
+            raise
+        await trainer._serve_current()
+        return trainer
+
+    @property
+    def version(self) -> int:
+        """The newest trained version."""
+        return self.manifest.version
+
+    async def calibrate(
+        self, sequences: Sequence[Ids], frozen: Mapping[str, Scorer] | None = None
+    ) -> Calibration:
+        """Compare the policy's engines, and `frozen` ones at the start weights, with this process.
+
+        Sets the noise floor and writes RUN/calibration.json. Raises CalibrationError for a gap.
+        """
+        policy = own_logprobs(self.updater.policy, self.updater.policy.device)
+        pairs: dict[str, tuple[Scorer, Callable[[Ids], np.ndarray]]] = {
+            name: (engine, policy) for name, engine in self._engines.items()
+        }
+        if frozen:
+            start = await in_thread(
+                self._thread, start_model, self.config, self.checkpoints, self.updater
+            )
+            own = own_logprobs(start, self.updater.policy.device)
+            pairs |= {name: (engine, own) for name, engine in frozen.items()}
+        result = await calibrate(pairs, sequences, bound=self.config.calibration_bound)
+        self.updater.noise = result.noise
+        result.save(self.run_folder / CALIBRATION_FILE)
+        return result
+
+    async def run(
+        self, stop: asyncio.Event, on_step: Callable[[StepReport], None] | None = None
+    ) -> None:
+        """Step whenever a batch is full, until `stop`, the file RUN/stop, or `max_steps`.
+
+        A step that has begun is finished. Leases are given back on every way out.
+        """
+        stop_file = self.run_folder / STOP_FILE
+        try:
+            while not (stop.is_set() or stop_file.exists() or self._finished()):
+                await self._housekeeping()
+                report = await self.step()
+                if report is not None and on_step is not None:
+                    on_step(report)
+                if report is None:
+                    await _wait(stop, self.config.poll_interval_s)
+        finally:
+            await self.store.release_leases(self.owner)
+
+    async def step(self) -> StepReport | None:
+        """One update attempt, or None while no batch of usable turns is ready."""
+        started = time.perf_counter()
+        samples = await self._lease()
+        if samples is None:
+            return None
+        leased = time.perf_counter()
+        staleness = [self.version - sample.oldest_version for sample in samples]
+        report = await in_thread(self._thread, self.updater.update, samples, self.manifest.step)
+        self._attempts += 1
+        seconds = {"seconds/lease": leased - started}
+        if report.skipped is not None:
+            await self._skip(samples, report.skipped)
+        else:
+            seconds |= await self._commit(samples, staleness, report)
+        metrics = self._record(
+            report, staleness, seconds | {"seconds/step": time.perf_counter() - started}
+        )
+        return StepReport(
+            version=None if report.skipped else self.version,
+            skipped=report.skipped,
+            metrics=metrics,
+        )
+
+    async def close(self) -> None:
+        """Give leases back and close files; the store and the engine clients are the caller's."""
+        await self.store.release_leases(self.owner)
+        self._metrics.close()
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _lease(self) -> list[ReadySample] | None:
+        """A full batch of fresh, finite samples; unusable ones are dropped with their reason."""
+        size = self.config.rollout_batch_size
+        if await self.store.ready_count() < size:
+            return None
+        await self._expire()
+        samples = await self.store.lease(
+            owner=self.owner, count=size, ttl_s=self.config.lease_ttl_s
+        )
+        if not samples:
+            return None
+        reasons = {sample.turn_id: finite_sample(sample) for sample in samples}
+        unusable = {turn_id: reason for turn_id, reason in reasons.items() if reason is not None}
+        if not unusable:
+            return samples
+        for turn_id, reason in unusable.items():
+            await self.store.drop(self.owner, turn_id, reason)
+        await self.store.release_leases(self.owner)
+        return None
+
+    async def _commit(
+        self, samples: Sequence[ReadySample], staleness: Sequence[int], report: UpdateReport
+    ) -> dict[str, float]:
+        """Checkpoint, store, engines, in this order. Returns the seconds of each."""
+        begun = time.perf_counter()
+        version = max(await self.store.next_version(), self.checkpoints.highest_version() + 1)
+        manifest = await in_thread(
+            self._thread, self._write_checkpoint, version, samples, staleness
+        )
+        written = time.perf_counter()
+        results = [
+            _sample_result(sample, age, advantages)
+            for sample, age, advantages in zip(samples, staleness, report.advantages, strict=True)
+        ]
+        await self.store.commit_step(
+            version=manifest.policy_version(self.checkpoints.name(manifest)), results=results
+        )
+        self.manifest = manifest
+        committed = time.perf_counter()
+        await self.publisher.publish(self.checkpoints.weights_path(manifest), version)
+        published = time.perf_counter()
+        await in_thread(self._thread, self._prune)
+        return {
+            "seconds/checkpoint": written - begun,
+            "seconds/commit": committed - written,
+            "seconds/publish": published - committed,
+            "seconds/prune": time.perf_counter() - published,
+        }
+
+    def _write_checkpoint(
+        self, version: int, samples: Sequence[ReadySample], staleness: Sequence[int]
+    ) -> Manifest:
+        return self.checkpoints.write(
+            self.updater.policy,
+            self.updater.optimizer,
+            parent=self.manifest,
+            version=version,
+            turn_ids=[sample.turn_id for sample in samples],
+            staleness=staleness,
+        )
+
+    async def _skip(self, samples: Sequence[ReadySample], reason: DropReason) -> None:
+        """The batch teaches nothing: its turns are dropped, so that the next one can come."""
+        self._skipped[reason] += 1
+        logger.warning("update attempt %d skipped: %s", self._attempts, reason)
+        for sample in samples:
+            await self.store.drop(self.owner, sample.turn_id, reason)
+
+    def _prune(self) -> None:
+        self._recent = [*self._recent, self.version][-self.config.keep_checkpoints :]
+        served = [version for version in self.publisher.served.values() if version is not None]
+        self.checkpoints.prune({*self._recent, *served})
+
+    def _record(
+        self, report: UpdateReport, staleness: Sequence[int], seconds: dict[str, float]
+    ) -> dict[str, Any]:
+        metrics: dict[str, Any] = {
+            "time": time.time(),
+            "step": self.manifest.step,
+            "version": self.version,
+            "update_attempts": self._attempts,
+            "skipped": report.skipped.value if report.skipped else None,
+            "guard/skipped_noise": self._skipped[DropReason.BELOW_NOISE],
+            "guard/skipped_nonfinite": self._skipped[DropReason.NONFINITE_GRADIENT],
+            "staleness_min": min(staleness),
+            "staleness_mean": sum(staleness) / len(staleness),
+            "staleness_max": max(staleness),
+            **report.metrics,
+            **seconds,
+        }
+        # A skipped attempt has no step of its own and therefore no point on the curves.
+        self._metrics.write(metrics, self.manifest.step if report.skipped is None else None)
+        return metrics
+
+    async def _housekeeping(self) -> None:
+        """Now and then: expire what became stale, repair engines that serve something else."""
+        now = time.monotonic()
+        if now < self._next_engine_check:
+            return
+        self._next_engine_check = now + self.config.engine_check_interval_s
+        await self._expire()
+        await self.publisher.repair(self.checkpoints.weights_path(self.manifest), self.version)
+
+    async def _expire(self) -> None:
+        expired = await self.store.expire_stale(
+            current_version=self.version, max_staleness=self.config.max_staleness
+        )
+        if expired:
+            logger.info("%d ready turns expired as stale", expired)
+
+    async def _serve_current(self) -> None:
+        """At start. A trained version is always published: its number may be another run's too."""
+        path = self.checkpoints.weights_path(self.manifest)
+        if self.version == 0:
+            await self.publisher.repair(path, 0)
+        else:
+            await self.publisher.publish(path, self.version)
+
+    def _finished(self) -> bool:
+        return self.config.max_steps is not None and self.manifest.step >= self.config.max_steps
+
+
+def _sample_result(sample: ReadySample, staleness: int, advantages: np.ndarray) -> SampleResult:
+    finite = advantages[np.isfinite(advantages)]
+    return SampleResult(
+        turn_id=sample.turn_id,
+        staleness=staleness,
+        advantage_mean=float(finite.mean()) if finite.size else float("nan"),
+        advantage_abs_max=float(np.abs(finite).max()) if finite.size else float("nan"),
+        advantages=advantages,
+    )
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return

@@ -1,0 +1,114 @@
+"""What a checkpoint says about itself, and the chain that manifests form.
+
+A manifest names its parent by the hash of the parent's bytes, so that a chain proves which turns
+the weights have seen, each once. It knows no weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from records.types import PolicyVersion
+from trainer.errors import CheckpointError
+
+FILE_NAME = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """Size in bytes and hex SHA-256 of one file beside the manifest."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One version of the policy. Version 0 is the start: no parent, no turns, no files.
+
+    `step` counts trained steps along the chain; `staleness` is aligned with `turn_ids`.
+    """
+
+    version: int
+    parent_version: int | None
+    parent_hash: str | None
+    step: int
+    turn_ids: tuple[str, ...]
+    staleness: tuple[int, ...]
+    model: str
+    seed: int
+    created_at: float
+    files: dict[str, FileEntry]
+
+    def __post_init__(self) -> None:
+        if len(self.turn_ids) != len(self.staleness):
+            raise ValueError("one staleness per turn")
+        if len(set(self.turn_ids)) != len(self.turn_ids):
+            raise ValueError(f"version {self.version}: a turn stands twice in one step")
+        if (self.parent_version is None) != (self.parent_hash is None):
+            raise ValueError("parent version and parent hash belong together")
+
+    def to_bytes(self) -> bytes:
+        """The file's content; the same manifest gives the same bytes."""
+        content = {"format": FORMAT, **asdict(self)}
+        return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
+
+    @property
+    def hash(self) -> str:
+        """Hex SHA-256 of the file's content."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Raises CheckpointError if the file is missing, damaged or of another format."""
+        path = folder / FILE_NAME
+        try:
+            content: Any = json.loads(path.read_bytes())
+            if content.pop("format") != FORMAT:
+                raise CheckpointError(f"{path}: unknown format")
+            files = {name: FileEntry(**entry) for name, entry in content.pop("files").items()}
+            content["turn_ids"] = tuple(content["turn_ids"])
+            content["staleness"] = tuple(content["staleness"])
+            return cls(files=files, **content)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{path}: not a readable manifest: {error}") from error
+
+    def policy_version(self, checkpoint: str) -> PolicyVersion:
+        """As the store keeps it; `checkpoint` is the folder (for version 0 the start model)."""
+        return PolicyVersion(
+            version=self.version,
+            parent_version=self.parent_version,
+            checkpoint=checkpoint,
+            manifest_hash=self.hash,
+            created_at=self.created_at,
+        )
+
+
+def chain_to(manifest: Manifest, known: dict[int, Manifest]) -> list[Manifest]:
+    """From version 0 to `manifest`, along parents whose hashes match.
+
+    Raises CheckpointError if an ancestor is missing or changed, or a turn was trained twice.
+    """
+    chain = [manifest]
+    while chain[-1].parent_version is not None:
+        child = chain[-1]
+        assert child.parent_version is not None
+        parent = known.get(child.parent_version)
+        if parent is None or parent.hash != child.parent_hash or parent.version >= child.version:
+            raise CheckpointError(
+                f"version {child.version}: its parent {child.parent_version} is missing or changed"
+            )
+        chain.append(parent)
+    chain.reverse()
+    seen: set[str] = set()
+    for link in chain:
+        twice = seen.intersection(link.turn_ids)
+        if twice:
+            raise CheckpointError(f"version {link.version} trained {sorted(twice)} a second time")
+        seen.update(link.turn_ids)
+    return chain

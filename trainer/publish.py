@@ -1,0 +1,112 @@
+"""Bringing new weights to the engines: pause, load, go on.
+
+Requests wait while weights change and are never refused: admission resumes whatever happened to the
+load. An engine that fails keeps what it serves (its turns say so by their version) and is tried
+again. It knows engines only as `WeightTarget`, and versions only as numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rollout_bridge.engine.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+
+class WeightTarget(Protocol):
+    """The part of the engine client that publication uses."""
+
+    async def update_weights(self, path: str, version: str) -> Any:
+        """Load the folder `path` and serve it as `version`."""
+        ...
+
+    async def pause(self) -> Any:
+        """Hold requests back (running ones are retracted and continue with the new weights)."""
+        ...
+
+    async def resume(self) -> Any:
+        """Let requests in again."""
+        ...
+
+    async def model_info(self) -> Any:
+        """Says, as `weight_version`, what is served."""
+        ...
+
+
+class Publisher:
+    """Keeps every engine at the newest version, and knows what each one serves."""
+
+    def __init__(
+        self, engines: Mapping[str, WeightTarget], *, attempts: int = 3, backoff_s: float = 0.5
+    ):
+        self._engines = engines
+        self._attempts = attempts
+        self._backoff_s = backoff_s
+        self.served: dict[str, int | None] = dict.fromkeys(engines)
+        """Version each engine last confirmed; None before the first confirmation."""
+
+    async def publish(self, path: str, version: int) -> list[str]:
+        """Load `path` as `version` into all engines at once. Returns the names that failed."""
+        names = list(self._engines)
+        done = await asyncio.gather(*(self._publish_to(name, path, version) for name in names))
+        return [name for name, success in zip(names, done, strict=True) if not success]
+
+    async def repair(self, path: str, version: int) -> list[str]:
+        """Publish to the engines that serve something else, such as one that was restarted.
+
+        Returns the names of engines that do not serve `version` afterwards.
+        """
+        names = list(self._engines)
+        done = await asyncio.gather(*(self._repair_one(name, path, version) for name in names))
+        return [name for name, success in zip(names, done, strict=True) if not success]
+
+    async def _repair_one(self, name: str, path: str, version: int) -> bool:
+        try:
+            info = await self._engines[name].model_info()
+        except EngineError as error:
+            logger.warning("engine %s does not say what it serves: %s", name, error)
+            self.served[name] = None
+            return False
+        if info.weight_version == str(version):
+            self.served[name] = version
+            return True
+        logger.info(
+            "engine %s serves version %s, not %d: publishing", name, info.weight_version, version
+        )
+        return await self._publish_to(name, path, version, attempts=1)
+
+    async def _publish_to(
+        self, name: str, path: str, version: int, attempts: int | None = None
+    ) -> bool:
+        total = self._attempts if attempts is None else attempts
+        for attempt in range(total):
+            try:
+                await self._load(self._engines[name], path, version)
+            except EngineError as error:
+                logger.warning(
+                    "engine %s: loading version %d failed (%d of %d): %s",
+                    name,
+                    version,
+                    attempt + 1,
+                    total,
+                    error,
+                )
+                if attempt + 1 < total:
+                    await asyncio.sleep(self._backoff_s * 2**attempt)
+            else:
+                self.served[name] = version
+                return True
+        return False
+
+    async def _load(self, engine: WeightTarget, path: str, version: int) -> None:
+        try:
+            await engine.pause()
+            await engine.update_weights(path, str(version))
+        finally:
+            # Also where the pause itself failed, since it may have reached the engine; and through
+            # a cancellation, since an engine that stays paused answers nobody.
+            await asyncio.shield(engine.resume())

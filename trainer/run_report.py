@@ -1,0 +1,71 @@
+"""From a run's folder and store to what a report shows: curves and example turns.
+
+Reads `metrics.jsonl` and trained turns; draws nothing itself (trainer/report.py does).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from judge.prompts import message_text
+from records.store import Store
+from rollout_bridge.rendering import Rendering
+from trainer.report import Curve, ReportExample, metric_curve
+
+
+def metric_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl, oldest first; none if nothing was trained yet.
+
+    A last line that a killed process left unfinished is not a row.
+    """
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def run_curves(rows: list[dict[str, Any]]) -> list[Curve]:
+    """The plots that tell at a glance whether a run learns and stays healthy."""
+    trained = [row for row in rows if row.get("skipped") is None]
+    plots: list[tuple[str, str, dict[str, str]]] = [
+        ("Teacher minus student", "nats", {"opd/adv_mean": "mean", "opd/adv_std": "std"}),
+        ("|advantage|", "nats", {"teacher_student_absdiff": "mean"}),
+        ("Loss", "", {"loss": "total", "pg_loss": "policy gradient", "kl_loss": "KL to start"}),
+        ("KL to the frozen start", "nats", {"kl_loss": "KL"}),
+        ("Staleness", "versions", {"staleness_mean": "mean", "staleness_max": "max"}),
+        (
+            "Engine against trainer",
+            "nats",
+            {"train_rollout_logprob_abs_diff": "mean |difference|"},
+        ),
+        ("Gradient norm", "", {"grad_norm": "before clipping"}),
+        ("Entropy", "nats", {"entropy_loss": "mean"}),
+        (
+            "Seconds of a step",
+            "s",
+            {
+                "seconds/step": "all",
+                "seconds/checkpoint": "checkpoint",
+                "seconds/publish": "publish",
+            },
+        ),
+    ]
+    return [metric_curve(title, unit, trained, names) for title, unit, names in plots]
+
+
+async def example_turns(store: Store, rendering: Rendering, limit: int) -> list[ReportExample]:
+    """The `limit` newest trained turns with their tokens and advantages."""
+    return [
+        ReportExample(
+            title=f"Turn {example.turn.turn_id}, trained in version {example.version}",
+            prompt="\n".join(message_text(message) for message in example.turn.messages),
+            next_state="\n".join(message_text(message) for message in example.turn.next_state),
+            hint=example.score.hint or "(none: the teacher saw the original prompt)",
+            tokens=[rendering.decode([int(token)]) for token in example.turn.response_ids],
+            advantages=[float(value) for value in example.sample.advantages],
+        )
+        for example in await store.example_turns(limit)
+    ]
