@@ -29,7 +29,7 @@ def create_app(deps: ProxyDeps) -> FastAPI:
         yield
         stop.set()
         await sweeper
-        await service.drain()
+        await service.recorder.drain()
 
     app = FastAPI(title="policy endpoint", lifespan=lifespan, openapi_url=None)
     app.state.service = TurnService(deps)

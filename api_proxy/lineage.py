@@ -6,8 +6,10 @@ next state, the session) is written by others.
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from api_proxy.linking import (
     Candidate,
@@ -20,6 +22,9 @@ from api_proxy.linking import (
 from records.messages import Message, fingerprint, path_ids
 from records.store import Store
 from records.types import TurnRef
+
+_REMEMBERED = 10_000
+"""Turns whose next state is on its way to the store, or just got there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,7 @@ class LineageFinder:
         self._store = store
         self._idle_timeout_s = idle_timeout_s
         self._max_candidates = max_candidates
+        self._answered: OrderedDict[str, None] = OrderedDict()
 
     async def find(
         self, *, scope: str, messages: Sequence[Message], session_id: str | None, now: float
@@ -58,6 +64,8 @@ class LineageFinder:
         link = await self._by_path(scope, messages, path, index, session_id)
         if link.how == "none":
             link = await self._by_fingerprint(scope, messages, index, session_id, now)
+        if link.parent is not None and link.next_state:
+            self._remember(link.parent.turn_id)
         if session_id is None and link.parent is not None:
             session_id = link.parent.session_id
         elif session_id is None and not link.ambiguous:
@@ -73,11 +81,31 @@ class LineageFinder:
         index: int,
         session_id: str | None,
     ) -> Link:
-        matches = await self._store.turns_by_response_node(scope, [path[index]])
-        if not matches:
-            return Link()
-        siblings = await self._store.turns_by_prompt_node(scope, path[-1])
-        return link_by_path(matches, siblings, messages[index + 1 :], session_id)
+        matches, siblings = await asyncio.gather(
+            self._store.turns_by_response_node(scope, [path[index]]),
+            self._store.turns_by_prompt_node(scope, path[-1]),
+        )
+        return link_by_path(self._current(matches), siblings, messages[index + 1 :], session_id)
+
+    def forget(self, turn_id: str) -> None:
+        """The turn did not get the next state that `find` linked to it."""
+        self._answered.pop(turn_id, None)
+
+    def _remember(self, turn_id: str) -> None:
+        self._answered[turn_id] = None
+        if len(self._answered) > _REMEMBERED:
+            self._answered.popitem(last=False)
+
+    def _current(self, refs: Sequence[TurnRef]) -> list[TurnRef]:
+        """`refs` with what was linked here but may not be committed yet.
+
+        Without this, two users with equal conversations who go on at the same moment would both
+        answer the same turn, and the other's reaction would be lost.
+        """
+        return [
+            replace(ref, has_next_state=True) if ref.turn_id in self._answered else ref
+            for ref in refs
+        ]
 
     async def _by_fingerprint(
         self,
@@ -90,12 +118,12 @@ class LineageFinder:
         refs = await self._store.turns_by_fingerprint(
             scope, fingerprint(messages[index]), now - self._idle_timeout_s
         )
-        refs.sort(key=lambda ref: self._preference(ref, session_id))
+        refs = sorted(refs, key=lambda ref: self._preference(ref, session_id))
         refs = refs[: self._max_candidates]
         turns = await self._store.turns([ref.turn_id for ref in refs]) if refs else []
         candidates = [
             Candidate(ref=ref, messages=turn.messages)
-            for ref, turn in zip(refs, turns, strict=True)
+            for ref, turn in zip(self._current(refs), turns, strict=True)
         ]
         return link_by_fingerprint(messages, index, candidates, session_id)
 

@@ -96,10 +96,15 @@ def link_by_fingerprint(
 
     The candidates whose prompt agrees longest with the messages before `index`, read backwards,
     are kept. When nothing agrees, only a distinctive answer (tool calls, a long text) or an equal
-    first message links, and only if one session remains.
+    first message links, and only if one session remains. If the client named its session, text
+    alone does not link to another one.
     """
-    named = {ref.turn_id for ref in _in_session([c.ref for c in candidates], session_id)}
-    pool = [candidate for candidate in candidates if candidate.ref.turn_id in named]
+    pool = list(candidates)
+    if session_id is not None:
+        pool = [c for c in candidates if c.ref.session_id == session_id]
+        if not pool and messages[index].get("tool_calls"):
+            # The ids of tool calls are unique: whatever the session is called, these are ours.
+            pool = list(candidates)
     if not pool:
         return Link()
     agreements = [num_agreeing(messages[:index], candidate.messages) for candidate in pool]

@@ -26,7 +26,8 @@ from api_proxy.errors import (
     invalid,
 )
 from api_proxy.reply import Reply
-from api_proxy.turns import Turn, TurnService
+from api_proxy.turn import Turn
+from api_proxy.turns import TurnService
 from rollout_bridge.engine.errors import (
     EngineError,
     EngineProtocolError,
@@ -73,6 +74,8 @@ class TurnResponse(Response, ABC):
             if not work.done():
                 work.cancel()
             self.service.metrics.in_flight.dec()
+            if self.turn.client_gone:
+                self.service.metrics.requests.labels("499").inc()
             self.service.metrics.request_s.observe(time.monotonic() - self.turn.started)
 
     async def _answer_or_refuse(self, send: Send) -> None:
@@ -103,7 +106,7 @@ class TurnResponse(Response, ABC):
         """Record what was sampled; returns the reply as far as it goes."""
         rollout = self.turn.rollout
         _, reply = self.turn.assembler.finish(rollout.ids, rollout.matched_stop)
-        await self.service.record(self.turn, reply)
+        await self.service.recorder.record(self.turn, reply)
         return reply
 
     def usage(self) -> wire.Usage:
@@ -202,7 +205,7 @@ class StreamResponse(TurnResponse):
         deltas, reply = turn.assembler.finish(rollout.ids, rollout.matched_stop)
         for delta in deltas:
             await self._send(send, self.writer.delta(delta, self._new_logprobs()))
-        await self.service.record(turn, reply)
+        await self.service.recorder.record(turn, reply)
         if turn.client_gone:
             return
         if rollout.finish_reason == "abort":

@@ -242,8 +242,8 @@ def _check_tool_choice(fields: ChatRequest) -> None:
 
 def _session(headers: Mapping[str, str], fields: ChatRequest) -> str | None:
     name = headers.get("x-session-id") or fields.session_id
-    if name is not None and len(name) > 256:
-        raise invalid("A session id has at most 256 characters.", "session_id")
+    if name is not None and (len(name) > 256 or not name.isprintable()):
+        raise invalid("A session id has at most 256 characters, all printable.", "session_id")
     return name
 
 

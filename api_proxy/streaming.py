@@ -62,12 +62,26 @@ class Parser(Protocol):
     ) -> Parsed: ...
 
 
-def marker_ids(parser: Parser) -> frozenset[int]:
-    """Ids of tokens that are not plain text: each may open another part of a reply.
+class Detokenizer:
+    """A parser with what is slow to ask it again and again; one serves all replies.
 
-    Reading them off a tokenizer is slow; do it once.
+    `marker_ids` are tokens that are not plain text: each may open another part of a reply.
     """
-    return frozenset(parser.tokenizer.added_tokens_decoder)
+
+    def __init__(self, parser: Parser) -> None:
+        self.parser = parser
+        self.stop_token_ids = frozenset(parser.stop_token_ids)
+        self.marker_ids = frozenset(parser.tokenizer.added_tokens_decoder)
+        self._token_texts: dict[int, str] = {}
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; that of a single token is remembered."""
+        if len(ids) != 1:
+            return self.parser.decode(ids) if ids else ""
+        token = ids[0]
+        if token not in self._token_texts:
+            self._token_texts[token] = self.parser.decode(ids)
+        return self._token_texts[token]
 
 
 class IncrementalText:
@@ -104,25 +118,23 @@ class ReplyAssembler:
 
     def __init__(
         self,
-        parser: Parser,
+        detokenizer: Detokenizer,
         *,
         prompt_ids: Ids,
-        marker_ids: frozenset[int],
         tools: Sequence[dict[str, Any]] = (),
         stop: Sequence[str] = (),
         forced_ids: Sequence[int] = (),
         allow_calls: bool = True,
     ) -> None:
         self.mismatched = False
-        self._parser = parser
-        self._marker_ids = marker_ids
+        self._detokenizer = detokenizer
         self._prompt_ids = prompt_ids
         self._tools = tools
         self._stop = tuple(stop)
         self._forced_ids = tuple(forced_ids)
         self._allow_calls = allow_calls
         self._ids: list[int] = []
-        self._text = IncrementalText(parser.decode)
+        self._text = IncrementalText(detokenizer.decode)
         self._mode: Literal["probe", "content", "reasoning", "calls"] = "probe"
         self._start = 0
         self._content = ""
@@ -138,7 +150,9 @@ class ReplyAssembler:
             return []
         self._ids.extend(fresh)
         self._text.push(fresh)
-        if self._mode in ("content", "reasoning") and not self._marker_ids.isdisjoint(fresh):
+        if self._mode in ("content", "reasoning") and not self._detokenizer.marker_ids.isdisjoint(
+            fresh
+        ):
             self._mode = "probe"
         if self._mode == "content":
             return self._send_content(self._certain(self._text.text[self._start :]))
@@ -147,7 +161,7 @@ class ReplyAssembler:
             if "</think>" not in reasoning:
                 return self._send_reasoning(_held_back(reasoning, _MARKERS))
             self._mode = "probe"
-        if self._mode == "calls" and ">" not in self._parser.decode(fresh):
+        if self._mode == "calls" and ">" not in self._detokenizer.decode(fresh):
             return []
         return self._probe()
 
@@ -179,7 +193,7 @@ class ReplyAssembler:
         return deltas, reply
 
     def _until_stop(self, ids: Sequence[int]) -> list[int]:
-        stops = self._parser.stop_token_ids
+        stops = self._detokenizer.stop_token_ids
         for position, token in enumerate(ids):
             if token in stops:
                 return list(ids[:position])
@@ -187,7 +201,7 @@ class ReplyAssembler:
 
     def _parse(self) -> Parsed:
         ids = np.asarray(self._ids, dtype=np.int32)
-        return self._parser.parse(ids, self._tools, self._prompt_ids)
+        return self._detokenizer.parser.parse(ids, self._tools, self._prompt_ids)
 
     def _probe(self) -> list[Delta]:
         """Let the parser say what the ids so far are, and which part of the reply goes on."""
@@ -275,6 +289,8 @@ def _held_back(text: str, markers: Sequence[str]) -> str:
     text = text.rstrip(_REPLACEMENT)
     keep = len(text)
     for marker in markers:
+        if marker[0] not in text[-len(marker) :]:
+            continue
         for length in range(min(len(marker) - 1, len(text)), 0, -1):
             if text.endswith(marker[:length]):
                 keep = min(keep, len(text) - length)

@@ -65,6 +65,8 @@ class TokenCache:
 
     def add(self, turn: ParentTokens) -> None:
         """Keep a turn, as the most recent one."""
+        known = self._turns.pop(turn.turn_id, None)
+        self._num_tokens -= known.num_tokens if known else 0
         self._turns[turn.turn_id] = turn
         self._num_tokens += turn.num_tokens
         while self._num_tokens > self._max_tokens and self._turns:

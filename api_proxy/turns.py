@@ -1,9 +1,8 @@
-"""The life of one request between the route and the store.
+"""From a checked request to a turn that can be sampled: its lineage, its session, its prompt.
 
-`prepare` links the request, builds its prompt and starts writing what the request itself tells (the
-session goes on; an earlier turn got its next state) while the engine samples. `record` commits
-the turn before its reply's end goes out. A store that does not answer never costs the agent its
-reply: it is counted and logged.
+What the request itself tells (its session goes on; an earlier turn got its next state) begins to be
+written at the same time. Without the store a request is answered unlinked: that is counted and
+logged, and costs the agent nothing.
 """
 
 from __future__ import annotations
@@ -11,31 +10,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 from uuid import uuid4
 
 import numpy as np
 
-from api_proxy.capture import Circumstances, drop_reason, sampling_record, version_spans
 from api_proxy.config import ProxyConfig
-from api_proxy.errors import invalid
+from api_proxy.errors import ApiError, invalid
 from api_proxy.forcing import CallForcer
 from api_proxy.generation import Engine, Rollout, SeenVersion
 from api_proxy.lineage import Lineage, LineageFinder
 from api_proxy.linking import Link
 from api_proxy.metrics import ProxyMetrics
-from api_proxy.reply import Reply
+from api_proxy.recorder import TurnRecorder
 from api_proxy.sampling import reply_budget, sampling_params
 from api_proxy.schemas import Completion
 from api_proxy.sessions import Sessions, scope_of
 from api_proxy.side_turns import turn_type_of
-from api_proxy.streaming import ReplyAssembler, marker_ids
-from api_proxy.tokens import ParentTokens, Prompt, PromptBuilder, TokenCache
+from api_proxy.streaming import Detokenizer, ReplyAssembler
+from api_proxy.tokens import Prompt, PromptBuilder, TokenCache
+from api_proxy.turn import Turn
 from records.errors import StoreError
 from records.store import Store
-from records.types import CapturedTurn, TurnType
 from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.rendering import Rendering
 
@@ -53,28 +50,8 @@ class ProxyDeps:
     clock: Callable[[], float] = time.time
 
 
-@dataclass(slots=True, kw_only=True)
-class Turn:
-    """A request that is being answered."""
-
-    turn_id: str
-    completion: Completion
-    scope: str
-    session_id: str
-    link: Link
-    prompt: Prompt
-    turn_type: TurnType
-    rollout: Rollout
-    assembler: ReplyAssembler
-    distribution_modified: str | None
-    created: float
-    started: float = field(default_factory=time.monotonic)
-    client_gone: bool = False
-    notes: asyncio.Task[None] | None = None
-
-
 class TurnService:
-    """Prepares and records turns; one for each application."""
+    """Prepares turns, and holds what the parts of one application share."""
 
     def __init__(self, deps: ProxyDeps) -> None:
         config = deps.config
@@ -83,21 +60,43 @@ class TurnService:
         self.metrics = ProxyMetrics()
         self.sessions = Sessions(deps.store, config.idle_timeout_s, config.sweep_interval_s)
         self._lineage = LineageFinder(deps.store, config.idle_timeout_s, config.link_candidates)
-        self._cache = TokenCache(config.token_cache_tokens)
+        cache = TokenCache(config.token_cache_tokens)
         self._prompts = PromptBuilder(
-            deps.store, deps.rendering, self._cache, config.render_offload_chars
+            deps.store, deps.rendering, cache, config.render_offload_chars
         )
         self._forcer = CallForcer(deps.rendering)
-        self._marker_ids = marker_ids(deps.rendering)
+        self._detokenizer = Detokenizer(deps.rendering)
         self._seen = SeenVersion()
         self._context_length = config.context_length
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.recorder = TurnRecorder(
+            store=deps.store,
+            sessions=self.sessions,
+            lineage=self._lineage,
+            cache=cache,
+            metrics=self.metrics,
+            config=config,
+        )
 
     async def prepare(self, completion: Completion, authorization: str | None) -> Turn:
         """Everything up to sampling. Raises ApiError."""
         scope = scope_of(authorization)
         now = self.deps.clock()
         lineage = await self._find(scope, completion, now)
+        try:
+            turn = await self._build(completion, scope, lineage, now)
+        except ApiError:
+            # Refused, so its next state is not written.
+            if lineage.link.parent is not None:
+                self._lineage.forget(lineage.link.parent.turn_id)
+            raise
+        self.metrics.linked(lineage)
+        self.metrics.bridge.labels(turn.prompt.how).inc()
+        self.recorder.start(turn)
+        return turn
+
+    async def _build(
+        self, completion: Completion, scope: str, lineage: Lineage, now: float
+    ) -> Turn:
         link = lineage.link
         forced_ids = self._forcer.forced_ids(completion.fields)
         prompt = await self._prompt(link, completion)
@@ -110,7 +109,7 @@ class TurnService:
         )
         params = sampling_params(completion, budget, self.deps.rendering.stop_token_ids)
         session_id = lineage.session_id or self.sessions.new_id()
-        turn = Turn(
+        return Turn(
             turn_id=uuid4().hex,
             completion=completion,
             scope=scope,
@@ -126,9 +125,8 @@ class TurnService:
                 max_continuations=self.config.max_continuations,
             ),
             assembler=ReplyAssembler(
-                self.deps.rendering,
+                self._detokenizer,
                 prompt_ids=prompt.ids,
-                marker_ids=self._marker_ids,
                 tools=completion.tools,
                 stop=completion.stop,
                 forced_ids=forced_ids,
@@ -137,10 +135,6 @@ class TurnService:
             distribution_modified="forced_prefix" if forced_ids else params.distribution_modified(),
             created=now,
         )
-        self.metrics.linked(lineage)
-        self.metrics.bridge.labels(prompt.how).inc()
-        turn.notes = self._spawn(self._note(turn))
-        return turn
 
     async def _find(self, scope: str, completion: Completion, now: float) -> Lineage:
         """The request's lineage; without the store, that of a conversation never seen."""
@@ -156,11 +150,13 @@ class TurnService:
             self.metrics.failed_lookups.inc()
             logger.error("request not linked, the store does not answer: %s", error)
             return Lineage(link=Link(), session_id=None, has_history=False)
+        except RecursionError:
+            raise invalid("The messages are nested too deeply.", "messages") from None
 
     async def _prompt(self, link: Link, completion: Completion) -> Prompt:
         try:
             return await self._prompts.build(link, completion.messages, completion.tools)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             logger.info("messages refused by the chat template: %s", type(error).__name__)
             raise invalid(
                 "The model's chat template cannot render these messages.", "messages"
@@ -178,123 +174,3 @@ class TurnService:
             except EngineError as error:
                 logger.warning("context length unknown, the engine does not answer: %s", error)
         return self._context_length
-
-    async def _note(self, turn: Turn) -> None:
-        """Write what the request itself tells."""
-        await self._keep_session(turn)
-        parent = turn.link.parent
-        if parent is None or not turn.link.next_state:
-            return
-        try:
-            taken = await self.deps.store.set_next_state(parent.turn_id, list(turn.link.next_state))
-        except StoreError as error:
-            self.metrics.failed_next_states.inc()
-            logger.error("next state of turn %s lost: %s", parent.turn_id, error)
-            return
-        if taken:
-            self.metrics.next_states.inc()
-
-    async def _keep_session(self, turn: Turn) -> bool:
-        try:
-            await self.sessions.seen(turn.scope, turn.session_id)
-        except StoreError as error:
-            logger.warning("session not noted: %s", error)
-            return False
-        return True
-
-    async def record(self, turn: Turn, reply: Reply) -> None:
-        """Commit the turn, if anything was sampled; wait for it, but not for ever."""
-        if turn.assembler.mismatched:
-            self.metrics.mismatches.inc()
-            logger.warning("turn %s: streamed text differs from the final parse", turn.turn_id)
-        self.metrics.continuations.inc(turn.rollout.num_continuations)
-        commit = self._spawn(self._commit(turn, reply))
-        done, _ = await asyncio.wait({commit}, timeout=self.config.record_timeout_s)
-        if not done:
-            logger.error("turn %s is not committed yet, its reply ends anyway", turn.turn_id)
-
-    async def _commit(self, turn: Turn, reply: Reply) -> None:
-        if turn.notes is not None:
-            await turn.notes
-        if turn.rollout.ids:
-            captured = self.captured(turn, reply)
-            try:
-                await self._store_turn(turn, captured)
-            except (StoreError, ValueError) as error:
-                self.metrics.failed_turns.inc()
-                logger.error("turn %s was not stored: %s", turn.turn_id, error)
-            else:
-                self.metrics.recorded(captured.drop_reason)
-                self._remember(captured)
-        if turn.completion.session_done:
-            await self._close(turn)
-
-    async def _store_turn(self, turn: Turn, captured: CapturedTurn) -> None:
-        try:
-            await self.deps.store.record_turn(captured, scope=turn.scope)
-        except ValueError:
-            # The session may be missing because its own write failed; anything else fails again.
-            if not await self._keep_session(turn):
-                raise
-            await self.deps.store.record_turn(captured, scope=turn.scope)
-
-    async def _close(self, turn: Turn) -> None:
-        try:
-            await self.deps.store.close_session(turn.session_id, "done")
-        except StoreError as error:
-            # The idle sweep closes it later.
-            logger.warning("session not closed: %s", error)
-
-    def _remember(self, captured: CapturedTurn) -> None:
-        self._cache.add(
-            ParentTokens(
-                turn_id=captured.turn_id,
-                prompt_ids=captured.prompt_ids,
-                response_ids=captured.response_ids,
-                tools=captured.tools,
-            )
-        )
-
-    def captured(self, turn: Turn, reply: Reply) -> CapturedTurn:
-        """The turn as the store takes it."""
-        rollout = turn.rollout
-        spans, version_fault = version_spans(rollout.spans, len(rollout.ids))
-        circumstances = Circumstances(
-            turn_type=turn.turn_type,
-            is_ambiguous=turn.link.ambiguous,
-            distribution_modified=turn.distribution_modified,
-            client_gone=turn.client_gone,
-        )
-        parent = turn.link.parent
-        return CapturedTurn(
-            turn_id=turn.turn_id,
-            session_id=turn.session_id,
-            parent_turn_id=parent.turn_id if parent else None,
-            turn_type=turn.turn_type,
-            messages=turn.completion.messages,
-            tools=turn.completion.tools,
-            response=reply.message(),
-            prompt_ids=rollout.prompt_ids,
-            response_ids=np.asarray(rollout.ids, dtype=np.int32),
-            rollout_logprobs=np.asarray(rollout.logprobs, dtype=np.float32),
-            token_parent_id=turn.prompt.token_parent_id,
-            num_shared_ids=turn.prompt.num_shared_ids,
-            sampling=sampling_record(rollout, turn.completion.fields.seed),
-            distribution_modified=turn.distribution_modified,
-            version_spans=spans,
-            finish_reason=rollout.finish_reason or "abort",
-            latency_s=time.monotonic() - turn.started,
-            drop_reason=drop_reason(rollout, reply, circumstances, version_fault, self.config),
-        )
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that outlives its request; kept here so that it is not collected."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def drain(self) -> None:
-        """Wait for what is still being committed."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)

@@ -15,7 +15,7 @@ class JudgeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    base_url: str
+    base_url: str = Field(pattern=r"^https?://\S+$")
     """Base URL up to and including `/v1`."""
     model: str
     """Model name sent in each request and stored with each verdict."""

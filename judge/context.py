@@ -35,6 +35,10 @@ class JudgePrompt:
     messages: list[dict[str, str]]
     num_omitted: int
 
+    def num_tokens(self, count_tokens: CountTokens) -> int:
+        """Its size in tokens, what a chat template adds included."""
+        return TEMPLATE_TOKENS + sum(count_tokens(message["content"]) for message in self.messages)
+
 
 def estimate_tokens(text: str) -> int:
     """Tokens of `text` without a tokenizer: on the high side for everyday text, no strict bound.
@@ -43,7 +47,7 @@ def estimate_tokens(text: str) -> int:
     truth for prose and so a waste of most of the context. Prose and code words run at 3 to 5 bytes
     a token, other scripts at 2 to 4, digits and punctuation often at one. So letters, spaces and
     non-ASCII bytes count 1/2, all else 1. A judge that refuses a prompt as too long all the same
-    leads to a drop with that reason.
+    is sent a shorter one (worker.py).
     """
     data = text.encode("utf-8", "surrogatepass")
     num_full = len(data.translate(None, _HALF_BYTES))
@@ -65,22 +69,18 @@ def fit_judge_prompt(
     then.
     """
     num_head = _num_head_messages(messages)
-    budget = max_tokens - TEMPLATE_TOKENS
+    head, middle = messages[:num_head], messages[num_head:]
 
     def build(head: Sequence[Message], num_omitted: int) -> JudgePrompt:
-        shown = [*head, *messages[num_head + num_omitted :]]
+        shown = [*head, *middle[num_omitted:]]
         texts = judge_messages(shown, tools, response, next_state, num_head - 1, num_omitted)
         return JudgePrompt(messages=[_sendable(text) for text in texts], num_omitted=num_omitted)
 
-    def size(prompt: JudgePrompt) -> int:
-        return sum(count_tokens(message["content"]) for message in prompt.messages)
-
-    head, middle = messages[:num_head], messages[num_head:]
     prompt = build(head, 0)
     # No text has more tokens than bytes, so a short prompt needs no tokenizer.
-    if _num_bytes(prompt) <= budget:
+    if prompt.num_tokens(_num_bytes) <= max_tokens:
         return prompt
-    num_omitted, excess = 0, size(prompt) - budget
+    num_omitted, excess = 0, prompt.num_tokens(count_tokens) - max_tokens
     while excess > 0 and num_omitted < len(middle):
         # Leave out by the messages' own counts, then count the whole prompt again: what tokens do
         # at the seams and the note of the omission can make another round necessary.
@@ -88,10 +88,10 @@ def fit_judge_prompt(
             excess -= count_tokens(message_text(middle[num_omitted]))
             num_omitted += 1
         prompt = build(head, num_omitted)
-        excess = size(prompt) - budget
+        excess = prompt.num_tokens(count_tokens) - max_tokens
     if excess > 0:
         prompt = build([_without_text(message) for message in head], num_omitted)
-        excess = size(prompt) - budget
+        excess = prompt.num_tokens(count_tokens) - max_tokens
     if excess > 0:
         raise JudgePromptTooLong(
             f"tools, response and next state exceed the judge's prompt limit of {max_tokens} "
@@ -120,5 +120,5 @@ def _sendable(message: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _num_bytes(prompt: JudgePrompt) -> int:
-    return sum(len(message["content"].encode("utf-8")) for message in prompt.messages)
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8"))

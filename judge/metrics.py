@@ -71,29 +71,23 @@ class HintMetrics:
         """The figures under the specification's names; ratios and means are left out while
         undefined.
         """
-        turns, accepted = _value(self.turns), _value(self.accepted)
+        turns, accepted = self._value("hint_turns_total"), self._value("hint_accepted_total")
         figures = {
-            "hint/vote_none": _value(self.votes[None]),
-            "hint/vote_pos": _value(self.votes[1]),
-            "hint/vote_neg": _value(self.votes[-1]),
-            "hint/vote_failed": _value(self.vote_failed),
+            f"hint/{name}": self._value(f"hint_{name}_total")
+            for name in ("vote_none", "vote_pos", "vote_neg", "vote_failed")
         }
         if turns:
             figures["hint/accept_rate"] = accepted / turns
-            figures["hint/split_rate"] = _value(self.split) / turns
+            figures["hint/split_rate"] = self._value("hint_votes_split_total") / turns
         if accepted:
-            figures["hint/len_chars"] = _value(self.len_chars) / accepted
-        for metric in self.dropped.collect():
-            for sample in metric.samples:
-                if sample.name.endswith("_total"):
-                    figures[f"hint/dropped_{sample.labels['reason']}"] = sample.value
+            figures["hint/len_chars"] = self._value("hint_len_chars_total") / accepted
+        for reason in DropReason:
+            number = self.registry.get_sample_value("hint_dropped_total", {"reason": reason.value})
+            if number is not None:
+                figures[f"hint/dropped_{reason.value}"] = number
         return figures
 
-
-def _value(counter: Counter) -> float:
-    return sum(
-        sample.value
-        for metric in counter.collect()
-        for sample in metric.samples
-        if sample.name.endswith("_total")
-    )
+    def _value(self, name: str) -> float:
+        value = self.registry.get_sample_value(name)
+        assert value is not None, f"{name} is registered above"
+        return value

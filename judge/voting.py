@@ -82,13 +82,18 @@ class Ballot:
     """The votes on one turn, in the order of their index, failed ones included."""
 
     votes: tuple[Vote, ...]
-    too_long: bool
     retry_after_s: float | None
+    refused_as_too_long: bool
 
     @property
     def all_failed(self) -> bool:
         """Whether no vote got a reply: this is no verdict."""
         return all(vote.error is not None for vote in self.votes)
+
+    @property
+    def too_long(self) -> bool:
+        """Whether no vote got a reply because the prompt exceeds the judge's context."""
+        return self.all_failed and self.refused_as_too_long
 
 
 async def cast_votes(
@@ -104,8 +109,8 @@ async def cast_votes(
     waits = [error.retry_after_s for error in errors if error.retry_after_s is not None]
     return Ballot(
         votes=tuple(vote for vote, _ in outcomes),
-        too_long=any(error.too_long for error in errors),
         retry_after_s=max(waits, default=None),
+        refused_as_too_long=any(error.too_long for error in errors),
     )
 
 

@@ -14,7 +14,13 @@ from typing import Protocol
 from openai import AsyncOpenAI
 
 from judge.config import JudgeConfig
-from judge.context import CountTokens, JudgePromptTooLong, estimate_tokens, fit_judge_prompt
+from judge.context import (
+    CountTokens,
+    JudgePrompt,
+    JudgePromptTooLong,
+    estimate_tokens,
+    fit_judge_prompt,
+)
 from judge.metrics import HintMetrics
 from judge.selection import select_hint
 from judge.voting import Ballot, cast_votes
@@ -48,7 +54,8 @@ class JudgeWorker:
     """Judges turns in state `judging` until stopped.
 
     `owner` names the claims: unique for each worker that runs at a time. `count_tokens` counts a
-    text with the judge's tokenizer; without one an estimate on the high side is used.
+    text with the judge's tokenizer (it is called from other threads); without one an estimate on
+    the high side is used.
     """
 
     def __init__(
@@ -89,27 +96,36 @@ class JudgeWorker:
         answer.
         """
         assert self._client is not None, "process is called by run"
-        try:
-            prompt = fit_judge_prompt(
-                turn.messages,
-                turn.tools,
-                turn.response,
-                turn.next_state,
-                self._config.max_prompt_tokens,
-                self._count_tokens,
-            )
-        except JudgePromptTooLong as error:
-            logger.info("turn %s: %s", turn.turn_id, error)
-            await self._commit(turn, None, 0, DropReason.JUDGE_PROMPT_TOO_LONG)
-            return
-        ballot = await cast_votes(self._client, prompt.messages, self._config)
-        if not ballot.all_failed:
-            await self._commit(turn, ballot, prompt.num_omitted, None)
-        elif ballot.too_long:
-            reason = DropReason.JUDGE_PROMPT_TOO_LONG
-            await self._commit(turn, ballot, prompt.num_omitted, reason)
-        else:
-            raise JudgeUnavailable(ballot, prompt.num_omitted)
+        max_tokens = self._config.max_prompt_tokens
+        ballot, num_omitted = None, 0
+        while ballot is None or ballot.too_long:
+            try:
+                prompt = await self._prompt(turn, max_tokens)
+            except JudgePromptTooLong as error:
+                logger.info("turn %s: %s", turn.turn_id, error)
+                reason = DropReason.JUDGE_PROMPT_TOO_LONG
+                await self._commit(turn, ballot, num_omitted, reason)
+                return
+            num_omitted = prompt.num_omitted
+            ballot = await cast_votes(self._client, prompt.messages, self._config)
+            if ballot.too_long:
+                # The judge's context is smaller than configured, or the estimate was too low.
+                max_tokens = prompt.num_tokens(self._count_tokens) // 2
+        if ballot.all_failed:
+            raise JudgeUnavailable(ballot, num_omitted)
+        await self._commit(turn, ballot, num_omitted, None)
+
+    async def _prompt(self, turn: TurnRecord, max_tokens: int) -> JudgePrompt:
+        # In a thread: counting the tokens of a long conversation would hold up the other turns.
+        return await asyncio.to_thread(
+            fit_judge_prompt,
+            turn.messages,
+            turn.tools,
+            turn.response,
+            turn.next_state,
+            max_tokens,
+            self._count_tokens,
+        )
 
     async def give_up(self, turn: TurnRecord, error: ServiceUnavailable) -> None:
         """Drop a turn that the judge never answered; its failed votes are stored."""

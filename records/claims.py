@@ -8,17 +8,37 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, or_, select, update
 
 from records.models import ScoreRow, TurnRow, VerdictRow, VoteRow
-from records.sql import chunks, upsert
+from records.sql import chunks, rows_in, table_of, upsert
 from records.types import DropReason, TurnState, Verdict
 
 CLAIMABLE = (TurnState.JUDGING, TurnState.SCORING)
 WINDOW = 4
 """A claim looks at this many times its limit of turns, to keep turns of a session together."""
+
+_INSERT_VOTES = table_of(VoteRow).insert()
+_HELD = (
+    select(TurnRow.turn_id, TurnRow.state, TurnRow.claim_owner)
+    .where(TurnRow.turn_id.in_(bindparam("values", expanding=True)))
+    .order_by(TurnRow.turn_id)
+    .with_for_update()
+)
+_MOVE = (
+    update(table_of(TurnRow))
+    .where(TurnRow.turn_id == bindparam("key"))
+    .values(
+        state=bindparam("to"),
+        drop_reason=bindparam("reason"),
+        claim_owner=None,
+        claim_until=None,
+        updated_at=bindparam("now"),
+    )
+)
 
 
 def any_free(connection: Connection, state: TurnState, now: float) -> bool:
@@ -86,34 +106,60 @@ def _update_held(connection: Connection, owner: str, turn_ids: Sequence[str], **
     )
 
 
-def _leave(
-    connection: Connection, owner: str, turn_id: str, states: Sequence[TurnState], **values: Any
-) -> bool:
-    """Move a held turn out of `states` and end its claim; False if it is not held by `owner`."""
-    changed = connection.execute(
-        update(TurnRow)
-        .where(TurnRow.turn_id == turn_id, TurnRow.claim_owner == owner, TurnRow.state.in_(states))
-        .values(claim_owner=None, claim_until=None, **values)
-    )
-    return changed.rowcount == 1
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedTurn:
+    """A verdict and what it makes of its turn: scoring, or dropped for `drop`."""
+
+    owner: str
+    verdict: Verdict
+    drop: DropReason | None
+    now: float
 
 
-def verdict_op(
-    connection: Connection, owner: str, verdict: Verdict, drop: DropReason | None, now: float
-) -> bool:
-    """judging -> scoring, or dropped(drop); stores the verdict and its votes."""
-    state = TurnState.SCORING if drop is None else TurnState.DROPPED
-    if not _leave(
-        connection,
-        owner,
-        verdict.turn_id,
-        (TurnState.JUDGING,),
-        state=state,
-        drop_reason=drop,
-        updated_at=now,
-    ):
-        return False
-    row = {
+def verdict_op(connection: Connection, judged: Sequence[JudgedTurn]) -> list[bool]:
+    """judging -> scoring, or dropped; stores verdicts and votes. False for a lost claim."""
+    owners = [(one.verdict.turn_id, one.owner) for one in judged]
+    outcomes = _still_held(connection, TurnState.JUDGING, owners)
+    kept = [one for one, is_held in zip(judged, outcomes, strict=True) if is_held]
+    if not kept:
+        return outcomes
+    connection.execute(_MOVE, [_move_after_judging(one) for one in kept])
+    upsert(connection, VerdictRow, [_verdict_row(one.verdict, one.now) for one in kept])
+    turn_ids = [one.verdict.turn_id for one in kept]
+    for part in chunks(turn_ids):
+        connection.execute(delete(VoteRow).where(VoteRow.turn_id.in_(part)))
+    if votes := [row for one in kept for row in vote_rows(one.verdict)]:
+        connection.execute(_INSERT_VOTES, votes)
+    return outcomes
+
+
+def _still_held(
+    connection: Connection, state: TurnState, wanted: Sequence[tuple[str, str]]
+) -> list[bool]:
+    """For each (turn id, owner): whether the owner holds the turn in `state`. Locks the rows.
+
+    A turn that is asked for twice is held once.
+    """
+    turn_ids = sorted(turn_id for turn_id, _ in wanted)
+    held = {
+        (row.turn_id, row.claim_owner)
+        for row in rows_in(connection, _HELD, turn_ids)
+        if row.state is state
+    }
+    outcomes = []
+    for key in wanted:
+        outcomes.append(key in held)
+        held.discard(key)
+    return outcomes
+
+
+def _move_after_judging(one: JudgedTurn) -> dict[str, Any]:
+    state = TurnState.SCORING if one.drop is None else TurnState.DROPPED
+    return {"key": one.verdict.turn_id, "to": state, "reason": one.drop, "now": one.now}
+
+
+def _verdict_row(verdict: Verdict, now: float) -> dict[str, Any]:
+    return {
         "turn_id": verdict.turn_id,
         "hint": verdict.hint,
         "selection": verdict.selection,
@@ -121,11 +167,6 @@ def verdict_op(
         "num_omitted": verdict.num_omitted,
         "created_at": now,
     }
-    upsert(connection, VerdictRow, row)
-    connection.execute(delete(VoteRow).where(VoteRow.turn_id == verdict.turn_id))
-    if verdict.votes:
-        connection.execute(insert(VoteRow), vote_rows(verdict))
-    return True
 
 
 def vote_rows(verdict: Verdict) -> list[dict[str, Any]]:
@@ -146,19 +187,22 @@ def vote_rows(verdict: Verdict) -> list[dict[str, Any]]:
     ]
 
 
-def score_op(connection: Connection, owner: str, row: dict[str, Any]) -> bool:
-    """scoring -> ready; stores the score. One with the same key is replaced."""
-    left = _leave(
-        connection,
-        owner,
-        row["turn_id"],
-        (TurnState.SCORING,),
-        state=TurnState.READY,
-        updated_at=row["created_at"],
-    )
-    if left:
-        upsert(connection, ScoreRow, row)
-    return left
+def score_op(connection: Connection, scored: Sequence[tuple[str, dict[str, Any]]]) -> list[bool]:
+    """scoring -> ready; stores the score rows, given with their owners. False for a lost claim.
+
+    A score with the same key is replaced.
+    """
+    owners = [(row["turn_id"], owner) for owner, row in scored]
+    outcomes = _still_held(connection, TurnState.SCORING, owners)
+    kept = [row for (_, row), is_held in zip(scored, outcomes, strict=True) if is_held]
+    if kept:
+        moves = [
+            {"key": row["turn_id"], "to": TurnState.READY, "reason": None, "now": row["created_at"]}
+            for row in kept
+        ]
+        connection.execute(_MOVE, moves)
+        upsert(connection, ScoreRow, kept)
+    return outcomes
 
 
 def hint_hash(hint: str) -> str:
@@ -169,14 +213,21 @@ def hint_hash(hint: str) -> str:
 def drop_op(
     connection: Connection, owner: str, turn_id: str, reason: DropReason, detail: str, now: float
 ) -> bool:
-    """judging, scoring or leased -> dropped(reason)."""
-    return _leave(
-        connection,
-        owner,
-        turn_id,
-        (*CLAIMABLE, TurnState.LEASED),
-        state=TurnState.DROPPED,
-        drop_reason=reason,
-        drop_detail=detail or None,
-        updated_at=now,
+    """judging, scoring or leased -> dropped(reason); False if the turn is not held by `owner`."""
+    changed = connection.execute(
+        update(TurnRow)
+        .where(
+            TurnRow.turn_id == turn_id,
+            TurnRow.claim_owner == owner,
+            TurnRow.state.in_((*CLAIMABLE, TurnState.LEASED)),
+        )
+        .values(
+            state=TurnState.DROPPED,
+            drop_reason=reason,
+            drop_detail=detail or None,
+            claim_owner=None,
+            claim_until=None,
+            updated_at=now,
+        )
     )
+    return changed.rowcount == 1

@@ -21,7 +21,7 @@ class StoreConfig(BaseModel):
     """`sqlite+aiosqlite:///FILE` (one host) or `postgresql+asyncpg://USER@HOST/DATABASE` (many)."""
     busy_timeout_s: float = Field(default=30.0, gt=0)
     """How long one attempt waits for another process's write lock."""
-    lock_retries: int = Field(default=3, ge=0)
+    lock_retries: int = Field(default=1, ge=0)
     """Further attempts, with growing pauses, before a write raises StoreUnavailable."""
     group_max: int = Field(default=256, ge=1)
     """Most write operations that share one transaction."""

@@ -23,7 +23,10 @@ TokenTriple = tuple[Ids, Ids, Logprobs]
 
 
 def load_turns(connection: Connection, turn_ids: Sequence[str]) -> list[TurnRecord]:
-    """The turns in the order asked for. Raises UnknownTurn or StoreCorrupt."""
+    """The turns in the order asked for. Raises UnknownTurn or StoreCorrupt.
+
+    Turns of a batch share the dicts of the messages that they share: copy before changing one.
+    """
     rows: dict[str, Row[Any]] = {}
     for part in chunks(turn_ids):
         statement = (

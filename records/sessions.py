@@ -5,16 +5,21 @@ Functions of a connection, run by the group writer (`*_op`) or a reader. Times a
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from uuid import uuid4
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from records.models import SessionRow, TurnRow
-from records.sql import insert_missing
+from records.sql import chunks, insert_missing, rows_in
 from records.types import DropReason, TurnState
 
 TOUCH_EVERY_S = 5.0
 """`last_seen` is rewritten at most this often: exact enough for an idle timeout of minutes."""
+
+_SEEN = select(
+    SessionRow.session_id, SessionRow.scope, SessionRow.last_seen, SessionRow.closed_at
+).where(SessionRow.session_id.in_(bindparam("values", expanding=True)))
 
 
 def find(connection: Connection, session_id: str) -> tuple[str, float] | None:
@@ -59,23 +64,31 @@ def ensure_op(
     if external_id is not None:
         # Another process may have created it between the look-up and the insert.
         wanted = find_external(connection, scope, external_id) or wanted
-    touch_op(connection, wanted, scope, now)
+    touch_op(connection, [(wanted, scope)], now)
     return wanted
 
 
-def touch_op(connection: Connection, session_id: str, scope: str, now: float) -> None:
-    """Note activity and reopen the session. Raises ValueError if `scope` has no such session."""
-    row = connection.execute(
-        select(SessionRow.scope, SessionRow.last_seen, SessionRow.closed_at).where(
-            SessionRow.session_id == session_id
-        )
-    ).one_or_none()
-    if row is None or row.scope != scope:
-        raise ValueError(f"no session {session_id!r} in this scope")
-    if row.closed_at is not None or row.last_seen < now - TOUCH_EVERY_S:
+def touch_op(connection: Connection, seen: Collection[tuple[str, str]], now: float) -> None:
+    """Note activity in sessions, given as (session id, scope), and reopen them.
+
+    Raises ValueError if a scope has no such session.
+    """
+    rows = {
+        row.session_id: row
+        for row in rows_in(connection, _SEEN, (session_id for session_id, _ in seen))
+    }
+    for session_id, scope in seen:
+        if session_id not in rows or rows[session_id].scope != scope:
+            raise ValueError(f"no session {session_id!r} in this scope")
+    outdated = [
+        row.session_id
+        for row in rows.values()
+        if row.closed_at is not None or row.last_seen < now - TOUCH_EVERY_S
+    ]
+    for part in chunks(sorted(outdated)):
         connection.execute(
             update(SessionRow)
-            .where(SessionRow.session_id == session_id)
+            .where(SessionRow.session_id.in_(part))
             .values(last_seen=now, closed_at=None, close_reason=None)
         )
 

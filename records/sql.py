@@ -1,11 +1,12 @@
-"""Small helpers that SQLite and PostgreSQL need alike: upserts and bounded IN lists."""
+"""Small helpers for SQLite and PostgreSQL alike: upserts, bounded IN lists, tables by model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Executable, Row, Table
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import DeclarativeBase
 
@@ -21,24 +22,51 @@ def chunks(values: Sequence[T], size: int = MAX_IN) -> Iterator[Sequence[T]]:
         yield values[start : start + size]
 
 
+def rows_in(connection: Connection, statement: Executable, values: Iterable[str]) -> list[Row[Any]]:
+    """Rows of a statement with a parameter `values` in an expanding IN, in bounded lists."""
+    found: list[Row[Any]] = []
+    for part in chunks(list(dict.fromkeys(values))):
+        found += connection.execute(statement, {"values": part}).all()
+    return found
+
+
+def table_of(model: type[DeclarativeBase]) -> Table:
+    """The table of a model: statements on it skip the ORM's handling of attributes."""
+    table = model.__table__
+    assert isinstance(table, Table)
+    return table
+
+
 def insert_missing(
     connection: Connection, model: type[DeclarativeBase], rows: list[dict[str, Any]]
 ) -> None:
     """Insert `rows`; one whose key or unique value exists already is left as it is."""
     if rows:
-        connection.execute(_insert(connection, model).on_conflict_do_nothing(), rows)
+        connection.execute(_insert_missing(connection.dialect.name, model), rows)
 
 
-def upsert(connection: Connection, model: type[DeclarativeBase], row: dict[str, Any]) -> None:
-    """Insert `row`, or replace the values of the row with the same primary key."""
-    table = model.__table__
-    assert isinstance(table, Table)
-    keys = [column.name for column in table.primary_key]
-    statement = _insert(connection, model).values(row)
-    changed = {name: statement.excluded[name] for name in row if name not in keys}
-    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed))
+def upsert(
+    connection: Connection, model: type[DeclarativeBase], rows: list[dict[str, Any]]
+) -> None:
+    """Insert `rows`, each with all its columns, in place of those with the same primary key."""
+    if rows:
+        connection.execute(_upsert(connection.dialect.name, model), rows)
 
 
-def _insert(connection: Connection, model: type[DeclarativeBase]) -> Any:
-    is_sqlite = connection.dialect.name == "sqlite"
-    return sqlite.insert(model) if is_sqlite else postgresql.insert(model)
+@cache
+def _insert_missing(dialect: str, model: type[DeclarativeBase]) -> Any:
+    return _insert(dialect, model).on_conflict_do_nothing()
+
+
+@cache
+def _upsert(dialect: str, model: type[DeclarativeBase]) -> Any:
+    keys = [column.name for column in table_of(model).primary_key]
+    statement = _insert(dialect, model)
+    others = [column.name for column in table_of(model).columns if column.name not in keys]
+    changed = {name: statement.excluded[name] for name in others}
+    return statement.on_conflict_do_update(index_elements=keys, set_=changed)
+
+
+def _insert(dialect: str, model: type[DeclarativeBase]) -> Any:
+    table = table_of(model)
+    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)

@@ -57,9 +57,7 @@ class Store:
         self._clock = clock
         self._reader_engine = reader_engine(config)
         self.writer = GroupWriter(
-            write_transactions(config),
-            group_max=config.group_max,
-            lock_retries=config.lock_retries,
+            write_transactions(config), group_max=config.group_max, lock_retries=config.lock_retries
         )
 
     @classmethod
@@ -207,7 +205,7 @@ class Store:
         prepared = turns.prepare(turn, scope=scope, now=self._clock())
         if turn.token_parent_id is not None:
             await self._check_shared(turn, turn.token_parent_id)
-        await self._write(turns.record_op, prepared=prepared)
+        await self.writer.run_bulk(turns.record_op, prepared)
 
     async def _check_shared(self, turn: CapturedTurn, parent_id: str) -> None:
         """Compare ids where only a part of the parent is shared (the rest is checked by sum)."""
@@ -224,12 +222,8 @@ class Store:
         """
         if not next_state:
             raise ValueError(f"turn {turn_id}: a next state has at least one message")
-        return await self._write(
-            turns.set_next_state_op,
-            turn_id=turn_id,
-            next_state=next_state,
-            now=self._clock(),
-        )
+        wanted = turns.NextState(turn_id=turn_id, messages=next_state, now=self._clock())
+        return await self.writer.run_bulk(turns.set_next_state_op, wanted)
 
     # Judge and scoring workers
 
@@ -247,12 +241,7 @@ class Store:
         if not await self._read(claims.any_free, state=state, now=self._clock()):
             return []
         turn_ids = await self._write(
-            claims.claim_op,
-            state=state,
-            owner=owner,
-            limit=limit,
-            now=self._clock(),
-            ttl_s=ttl_s,
+            claims.claim_op, state=state, owner=owner, limit=limit, now=self._clock(), ttl_s=ttl_s
         )
         return await self._read(loading.load_turns, turn_ids=turn_ids)
 
@@ -272,9 +261,8 @@ class Store:
         """
         if drop is None and not verdict.hint:
             raise ValueError(f"turn {verdict.turn_id}: no hint and no drop reason")
-        return await self._write(
-            claims.verdict_op, owner=owner, verdict=verdict, drop=drop, now=self._clock()
-        )
+        judged = claims.JudgedTurn(owner=owner, verdict=verdict, drop=drop, now=self._clock())
+        return await self.writer.run_bulk(claims.verdict_op, judged)
 
     async def commit_score(self, owner: str, score: Score) -> bool:
         """scoring -> ready. False, and nothing is written, if the claim is lost.
@@ -283,7 +271,7 @@ class Store:
         """
         prompt_ids, response_ids = await self.turn_tokens(score.turn_id)
         row = scores.score_row(score, prompt_ids, response_ids, self._clock())
-        return await self._write(claims.score_op, owner=owner, row=row)
+        return await self.writer.run_bulk(claims.score_op, (owner, row))
 
     async def drop(self, owner: str, turn_id: str, reason: DropReason, detail: str = "") -> bool:
         """A claimed or leased turn -> dropped(reason). False if it is not the owner's."""
@@ -302,6 +290,8 @@ class Store:
         """Exactly the `count` oldest ready turns -> leased, or [] if there are fewer."""
         if count < 1:
             raise ValueError(f"a lease asks for at least one turn, got {count}")
+        if not await self._read(training.enough_ready, count=count, now=self._clock()):
+            return []
         turn_ids = await self._write(
             training.lease_op, owner=owner, count=count, now=self._clock(), ttl_s=ttl_s
         )
@@ -387,10 +377,7 @@ class Store:
         return await self._read(summary.sampled_from_abandoned)
 
     async def list_turns(
-        self,
-        session_id: str | None = None,
-        state: TurnState | None = None,
-        limit: int = 100,
+        self, session_id: str | None = None, state: TurnState | None = None, limit: int = 100
     ) -> list[TurnRef]:
         """The newest turns, newest first."""
         return await self._read(linking.list_turns, session_id=session_id, state=state, limit=limit)

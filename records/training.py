@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, and_, func, insert, or_, select, update
 
 from records.errors import StoreConflict, StoreCorrupt
 from records.loading import load_tokens, version_spans
@@ -17,6 +17,13 @@ from records.models import PolicyVersionRow, SampleRow, TurnRow
 from records.scores import newest_scores
 from records.sql import chunks
 from records.types import DropReason, PolicyVersion, ReadySample, SampleResult, TurnState
+
+
+def enough_ready(connection: Connection, count: int, now: float) -> bool:
+    """Whether a lease would find `count` turns: who waits asks this, and takes no write lock."""
+    expired = and_(TurnRow.state == TurnState.LEASED, TurnRow.claim_until < now)
+    statement = select(func.count()).where(or_(TurnRow.state == TurnState.READY, expired))
+    return (connection.scalar(statement) or 0) >= count
 
 
 def lease_op(connection: Connection, owner: str, count: int, now: float, ttl_s: float) -> list[str]:

@@ -7,11 +7,12 @@ is taken; `record_op` only writes. It decides nothing about which turns train: t
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, and_, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, or_, select, update
 
 from records import sessions
 from records.arrays import as_ids, checksum
@@ -19,8 +20,43 @@ from records.columns import dump_json
 from records.errors import StoreConflict
 from records.messages import Message, fingerprint, path_ids
 from records.models import NodeRow, TokensRow, ToolsetRow, TurnRow, VariantRow
-from records.sql import chunks, insert_missing
+from records.sql import insert_missing, rows_in, table_of
 from records.types import CapturedTurn, DropReason, Ids, TurnState
+
+_INSERT_TURNS = table_of(TurnRow).insert()
+_INSERT_TOKENS = table_of(TokensRow).insert()
+_PARENTS = select(
+    TokensRow.turn_id, TokensRow.prompt_length, TokensRow.response_length, TokensRow.checksum
+).where(TokensRow.turn_id.in_(bindparam("values", expanding=True)))
+_BODY_HASHES = select(NodeRow.node_id, NodeRow.body_hash).where(
+    NodeRow.node_id.in_(bindparam("values", expanding=True))
+)
+_WAITING = (
+    select(TurnRow.turn_id)
+    .where(
+        TurnRow.turn_id.in_(bindparam("values", expanding=True)),
+        or_(
+            TurnRow.state == TurnState.AWAITING_NEXT_STATE,
+            and_(
+                TurnRow.state == TurnState.DROPPED,
+                TurnRow.drop_reason == DropReason.NO_NEXT_STATE,
+            ),
+        ),
+    )
+    .order_by(TurnRow.turn_id)
+    .with_for_update()
+)
+_SET_NEXT_STATE = (
+    update(table_of(TurnRow))
+    .where(TurnRow.turn_id == bindparam("key"))
+    .values(
+        state=TurnState.JUDGING,
+        next_state=bindparam("messages"),
+        drop_reason=None,
+        drop_detail=None,
+        updated_at=bindparam("now"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,54 +172,64 @@ def _content_hash(value: Any) -> str:
     return hashlib.sha256(dump_json(value).encode()).hexdigest()
 
 
-def record_op(connection: Connection, prepared: PreparedTurn) -> None:
-    """Write a prepared turn. Writing the same turn again changes nothing.
+def record_op(connection: Connection, prepared: Sequence[PreparedTurn]) -> list[None]:
+    """Write prepared turns. Writing a turn again changes nothing.
 
-    Raises StoreConflict if the turn id holds other tokens, ValueError for an unknown session or if
+    Raises StoreConflict if a turn id holds other tokens, ValueError for an unknown session or if
     the shared ids are not those of the token parent.
     """
-    turn, tokens = prepared.turn, prepared.tokens
-    if _already_recorded(connection, tokens):
-        return
-    sessions.touch_op(connection, turn["session_id"], turn["scope"], turn["created_at"])
-    _check_parent(connection, prepared)
-    variants = _insert_path(connection, prepared.path)
-    if prepared.toolset is not None:
-        insert_missing(connection, ToolsetRow, [prepared.toolset])
-    connection.execute(insert(TurnRow), {**turn, "variants": variants or None})
-    connection.execute(insert(TokensRow), tokens)
+    new = _not_recorded(connection, prepared)
+    if new:
+        now = max(one.turn["created_at"] for one in new)
+        seen = {(one.turn["session_id"], one.turn["scope"]) for one in new}
+        sessions.touch_op(connection, seen, now)
+        _check_parents(connection, new)
+        variants = _insert_paths(connection, new)
+        toolsets = {one.toolset["toolset_hash"]: one.toolset for one in new if one.toolset}
+        insert_missing(connection, ToolsetRow, _by_key(toolsets))
+        turns = [{**one.turn, "variants": variants[one.turn["turn_id"]] or None} for one in new]
+        connection.execute(_INSERT_TURNS, turns)
+        connection.execute(_INSERT_TOKENS, [one.tokens for one in new])
+    return [None] * len(prepared)
 
 
-def _already_recorded(connection: Connection, tokens: dict[str, Any]) -> bool:
-    stored = connection.scalar(
-        select(TokensRow.checksum).where(TokensRow.turn_id == tokens["turn_id"])
-    )
-    if stored is not None and stored != tokens["checksum"]:
-        raise StoreConflict(f"turn {tokens['turn_id']} is stored already, with other tokens")
-    return stored is not None
+def _by_key(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows in the order of their keys: concurrent inserts then wait for each other in one order."""
+    return [rows[key] for key in sorted(rows)]
 
 
-def _check_parent(connection: Connection, prepared: PreparedTurn) -> None:
+def _not_recorded(connection: Connection, prepared: Sequence[PreparedTurn]) -> list[PreparedTurn]:
+    turn_ids = [one.tokens["turn_id"] for one in prepared]
+    rows = rows_in(connection, _PARENTS, turn_ids)
+    checksums = {row.turn_id: row.checksum for row in rows}
+    new = []
+    for one in prepared:
+        turn_id, tokens = one.tokens["turn_id"], one.tokens["checksum"]
+        if turn_id not in checksums:
+            new.append(one)
+        if checksums.setdefault(turn_id, tokens) != tokens:
+            raise StoreConflict(f"turn {turn_id} is stored already, with other tokens")
+    return new
+
+
+def _check_parents(connection: Connection, prepared: Sequence[PreparedTurn]) -> None:
     """The usual case, a prompt that extends its parent's whole prompt + response, by checksum.
 
     Where only a part is shared the caller has compared the ids (`Store.record_turn`).
     """
-    tokens = prepared.tokens
-    if tokens["token_parent_id"] is None:
-        return
-    parent = connection.execute(
-        select(TokensRow.prompt_length, TokensRow.response_length, TokensRow.checksum).where(
-            TokensRow.turn_id == tokens["token_parent_id"]
-        )
-    ).one_or_none()
-    if parent is None:
-        raise ValueError(f"token parent {tokens['token_parent_id']!r} is not stored")
-    total = parent.prompt_length + parent.response_length
-    if tokens["num_shared_ids"] == total and parent.checksum != prepared.parent_checksum:
-        raise ValueError(
-            f"turn {tokens['turn_id']}: its first {total} prompt ids are not those of "
-            f"turn {tokens['token_parent_id']}"
-        )
+    children = [one for one in prepared if one.tokens["token_parent_id"] is not None]
+    parent_ids = [one.tokens["token_parent_id"] for one in children]
+    parents = {row.turn_id: row for row in rows_in(connection, _PARENTS, parent_ids)}
+    for one, parent_id in zip(children, parent_ids, strict=True):
+        parent = parents.get(parent_id)
+        if parent is None:
+            raise ValueError(f"token parent {parent_id!r} is not stored")
+        total = parent.prompt_length + parent.response_length
+        if one.tokens["num_shared_ids"] == total and parent.checksum != one.parent_checksum:
+            raise ValueError(
+                f"turn {one.tokens['turn_id']}: its first {total} prompt ids are not those of "
+                f"turn {parent_id}"
+            )
 
 
 def token_count(connection: Connection, turn_id: str) -> int | None:
@@ -206,57 +252,60 @@ def check_shared_part(turn: CapturedTurn, parent_prompt: Ids, parent_response: I
         )
 
 
-def _insert_path(connection: Connection, path: list[dict[str, Any]]) -> dict[str, str]:
-    """Insert the missing nodes of a path; returns position -> content hash of other forms."""
-    stored = _stored_bodies(connection, [row["node_id"] for row in path])
-    missing = [row for row in path if row["node_id"] not in stored]
-    insert_missing(connection, NodeRow, missing)
+def _insert_paths(
+    connection: Connection, prepared: Sequence[PreparedTurn]
+) -> dict[str, dict[str, str]]:
+    """Insert the missing nodes; returns turn id -> position -> content hash of other forms."""
+    node_ids = [row["node_id"] for one in prepared for row in one.path]
+    stored = _stored_bodies(connection, node_ids)
+    missing: dict[str, dict[str, Any]] = {}
+    for one in prepared:
+        for row in one.path:
+            if row["node_id"] not in stored:
+                missing.setdefault(row["node_id"], row)
+    # A parent lies above its children, and rows must exist before others refer to them.
+    ordered = sorted(missing.values(), key=lambda row: (row["depth"], row["node_id"]))
+    insert_missing(connection, NodeRow, ordered)
+    stored |= {node: row["body_hash"] for node, row in missing.items()}
     if missing and connection.dialect.name != "sqlite":
         # A concurrent transaction may have inserted the same node with another form of its message.
-        stored |= _stored_bodies(connection, [row["node_id"] for row in missing])
-    other = {
-        str(row["depth"]): row
-        for row in path
-        if stored.get(row["node_id"], row["body_hash"]) != row["body_hash"]
-    }
-    insert_missing(
-        connection,
-        VariantRow,
-        [{"body_hash": row["body_hash"], "body": row["body"]} for row in other.values()],
-    )
-    return {position: row["body_hash"] for position, row in other.items()}
+        stored |= _stored_bodies(connection, list(missing))
+    variants: dict[str, dict[str, str]] = {}
+    bodies: dict[str, dict[str, Any]] = {}
+    for one in prepared:
+        other = [row for row in one.path if stored[row["node_id"]] != row["body_hash"]]
+        variants[one.turn["turn_id"]] = {str(row["depth"]): row["body_hash"] for row in other}
+        bodies.update(
+            (row["body_hash"], {"body_hash": row["body_hash"], "body": row["body"]})
+            for row in other
+        )
+    insert_missing(connection, VariantRow, _by_key(bodies))
+    return variants
 
 
 def _stored_bodies(connection: Connection, node_ids: list[str]) -> dict[str, str]:
-    stored: dict[str, str] = {}
-    for part in chunks(node_ids):
-        rows = connection.execute(
-            select(NodeRow.node_id, NodeRow.body_hash).where(NodeRow.node_id.in_(part))
-        )
-        stored.update((row.node_id, row.body_hash) for row in rows)
-    return stored
+    return {row.node_id: row.body_hash for row in rows_in(connection, _BODY_HASHES, node_ids)}
 
 
-def set_next_state_op(
-    connection: Connection, turn_id: str, next_state: list[Message], now: float
-) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextState:
+    """The messages that followed a turn."""
+
+    turn_id: str
+    messages: list[Message]
+    now: float
+
+
+def set_next_state_op(connection: Connection, wanted: Sequence[NextState]) -> list[bool]:
     """awaiting_next_state or dropped(no_next_state) -> judging. False in any other state."""
-    waits = or_(
-        TurnRow.state == TurnState.AWAITING_NEXT_STATE,
-        and_(
-            TurnRow.state == TurnState.DROPPED,
-            TurnRow.drop_reason == DropReason.NO_NEXT_STATE,
-        ),
-    )
-    changed = connection.execute(
-        update(TurnRow)
-        .where(TurnRow.turn_id == turn_id, waits)
-        .values(
-            state=TurnState.JUDGING,
-            next_state=next_state,
-            drop_reason=None,
-            drop_detail=None,
-            updated_at=now,
-        )
-    )
-    return changed.rowcount == 1
+    turn_ids = sorted(one.turn_id for one in wanted)
+    waiting = {row.turn_id for row in rows_in(connection, _WAITING, turn_ids)}
+    outcomes, changes = [], []
+    for one in wanted:
+        outcomes.append(one.turn_id in waiting)
+        if one.turn_id in waiting:
+            waiting.remove(one.turn_id)
+            changes.append({"key": one.turn_id, "messages": one.messages, "now": one.now})
+    if changes:
+        connection.execute(_SET_NEXT_STATE, changes)
+    return outcomes

@@ -1,7 +1,8 @@
 """Group commit: one task per process runs the write operations that wait, in one transaction.
 
-Callers hand over an operation (a function of a connection) and wait until it is committed. A group
-runs without savepoints first; if an operation fails, the group is rolled back and run again with a
+Callers hand over an operation (a function of a connection) and wait until it is committed. What is
+frequent is written as a bulk: one call for the items of all callers of a group. A group runs
+without savepoints first; if an operation fails, the group is rolled back and run again with a
 savepoint around each, so that a failing operation fails only its caller. Operations may therefore
 run several times: they must change nothing but the database.
 
@@ -13,19 +14,22 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
 from records.database import Transactions, is_conflict, is_transient
 from records.errors import StoreUnavailable
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 Operation: TypeAlias = Callable[[Connection], T]
+Bulk: TypeAlias = Callable[[Connection, Sequence[Item]], list[T]]
+"""One operation for many callers: takes an item of each and returns as many outcomes, in order."""
 
 _FIRST_PAUSE_S = 0.05
 
@@ -37,7 +41,8 @@ class _Failed:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    operation: Operation[Any]
+    bulk: Bulk[Any, Any]
+    item: Any
     future: asyncio.Future[Any]
 
 
@@ -79,10 +84,14 @@ class GroupWriter:
         Raises what the operation raises; StoreUnavailable if the database stays locked or away.
         A caller that is cancelled while its operation runs does not undo it.
         """
+        return await self.run_bulk(_one_by_one, operation)
+
+    async def run_bulk(self, bulk: Bulk[Item, T], item: Item) -> T:
+        """As `run`, for an operation that does the items of all its callers at once."""
         if self._closing or self._task is None:
             raise StoreUnavailable("the store is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(operation, future))
+        self._waiting.append(_Waiting(bulk, item, future))
         self._wake.set()
         return await future
 
@@ -95,7 +104,7 @@ class GroupWriter:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            outcomes = await self._commit_or_fail([waiting.operation for waiting in group])
+            outcomes = await self._commit_or_fail(group)
             for waiting, outcome in zip(group, outcomes, strict=True):
                 if waiting.future.done():
                     continue
@@ -112,55 +121,63 @@ class GroupWriter:
                 group.append(waiting)
         return group
 
-    async def _commit_or_fail(self, operations: list[Operation[Any]]) -> list[Any]:
+    async def _commit_or_fail(self, group: list[_Waiting]) -> list[Any]:
         try:
-            return await self._commit(operations)
+            return await self._commit(group)
         except Exception as error:  # handed to every caller of the group; the task must live on
             failure = _Failed(as_store_error(error))
-            return [failure] * len(operations)
+            return [failure] * len(group)
 
-    async def _commit(self, operations: list[Operation[Any]]) -> list[Any]:
+    async def _commit(self, group: list[_Waiting]) -> list[Any]:
         for attempt in range(self._lock_retries + 1):
             try:
-                return await self._attempt(operations)
+                return await self._attempt(group)
             except Exception as error:
                 if not is_transient(error) or attempt == self._lock_retries:
                     raise
                 self.num_retries += 1
                 await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.5))
-                if is_conflict(error) and len(operations) > 1:
+                if is_conflict(error) and len(group) > 1:
                     # Groups of two processes that lock the same rows in another order would meet
                     # again; single operations take their rows in one order.
-                    return [(await self._commit_or_fail([one]))[0] for one in operations]
+                    return [(await self._commit_or_fail([one]))[0] for one in group]
         raise AssertionError("the last attempt returns or raises")
 
-    async def _attempt(self, operations: list[Operation[Any]]) -> list[Any]:
+    async def _attempt(self, group: list[_Waiting]) -> list[Any]:
         try:
-            outcomes = await self._transactions.run(partial(_run_plain, operations))
+            outcomes = await self._transactions.run(partial(_run_plain, group))
         except _GroupFailed:
-            outcomes = await self._transactions.run(partial(_run_isolated, operations))
+            outcomes = await self._transactions.run(partial(_run_isolated, group))
         self.num_groups += 1
         return outcomes
 
 
-def _run_plain(operations: list[Operation[Any]], connection: Connection) -> list[Any]:
-    outcomes = []
-    for operation in operations:
+def _one_by_one(connection: Connection, operations: Sequence[Operation[T]]) -> list[T]:
+    return [operation(connection) for operation in operations]
+
+
+def _run_plain(group: list[_Waiting], connection: Connection) -> list[Any]:
+    outcomes: dict[int, Any] = {}
+    positions: dict[Bulk[Any, Any], list[int]] = {}
+    for position, waiting in enumerate(group):
+        positions.setdefault(waiting.bulk, []).append(position)
+    for bulk, chosen in positions.items():
         try:
-            outcomes.append(operation(connection))
+            results = bulk(connection, [group[position].item for position in chosen])
         except Exception as error:
             if is_transient(error):
                 raise
             raise _GroupFailed from error
-    return outcomes
+        outcomes.update(zip(chosen, results, strict=True))
+    return [outcomes[position] for position in range(len(group))]
 
 
-def _run_isolated(operations: list[Operation[Any]], connection: Connection) -> list[Any]:
+def _run_isolated(group: list[_Waiting], connection: Connection) -> list[Any]:
     outcomes: list[Any] = []
-    for operation in operations:
+    for waiting in group:
         try:
             with connection.begin_nested():
-                outcomes.append(operation(connection))
+                outcomes += waiting.bulk(connection, [waiting.item])
         except Exception as error:  # belongs to the caller of this operation alone
             if is_transient(error):
                 raise
@@ -170,7 +187,9 @@ def _run_isolated(operations: list[Operation[Any]], connection: Connection) -> l
 
 def as_store_error(error: Exception) -> Exception:
     """`error` as its caller should see it: database trouble as StoreUnavailable."""
-    if is_transient(error) or isinstance(error, OperationalError):
+    # A bare DatabaseError is a file that is no database, or a damaged one.
+    broken = isinstance(error, OperationalError) or type(error) is DatabaseError
+    if broken or is_transient(error):
         reason = str(error.orig) if isinstance(error, DBAPIError) else str(error)
         unavailable = StoreUnavailable(f"the database is not available: {reason}")
         unavailable.__cause__ = error

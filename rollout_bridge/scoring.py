@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from records.types import DropReason, Ids, Logprobs, Score, TurnRecord, TurnState
 from rollout_bridge.config import ScoringConfig
@@ -30,6 +29,7 @@ from rollout_bridge.engine.errors import (
 from rollout_bridge.engine.types import ModelInfo
 from rollout_bridge.hinting import HintingError, hinted_prompt_ids
 from rollout_bridge.rendering import Rendering
+from rollout_bridge.scoring_metrics import ScoringMetrics
 from rollout_bridge.worker import ClaimLoop, ClaimStore, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
@@ -57,26 +57,6 @@ class ScoringStore(ClaimStore, Protocol):
     async def drop(
         self, owner: str, turn_id: str, reason: DropReason, detail: str = ""
     ) -> bool: ...
-
-
-class ScoringMetrics:
-    """Counters of one scoring worker; latency is that of the teacher's call alone."""
-
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry if registry is not None else CollectorRegistry()
-        self.latency = Histogram(
-            "teacher_latency_seconds", "Duration of a teacher call", registry=self.registry
-        )
-        self.scored = Counter("teacher_scored", "Turns scored", registry=self.registry)
-        self.tokens = Counter("teacher_tokens", "Response tokens scored", registry=self.registry)
-        self.dropped = Counter(
-            "teacher_dropped", "Turns dropped by scoring", ["reason"], registry=self.registry
-        )
-        self.unavailable = Gauge(
-            "teacher_failures_in_a_row",
-            "Failures of the teacher since its last answer",
-            registry=self.registry,
-        )
 
 
 class ScoringWorker:
@@ -198,15 +178,13 @@ class ScoringWorker:
         if problem is not None:
             await self._drop(turn, *problem)
         elif await self._store.commit_score(self._owner, score):
-            self.metrics.scored.inc()
-            self.metrics.tokens.inc(len(score.teacher_logprobs))
-            self.metrics.latency.observe(score.latency_s)
+            self.metrics.count_scored(score)
         else:
             logger.warning("turn %s: the claim was lost, its score is not kept", score.turn_id)
 
     async def _drop(self, turn: TurnRecord, reason: DropReason, detail: str) -> None:
         if await self._store.drop(self._owner, turn.turn_id, reason, detail):
-            self.metrics.dropped.labels(reason=reason.value).inc()
+            self.metrics.count_dropped(reason)
             logger.info("turn %s dropped, %s: %s", turn.turn_id, reason.value, detail)
         else:
             logger.warning("turn %s: the claim was lost, it is not dropped", turn.turn_id)

@@ -134,7 +134,6 @@ def guarded(action: Callable[[], None]) -> None:
     traceback.
     """
     from rollout_bridge.engine.errors import EngineError
-
     from trainer.errors import StartupError
 
     try:

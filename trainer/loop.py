@@ -15,9 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -26,10 +25,12 @@ from records.types import DropReason, Ids, ReadySample, SampleResult
 from trainer.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
+from trainer.errors import TrainerError
 from trainer.manifest import Manifest
 from trainer.metrics import MetricsLog
 from trainer.publish import Publisher, WeightTarget
 from trainer.restore import in_thread, restore, start_model
+from trainer.step_report import StepReport, step_metrics, trained_results
 from trainer.update import Updater, UpdateReport, finite_sample
 
 logger = logging.getLogger(__name__)
@@ -40,15 +41,6 @@ CALIBRATION_FILE = "calibration.json"
 
 class PolicyEngine(WeightTarget, Scorer, Protocol):
     """An engine that serves the policy."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """One update attempt: the version it made, or why it made none; metrics as logged."""
-
-    version: int | None
-    skipped: DropReason | None
-    metrics: dict[str, Any]
 
 
 class EmbeddedTrainer:
@@ -85,6 +77,8 @@ class EmbeddedTrainer:
         self._attempts = 0
         self._skipped: Counter[DropReason] = Counter()
         self._next_engine_check = 0.0
+        self._idle_since = time.perf_counter()
+        self._unfinished = False
 
     @classmethod
     async def open(
@@ -176,23 +170,39 @@ class EmbeddedTrainer:
             await self.store.release_leases(self.owner)
 
     async def step(self) -> StepReport | None:
-        """One update attempt, or None while no batch of usable turns is ready."""
+        """One update attempt, or None while no batch of usable turns is ready.
+
+        Raises TrainerError after a step that failed half-way: the weights in memory may be ahead of
+        every checkpoint, so only a new `open` can go on.
+        """
+        if self._unfinished:
+            raise TrainerError("an earlier step failed half-way; open the trainer again")
         started = time.perf_counter()
         samples = await self._lease()
         if samples is None:
             return None
         leased = time.perf_counter()
+        self._unfinished = True
         staleness = [self.version - sample.oldest_version for sample in samples]
         report = await in_thread(self._thread, self.updater.update, samples, self.manifest.step)
         self._attempts += 1
-        seconds = {"seconds/lease": leased - started}
+        seconds = {
+            "seconds/wait": started - self._idle_since,
+            "seconds/lease": leased - started,
+        }
         if report.skipped is not None:
             await self._skip(samples, report.skipped)
         else:
             seconds |= await self._commit(samples, staleness, report)
-        metrics = self._record(
-            report, staleness, seconds | {"seconds/step": time.perf_counter() - started}
+        self._unfinished = False
+        self._idle_since = time.perf_counter()
+        seconds["seconds/step"] = self._idle_since - started
+        metrics = (
+            step_metrics(report, manifest=self.manifest, staleness=staleness, seconds=seconds)
+            | self._counters()
         )
+        # A skipped attempt has no step of its own and therefore no point on the curves.
+        self._metrics.write(metrics, self.manifest.step if report.skipped is None else None)
         return StepReport(
             version=None if report.skipped else self.version,
             skipped=report.skipped,
@@ -230,19 +240,17 @@ class EmbeddedTrainer:
     ) -> dict[str, float]:
         """Checkpoint, store, engines, in this order. Returns the seconds of each."""
         begun = time.perf_counter()
+        results = trained_results(samples, staleness, report)
         version = max(await self.store.next_version(), self.checkpoints.highest_version() + 1)
-        manifest = await in_thread(
-            self._thread, self._write_checkpoint, version, samples, staleness
-        )
+        manifest = await in_thread(self._thread, self._write_checkpoint, version, results)
         written = time.perf_counter()
-        results = [
-            _sample_result(sample, age, advantages)
-            for sample, age, advantages in zip(samples, staleness, report.advantages, strict=True)
-        ]
         await self.store.commit_step(
             version=manifest.policy_version(self.checkpoints.name(manifest)), results=results
         )
         self.manifest = manifest
+        for sample in samples:
+            if sample.turn_id not in manifest.turn_ids:
+                await self.store.drop(self.owner, sample.turn_id, DropReason.NONFINITE_GRADIENT)
         committed = time.perf_counter()
         await self.publisher.publish(self.checkpoints.weights_path(manifest), version)
         published = time.perf_counter()
@@ -254,16 +262,14 @@ class EmbeddedTrainer:
             "seconds/prune": time.perf_counter() - published,
         }
 
-    def _write_checkpoint(
-        self, version: int, samples: Sequence[ReadySample], staleness: Sequence[int]
-    ) -> Manifest:
+    def _write_checkpoint(self, version: int, results: Sequence[SampleResult]) -> Manifest:
         return self.checkpoints.write(
             self.updater.policy,
             self.updater.optimizer,
             parent=self.manifest,
             version=version,
-            turn_ids=[sample.turn_id for sample in samples],
-            staleness=staleness,
+            turn_ids=[result.turn_id for result in results],
+            staleness=[result.staleness for result in results],
         )
 
     async def _skip(self, samples: Sequence[ReadySample], reason: DropReason) -> None:
@@ -278,26 +284,13 @@ class EmbeddedTrainer:
         served = [version for version in self.publisher.served.values() if version is not None]
         self.checkpoints.prune({*self._recent, *served})
 
-    def _record(
-        self, report: UpdateReport, staleness: Sequence[int], seconds: dict[str, float]
-    ) -> dict[str, Any]:
-        metrics: dict[str, Any] = {
-            "time": time.time(),
-            "step": self.manifest.step,
-            "version": self.version,
+    def _counters(self) -> dict[str, int]:
+        """Since this process began."""
+        return {
             "update_attempts": self._attempts,
-            "skipped": report.skipped.value if report.skipped else None,
             "guard/skipped_noise": self._skipped[DropReason.BELOW_NOISE],
             "guard/skipped_nonfinite": self._skipped[DropReason.NONFINITE_GRADIENT],
-            "staleness_min": min(staleness),
-            "staleness_mean": sum(staleness) / len(staleness),
-            "staleness_max": max(staleness),
-            **report.metrics,
-            **seconds,
         }
-        # A skipped attempt has no step of its own and therefore no point on the curves.
-        self._metrics.write(metrics, self.manifest.step if report.skipped is None else None)
-        return metrics
 
     async def _housekeeping(self) -> None:
         """Now and then: expire what became stale, repair engines that serve something else."""
@@ -325,17 +318,6 @@ class EmbeddedTrainer:
 
     def _finished(self) -> bool:
         return self.config.max_steps is not None and self.manifest.step >= self.config.max_steps
-
-
-def _sample_result(sample: ReadySample, staleness: int, advantages: np.ndarray) -> SampleResult:
-    finite = advantages[np.isfinite(advantages)]
-    return SampleResult(
-        turn_id=sample.turn_id,
-        staleness=staleness,
-        advantage_mean=float(finite.mean()) if finite.size else float("nan"),
-        advantage_abs_max=float(np.abs(finite).max()) if finite.size else float("nan"),
-        advantages=advantages,
-    )
 
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:

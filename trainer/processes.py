@@ -178,4 +178,7 @@ def _begin(config_file: Path, overrides: list[str], exit_with_parent: bool) -> R
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    # One line for each request of a judge would bury everything else.
+    for name in ("httpx", "httpx2", "openai"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     return run_config.load(config_file, overrides)

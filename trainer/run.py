@@ -19,6 +19,8 @@ from trainer import run_config
 from trainer.run_config import EngineConfig, RunConfig
 from trainer.supervisor import Supervisor, free_ports
 
+CALIBRATION_FILE = "calibration.json"
+"""Written by the trainer once its engines agree with it: from then on it trains."""
 ENGINE_START_S = 300.0
 """A large model takes minutes to load; a wrong one fails at once."""
 
@@ -62,16 +64,27 @@ class Run:
         from.
         """
         proxy = self.config.proxy
+        # One that an earlier start left behind would say "ready" too early.
+        (self.folder / CALIBRATION_FILE).unlink(missing_ok=True)
         await asyncio.gather(
             self._start("proxy", "proxy", _answers(f"http://{proxy.host}:{proxy.port}/healthz")),
             self.supervisor.start(
                 "judge", [*self._judge_command, "--config", str(self._config_file)], _at_once, 60
             ),
-            self._start("train", "trainer", self._trainer_ready),
+            self._start(
+                "train",
+                "trainer",
+                self._trainer_ready,
+                may_finish=self.config.trainer.max_steps is not None,
+            ),
         )
 
+    async def stop_loop(self) -> None:
+        """Stop what records and trains; the engines go on serving."""
+        await self.supervisor.stop("proxy", "judge", "trainer")
+
     async def _trainer_ready(self) -> bool:
-        return (self.folder / "calibration.json").exists()
+        return (self.folder / CALIBRATION_FILE).exists()
 
     async def _start_engine(self, role: str, engine: EngineConfig) -> None:
         ready = _answers(f"{engine.base_url}/health")
@@ -82,9 +95,16 @@ class Run:
         elif not await ready():
             raise run_config.ConfigError(f"{role}.url: no engine answers at {engine.url}/health")
 
-    async def _start(self, command: str, name: str, ready: Callable[[], Awaitable[bool]]) -> None:
+    async def _start(
+        self,
+        command: str,
+        name: str,
+        ready: Callable[[], Awaitable[bool]],
+        *,
+        may_finish: bool = False,
+    ) -> None:
         arguments = ["-m", "trainer.cli", command, "--config", str(self._config_file)]
-        await self.supervisor.start(name, arguments, ready, ENGINE_START_S)
+        await self.supervisor.start(name, arguments, ready, ENGINE_START_S, may_finish=may_finish)
 
 
 def assign_ports(config: RunConfig) -> RunConfig:

@@ -16,13 +16,13 @@ from typing import Any
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from rollout_bridge.embedded.config import EmbeddedEngineConfig
-from rollout_bridge.engine.config import EngineClientConfig
 
 from api_proxy.config import ProxyConfig
 from judge.config import JudgeConfig
 from records.config import StoreConfig
 from rollout_bridge.config import RendererConfig, ScoringConfig
+from rollout_bridge.embedded.config import EmbeddedEngineConfig
+from rollout_bridge.engine.config import EngineClientConfig
 from trainer.config import TrainerConfig
 from trainer.errors import StartupError
 

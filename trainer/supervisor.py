@@ -35,6 +35,8 @@ class Child:
     argv: list[str]
     ready: Callable[[], Awaitable[bool]]
     log: Path
+    may_finish: bool = False
+    watcher: asyncio.Task[None] | None = None
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     starts: list[float] = field(default_factory=list)
@@ -50,8 +52,6 @@ class Supervisor:
         self._max_restarts = max_restarts_a_minute
         self._stop_timeout_s = stop_timeout_s
         self._children: list[Child] = []
-        self._watchers: list[asyncio.Task[None]] = []
-        self._stopping = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(
@@ -60,25 +60,35 @@ class Supervisor:
         arguments: list[str],
         ready: Callable[[], Awaitable[bool]],
         timeout_s: float,
+        *,
+        may_finish: bool = False,
     ) -> None:
         """Run `python ARGUMENTS` as a child and wait until `ready` says so.
 
-        Raises ChildFailed when it ends or is not ready within `timeout_s` seconds.
+        A child that `may_finish` is not started again after it ended with status 0. Raises
+        ChildFailed when it ends or is not ready within `timeout_s` seconds.
         """
         argv = [sys.executable, *arguments, "--exit-with-parent"]
-        child = Child(name=name, argv=argv, ready=ready, log=self._logs / f"{name}.log")
+        child = Child(
+            name=name,
+            argv=argv,
+            ready=ready,
+            log=self._logs / f"{name}.log",
+            may_finish=may_finish,
+        )
         self._children.append(child)
         await self._spawn(child)
         await self._wait_ready(child, timeout_s)
-        self._watchers.append(asyncio.create_task(self._watch(child)))
+        child.watcher = asyncio.create_task(self._watch(child))
 
-    async def stop(self) -> None:
-        """SIGTERM in reverse order of start, SIGKILL for what outlives the timeout."""
-        self._stopping = True
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
-        for child in reversed(self._children):
+    async def stop(self, *names: str) -> None:
+        """Stop the named children, or all: SIGTERM in reverse order, SIGKILL after the timeout."""
+        chosen = [child for child in self._children if not names or child.name in names]
+        for child in chosen:
+            if child.watcher is not None:
+                child.watcher.cancel()
+                await asyncio.gather(child.watcher, return_exceptions=True)
+        for child in reversed(chosen):
             await self._stop_child(child)
 
     def pids(self) -> dict[str, int]:
@@ -114,9 +124,11 @@ class Supervisor:
         raise ChildFailed(f"{child.name} was not ready after {timeout_s:.0f} s; {tail(child.log)}")
 
     async def _watch(self, child: Child) -> None:
-        while not self._stopping:
+        while True:
             assert child.process is not None
-            await child.process.wait()
+            status = await child.process.wait()
+            if status == 0 and child.may_finish:
+                return
             recent = [start for start in child.starts if time.monotonic() - start < 60]
             if len(recent) > self._max_restarts:
                 if not self.failed.done():

@@ -223,8 +223,11 @@ class Updater:
                 f"the trainer; max_nonfinite_frac is {self.config.max_nonfinite_frac}"
             )
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.config.grad_clip))
+        if tokens == 0:
+            # Every token was dropped: momentum alone would still move the weights.
+            return DropReason.NONFINITE_GRADIENT, norm
         floor = self.config.noise_floor_factor * self.noise
-        if total.sums["adv_abs"] / max(tokens, 1.0) < floor:
+        if total.sums["adv_abs"] / tokens < floor:
             return DropReason.BELOW_NOISE, norm
         if not math.isfinite(norm):
             return DropReason.NONFINITE_GRADIENT, norm

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from renderers import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from examples.tool_lab.corpus import rows
+from examples.tool_lab.corpus import Mix, rows
 from examples.tool_lab.tokenizer import texts_for_tokenizer, train_tokenizer
 from examples.tool_lab.training import TrainingPlan, encode_rows, model_config, token_id, train
 
@@ -43,40 +45,82 @@ def renderer_of(tokenizer: Any) -> Qwen3Renderer:
     return Qwen3Renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False))
 
 
-def build(out: Path, seed: int, plan: TrainingPlan, num_rows: int, save_every: int) -> None:
-    """Make the corpus and the tokenizer, train, and save; a progress line with the time left about
-    every 10 s.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A part of the training: how many rows of which mix, and the optimiser's plan on them."""
+
+    num_rows: int
+    mix: Mix
+    plan: TrainingPlan
+
+
+# Copying appears suddenly after about 700 steps; only then can hints and transcripts be learned well.
+PHASES = (
+    Phase(num_rows=30_000, mix=Mix(), plan=TrainingPlan(steps=2800, stop_after=1500)),
+    Phase(
+        num_rows=36_000,
+        mix=Mix(agent=0.24, hinted=0.28, judge=0.40, copy=0.08, hinted_weight=2.0),
+        plan=TrainingPlan(
+            steps=1800,
+            peak_learning_rate=1.5e-3,
+            rows_per_step=(("agent", 10), ("judge", 7), ("copy", 2)),
+        ),
+    ),
+)
+
+
+def build(out: Path, seed: int, phases: Sequence[Phase], start: Path | None, save_every: int):
+    """Make the tokenizer and train phase by phase; a line with the time left every 25 steps.
+
+    With `start`, a folder that an earlier build saved, its model and tokenizer are continued.
     """
     torch.manual_seed(seed)
-    print(f"tokenizer from {TOKENIZER_ROWS} rows", flush=True)
-    tokenizer = train_tokenizer(texts_for_tokenizer(rows(seed, TOKENIZER_ROWS)))
-    renderer = renderer_of(tokenizer)
+    if start is None:
+        print(f"tokenizer from {TOKENIZER_ROWS} rows", flush=True)
+        tokenizer = train_tokenizer(texts_for_tokenizer(rows(seed, TOKENIZER_ROWS)))
+        model = Qwen3ForCausalLM(model_config(tokenizer))
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(start)
+        model = Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    for number, phase in enumerate(phases):
+        train_phase(model, tokenizer, phase, seed + number + 1, out, save_every)
+    save(model, tokenizer, out)
+
+
+def train_phase(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    phase: Phase,
+    seed: int,
+    out: Path,
+    save_every: int,
+) -> None:
+    """Make the phase's rows and train on them."""
+    source = rows(seed, phase.num_rows, phase.mix)
     data = encode_rows(
-        renderer, rows(seed + 1, num_rows), progress("rows", num_rows, time.monotonic())
+        renderer_of(tokenizer), source, progress("rows", phase.num_rows, time.monotonic())
     )
     for family, family_data in sorted(data.items()):
         mean = sum(len(row.ids) for row in family_data.rows) / len(family_data.rows)
         prefix = len(family_data.prefix)
         print(f"{family}: {len(family_data.rows)} rows, prefix {prefix}, mean {mean:.0f}")
-    model = Qwen3ForCausalLM(model_config(tokenizer))
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    total = phase.plan.stop_after or phase.plan.steps
     smooth: dict[str, float] = {}
 
     def report(step: int, losses: dict[str, float], seconds: float) -> None:
         for family, loss in losses.items():
             smooth[family] = 0.95 * smooth.get(family, loss) + 0.05 * loss
         done = step + 1
-        if done % 25 == 0 or done == plan.steps:
-            left = seconds / done * (plan.steps - done)
+        if done % 25 == 0 or done == total:
+            left = seconds / done * (total - done)
             shown = "  ".join(f"{family} {loss:.3f}" for family, loss in smooth.items())
-            print(
-                f"step {done}/{plan.steps}  {shown}  {seconds:.0f} s, {left:.0f} s left", flush=True
-            )
+            times = f"{seconds:.0f} s, {left:.0f} s left in this phase"
+            print(f"step {done}/{total}  {shown}  {times}", flush=True)
         if save_every and done % save_every == 0:
             save(model, tokenizer, out)
 
-    train(model, data, plan, seed, report)
-    save(model, tokenizer, out)
+    train(model, data, phase.plan, seed, report)
 
 
 def progress(what: str, total: int, started: float):
@@ -99,14 +143,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=TrainingPlan().steps)
-    parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=0, help="also save each N steps")
+    parser.add_argument("--start", type=Path, help="continue from this folder's model")
+    parser.add_argument("--phase", type=int, default=0, help="the first phase to train (0 is all)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    plan = TrainingPlan(steps=arguments.steps)
-    build(arguments.out, arguments.seed, plan, arguments.rows, arguments.save_every)
+    phases = PHASES[arguments.phase :]
+    build(arguments.out, arguments.seed, phases, arguments.start, arguments.save_every)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,17 @@ REQUEST_KINDS = ("weather", "hotels", "book", "money")
 FIX_HINTS = ("Use the {key} {value}.", "Set {key} to {value}.", "Use {key} {value} in the call.")
 # Weather and hotels carry the preferences that the lab trains; they deserve the larger share.
 REQUEST_WEIGHTS = (3, 3, 2, 2)
-FAMILIES = {"agent": 0.34, "hinted": 0.16, "judge": 0.38, "copy": 0.12}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """Shares of the kinds of rows, and the loss weight of the turns that a hint decides."""
+
+    agent: float = 0.34
+    hinted: float = 0.16
+    judge: float = 0.38
+    copy: float = 0.12
+    hinted_weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +105,7 @@ def _reply(
     return response, None
 
 
-def hinted_row(rng: random.Random) -> Row:
+def hinted_row(rng: random.Random, weight: float = 1.0) -> Row:
     """A conversation whose last user message carries a hint; all assistant turns after it follow
     the hint.
     """
@@ -108,13 +118,13 @@ def hinted_row(rng: random.Random) -> Row:
         if not episode.observe(scripted_reply(episode, rng)):
             break
     if episode.messages[-1]["role"] != "user" or episode.said_farewell:
-        return hinted_row(rng)
+        return hinted_row(rng, weight)
     episode.user.preferences = {}
     index = len(episode.messages) - 1
     hint, values = random_hint(episode, rng)
     weights = {}
     while True:
-        weights[len(episode.messages)] = 1.0
+        weights[len(episode.messages)] = weight
         following = episode.observe(scripted_reply(episode, rng, values))
         if not following or following[-1]["role"] == "user":
             break
@@ -172,13 +182,19 @@ def _copy_item(rng: random.Random) -> str:
     return "".join(rng.choice(string.ascii_uppercase) for _ in range(3))
 
 
-def rows(seed: int, count: int, shares: Mapping[str, float] | None = None) -> Iterator[Row]:
-    """`count` rows, families drawn by `shares`; equal seeds give equal rows."""
+def rows(seed: int, count: int, mix: Mix | None = None) -> Iterator[Row]:
+    """`count` rows, their kinds drawn by `mix`; equal seeds give equal rows."""
     from examples.tool_lab.transcripts import judge_row
 
-    makers = {"agent": agent_row, "hinted": hinted_row, "judge": judge_row, "copy": copy_row}
+    mix = mix or Mix()
+    makers: dict[str, Callable[[random.Random], Row]] = {
+        "agent": agent_row,
+        "hinted": lambda rng: hinted_row(rng, mix.hinted_weight),
+        "judge": judge_row,
+        "copy": copy_row,
+    }
+    shares = [mix.agent, mix.hinted, mix.judge, mix.copy]
     rng = random.Random(seed)
-    shares = shares or FAMILIES
     for _ in range(count):
-        family = rng.choices(list(shares), list(shares.values()))[0]
-        yield makers[family](random.Random(rng.randrange(2**60)))
+        kind = rng.choices(list(makers), shares)[0]
+        yield makers[kind](random.Random(rng.randrange(2**60)))

@@ -14,15 +14,15 @@ class LabConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    updates: int = Field(60, ge=0)
+    updates: int = Field(default=60, ge=0)
     """Steps after which learning ends; steps that a control makes the trainer skip count too."""
-    max_seconds: float = Field(900.0, gt=0)
+    max_seconds: float = Field(default=900.0, gt=0)
     """Learning ends at this age even with fewer updates; the summary says which it was."""
-    sessions_in_flight: int = Field(24, ge=1)
+    sessions_in_flight: int = Field(default=24, ge=1)
     """Conversations that run at the same time."""
-    staleness_eta: int = Field(2, ge=0)
+    staleness_eta: int = Field(default=2, ge=0)
     """Batches that generation may run ahead of training (ALGORITHMS 6.2)."""
-    eval_samples: int = Field(512, ge=1)
+    eval_samples: int = Field(default=512, ge=1)
     """Responses sampled for each preference and each other skill, before and after."""
     hints: HintMode = "judge"
     """What the teacher sees: the judge's hint, or one of the controls that must not teach."""

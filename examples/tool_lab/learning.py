@@ -22,7 +22,7 @@ from records.types import DropReason, TurnState
 from trainer.staleness import admit
 
 POLL_S = 0.25
-CONNECTIONS = 64
+ACCEPTED_STATES = (TurnState.SCORING, TurnState.READY, TurnState.LEASED, TurnState.TRAINED)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,20 +111,26 @@ async def _refresh(state: LearningState, store: Store, batch_size: int) -> None:
     state.drops = await store.drops()
     latest = await store.latest_version()
     state.version = latest.version if latest is not None else 0
-    skipped = state.drops.get(DropReason.BELOW_NOISE, 0) // batch_size
-    trained = state.turns.get(TurnState.TRAINED, 0) // batch_size
-    state.attempts = trained + skipped
+    skipped = state.drops.get(DropReason.BELOW_NOISE, 0)
+    trained = state.turns.get(TurnState.TRAINED, 0)
+    state.attempts = (trained + skipped) // batch_size
 
 
 def _steer(gate: asyncio.Event, state: LearningState, lab: LabConfig, batch_size: int) -> None:
     """Open or close the door for new conversations.
 
-    Counted are the samples that wait for training. Turns whose next state is not judged yet are
-    not: most of them will not be accepted, and counting them would starve the trainer.
+    Counted are the samples that wait for training, and of the turns that are still to be judged as
+    many as will probably be accepted: counting them all would starve the trainer, counting none
+    would let samples go stale.
     """
-    waiting_states = (TurnState.SCORING, TurnState.READY, TurnState.LEASED)
-    waiting = sum(state.turns.get(waiting_state, 0) for waiting_state in waiting_states)
-    if admit(waiting + 1, batch_size, 0, lab.staleness_eta):
+    turns = state.turns
+    accepted = sum(turns.get(kind, 0) for kind in ACCEPTED_STATES)
+    rejected = state.drops.get(DropReason.NO_HINT, 0)
+    # One of each to begin with: no verdict is known yet.
+    accept_rate = (accepted + 1) / (accepted + rejected + 2)
+    waiting = accepted - turns.get(TurnState.TRAINED, 0)
+    expected = waiting + round(accept_rate * turns.get(TurnState.JUDGING, 0))
+    if admit(expected + 1, batch_size, 0, lab.staleness_eta):
         gate.set()
     else:
         gate.clear()

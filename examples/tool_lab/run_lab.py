@@ -1,4 +1,4 @@
-"""The tool lab's run: measure, learn, measure again, and leave a folder that shows what happened."""
+"""The tool lab's run: measure, learn, measure again, leave a folder that shows what happened."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MODEL = Path(__file__).parent / "model"
 LAB_VALUES: dict[str, Any] = {
     # The lab's model never thinks; its template closes an empty thought before each answer.
     "renderer": {"name": "qwen3", "enable_thinking": False},
-    "judge": {"votes": 3, "max_tokens": 48, "loop": {"max_in_flight": 24}},
-    "trainer": {"learning_rate": 2e-4},
+    "judge": {"votes": 3, "max_tokens": 48, "loop": {"concurrency": 24}},
+    "trainer": {"learning_rate": 2e-4, "micro_batch_tokens": 2048},
 }
 
 
@@ -41,7 +41,8 @@ def run(
     """
     folder.mkdir(parents=True, exist_ok=False)
     values = merge(single_machine(str(MODEL), folder), LAB_VALUES)
-    values = merge(values, {"seed": lab.seed, "trainer": {"seed": lab.seed}})
+    ends = {"max_steps": lab.updates} if lab.updates else {}
+    values = merge(values, {"seed": lab.seed, "trainer": {"seed": lab.seed, **ends}})
     values["proxy"] = {"port": 0}
     config = resolve(values, config_file, overrides)
     (folder / "lab.toml").write_text(tomli_w.dumps(lab.model_dump()), encoding="utf-8")
@@ -68,6 +69,7 @@ async def _run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any
         await processes.start_loop()
         timings["starting the loop"] = time.monotonic() - loop_started
         state = await _learn(console, config, lab, store, processes, timings)
+        await processes.stop_loop()
         after = await _measure(console, "after", engine, rendering, lab, timings)
         timings["everything"] = time.monotonic() - started
         summary = await build_summary(config, lab, store, state, before, after, timings)

@@ -1,4 +1,4 @@
-"""What the lab shows in the terminal while it works: bars with time left, and the counts that move."""
+"""What the lab shows in the terminal while it works: bars with time left, counts that move."""
 
 from __future__ import annotations
 

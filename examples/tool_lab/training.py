@@ -179,7 +179,8 @@ def shared_prefix_cache(
 class TrainingPlan:
     """Steps, learning rate (cosine with warm-up), rows of each family in a step."""
 
-    steps: int = 3500
+    steps: int
+    stop_after: int | None = None
     peak_learning_rate: float = 2e-3
     warmup_steps: int = 100
     weight_decay: float = 0.05
@@ -214,7 +215,7 @@ def train(
     )
     model.train()
     started = time.monotonic()
-    for step in range(plan.steps):
+    for step in range(plan.stop_after or plan.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(plan, step)
         optimizer.zero_grad(set_to_none=True)

@@ -29,8 +29,8 @@ KIND_WEIGHTS = {
     "declined": 3.0,
     "corrected": 3.0,
     "complaint": 2.0,
-    "content": 2.0,
-    "moved_on": 2.0,
+    "content": 4.0,
+    "moved_on": 4.0,
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.embedded.errors import UnsupportedModel, WeightsRejected
@@ -21,6 +22,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 def load_model(config: EmbeddedEngineConfig) -> PreTrainedModel:
     """The model in evaluation mode on its device; raises UnsupportedModel with the reason."""
+    # An engine's output is a log file or a pipe.
+    transformers_logging.disable_progress_bar()
     device = torch.device(config.device)
     automatic = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = _DTYPES.get(config.dtype, automatic)
@@ -30,7 +33,7 @@ def load_model(config: EmbeddedEngineConfig) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         raise UnsupportedModel(f"cannot load the model '{config.model}': {error}") from error
-    return model.to(device).eval()
+    return model.to(device).eval()  # type: ignore[arg-type]
 
 
 def load_tokenizer(config: EmbeddedEngineConfig) -> Any:
@@ -114,7 +117,7 @@ def _read_tensors(path: str) -> dict[str, torch.Tensor]:
 def _converted_tensors(model: PreTrainedModel, path: str) -> dict[str, torch.Tensor]:
     """For architectures that are stored under other names than they are computed with."""
     try:
-        loaded, report = type(model).from_pretrained(
+        loaded, report = type(model).from_pretrained(  # type: ignore[misc]
             path, dtype=model.dtype, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:

@@ -103,8 +103,3 @@ class EngineRequest:
     def num_tokens(self) -> int:
         """Prompt and response so far."""
         return len(self.input_ids) + len(self.output_ids)
-
-    @property
-    def needs_score(self) -> bool:
-        """Input log-probs are wanted and not there yet."""
-        return self.score_from is not None and not self.input_logprobs

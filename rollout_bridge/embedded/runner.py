@@ -30,7 +30,7 @@ class ModelRunner:
         self.model = model
         self.context_length = context_length
         self.device = model.device
-        self.vocab_size = int(model.get_input_embeddings().num_embeddings)
+        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr]
         self._masked = torch.finfo(model.dtype).min
         self._positions_L = torch.arange(0, device=self.device)
 

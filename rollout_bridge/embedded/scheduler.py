@@ -6,7 +6,7 @@ one decode step for all running requests. Running requests hold rows 0..n-1 of t
 takes the next row, and when one ends the last row moves into its place. Prefill stops before the
 last token: that one goes through the decode step, so there is one place where tokens are sampled.
 
-It does not know HTTP; tensors are left to the runner and the sampler.
+It does not know HTTP; tensors are left to the rows and the sampler.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 
-from rollout_bridge.embedded.kv_cache import RowCache
-from rollout_bridge.embedded.prefix_cache import Match, PrefixCache
+from rollout_bridge.embedded.prefix_cache import Match
 from rollout_bridge.embedded.request import EngineRequest, Finish
-from rollout_bridge.embedded.runner import ModelRunner
-from rollout_bridge.embedded.sampling import Sampler, top_logprobs
+from rollout_bridge.embedded.rows import Rows
+from rollout_bridge.embedded.sampling import Sampler
 from rollout_bridge.embedded.text import StopStrings
 
 _EXPECTED_RESPONSE = 256
@@ -38,9 +37,7 @@ class Scheduler:
     def __init__(
         self,
         *,
-        runner: ModelRunner,
-        cache: RowCache,
-        prefixes: PrefixCache,
+        rows: Rows,
         sampler: Sampler,
         tokenizer: Any,
         version: str,
@@ -53,9 +50,7 @@ class Scheduler:
         self.running: list[EngineRequest] = []
         self.waiting: deque[EngineRequest] = deque()
         self.to_score: deque[EngineRequest] = deque()
-        self._runner = runner
-        self._cache = cache
-        self._prefixes = prefixes
+        self._rows = rows
         self._sampler = sampler
         self._tokenizer = tokenizer
         self._max_batch = max_batch
@@ -95,7 +90,12 @@ class Scheduler:
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request."""
-        (self.to_score if request.needs_score else self.waiting).append(request)
+        if request.score_from is not None:
+            self.to_score.append(request)
+        elif request.sampling.max_new_tokens == 0:
+            self._finish(request, Finish(kind="length"))
+        else:
+            self.waiting.append(request)
 
     def abort(self, rid: str | None) -> None:
         """End one request (with those of its batch), or all if None; unknown ids are ignored."""
@@ -123,7 +123,7 @@ class Scheduler:
         """
         load()
         affected = len(self.running)
-        self._prefixes.clear()
+        self._rows.forget()
         if keep and self.paused:
             for request in self.running:
                 request.kv_is_current = False
@@ -134,7 +134,7 @@ class Scheduler:
 
     def flush(self) -> None:
         """Forget cached prefixes."""
-        self._prefixes.clear()
+        self._rows.forget()
 
     # The loop's parts.
 
@@ -152,10 +152,16 @@ class Scheduler:
             if item is None:
                 return False
             function, future = item
+            # A caller that left (its client closed the connection) still gets its work done.
+            awaited = future.set_running_or_notify_cancel()
             try:
-                future.set_result(function())
-            except Exception as error:  # noqa: BLE001 - handed to the caller, who knows
-                future.set_exception(error)
+                result = function()
+            except Exception as error:  # Whatever it is, it belongs to the caller.
+                if awaited:
+                    future.set_exception(error)
+            else:
+                if awaited:
+                    future.set_result(result)
 
     def _start_waiting(self) -> None:
         """Prefill waiting requests, in order of arrival, and let them run."""
@@ -165,15 +171,14 @@ class Scheduler:
             if not group:
                 return
             sequences = [_sequence(request)[:-1] for request, _ in group]
-            first_row = len(self.running)
-            budget -= self._prefill([match for _, match in group], sequences, first_row)
-            for row, (request, match) in enumerate(group, start=first_row):
+            matches = [match for _, match in group]
+            budget -= self._rows.prefill(len(self.running), sequences, matches)
+            for request, match in group:
                 if self._sequence_is_prompt(request):
                     request.cached_tokens = match.num_tokens
                 request.kv_is_current = True
                 if request.sampling.stop:
                     self._stop_strings[request] = StopStrings(self._tokenizer, request)
-                assert row == len(self.running)
                 self.running.append(request)
             self._rows_changed = True
 
@@ -189,13 +194,13 @@ class Scheduler:
         longest_row = max((_reserved(request) for request in self.running), default=0)
         longest_rest = 0
         for request in list(self.waiting)[:room]:
-            match = self._prefixes.match(_sequence(request)[:-1])
+            match = self._rows.match(_sequence(request)[:-1])
             rest = request.num_tokens - 1 - match.num_tokens
             longest_row = max(longest_row, _reserved(request))
             longest_rest = max(longest_rest, rest)
             too_many = group and longest_rest * (len(group) + 1) > budget
             rows = len(self.running) + len(group) + 1
-            if too_many or not self._cache.fits(rows, longest_row):
+            if too_many or not self._rows.fits(rows, longest_row):
                 break
             if match.next_key is not None:
                 if match.next_key in pending:
@@ -204,20 +209,6 @@ class Scheduler:
             self.waiting.remove(request)
             group.append((request, match))
         return group
-
-    def _prefill(self, matches: list[Match], sequences: list[list[int]], first_row: int) -> int:
-        """Known prefixes copied, the rest computed, whole blocks remembered; returns the work."""
-        starts = [match.num_tokens for match in matches]
-        length = self._runner.padded_length(sequences, starts)
-        self._cache.ensure(first_row + len(matches), length + 1, num_used=first_row)
-        for row, match in enumerate(matches, start=first_row):
-            self._prefixes.load(match, self._cache, row)
-        work = (length - max(starts)) * len(sequences)
-        if work:
-            self._runner.prefill(self._cache, first_row, sequences, starts)
-            for row, sequence in enumerate(sequences, start=first_row):
-                self._prefixes.insert(sequence, self._cache, row)
-        return work
 
     def _score_waiting(self) -> None:
         """Input log-probs of one group of requests, on the rows after the running ones."""
@@ -228,22 +219,11 @@ class Scheduler:
             longest = max(longest, self.to_score[0].num_tokens)
             rows = len(self.running) + len(group) + 1
             crowded = longest * (len(group) + 1) > self._max_prefill_tokens
-            if group and (crowded or not self._cache.fits(rows, max(longest, self._longest))):
+            if group and (crowded or not self._rows.fits(rows, max(longest, self._longest))):
                 break
             group.append(self.to_score.popleft())
-        first_row = len(self.running)
-        starts = [request.score_from or 1 for request in group]
-        contexts = [r.input_ids[: start - 1] for r, start in zip(group, starts, strict=True)]
-        matches = [self._prefixes.match(context) for context in contexts]
-        self._prefill(matches, contexts, first_row)
-        sequences = [request.input_ids for request in group]
-        length = self._runner.padded_length(sequences, [start - 1 for start in starts])
-        self._cache.ensure(first_row + len(group), length + 1, num_used=first_row + len(group))
-        for chunk in self._runner.score(self._cache, first_row, sequences, starts):
-            for row, request in enumerate(group):
-                _record_scores(request, chunk[0][row], chunk[1][row], chunk[2][row])
-        for request, match in zip(group, matches, strict=True):
-            request.cached_tokens = match.num_tokens
+        self._rows.score(len(self.running), group)
+        for request in group:
             if request.sampling.max_new_tokens == 0:
                 self._finish(request, Finish(kind="length"))
             else:
@@ -255,14 +235,11 @@ class Scheduler:
             self._use_rows()
         if not self.running:
             return
-        while not self._cache.fits(len(self.running), self._longest + 1):
+        while not self._rows.fits(len(self.running), self._longest + 1):
             self._retract_from(len(self.running) - 1)
             self._use_rows()
-        self._cache.ensure(len(self.running), self._longest + 1, num_used=len(self.running))
-        logits_B1V = self._runner.forward(
-            self._cache, 0, self._tokens_B1, self._positions_B1, self._longest + 1, logits_to_keep=1
-        )
-        ids_B, logprobs_B = self._sampler.sample(logits_B1V[:, -1])
+        logits_BV = self._rows.decode(self._tokens_B1, self._positions_B1, self._longest + 1)
+        ids_B, logprobs_B = self._sampler.sample(logits_BV)
         self._tokens_B1 = ids_B[:, None]
         self._positions_B1 += 1
         self._longest += 1
@@ -296,11 +273,11 @@ class Scheduler:
         if request in self.running:
             row = self.running.index(request)
             if request.kv_is_current:
-                self._prefixes.insert(_sequence(request)[:-1], self._cache, row)
+                self._rows.remember(_sequence(request)[:-1], row)
             last = len(self.running) - 1
             if row != last:
                 moved = self.running[last]
-                self._cache.move(last, row, moved.num_tokens)
+                self._rows.move(last, row, moved.num_tokens)
                 self.running[row] = moved
             self.running.pop()
             self._rows_changed = True
@@ -321,7 +298,7 @@ class Scheduler:
 
     def _use_rows(self) -> None:
         """Tensors of the next step for the rows as they are now."""
-        device = self._runner.device
+        device = self._rows.device
         lengths = [request.num_tokens - 1 for request in self.running]
         last = [_last_token(request) for request in self.running]
         self._tokens_B1 = torch.tensor(last, device=device, dtype=torch.long)[:, None]
@@ -345,23 +322,3 @@ def _last_token(request: EngineRequest) -> int:
 def _reserved(request: EngineRequest) -> int:
     left = request.sampling.max_new_tokens - len(request.output_ids)
     return request.num_tokens + min(left, _EXPECTED_RESPONSE)
-
-
-def _record_scores(
-    request: EngineRequest, logits_TV: torch.Tensor, norms_T: torch.Tensor, positions: range
-) -> None:
-    """Append the log-probs of the tokens at `positions`, which the first columns predict."""
-    count = len(positions)
-    if count == 0:
-        return
-    targets = torch.tensor(
-        request.input_ids[positions.start : positions.stop], device=norms_T.device
-    )
-    logits_TV, norms_T = logits_TV[:count], norms_T[:count]
-    chosen_T = logits_TV.gather(1, targets[:, None])[:, 0] - norms_T
-    request.input_logprobs.extend(chosen_T.tolist())
-    if request.num_top:
-        request.input_top.extend(top_logprobs(logits_TV - norms_T[:, None], request.num_top))
-    if request.token_ids:
-        columns = logits_TV[:, list(request.token_ids)] - norms_T[:, None]
-        request.input_chosen.extend(columns.tolist())

@@ -260,7 +260,7 @@ class EngineClient:
         retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self.config.attempts),
             wait=tenacity.wait_exponential_jitter(
-                initial=self.config.retry_wait_s,
+                multiplier=self.config.retry_wait_s,
                 max=self.config.retry_wait_max_s,
                 jitter=self.config.retry_wait_s,
             ),

@@ -33,6 +33,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -71,6 +72,8 @@ class SamplingParams:
             wire["frequency_penalty"] = self.frequency_penalty
         if self.presence_penalty:
             wire["presence_penalty"] = self.presence_penalty
+        if self.ignore_eos:
+            wire["ignore_eos"] = True
         if self.stop:
             wire["stop"] = list(self.stop)
         if self.stop_token_ids:

@@ -117,6 +117,15 @@ def test_short_answer_without_agreeing_history_is_no_evidence() -> None:
     assert link_by_fingerprint(history, 1, [candidate], None).how == "none"
 
 
+def test_text_does_not_link_to_a_session_of_another_name() -> None:
+    text = "This is a long answer that two users happen to have got."
+    history = [user("q"), assistant(text), user("ok")]
+    candidate = Candidate(ref=ref("a"), messages=[user("q")])
+    assert link_by_fingerprint(history, 1, [candidate], "another").how == "none"
+    call = [user("q"), calling("call_1"), TOOL_RESULT]
+    assert link_by_fingerprint(call, 1, [candidate], "another").parent is not None
+
+
 def test_tool_call_identifies_its_turn_after_compaction() -> None:
     history = [user("summary"), calling("call_1"), TOOL_RESULT]
     candidate = Candidate(ref=ref("a"), messages=[user("old")])

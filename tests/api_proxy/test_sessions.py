@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from records.types import DropReason, TurnRecord, TurnState
@@ -213,3 +215,15 @@ async def test_null_and_empty_content_are_the_same_message(door: Door, text: str
     result = tool(message["tool_calls"][0], "21")
     await door.say([user("weather?"), echo, result], tools=[WEATHER])
     assert (await again(door, turn)).next_state == [result]
+
+
+async def test_equal_conversations_that_go_on_at_the_same_moment(door: Door) -> None:
+    door.will_say(*["Hello!"] * 4, *["Sure."] * 4)
+    started = [await door.say([user("hi")]) for _ in range(4)]
+    message = started[0][0]
+    replies = [user(f"reply {index}") for index in range(4)]
+    await asyncio.gather(*(door.say([user("hi"), message, reply]) for reply in replies))
+    next_states = [(await again(door, turn)).next_state for _, turn in started]
+    assert sorted(state[0]["content"] for state in next_states) == [
+        reply["content"] for reply in replies
+    ]

@@ -10,6 +10,7 @@ import openai
 import orjson
 import pytest
 
+from api_proxy import responses
 from records.types import DropReason, TurnState
 from rollout_bridge.engine.errors import EngineUnavailable
 from tests.api_proxy.conftest import WEATHER, Door
@@ -169,6 +170,7 @@ async def test_engine_that_dies_in_the_middle_is_continued(door: Door) -> None:
     assert turn.drop_reason is DropReason.UNKNOWN_VERSION
 
 
+@pytest.mark.parametrize("settings", [{"max_continuations": 2}])
 async def test_engine_that_dies_for_good_ends_the_stream_with_an_error(door: Door) -> None:
     door.will_say(door.line("Hello, world!", fail_at=4), *[EngineUnavailable("gone")] * 8)
     data = await events(door, [USER])
@@ -205,6 +207,18 @@ async def test_held_weights_make_requests_wait(door: Door, agent: openai.AsyncOp
     assert not request.done()
     door.engine.gate.set()
     assert (await request).choices[0].message.content == "Hello"
+
+
+async def test_a_long_wait_is_bridged_by_comments(
+    door: Door, agent: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "_KEEP_ALIVE_S", 0.05)
+    door.engine.gate = asyncio.Event()
+    door.will_say("Hello")
+    stream = await agent.chat.completions.create(model="policy", messages=[USER], stream=True)
+    door.engine.gate.set()
+    texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(texts) == "Hello"
 
 
 async def _num_turns(door: Door, count: int) -> bool:

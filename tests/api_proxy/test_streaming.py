@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api_proxy.reply import Delta, Reply
-from api_proxy.streaming import IncrementalText, ReplyAssembler, marker_ids
+from api_proxy.streaming import Detokenizer, IncrementalText, ReplyAssembler
 from rollout_bridge.rendering import Rendering
 from tests.api_proxy.conftest import WEATHER
 
@@ -40,9 +40,8 @@ def encode(rendering: Rendering, text: str) -> list[int]:
 
 def assembler(rendering: Rendering, **options) -> ReplyAssembler:
     return ReplyAssembler(
-        rendering,
+        Detokenizer(rendering),
         prompt_ids=rendering.prompt_ids(USER, [WEATHER]),
-        marker_ids=marker_ids(rendering),
         tools=[WEATHER],
         **options,
     )

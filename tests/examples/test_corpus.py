@@ -1,4 +1,4 @@
-"""The corpus: held-out names never occur, hints are followed, transcripts carry the right verdict."""
+"""The corpus: no held-out names, hints are followed, transcripts carry the right verdict."""
 
 import random
 import re

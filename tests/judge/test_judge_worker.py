@@ -63,18 +63,19 @@ async def judging_turn(store: Store, user: str = "Weather in Oslo?", **options: 
 
 @contextlib.asynccontextmanager
 async def running(worker: JudgeWorker) -> AsyncIterator[None]:
+    """The worker at work; if it fails, so does the body, at once."""
     stop = asyncio.Event()
-    task = asyncio.create_task(worker.run(stop))
-    try:
-        yield
-    finally:
-        stop.set()
-        await task
+    async with asyncio.TaskGroup() as group:
+        group.create_task(worker.run(stop))
+        try:
+            yield
+        finally:
+            stop.set()
 
 
 async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not await condition():  # noqa: ASYNC110 - the store has no event for it
+        while not await condition():
             await asyncio.sleep(0.02)
 
 
@@ -170,7 +171,26 @@ async def test_a_long_conversation_is_shortened_and_the_verdict_counts_it(
     )
 
 
-async def test_a_prompt_that_the_judge_refuses_as_too_long_is_dropped_with_its_votes(
+async def test_a_prompt_that_the_judge_finds_too_long_is_shortened_further(
+    store, judge_server, judge_config, reply
+):
+    judge_server.behave = lambda _n, body: (
+        reply.answer(POSITIVE)
+        if len(body["messages"][1]["content"]) < 4000
+        else reply.error(400, "the maximum context length is 1000 tokens")
+    )
+    history = [{"role": "user", "content": f"{i} " + "word " * 100} for i in range(30)]
+    turn_id = await judging_turn(store, messages=history)
+    await run_until_left_judging(store, JudgeWorker(store, judge_config(), "judge-1"))
+    verdict = await store.verdict_of(turn_id)
+    assert verdict is not None
+    assert verdict.hint is not None
+    assert 0 < verdict.num_omitted < 30
+    shown = judge_server.requests[-1]["messages"][1]["content"]
+    assert f"[{verdict.num_omitted} earlier messages left out]" in shown
+
+
+async def test_a_prompt_that_the_judge_always_finds_too_long_is_dropped_with_its_votes(
     store, judge_server, judge_config, reply
 ):
     judge_server.replies(reply.error(400, "the maximum context length is 5 tokens"))

@@ -1,17 +1,19 @@
-"""A store per test: on SQLite and, where a server answers, on a PostgreSQL database of its own."""
+"""A store without rows per test: on SQLite and, where a server answers, on PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 import asyncpg
 import pytest
+from sqlalchemy.engine import make_url
 
 from records.config import StoreConfig
+from records.models import Base
 from records.store import Store
 
 SERVER = "postgres@127.0.0.1:5432"
@@ -28,37 +30,55 @@ class Clock:
         return self.now
 
 
-async def _execute(statement: str) -> None:
-    connection = await asyncpg.connect(f"postgresql://{SERVER}/test", timeout=3)
+async def _execute(statement: str, database: str = "test") -> None:
+    connection = await asyncpg.connect(f"postgresql://{SERVER}/{database}", timeout=3)
     try:
         await connection.execute(statement)
     finally:
         await connection.close()
 
 
-@cache
-def _postgresql_trouble() -> str | None:
+@contextmanager
+def new_database() -> Iterator[str]:
+    """The URL of an empty database that is dropped afterwards; skips the test without a server."""
+    name = f"records_{uuid4().hex}"
     try:
-        asyncio.run(_execute("SELECT 1"))
+        asyncio.run(_execute(f"CREATE DATABASE {name}"))
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:
-        return f"no PostgreSQL server at {SERVER}: {error}"
-    return None
+        pytest.skip(f"no PostgreSQL server at {SERVER}: {error}")
+    try:
+        yield f"postgresql+asyncpg://{SERVER}/{name}"
+    finally:
+        asyncio.run(_execute(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """The PostgreSQL database of this test session; `config` empties it after each test."""
+    with new_database() as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreConfig]:
-    """The configuration of a new, empty database."""
+    """The configuration of a database without rows."""
     if request.param == "sqlite":
         yield StoreConfig.sqlite(tmp_path / "records.db")
         return
-    if trouble := _postgresql_trouble():
-        pytest.skip(trouble)
-    name = f"records_{uuid4().hex}"
-    asyncio.run(_execute(f"CREATE DATABASE {name}"))
-    try:
-        yield StoreConfig(url=f"postgresql+asyncpg://{SERVER}/{name}")
-    finally:
-        asyncio.run(_execute(f"DROP DATABASE {name} WITH (FORCE)"))
+    url = request.getfixturevalue("server_url")
+    yield StoreConfig(url=url)
+    tables = ", ".join(Base.metadata.tables)
+    asyncio.run(_execute(f"TRUNCATE {tables}", make_url(url).database or ""))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreConfig]:
+    """The configuration of a database without tables."""
+    if request.param == "sqlite":
+        yield StoreConfig.sqlite(tmp_path / "records.db")
+        return
+    with new_database() as url:
+        yield StoreConfig(url=url)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A writing process is killed in the middle; what it acknowledged is there, and nothing is half there."""
+"""A writing process is killed; what it acknowledged is there, and nothing is half there."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_killed_writer_loses_nothing_that_it_acknowledged(config: StoreC
         assert {turn.state for turn in turns} == {TurnState.JUDGING}
         whole = await store._read(
             lambda connection: [
-                connection.scalar(select(func.count()).select_from(table))
+                connection.execute(select(func.count()).select_from(table)).scalar_one()
                 for table in (TurnRow, TokensRow)
             ]
         )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,20 @@ from tests.records.builders import recorded
 MIGRATIONS = Path(records.__file__).parent / "migrations"
 
 
-async def test_an_empty_database_gets_the_schema_of_the_models(store: Store) -> None:
+@pytest.fixture
+async def fresh(empty_config: StoreConfig) -> AsyncIterator[Store]:
+    """A store on a database that was empty."""
+    async with await Store.open(empty_config) as store:
+        yield store
+
+
+async def test_an_empty_database_gets_the_schema_of_the_models(fresh: Store) -> None:
     def differences(connection: Connection) -> list:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         return compare_metadata(context, Base.metadata)
 
-    assert await store.writer.run(schema.current_revision) == schema.HEAD
-    assert await store.writer.run(differences) == []
+    assert await fresh.writer.run(schema.current_revision) == schema.HEAD
+    assert await fresh.writer.run(differences) == []
 
 
 def test_the_head_is_the_newest_migration() -> None:
@@ -41,14 +49,14 @@ def test_the_head_is_the_newest_migration() -> None:
     assert {script.revision for script in scripts.walk_revisions()} == set(schema.KNOWN)
 
 
-async def test_reopening_keeps_what_is_stored(config: StoreConfig) -> None:
-    async with await Store.open(config) as store:
+async def test_reopening_keeps_what_is_stored(empty_config: StoreConfig) -> None:
+    async with await Store.open(empty_config) as store:
         turn_id = await recorded(store)
-    async with await Store.open(config) as store:
+    async with await Store.open(empty_config) as store:
         assert await store.turn(turn_id) is not None
 
 
-async def test_the_first_migration_can_be_undone(store: Store) -> None:
+async def test_the_first_migration_can_be_undone(fresh: Store) -> None:
     def downgrade(connection: Connection) -> list[str]:
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS))
@@ -56,26 +64,28 @@ async def test_the_first_migration_can_be_undone(store: Store) -> None:
         command.downgrade(config, "base")
         return inspect(connection).get_table_names()
 
-    assert await store.writer.run(downgrade) == [schema.VERSION_TABLE]
+    assert await fresh.writer.run(downgrade) == [schema.VERSION_TABLE]
 
 
-async def test_a_newer_schema_is_refused_and_left_alone(config: StoreConfig) -> None:
-    async with await Store.open(config) as store:
+async def test_a_newer_schema_is_refused_and_left_alone(empty_config: StoreConfig) -> None:
+    async with await Store.open(empty_config) as store:
         rename = text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '9999'")
         await store.writer.run(lambda connection: connection.execute(rename))
     with pytest.raises(StoreSchemaError, match=r"'9999'.*newer version"):
-        await Store.open(config)
+        await Store.open(empty_config)
 
 
-async def test_two_that_open_a_new_database_at_once_both_succeed(config: StoreConfig) -> None:
-    stores = await asyncio.gather(*(Store.open(config) for _ in range(4)))
+async def test_two_that_open_a_new_database_at_once_both_succeed(empty_config: StoreConfig) -> None:
+    stores = await asyncio.gather(*(Store.open(empty_config) for _ in range(4)))
     assert await stores[0].turn(await recorded(stores[1])) is not None
     for store in stores:
         await store.close()
 
 
 @pytest.mark.timeout(120)
-async def test_processes_that_open_a_new_database_at_once_all_succeed(config: StoreConfig) -> None:
+async def test_processes_that_open_a_new_database_at_once_all_succeed(
+    empty_config: StoreConfig,
+) -> None:
     program = (
         "import asyncio, sys\n"
         "from records.config import StoreConfig\n"
@@ -86,7 +96,7 @@ async def test_processes_that_open_a_new_database_at_once_all_succeed(config: St
     )
     processes = [
         await asyncio.create_subprocess_exec(
-            sys.executable, "-c", program, config.url, stderr=asyncio.subprocess.PIPE
+            sys.executable, "-c", program, empty_config.url, stderr=asyncio.subprocess.PIPE
         )
         for _ in range(3)
     ]

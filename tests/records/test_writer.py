@@ -4,17 +4,31 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sqlalchemy import Connection, func, insert, select
 
 from records.config import StoreConfig
-from records.errors import StoreUnavailable
+from records.errors import StoreConflict, StoreUnavailable
 from records.locking import FairFileLock
 from records.models import ToolsetRow
 from records.store import Store
-from tests.records.builders import a_session, a_turn, recorded
+from records.types import TurnState
+from tests.records.builders import (
+    ANSWER,
+    OWNER,
+    REPLY,
+    SCOPE,
+    a_score,
+    a_session,
+    a_turn,
+    a_verdict,
+    claimed,
+    recorded,
+)
 
 
 def add(connection: Connection, name: str) -> str:
@@ -31,6 +45,13 @@ async def names(store: Store) -> set[str]:
     return await store._read(
         lambda connection: set(connection.scalars(select(ToolsetRow.toolset_hash)))
     )
+
+
+@pytest.fixture
+async def impatient(sqlite_config: StoreConfig) -> AsyncIterator[Store]:
+    config = sqlite_config.model_copy(update={"busy_timeout_s": 0.05, "lock_retries": 1})
+    async with await Store.open(config) as store:
+        yield store
 
 
 async def test_operations_that_wait_share_a_transaction(store: Store) -> None:
@@ -58,23 +79,23 @@ async def test_a_failing_operation_fails_only_its_caller(store: Store) -> None:
     assert await names(store) == {"a", "c"}
 
 
-async def test_a_caller_that_left_before_its_turn_writes_nothing(store: Store) -> None:
+async def test_a_caller_that_left_before_its_turn_writes_nothing(impatient: Store) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def slow(connection: Connection) -> None:
         entered.set()
         leave.wait(10)
 
-    first = asyncio.create_task(store.writer.run(slow))
-    await asyncio.sleep(0)
-    waiting = asyncio.create_task(store.writer.run(lambda c: add(c, "gone")))
+    first = asyncio.create_task(impatient.writer.run(slow))
+    await asyncio.to_thread(entered.wait, 10)
+    waiting = asyncio.create_task(impatient.writer.run(lambda c: add(c, "gone")))
     await asyncio.sleep(0)
     waiting.cancel()
     leave.set()
     await first
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert await names(store) == set()
+    assert await names(impatient) == set()
 
 
 async def test_closing_commits_what_waits_and_refuses_the_rest(config: StoreConfig) -> None:
@@ -89,13 +110,6 @@ async def test_closing_commits_what_waits_and_refuses_the_rest(config: StoreConf
         await store.writer.run(lambda c: add(c, "late"))
     async with await Store.open(config) as again:
         assert len(await names(again)) == 20
-
-
-@pytest.fixture
-async def impatient(sqlite_config: StoreConfig) -> AsyncIterator[Store]:
-    config = sqlite_config.model_copy(update={"busy_timeout_s": 0.05, "lock_retries": 1})
-    async with await Store.open(config) as store:
-        yield store
 
 
 async def test_a_locked_database_is_unavailable_and_then_works_again(impatient: Store) -> None:
@@ -187,3 +201,57 @@ async def test_reads_see_what_was_committed_before_them(store: Store) -> None:
         await store.writer.run(lambda c, n=str(number): add(c, n))
         count = await store._read(lambda c: c.scalar(select(func.count(ToolsetRow.toolset_hash))))
         assert count == number + 1
+
+
+async def test_turns_of_one_group_keep_their_own_forms_and_errors(store: Store) -> None:
+    """All these wait together: they share nodes, one repeats another, some are wrong."""
+    session_id = await a_session(store)
+    first = a_turn(session_id, response={**ANSWER, "reasoning_content": "first"})
+    second = a_turn(session_id, response={**ANSWER, "reasoning_content": "second"})
+    wrong_scope = a_turn(await a_session(store, scope="other"))
+    orphan = a_turn(session_id, token_parent_id="nobody", num_shared_ids=2)
+    changed = replace(first, response_ids=np.array([1, 1, 1], dtype=np.int32))
+    turns = [first, second, wrong_scope, first, orphan, changed]
+    outcomes = await asyncio.gather(
+        *(store.record_turn(turn, scope=SCOPE) for turn in turns), return_exceptions=True
+    )
+    kinds = [type(outcome) for outcome in outcomes]
+    assert kinds == [type(None)] * 2 + [ValueError, type(None), ValueError, StoreConflict]
+    for turn in (first, second):
+        record = await store.turn(turn.turn_id)
+        assert record is not None
+        assert record.response == turn.response
+    assert sum((await store.counts()).values()) == 2
+
+
+async def test_of_two_next_states_in_one_group_the_first_counts(store: Store) -> None:
+    turn_ids = [await recorded(store) for _ in range(3)]
+    wanted = [*turn_ids, turn_ids[1], "nobody"]
+    outcomes = await asyncio.gather(
+        *(
+            store.set_next_state(one, [{"role": "user", "content": str(n)}])
+            for n, one in enumerate(wanted)
+        )
+    )
+    assert outcomes == [True, True, True, False, False]
+    turns = await store.turns(turn_ids)
+    assert [turn.next_state[0]["content"] for turn in turns] == ["0", "1", "2"]
+
+
+async def test_of_two_verdicts_in_one_group_the_first_counts(store: Store) -> None:
+    turn_ids = [await recorded(store) for _ in range(3)]
+    for turn_id in turn_ids:
+        await store.set_next_state(turn_id, [REPLY])
+    assert await claimed(store, TurnState.JUDGING) == turn_ids
+    verdicts = [a_verdict(turn_id, f"hint of {turn_id}") for turn_id in turn_ids]
+    lost = store.commit_verdict("stranger", verdicts[2], None)
+    again = store.commit_verdict(OWNER, a_verdict(turn_ids[0], "another hint"), None)
+    commits = [store.commit_verdict(OWNER, verdict, None) for verdict in verdicts[:2]]
+    assert await asyncio.gather(*commits, again, lost) == [True, True, False, False]
+    stored = [await store.verdict_of(turn_id) for turn_id in turn_ids]
+    assert stored == [*verdicts[:2], None]
+    scoring = await claimed(store, TurnState.SCORING)
+    assert scoring == turn_ids[:2]
+    scores = [store.commit_score(OWNER, a_score(one)) for one in [*scoring, scoring[0]]]
+    assert await asyncio.gather(*scores) == [True, True, False]
+    assert await store.ready_count() == 2

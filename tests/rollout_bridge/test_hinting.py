@@ -2,7 +2,6 @@ import json
 
 import numpy as np
 import pytest
-from chat_tokenizers import DATA, write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from rollout_bridge.hinting import (
     neutral_hint,
 )
 from rollout_bridge.rendering import Rendering
+from tests.rollout_bridge.chat_tokenizers import DATA, write_tokenizer
 
 HINT = "Give temperatures in Celsius."
 SUFFIX = "\n\n[user's hint / instruction]\n" + HINT

@@ -2,12 +2,12 @@ import json
 
 import numpy as np
 import pytest
-from chat_tokenizers import write_tokenizer
 
 from records.messages import fingerprint
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering import Rendering
 from rollout_bridge.template_messages import template_messages
+from tests.rollout_bridge.chat_tokenizers import write_tokenizer
 
 TOOLS = [
     {

@@ -15,7 +15,6 @@ from uuid import uuid4
 import numpy as np
 import pytest
 from aiohttp import web
-from chat_tokenizers import write_tokenizer
 
 from records.config import StoreConfig
 from records.store import Store
@@ -34,6 +33,7 @@ from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.hinting import hinted_prompt_ids
 from rollout_bridge.rendering import Rendering
 from rollout_bridge.scoring import ScoringWorker, TeacherChanged, check_scores
+from tests.rollout_bridge.chat_tokenizers import write_tokenizer
 
 HINT = "Give temperatures in Celsius."
 RESPONSE = np.array([7, 8, 9], dtype=np.int32)
@@ -164,18 +164,19 @@ def config(**options: Any) -> ScoringConfig:
 
 @contextlib.asynccontextmanager
 async def running(worker: ScoringWorker) -> AsyncIterator[None]:
+    """The worker at work; if it fails, so does the body, at once."""
     stop = asyncio.Event()
-    task = asyncio.create_task(worker.run(stop))
-    try:
-        yield
-    finally:
-        stop.set()
-        await task
+    async with asyncio.TaskGroup() as group:
+        group.create_task(worker.run(stop))
+        try:
+            yield
+        finally:
+            stop.set()
 
 
 async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not await condition():  # noqa: ASYNC110 - the store has no event for it
+        while not await condition():
             await asyncio.sleep(0.02)
 
 

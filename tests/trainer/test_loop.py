@@ -15,7 +15,7 @@ from tests.trainer.local_engine import LocalEngine
 from tests.trainer.tiny import VOCAB, conversation, make_ready, save_model, states
 from trainer.calibrate import random_sequences
 from trainer.config import LoraConfig, TrainerConfig
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, TrainerError
 from trainer.loop import EmbeddedTrainer
 from trainer.manifest import Manifest
 
@@ -177,6 +177,23 @@ async def test_a_broken_score_drops_its_turn_and_no_other(folder, tmp_path):
         assert (await store.drops())[DropReason.TEACHER_LOGPROBS_INVALID] == 1
 
 
+async def test_a_turn_without_a_usable_token_is_dropped_and_not_called_trained(folder, tmp_path):
+    async with opened(tmp_path, folder) as (trainer, store, _):
+        await make_ready(store, samples(2))
+        original = trainer.updater.update
+
+        def update(batch, step):
+            report = original(batch, step)
+            empty = np.full_like(report.advantages[2], np.nan)
+            advantages = [*report.advantages[:2], empty, *report.advantages[3:]]
+            return dataclasses.replace(report, advantages=advantages)
+
+        trainer.updater.update = update  # type: ignore[method-assign]
+        assert await trainer.step() is not None
+        assert await states(store) == {TurnState.TRAINED: 3, TurnState.DROPPED: 1}
+        assert len(trainer.manifest.turn_ids) == 3
+
+
 async def test_an_engine_that_was_away_gets_the_newest_weights(folder, tmp_path):
     engine = LocalEngine(str(folder))
     async with opened(tmp_path, folder, engine) as (trainer, store, _):
@@ -223,6 +240,8 @@ async def test_leases_come_back_when_a_step_fails(folder, tmp_path):
         with pytest.raises(RuntimeError, match="out of memory"):
             await trainer.run(asyncio.Event())
         assert await states(store) == {TurnState.READY: BATCH}
+        with pytest.raises(TrainerError, match="half-way"):
+            await trainer.step()
 
 
 async def test_old_weights_go_and_manifests_stay(folder, tmp_path):

@@ -121,3 +121,19 @@ def test_a_model_that_caps_its_logits_is_refused():
     model: nn.Module = Gemma2ForCausalLM(config)
     with pytest.raises(StartupError, match="Gemma2"):
         Policy(model, dtype="float32", chunk_tokens=8)
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, alpha=8)])
+def test_bfloat16_forward_keeps_float32_weights_and_head(folder, lora):
+    ids, mask = batch()
+    exact = load(folder).token_logprobs(ids, mask).logprobs_BT
+    policy = load(folder, dtype="bfloat16", lora=lora)
+    rough = policy.token_logprobs(ids, mask).logprobs_BT
+    assert rough.dtype == torch.float32
+    assert 0 < (rough - exact).abs().max() < 0.2
+    rough.sum().backward()
+    assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
+    assert all(
+        p.grad is not None and bool(torch.isfinite(p.grad).all())
+        for p in policy.trainable_parameters()
+    )

@@ -1,0 +1,183 @@
+"""Writes turns: what a request tells while it is answered, and the turn itself at its end.
+
+A store that does not answer never costs the agent its reply: what is lost is counted and logged,
+and the content of a request never is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+
+from api_proxy.capture import Circumstances, drop_reason, sampling_record, version_spans
+from api_proxy.config import ProxyConfig
+from api_proxy.lineage import LineageFinder
+from api_proxy.metrics import ProxyMetrics
+from api_proxy.reply import Reply
+from api_proxy.sessions import Sessions
+from api_proxy.tokens import ParentTokens, TokenCache
+from api_proxy.turn import Turn
+from records.errors import StoreError, StoreUnavailable
+from records.store import Store
+from records.types import CapturedTurn
+
+logger = logging.getLogger(__name__)
+
+
+class TurnRecorder:
+    """Commits turns and next states; one for each application."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        sessions: Sessions,
+        lineage: LineageFinder,
+        cache: TokenCache,
+        metrics: ProxyMetrics,
+        config: ProxyConfig,
+    ) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._lineage = lineage
+        self._cache = cache
+        self._metrics = metrics
+        self._config = config
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, turn: Turn) -> None:
+        """Begin to write what the request itself tells, while the engine samples."""
+        turn.notes = self._spawn(self._note(turn))
+
+    async def _note(self, turn: Turn) -> None:
+        await self._keep_session(turn)
+        parent = turn.link.parent
+        if parent is None or not turn.link.next_state:
+            return
+        try:
+            taken = await self._store.set_next_state(parent.turn_id, list(turn.link.next_state))
+        except StoreError as error:
+            self._lineage.forget(parent.turn_id)
+            self._metrics.failed_next_states.inc()
+            logger.error("next state of turn %s lost: %s", parent.turn_id, error)
+            return
+        if taken:
+            self._metrics.next_states.inc()
+
+    async def _keep_session(self, turn: Turn) -> bool:
+        try:
+            await self._sessions.seen(turn.scope, turn.session_id)
+        except StoreError as error:
+            logger.warning("session of turn %s not noted: %s", turn.turn_id, error)
+        else:
+            turn.is_session_kept = True
+        return turn.is_session_kept
+
+    async def record(self, turn: Turn, reply: Reply) -> None:
+        """Commit the turn, if anything was sampled; wait for it, but not for ever."""
+        if turn.assembler.mismatched:
+            self._metrics.mismatches.inc()
+            logger.warning("turn %s: streamed text differs from the final parse", turn.turn_id)
+        self._metrics.continuations.inc(turn.rollout.num_continuations)
+        turn.latency_s = time.monotonic() - turn.started
+        commit = self._spawn(self._commit(turn, reply))
+        done, _ = await asyncio.wait({commit}, timeout=self._config.record_timeout_s)
+        if not done:
+            logger.error("turn %s is not committed yet, its reply ends anyway", turn.turn_id)
+
+    async def _commit(self, turn: Turn, reply: Reply) -> None:
+        if turn.notes is not None:
+            await asyncio.wait({turn.notes})
+        if turn.rollout.ids:
+            await self._store_turn(turn, reply)
+        if turn.completion.session_done:
+            await self._close(turn)
+
+    async def _store_turn(self, turn: Turn, reply: Reply) -> None:
+        try:
+            captured = captured_turn(turn, reply, self._config)
+            if not turn.is_session_kept and not await self._keep_session(turn):
+                raise StoreUnavailable("its session could not be written")
+            await self._store.record_turn(captured, scope=turn.scope)
+        except (StoreError, ValueError, RecursionError) as error:
+            # ValueError: the engine's spans, or the turn, contradict themselves; RecursionError:
+            # something in the request is nested too deeply to be written.
+            self._metrics.failed_turns.inc()
+            logger.error("turn %s was not stored: %s", turn.turn_id, error)
+            return
+        self._metrics.recorded(captured.drop_reason)
+        self._remember(captured)
+
+    async def _close(self, turn: Turn) -> None:
+        try:
+            await self._store.close_session(turn.session_id, "done")
+        except StoreError as error:
+            # The idle sweep closes it later.
+            logger.warning("session not closed: %s", error)
+
+    def _remember(self, captured: CapturedTurn) -> None:
+        self._cache.add(
+            ParentTokens(
+                turn_id=captured.turn_id,
+                prompt_ids=captured.prompt_ids,
+                response_ids=captured.response_ids,
+                tools=captured.tools,
+            )
+        )
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that outlives its request; kept here so that it is not collected."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # What was foreseen is handled in the task. Its text may quote the request: not logged.
+            self._metrics.failed_turns.inc()
+            logger.error("writing a turn failed: %s", type(error).__name__)
+
+    async def drain(self) -> None:
+        """Wait for what is still being committed."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+def captured_turn(turn: Turn, reply: Reply, config: ProxyConfig) -> CapturedTurn:
+    """The turn as the store takes it. Raises ValueError if the engine contradicts itself."""
+    rollout = turn.rollout
+    spans, version_fault = version_spans(rollout.spans, len(rollout.ids))
+    circumstances = Circumstances(
+        turn_type=turn.turn_type,
+        is_ambiguous=turn.link.ambiguous,
+        distribution_modified=turn.distribution_modified,
+        client_gone=turn.client_gone,
+    )
+    parent = turn.link.parent
+    return CapturedTurn(
+        turn_id=turn.turn_id,
+        session_id=turn.session_id,
+        parent_turn_id=parent.turn_id if parent else None,
+        turn_type=turn.turn_type,
+        messages=turn.completion.messages,
+        tools=turn.completion.tools,
+        response=reply.message(),
+        prompt_ids=rollout.prompt_ids,
+        response_ids=np.asarray(rollout.ids, dtype=np.int32),
+        rollout_logprobs=np.asarray(rollout.logprobs, dtype=np.float32),
+        token_parent_id=turn.prompt.token_parent_id,
+        num_shared_ids=turn.prompt.num_shared_ids,
+        sampling=sampling_record(rollout, turn.completion.fields.seed),
+        distribution_modified=turn.distribution_modified,
+        version_spans=spans,
+        finish_reason=rollout.finish_reason or "abort",
+        latency_s=turn.latency_s,
+        drop_reason=drop_reason(rollout, reply, circumstances, version_fault, config),
+    )

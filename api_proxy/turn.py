@@ -1,0 +1,40 @@
+"""A request that is being answered: what is known of it between the route and the store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from api_proxy.generation import Rollout
+from api_proxy.linking import Link
+from api_proxy.schemas import Completion
+from api_proxy.streaming import ReplyAssembler
+from api_proxy.tokens import Prompt
+from records.types import TurnType
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One request on its way.
+
+    `notes` is the task that writes what the request itself tells; `is_session_kept` that the
+    session is in the store. `created` is in unix seconds, `started` of a monotonic clock.
+    """
+
+    turn_id: str
+    completion: Completion
+    scope: str
+    session_id: str
+    link: Link
+    prompt: Prompt
+    turn_type: TurnType
+    rollout: Rollout
+    assembler: ReplyAssembler
+    distribution_modified: str | None
+    created: float
+    started: float = field(default_factory=time.monotonic)
+    client_gone: bool = False
+    is_session_kept: bool = False
+    notes: asyncio.Task[None] | None = None
+    latency_s: float = 0.0

@@ -1,0 +1,195 @@
+"""The embedded engine as one object: model, scheduler thread, and what the routes need of them.
+
+The event loop that calls `start` is the one that handlers run in. If the scheduler's thread fails,
+every request ends with an error and `on_failure` is called: an engine that cannot compute must not
+look alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rollout_bridge.embedded import loading
+from rollout_bridge.embedded.config import EmbeddedEngineConfig
+from rollout_bridge.embedded.errors import BadRequest
+from rollout_bridge.embedded.kv_cache import CacheShape, RowCache
+from rollout_bridge.embedded.prefix_cache import PrefixCache
+from rollout_bridge.embedded.request import EngineRequest, Finish
+from rollout_bridge.embedded.rows import Rows
+from rollout_bridge.embedded.runner import ModelRunner
+from rollout_bridge.embedded.sampling import Sampler
+from rollout_bridge.embedded.scheduler import Scheduler
+from rollout_bridge.embedded.self_check import check_cached_forward
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+
+
+class Engine:
+    """Loads the model on construction; raises UnsupportedModel when it cannot be served."""
+
+    def __init__(self, config: EmbeddedEngineConfig):
+        torch.set_num_threads(config.threads)
+        self.config = config
+        self.model_path = config.model
+        self.tokenizer = loading.load_tokenizer(config)
+        self._model = loading.load_model(config)
+        self.context_length = loading.context_length(self._model, config)
+        self.stop_token_ids = loading.stop_token_ids(self._model, self.tokenizer)
+        runner = ModelRunner(self._model, self.context_length)
+        self.vocab_size = runner.vocab_size
+        shape = runner.cache_shape()
+        row_tokens, prefix_tokens = _memory(config, shape, self.context_length)
+        check_cached_forward(runner, shape)
+        self._scheduler = Scheduler(
+            rows=Rows(runner, RowCache(shape, row_tokens), PrefixCache(shape, prefix_tokens)),
+            sampler=Sampler(runner.device, config.seed),
+            tokenizer=self.tokenizer,
+            version=config.weight_version,
+            max_batch=config.max_batch,
+            max_prefill_tokens=config.max_prefill_tokens,
+            notify=self._notify,
+        )
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.failure: str | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+
+    @property
+    def weight_version(self) -> str:
+        """Label of the weights in use."""
+        return self._scheduler.version
+
+    @property
+    def load(self) -> dict[str, int]:
+        """Requests running and waiting now."""
+        scheduler = self._scheduler
+        return {
+            "num_running_reqs": len(scheduler.running),
+            "num_waiting_reqs": len(scheduler.waiting) + len(scheduler.to_score),
+        }
+
+    @property
+    def alive(self) -> bool:
+        """Whether the scheduler's thread can serve."""
+        return self.failure is None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the scheduler's thread; call it inside the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all requests and the thread."""
+        self._scheduler.call(lambda: self._scheduler.abort(None))
+        self._scheduler.stop()
+        self._thread.join(timeout=10)
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request; `request.context` (an asyncio.Event) is set when there is news.
+
+        Raises BadRequest when it cannot be served.
+        """
+        self._check(request)
+        request.context = asyncio.Event()
+        if self.failure is not None:
+            request.error = self.failure
+            request.context.set()
+            return
+        self._scheduler.call(lambda: self._scheduler.submit(request))
+
+    async def abort(self, rid: str | None) -> None:
+        """End one request, or all if None."""
+        await self._call(lambda: self._scheduler.abort(rid))
+
+    async def pause(self, mode: str) -> None:
+        """Stop computing; requests wait."""
+        await self._call(lambda: self._scheduler.pause(mode))
+
+    async def resume(self) -> None:
+        """Go on."""
+        await self._call(self._scheduler.resume)
+
+    async def flush(self) -> None:
+        """Forget cached prefixes."""
+        await self._call(self._scheduler.flush)
+
+    async def update_weights(self, path: str, version: str | None, keep_cache: bool) -> int:
+        """Exchange the weights for those in folder `path`; returns the requests affected.
+
+        Raises WeightsRejected; the weights are then as they were.
+        """
+        affected = await self._call(
+            lambda: self._scheduler.exchange_weights(
+                lambda: loading.load_weights(self._model, path), version, keep_cache
+            )
+        )
+        self.model_path = path
+        return affected
+
+    async def _call(self, function: Callable[[], Any]) -> Any:
+        if self.failure is not None:
+            raise RuntimeError(self.failure)
+        return await asyncio.wrap_future(self._scheduler.call(function))
+
+    def _check(self, request: EngineRequest) -> None:
+        num_input = len(request.input_ids)
+        new = request.sampling.max_new_tokens
+        if num_input > self.context_length or (num_input == self.context_length and new > 0):
+            raise BadRequest(
+                f"The input ({num_input} tokens) is longer than the model's context length "
+                f"({self.context_length} tokens)."
+            )
+        if num_input + new > self.context_length:
+            raise BadRequest(
+                f"Requested token count exceeds the model's maximum context length of "
+                f"{self.context_length} tokens. You requested a total of {num_input + new} tokens: "
+                f"{num_input} tokens from the input messages and {new} tokens for the completion."
+            )
+        ids = (*request.input_ids, *request.token_ids, *(i for i, _ in request.sampling.logit_bias))
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            raise BadRequest(f"Token ids must be in [0, {self.vocab_size}).")
+
+    def _notify(self, requests: list[EngineRequest]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(_wake, requests)
+
+    def _run(self) -> None:
+        try:
+            self._scheduler.run()
+        except Exception as error:  # The thread is lost: say so everywhere, then let it end.
+            logger.exception("the scheduler failed")
+            self.failure = f"the engine failed: {type(error).__name__}: {error}"
+            scheduler = self._scheduler
+            lost = [*scheduler.running, *scheduler.waiting, *scheduler.to_score]
+            for request in lost:
+                request.error = self.failure
+                request.finish = Finish(kind="abort", message=self.failure)
+            self._notify(lost)
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self.on_failure)
+
+
+def _wake(requests: list[EngineRequest]) -> None:
+    for request in requests:
+        request.context.set()
+
+
+def _memory(config: EmbeddedEngineConfig, shape: CacheShape, context: int) -> tuple[int, int]:
+    """Tokens that there is memory for: in rows, and in the prefix cache."""
+    if shape.device.type == "cuda":
+        free = torch.cuda.mem_get_info(shape.device)[0] / _GIB
+        rows_gib, prefix_gib = 0.4 * free, 0.15 * free
+    else:
+        rows_gib, prefix_gib = 2.0, 0.5
+    rows_gib = rows_gib if config.kv_cache_gib is None else config.kv_cache_gib
+    prefix_gib = prefix_gib if config.prefix_cache_gib is None else config.prefix_cache_gib
+    row_tokens = int(rows_gib * _GIB / shape.bytes_per_token)
+    return max(row_tokens, context + 1), int(prefix_gib * _GIB / shape.bytes_per_token)

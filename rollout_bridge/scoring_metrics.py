@@ -1,0 +1,59 @@
+"""What teacher scoring came to, under the names of ALGORITHMS 1.8.
+
+Prometheus names cannot hold a slash: `teacher/latency` is exposed as `teacher_latency_seconds`.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from records.types import DropReason, Score
+
+
+class ScoringMetrics:
+    """Counters of one scoring worker; latency is that of the teacher's call alone."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self.latency = Histogram(
+            "teacher_latency_seconds", "Duration of a teacher call", registry=self.registry
+        )
+        self.scored = Counter("teacher_scored", "Turns scored", registry=self.registry)
+        self.tokens = Counter("teacher_tokens", "Response tokens scored", registry=self.registry)
+        self.dropped = Counter(
+            "teacher_dropped", "Turns dropped by scoring", ["reason"], registry=self.registry
+        )
+        self.unavailable = Gauge(
+            "teacher_failures_in_a_row",
+            "Failures of the teacher since its last answer",
+            registry=self.registry,
+        )
+
+    def count_scored(self, score: Score) -> None:
+        """Add one committed score."""
+        self.scored.inc()
+        self.tokens.inc(len(score.teacher_logprobs))
+        self.latency.observe(score.latency_s)
+
+    def count_dropped(self, reason: DropReason) -> None:
+        """Add one dropped turn."""
+        self.dropped.labels(reason=reason.value).inc()
+
+    def snapshot(self) -> dict[str, float]:
+        """The figures under the specification's names; latency is a mean in seconds."""
+        figures = {"teacher/scored": self._value("teacher_scored_total")}
+        num_calls = self._value("teacher_latency_seconds_count")
+        if num_calls:
+            figures["teacher/latency"] = self._value("teacher_latency_seconds_sum") / num_calls
+        for reason in DropReason:
+            number = self.registry.get_sample_value(
+                "teacher_dropped_total", {"reason": reason.value}
+            )
+            if number is not None:
+                figures[f"hint/dropped_{reason.value}"] = number
+        return figures
+
+    def _value(self, name: str) -> float:
+        value = self.registry.get_sample_value(name)
+        assert value is not None, f"{name} is registered above"
+        return value

@@ -1,0 +1,109 @@
+"""kill -9 of every process of a run while agents work: nothing is lost, nothing is trained twice.
+
+The whole run is real: engines, proxy, judge worker and trainer as processes, scripted agents
+through the official client. The witness is the chain of manifests, not the store's state column.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+from examples.tool_lab.lab_config import LabConfig
+from examples.tool_lab.learning import LearningState, learn
+from examples.tool_lab.run_lab import LAB_VALUES, MODEL
+from records.store import Store
+from records.types import TurnState
+from trainer.checkpoint import Checkpoints
+from trainer.defaults import resolve, single_machine
+from trainer.run import Run
+from trainer.run_config import RunConfig, merge
+
+BATCH = 4
+VICTIMS = ("judge", "trainer", "proxy", "engine_frozen", "engine_policy")
+UNDER_WAY = (TurnState.JUDGING, TurnState.SCORING, TurnState.LEASED)
+
+
+def configuration(folder: Path) -> RunConfig:
+    values = merge(single_machine(str(MODEL), folder), LAB_VALUES)
+    small = {
+        "proxy": {"port": 0},
+        # Votes of the killed engine must not be given up before it is back.
+        "judge": {"loop": {"pause_max_s": 1.0, "claim_ttl_s": 5.0}},
+        "scoring": {"loop": {"pause_max_s": 1.0, "claim_ttl_s": 5.0}},
+        "trainer": {"rollout_batch_size": BATCH, "max_staleness": 100, "tensorboard": False},
+    }
+    return resolve(merge(values, small), None, [])
+
+
+class Killer:
+    """Kills the next victim whenever the run has made an update since the last kill."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self._last_attempts = 0
+        self.killed: list[str] = []
+        self.work_at_kill: list[int] = []
+
+    def __call__(self, state: LearningState) -> None:
+        if len(self.killed) == len(VICTIMS) or state.attempts <= self._last_attempts:
+            return
+        under_way = sum(state.turns.get(kind, 0) for kind in UNDER_WAY)
+        if under_way == 0:
+            return
+        victim = VICTIMS[len(self.killed)]
+        pid = self._run.supervisor.pids().get(victim)
+        if pid is None:
+            return
+        os.kill(pid, signal.SIGKILL)
+        self.killed.append(victim)
+        self.work_at_kill.append(under_way)
+        self._last_attempts = state.attempts
+
+
+async def drained(store: Store, timeout_s: float) -> None:
+    """Wait until no turn waits for judge or teacher and no full batch waits for the trainer."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            counts = await store.counts()
+            waiting = sum(counts[kind] for kind in UNDER_WAY)
+            if waiting == 0 and counts[TurnState.READY] < BATCH:
+                return
+            await asyncio.sleep(0.2)
+
+
+async def test_every_turn_is_trained_once_or_dropped_with_a_reason(tmp_path: Path) -> None:
+    config = configuration(tmp_path)
+    lab = LabConfig(updates=len(VICTIMS) + 2, sessions_in_flight=6, max_seconds=200, eval_samples=1)
+    async with Run(config, tmp_path) as run, await Store.open(config.store) as store:
+        await run.start_loop()
+        killer = Killer(run)
+        await learn(
+            base_url=f"http://{config.proxy.host}:{config.proxy.port}/v1",
+            model=config.proxy.model_name,
+            store=store,
+            lab=lab,
+            batch_size=BATCH,
+            failed=run.supervisor.failed,
+            progress=killer,
+        )
+        assert killer.killed == list(VICTIMS)
+        await store.close_idle_sessions(0.0)
+        await drained(store, 60)
+        await run.stop_loop()
+        counts = await store.counts()
+        turns = await store.list_turns(limit=100_000)
+    chain = Checkpoints(tmp_path / "checkpoints", str(MODEL), config.trainer.seed).open()
+    trained = Counter(turn_id for manifest in chain for turn_id in manifest.turn_ids)
+    assert set(trained.values()) == {1}
+    by_state = {turn.turn_id: turn.state for turn in turns}
+    assert set(trained) == {key for key, state in by_state.items() if state is TurnState.TRAINED}
+    assert all(turn.drop_reason for turn in turns if turn.state is TurnState.DROPPED)
+    # Less than a batch is left over; everything else has ended.
+    assert counts[TurnState.READY] < BATCH
+    ended = counts[TurnState.TRAINED] + counts[TurnState.DROPPED] + counts[TurnState.READY]
+    assert ended == len(turns)
+    assert len(chain) - 1 >= lab.updates

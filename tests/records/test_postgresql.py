@@ -1,0 +1,59 @@
+"""What only a server does: deadlocks between writers, and connections that it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+from sqlalchemy import Connection, insert, select, text, update
+from sqlalchemy.exc import IntegrityError
+
+from records.models import ToolsetRow
+from records.store import Store
+from tests.records.builders import recorded
+
+pytestmark = pytest.mark.parametrize("config", ["postgresql"], indirect=True)
+
+
+def write(connection: Connection, row: str, body: str) -> None:
+    changed = update(ToolsetRow).where(ToolsetRow.toolset_hash == row).values(body=body)
+    connection.execute(changed)
+    connection.execute(text("SELECT pg_sleep(0.2)"))
+
+
+async def test_groups_that_deadlock_are_tried_again_and_all_succeed(store: Store) -> None:
+    rows = [{"toolset_hash": name, "body": ""} for name in "ab"]
+    await store.writer.run(lambda connection: connection.execute(insert(ToolsetRow), rows))
+    async with await Store.open(store.config) as other:
+        await asyncio.gather(
+            store.writer.run(partial(write, row="a", body="1")),
+            store.writer.run(partial(write, row="b", body="1")),
+            other.writer.run(partial(write, row="b", body="2")),
+            other.writer.run(partial(write, row="a", body="2")),
+        )
+        assert store.writer.num_retries + other.writer.num_retries == 1
+    bodies = await store._read(lambda c: list(c.scalars(select(ToolsetRow.body))))
+    assert set(bodies) <= {"1", "2"}
+
+
+async def test_connections_that_the_server_ended_are_replaced(store: Store) -> None:
+    turn_id = await recorded(store)
+    end_all = text(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    async with await Store.open(store.config) as other:
+        await other._read(lambda connection: connection.execute(end_all).all())
+    assert await store.turn(turn_id) is not None
+    assert await recorded(store)
+
+
+async def test_what_contradicts_the_schema_is_not_tried_again(store: Store) -> None:
+    def twice(connection: Connection) -> None:
+        for _ in range(2):
+            connection.execute(insert(ToolsetRow), {"toolset_hash": "a", "body": ""})
+
+    with pytest.raises(IntegrityError):
+        await store.writer.run(twice)
+    assert store.writer.num_retries == 0
