@@ -6,7 +6,6 @@ next state, the session) is written by others.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -81,10 +80,11 @@ class LineageFinder:
         index: int,
         session_id: str | None,
     ) -> Link:
-        matches, siblings = await asyncio.gather(
-            self._store.turns_by_response_node(scope, [path[index]]),
-            self._store.turns_by_prompt_node(scope, path[-1]),
-        )
+        matches = await self._store.turns_by_response_node(scope, [path[index]])
+        siblings = []
+        if len(matches) > 1:
+            # Only then does it matter which of them an earlier, equal request answered.
+            siblings = await self._store.turns_by_prompt_node(scope, path[-1])
         return link_by_path(self._current(matches), siblings, messages[index + 1 :], session_id)
 
     def forget(self, turn_id: str) -> None:

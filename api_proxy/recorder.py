@@ -55,7 +55,8 @@ class TurnRecorder:
         turn.notes = self._spawn(self._note(turn))
 
     async def _note(self, turn: Turn) -> None:
-        await self._keep_session(turn)
+        if not turn.is_session_kept:
+            await self._keep_session(turn)
         parent = turn.link.parent
         if parent is None or not turn.link.next_state:
             return
@@ -71,7 +72,7 @@ class TurnRecorder:
 
     async def _keep_session(self, turn: Turn) -> bool:
         try:
-            await self._sessions.seen(turn.scope, turn.session_id)
+            await self._sessions.create(turn.scope, turn.session_id)
         except StoreError as error:
             logger.warning("session of turn %s not noted: %s", turn.turn_id, error)
         else:
@@ -79,16 +80,23 @@ class TurnRecorder:
         return turn.is_session_kept
 
     async def record(self, turn: Turn, reply: Reply) -> None:
-        """Commit the turn, if anything was sampled; wait for it, but not for ever."""
+        """Commit the turn, if anything was sampled; wait for it, but not for ever.
+
+        A turn is committed once, also when a reply that is being committed is cut off.
+        """
+        if turn.commit is None:
+            turn.commit = self._begin_commit(turn, reply)
+        done, _ = await asyncio.wait({turn.commit}, timeout=self._config.record_timeout_s)
+        if not done:
+            logger.error("turn %s is not committed yet, its reply ends anyway", turn.turn_id)
+
+    def _begin_commit(self, turn: Turn, reply: Reply) -> asyncio.Task[None]:
         if turn.assembler.mismatched:
             self._metrics.mismatches.inc()
             logger.warning("turn %s: streamed text differs from the final parse", turn.turn_id)
         self._metrics.continuations.inc(turn.rollout.num_continuations)
         turn.latency_s = time.monotonic() - turn.started
-        commit = self._spawn(self._commit(turn, reply))
-        done, _ = await asyncio.wait({commit}, timeout=self._config.record_timeout_s)
-        if not done:
-            logger.error("turn %s is not committed yet, its reply ends anyway", turn.turn_id)
+        return self._spawn(self._commit(turn, reply))
 
     async def _commit(self, turn: Turn, reply: Reply) -> None:
         if turn.notes is not None:

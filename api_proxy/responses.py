@@ -133,7 +133,12 @@ class WholeResponse(TurnResponse):
 
     async def answer(self, send: Send) -> None:
         turn, rollout = self.turn, self.turn.rollout
-        await rollout.run(self.engine)
+        try:
+            await rollout.run(self.engine)
+        except EngineError:
+            if rollout.ids:
+                await self.record_rest()
+            raise
         reply = await self.record_rest()
         if turn.client_gone:
             return

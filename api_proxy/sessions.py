@@ -54,11 +54,11 @@ class Sessions:
 
     @staticmethod
     def new_id() -> str:
-        """An id for a session that starts now; `seen` creates it."""
+        """An id for a session that starts now; `create` creates it."""
         return uuid4().hex
 
-    async def seen(self, scope: str, session_id: str) -> None:
-        """Note that the session goes on: it is created, or reopened, or kept from going idle."""
+    async def create(self, scope: str, session_id: str) -> None:
+        """Create the session. Its turns keep it from going idle as they are recorded."""
         await self._store.ensure_session(scope=scope, external_id=None, session_id=session_id)
 
     async def sweep(self, stop: asyncio.Event) -> None:

@@ -18,8 +18,9 @@ from records.types import TurnType
 class Turn:
     """One request on its way.
 
-    `notes` is the task that writes what the request itself tells; `is_session_kept` that the
-    session is in the store. `created` is in unix seconds, `started` of a monotonic clock.
+    `notes` is the task that writes what the request itself tells, `commit` the one that writes the
+    turn; `is_session_kept` says that the session is in the store. `created` is in unix seconds,
+    `started` of a monotonic clock.
     """
 
     turn_id: str
@@ -37,4 +38,5 @@ class Turn:
     client_gone: bool = False
     is_session_kept: bool = False
     notes: asyncio.Task[None] | None = None
+    commit: asyncio.Task[None] | None = None
     latency_s: float = 0.0

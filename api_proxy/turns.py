@@ -114,6 +114,7 @@ class TurnService:
             completion=completion,
             scope=scope,
             session_id=session_id,
+            is_session_kept=lineage.session_id is not None,
             link=link,
             prompt=prompt,
             turn_type=turn_type_of(completion, self.config.side_rules),

@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -61,7 +62,7 @@ class Reference:
         on_cpu = arguments.device == "cpu"
         automatic = "float32" if on_cpu else "bfloat16"
         dtype = getattr(torch, automatic if arguments.dtype == "auto" else arguments.dtype)
-        self._model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype)
         self._model.to(arguments.device).eval()
         self._device = arguments.device
         self.vocab_size = int(self._model.get_input_embeddings().weight.shape[0])

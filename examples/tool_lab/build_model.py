@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,14 +53,14 @@ class Phase:
     plan: TrainingPlan
 
 
-# Copying appears suddenly after about 700 steps; only then can hints and transcripts be learned well.
+# Copying appears suddenly after about 700 steps; only then are hints and transcripts learned.
 PHASES = (
     Phase(num_rows=30_000, mix=Mix(), plan=TrainingPlan(steps=2800, stop_after=1500)),
     Phase(
         num_rows=36_000,
         mix=Mix(agent=0.24, hinted=0.28, judge=0.40, copy=0.08, hinted_weight=2.0),
         plan=TrainingPlan(
-            steps=1800,
+            steps=1500,
             peak_learning_rate=1.5e-3,
             rows_per_step=(("agent", 10), ("judge", 7), ("copy", 2)),
         ),
@@ -69,7 +68,7 @@ PHASES = (
 )
 
 
-def build(out: Path, seed: int, phases: Sequence[Phase], start: Path | None, save_every: int):
+def build(out: Path, seed: int, first_phase: int, start: Path | None, save_every: int) -> None:
     """Make the tokenizer and train phase by phase; a line with the time left every 25 steps.
 
     With `start`, a folder that an earlier build saved, its model and tokenizer are continued.
@@ -83,8 +82,8 @@ def build(out: Path, seed: int, phases: Sequence[Phase], start: Path | None, sav
         tokenizer = AutoTokenizer.from_pretrained(start)
         model = Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    for number, phase in enumerate(phases):
-        train_phase(model, tokenizer, phase, seed + number + 1, out, save_every)
+    for number in range(first_phase, len(PHASES)):
+        train_phase(model, tokenizer, PHASES[number], seed + number + 1, out, save_every)
     save(model, tokenizer, out)
 
 
@@ -149,8 +148,7 @@ def main() -> None:
     parser.add_argument("--phase", type=int, default=0, help="the first phase to train (0 is all)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    phases = PHASES[arguments.phase :]
-    build(arguments.out, arguments.seed, phases, arguments.start, arguments.save_every)
+    build(arguments.out, arguments.seed, arguments.phase, arguments.start, arguments.save_every)
 
 
 if __name__ == "__main__":

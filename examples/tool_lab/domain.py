@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from examples.tool_lab.names import CURRENCIES, random_code, random_name
+from examples.tool_lab.names import random_code, random_name
 
 SYSTEM_PROMPT = "You are a travel assistant."
 SKIES = ("rain", "sun", "snow", "fog", "wind", "clouds")
@@ -57,12 +57,13 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """The names that exist in a conversation. `cities` and `hotels` grow as users speak of them."""
+    """The names that exist in a conversation; the sets grow as users speak of them."""
 
     seed: int
     held_out: bool
     cities: set[str] = field(default_factory=set)
     hotels: set[str] = field(default_factory=set)
+    currencies: set[str] = field(default_factory=set)
 
     def rng_for(self, *key: object) -> random.Random:
         """A generator that depends on this world's seed and `key` only."""
@@ -139,7 +140,7 @@ def _book_hotel(world: World, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _convert_money(world: World, arguments: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("source", "target"):
-        if arguments[key] not in CURRENCIES:
+        if arguments[key] not in world.currencies:
             return {"error": f"unknown currency {arguments[key]}"}
     rng = world.rng_for("rate", arguments["source"], arguments["target"])
     cents = round(arguments["amount"] * rng.randint(20, 400))

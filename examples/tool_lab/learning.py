@@ -37,6 +37,8 @@ class LearningState:
     sessions: Counter[str] = field(default_factory=Counter)
     reactions: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
+    seen_at_update: list[tuple[int, Counter[str]]] = field(default_factory=list)
+    """After each update attempt: its number and all reactions of users and tools until then."""
 
     @property
     def seconds(self) -> float:
@@ -78,6 +80,7 @@ async def learn(
             while state.attempts < lab.updates and state.seconds < lab.max_seconds:
                 await _refresh(state, store, batch_size)
                 _steer(gate, state, lab, batch_size)
+                _note_reactions(state)
                 progress(state)
                 if failed.done():
                     failed.result()
@@ -134,6 +137,12 @@ def _steer(gate: asyncio.Event, state: LearningState, lab: LabConfig, batch_size
         gate.set()
     else:
         gate.clear()
+
+
+def _note_reactions(state: LearningState) -> None:
+    last = state.seen_at_update[-1][0] if state.seen_at_update else -1
+    if state.attempts > last:
+        state.seen_at_update.append((state.attempts, Counter(state.reactions)))
 
 
 def _raise_if_ended(talkers: list[asyncio.Task[None]]) -> None:

@@ -12,7 +12,7 @@ import zlib
 
 CONSONANTS = "bcdfghjklmnpqrstvwxz"
 VOWELS = "aeiouy"
-CURRENCIES = ("EUR", "USD", "GBP", "JPY", "CHF", "SEK", "PLN", "INR")
+CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def is_held_out(name: str) -> bool:
@@ -31,6 +31,14 @@ def random_name(rng: random.Random, *, held_out: bool) -> str:
         name = "".join(letters).capitalize()
         if is_held_out(name) == held_out:
             return name
+
+
+def random_currency(rng: random.Random, *, held_out: bool) -> str:
+    """Three capital letters from the wanted half."""
+    while True:
+        code = "".join(rng.choice(CAPITALS) for _ in range(3))
+        if is_held_out(code) == held_out:
+            return code
 
 
 def random_code(rng: random.Random) -> str:

@@ -5,6 +5,7 @@ Numbers in, files out; nothing is measured here.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from pathlib import Path
@@ -21,9 +22,12 @@ from examples.tool_lab.preferences import TRAINED_KINDS
 from records.store import Store
 from records.types import TurnState
 from rollout_bridge.rendering import Rendering
-from trainer.report import write_report
+from trainer.report import Curve, write_report
 from trainer.run_config import RunConfig
 from trainer.run_report import example_turns, metric_rows, run_curves
+
+OBJECTIONS = ("declined", "corrected")
+"""Reactions with which a user objects to a violated preference."""
 
 
 async def build_summary(
@@ -79,6 +83,7 @@ async def build_summary(
         "seconds_by_phase": {name: round(value, 2) for name, value in timings.items()},
         "policy_version": latest.version if latest is not None else 0,
         "hints": lab.hints,
+        "objections_by_update": objections_by_update(state),
         "seed": lab.seed,
         "learning_rate": config.trainer.learning_rate,
     }
@@ -112,7 +117,7 @@ async def save_results(
                 [(name, f"{value:.1f}") for name, value in summary["seconds_by_phase"].items()],
             ),
         ],
-        curves=run_curves(metric_rows(folder)),
+        curves=[_objections_curve(summary), *run_curves(metric_rows(folder))],
         examples=await example_turns(store, rendering, limit=3),
     )
 
@@ -139,6 +144,30 @@ def print_results(
     if not summary["reached_updates"]:
         console.print("[yellow]learning ended at its time limit, before all updates were done[/]")
     console.print(f"report: [bold]{folder / 'report.html'}[/]")
+
+
+def objections_by_update(state: LearningState) -> list[tuple[int, float]]:
+    """Share of turns to which a user objected, between one update attempt and the next.
+
+    Updates without a turn in between have no share and are left out.
+    """
+    shares = []
+    for (_, before), (update, after) in itertools.pairwise(state.seen_at_update):
+        new = after - before
+        if new.total() > 0:
+            objections = sum(new[kind] for kind in OBJECTIONS)
+            shares.append((update, round(objections / new.total(), 4)))
+    return shares
+
+
+def _objections_curve(summary: dict[str, Any]) -> Curve:
+    points = summary["objections_by_update"]
+    return Curve(
+        title="Is it learning? Turns to which a user objected",
+        unit="share of turns",
+        steps=[update for update, _ in points],
+        series={"live conversations": [share for _, share in points]},
+    )
 
 
 def _ratio(before: Rate, after: Rate) -> float | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from examples.tool_lab.domain import World
-from examples.tool_lab.names import CURRENCIES, random_name
+from examples.tool_lab.names import random_currency, random_name
 from examples.tool_lab.phrases import (
     COMPLAINTS,
     CORRECTIONS,
@@ -97,7 +97,8 @@ class User:
             )
             world.hotels.add(hotel)
             return {"hotel": hotel, "nights": rng.randint(2, 14)}
-        source, target = rng.sample(CURRENCIES, 2)
+        source, target = (random_currency(rng, held_out=world.held_out) for _ in range(2))
+        world.currencies.update((source, target))
         return {"amount": rng.randint(2, 990), "source": source, "target": target}
 
     def review_call(self, request: Request, arguments: Any) -> str | None:

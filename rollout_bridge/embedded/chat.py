@@ -158,11 +158,6 @@ def _requests(body: ChatBody, engine: Engine) -> list[EngineRequest]:
     """One engine request for each of `n` choices."""
     extra = body.model_extra or {}
     values = {name: extra[name] for name in _SAMPLING_FIELDS if extra.get(name) is not None}
-    # OpenAI clients send whole numbers as integers.
-    values = {
-        name: float(value) if isinstance(value, int) and name in _REALS else value
-        for name, value in values.items()
-    }
     params = schemas.parse_sampling(
         {**values, "max_new_tokens": body.new_tokens, "sampling_seed": body.seed}
     )
@@ -181,11 +176,6 @@ def _requests(body: ChatBody, engine: Engine) -> list[EngineRequest]:
         )
         for number in range(params.n)
     ]
-
-
-_REALS = frozenset(
-    name for name, field in schemas.SamplingBody.model_fields.items() if field.annotation is float
-)
 
 
 class _Reply:

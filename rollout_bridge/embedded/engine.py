@@ -103,7 +103,8 @@ class Engine:
             request.error = self.failure
             request.context.set()
             return
-        self._scheduler.call(lambda: self._scheduler.submit(request))
+        future = self._scheduler.call(lambda: self._scheduler.submit(request))
+        future.add_done_callback(lambda done: done.exception() and self._fail([request]))
 
     async def abort(self, rid: str | None) -> None:
         """End one request, or all if None."""
@@ -168,13 +169,16 @@ class Engine:
             logger.exception("the scheduler failed")
             self.failure = f"the engine failed: {type(error).__name__}: {error}"
             scheduler = self._scheduler
-            lost = [*scheduler.running, *scheduler.waiting, *scheduler.to_score]
-            for request in lost:
-                request.error = self.failure
-                request.finish = Finish(kind="abort", message=self.failure)
-            self._notify(lost)
+            scheduler.refuse_calls(RuntimeError(self.failure))
+            self._fail([*scheduler.running, *scheduler.waiting, *scheduler.to_score])
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self.on_failure)
+
+    def _fail(self, requests: list[EngineRequest]) -> None:
+        for request in requests:
+            request.error = self.failure or "the engine could not take the request"
+            request.finish = Finish(kind="abort", message=request.error)
+        self._notify(requests)
 
 
 def _wake(requests: list[EngineRequest]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -37,15 +38,19 @@ class Match:
 
 
 class PrefixCache:
-    """At most `max_tokens` tokens; the memory grows with use."""
+    """At most `max_tokens` tokens. On a CPU the memory is taken as it is used."""
 
     def __init__(self, shape: CacheShape, max_tokens: int):
         self._shape = shape
         self._max_blocks = max_tokens // BLOCK
         # A block's place in the pool is also its name as a parent.
         self._blocks: OrderedDict[_Key, int] = OrderedDict()
-        self._free: list[int] = []
-        self._keys, self._values = self._allocate(0)
+        self._free = list(range(self._max_blocks))
+        # Not zeroed: a block is written before it is read, and untouched pages cost nothing.
+        prefix = (shape.num_layers, self._max_blocks, BLOCK, shape.num_heads)
+        where: dict[str, Any] = {"dtype": shape.dtype, "device": shape.device}
+        self._keys = torch.empty(*prefix, shape.key_size, **where)
+        self._values = torch.empty(*prefix, shape.value_size, **where)
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -53,7 +58,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Forget everything (the memory is kept)."""
         self._blocks.clear()
-        self._free = list(range(self._keys.shape[1]))
+        self._free = list(range(self._max_blocks))
 
     def match(self, ids: Sequence[int]) -> Match:
         """The longest known prefix of `ids`, in whole blocks."""
@@ -113,8 +118,6 @@ class PrefixCache:
             self._blocks.move_to_end(key)
 
     def _take(self) -> int:
-        if not self._free and self._keys.shape[1] < self._max_blocks:
-            self._grow()
         if self._free:
             return self._free.pop()
         # Never a block of the path being inserted: that is newer, and shorter than the cache.
@@ -126,19 +129,3 @@ class PrefixCache:
         span = slice(first * BLOCK, (first + len(blocks)) * BLOCK)
         self._keys[:, index] = cache.keys[:, row, span].unflatten(1, (-1, BLOCK))
         self._values[:, index] = cache.values[:, row, span].unflatten(1, (-1, BLOCK))
-
-    def _grow(self) -> None:
-        old = self._keys.shape[1]
-        new = min(self._max_blocks, max(64, 2 * old))
-        keys, values = self._allocate(new)
-        keys[:, :old], values[:, :old] = self._keys, self._values
-        self._keys, self._values = keys, values
-        self._free.extend(range(old, new))
-
-    def _allocate(self, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = self._shape
-        prefix = (shape.num_layers, blocks, BLOCK, shape.num_heads)
-        return (
-            torch.zeros(*prefix, shape.key_size, dtype=shape.dtype, device=shape.device),
-            torch.zeros(*prefix, shape.value_size, dtype=shape.dtype, device=shape.device),
-        )

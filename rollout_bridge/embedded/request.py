@@ -10,6 +10,11 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+_EXPECTED_RESPONSE = 256
+"""Response tokens to keep room for when a request is admitted; one that grows beyond what there is
+room for is put back into the queue, newest first.
+"""
+
 TopLogprobs = list[tuple[float, int]]
 
 
@@ -103,3 +108,19 @@ class EngineRequest:
     def num_tokens(self) -> int:
         """Prompt and response so far."""
         return len(self.input_ids) + len(self.output_ids)
+
+    @property
+    def sequence(self) -> list[int]:
+        """Ids of prompt and response so far (not to be changed)."""
+        return self.input_ids + self.output_ids if self.output_ids else self.input_ids
+
+    @property
+    def last_token(self) -> int:
+        """The newest id: the one whose successor is sampled next."""
+        return self.output_ids[-1] if self.output_ids else self.input_ids[-1]
+
+    @property
+    def expected_length(self) -> int:
+        """Tokens that there should be memory for when it starts."""
+        left = self.sampling.max_new_tokens - len(self.output_ids)
+        return self.num_tokens + min(left, _EXPECTED_RESPONSE)

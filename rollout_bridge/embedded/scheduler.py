@@ -15,20 +15,16 @@ import queue
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from rollout_bridge.embedded.prefix_cache import Match
+from rollout_bridge.embedded.admission import take_prefill_group, take_score_group
 from rollout_bridge.embedded.request import EngineRequest, Finish
 from rollout_bridge.embedded.rows import Rows
 from rollout_bridge.embedded.sampling import Sampler
 from rollout_bridge.embedded.text import StopStrings
-
-_EXPECTED_RESPONSE = 256
-"""Response tokens to keep room for when a request is admitted; one that grows beyond what there is
-room for is put back into the queue, newest first.
-"""
 
 
 class Scheduler:
@@ -85,6 +81,14 @@ class Scheduler:
             if self._changed:
                 self._notify(self._changed)
                 self._changed = []
+
+    def refuse_calls(self, error: Exception) -> None:
+        """Let the callers know that `run` is over (after it raised)."""
+        with suppress(queue.Empty):
+            while True:
+                item = self._calls.get_nowait()
+                if item is not None and item[1].set_running_or_notify_cancel():
+                    item[1].set_exception(error)
 
     # Calls: only on the scheduler's thread.
 
@@ -167,14 +171,16 @@ class Scheduler:
         """Prefill waiting requests, in order of arrival, and let them run."""
         budget = self._max_prefill_tokens
         while self.waiting and budget > 0:
-            group = self._take_group(budget)
+            group = take_prefill_group(
+                self.waiting, self.running, self._rows, self._max_batch, budget
+            )
             if not group:
                 return
-            sequences = [_sequence(request)[:-1] for request, _ in group]
+            sequences = [request.sequence[:-1] for request, _ in group]
             matches = [match for _, match in group]
             budget -= self._rows.prefill(len(self.running), sequences, matches)
             for request, match in group:
-                if self._sequence_is_prompt(request):
+                if request.score_from is None and not request.output_ids:
                     request.cached_tokens = match.num_tokens
                 request.kv_is_current = True
                 if request.sampling.stop:
@@ -182,46 +188,13 @@ class Scheduler:
                 self.running.append(request)
             self._rows_changed = True
 
-    def _take_group(self, budget: int) -> list[tuple[EngineRequest, Match]]:
-        """Waiting requests to prefill together: within the budget and the memory.
-
-        A request whose first unknown block another one of the group is about to compute waits for
-        the next group, where it finds that block known.
-        """
-        group: list[tuple[EngineRequest, Match]] = []
-        pending = set()
-        room = min(self._max_batch - len(self.running), len(self.waiting))
-        longest_row = max((_reserved(request) for request in self.running), default=0)
-        longest_rest = 0
-        for request in list(self.waiting)[:room]:
-            match = self._rows.match(_sequence(request)[:-1])
-            rest = request.num_tokens - 1 - match.num_tokens
-            longest_row = max(longest_row, _reserved(request))
-            longest_rest = max(longest_rest, rest)
-            too_many = group and longest_rest * (len(group) + 1) > budget
-            rows = len(self.running) + len(group) + 1
-            if too_many or not self._rows.fits(rows, longest_row):
-                break
-            if match.next_key is not None:
-                if match.next_key in pending:
-                    continue
-                pending.add(match.next_key)
-            self.waiting.remove(request)
-            group.append((request, match))
-        return group
-
     def _score_waiting(self) -> None:
         """Input log-probs of one group of requests, on the rows after the running ones."""
         if not self.to_score:
             return
-        group, longest = [], 0
-        while self.to_score and len(group) < 16:
-            longest = max(longest, self.to_score[0].num_tokens)
-            rows = len(self.running) + len(group) + 1
-            crowded = longest * (len(group) + 1) > self._max_prefill_tokens
-            if group and (crowded or not self._rows.fits(rows, max(longest, self._longest))):
-                break
-            group.append(self.to_score.popleft())
+        group = take_score_group(
+            self.to_score, len(self.running), self._longest, self._rows, self._max_prefill_tokens
+        )
         self._rows.score(len(self.running), group)
         for request in group:
             if request.sampling.max_new_tokens == 0:
@@ -273,7 +246,7 @@ class Scheduler:
         if request in self.running:
             row = self.running.index(request)
             if request.kv_is_current:
-                self._rows.remember(_sequence(request)[:-1], row)
+                self._rows.remember(request.sequence[:-1], row)
             last = len(self.running) - 1
             if row != last:
                 moved = self.running[last]
@@ -300,25 +273,9 @@ class Scheduler:
         """Tensors of the next step for the rows as they are now."""
         device = self._rows.device
         lengths = [request.num_tokens - 1 for request in self.running]
-        last = [_last_token(request) for request in self.running]
+        last = [request.last_token for request in self.running]
         self._tokens_B1 = torch.tensor(last, device=device, dtype=torch.long)[:, None]
         self._positions_B1 = torch.tensor(lengths, device=device, dtype=torch.long)[:, None]
         self._longest = max(lengths, default=0)
         self._sampler.use(list(self.running))
         self._rows_changed = False
-
-    def _sequence_is_prompt(self, request: EngineRequest) -> bool:
-        return not request.output_ids and request.score_from is None
-
-
-def _sequence(request: EngineRequest) -> list[int]:
-    return request.input_ids + request.output_ids if request.output_ids else request.input_ids
-
-
-def _last_token(request: EngineRequest) -> int:
-    return request.output_ids[-1] if request.output_ids else request.input_ids[-1]
-
-
-def _reserved(request: EngineRequest) -> int:
-    left = request.sampling.max_new_tokens - len(request.output_ids)
-    return request.num_tokens + min(left, _EXPECTED_RESPONSE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -263,10 +264,14 @@ async def test_session_done_drops_the_last_turn_and_a_continuation_reopens_it(do
     assert reopened.next_state == [{"role": "user", "content": "and?"}]
 
 
+@pytest.mark.parametrize("settings", [{"sweep_interval_s": 0.02}])
 async def test_idle_sessions_are_closed(door: Door, clock) -> None:
     door.will_say("Hello.")
     _, turn = await door.say([USER])
+    await asyncio.sleep(0.1)
+    assert (await door.turn(turn.turn_id)).state is TurnState.AWAITING_NEXT_STATE
     clock.now += 3600
-    service = door.app.state.service
-    await door.store.close_idle_sessions(service.config.idle_timeout_s)
+    async with asyncio.timeout(10):
+        while (await door.turn(turn.turn_id)).state is not TurnState.DROPPED:
+            await asyncio.sleep(0.02)
     assert (await door.turn(turn.turn_id)).drop_reason is DropReason.NO_NEXT_STATE

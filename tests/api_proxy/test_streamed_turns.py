@@ -144,6 +144,33 @@ async def test_client_that_leaves(
     assert (await door.turn(turn.turn_id)).response_ids.tolist() == line.ids[:5]
 
 
+async def test_client_that_leaves_while_the_store_is_slow(
+    door: Door, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_turn = door.store.record_turn
+    num_calls = 0
+
+    async def slow(*args, **kwargs) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        await asyncio.sleep(1)
+        await record_turn(*args, **kwargs)
+
+    monkeypatch.setattr(door.store, "record_turn", slow)
+    door.will_say("Hello")
+    body = {"model": "policy", "messages": [USER], "stream": True}
+    async with httpx.AsyncClient(base_url=served) as client:
+        request = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        await _until(lambda: num_calls == 1)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    await _until_async(lambda: _num_turns(door, 1))
+    await door.app.state.service.recorder.drain()
+    assert num_calls == 1
+    (turn,) = await door.store.list_turns()
+    assert turn.drop_reason is None
+
+
 async def test_client_that_leaves_before_the_first_token(door: Door, served: str) -> None:
     door.engine.gate = asyncio.Event()
     door.will_say("Hello")

@@ -1,0 +1,30 @@
+"""An embedded engine in a process of its own, for tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def embedded_engine(model: Path, *arguments: str) -> Iterator[str]:
+    """Start it, yield its address, stop it."""
+    command = [sys.executable, "-m", "rollout_bridge.embedded", "--model", str(model), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, "the engine did not start; see its standard error"
+            yield f"http://127.0.0.1:{json.loads(line)['port']}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -1,0 +1,62 @@
+"""Log-probabilities of given tokens: the teacher's side of the contract."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.engine.types import SamplingParams
+
+PROMPT = [7, 30, 31, 90, 12, 55, 140, 9]
+
+
+async def test_first_and_last_response_token_are_scored(client: EngineClient, reference) -> None:
+    generation = await client.generate(
+        PROMPT, SamplingParams(temperature=0.6, max_new_tokens=12, ignore_eos=True)
+    )
+    response = generation.output_ids.tolist()
+    scores = await client.score(PROMPT + response, len(PROMPT))
+    rows = reference(PROMPT + response)
+    assert len(scores) == len(response)
+    assert scores[0] == pytest.approx(rows[len(PROMPT) - 1, response[0]], abs=1e-3)
+    assert scores[-1] == pytest.approx(rows[-2, response[-1]], abs=1e-3)
+    expected = rows[len(PROMPT) - 1 : -1][np.arange(len(response)), response]
+    np.testing.assert_allclose(scores, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("start", [1, 2, 17, 39])
+async def test_every_start_scores_to_the_end(client: EngineClient, reference, start: int) -> None:
+    ids = [(7 * i) % 190 for i in range(40)]
+    expected = reference(ids)[np.arange(start - 1, 39), ids[start:]]
+    np.testing.assert_allclose(await client.score(ids, start), expected, atol=1e-3)
+
+
+async def test_scoring_needs_context_and_a_token(client: EngineClient) -> None:
+    for start in (0, -1, len(PROMPT)):
+        with pytest.raises(ValueError, match="start"):
+            await client.score(PROMPT, start)
+
+
+async def test_top_logprobs_are_the_most_probable(client: EngineClient, reference) -> None:
+    ids, logprobs = await client.score_topk(PROMPT, 3, k=4)
+    rows = reference(PROMPT)[2:-1]
+    assert ids.shape == logprobs.shape == (len(PROMPT) - 3, 4)
+    np.testing.assert_allclose(logprobs, -np.sort(-rows, axis=1)[:, :4], atol=1e-3)
+    np.testing.assert_allclose(np.take_along_axis(rows, ids, axis=1), logprobs, atol=1e-3)
+
+
+async def test_scores_at_once_with_shared_prefixes_are_each_right(
+    client: EngineClient, reference
+) -> None:
+    shared = [(3 * i) % 200 for i in range(60)]
+
+    async def one(number: int) -> float:
+        ids = shared[: 20 + 3 * number] + [(number + 5 * j) % 180 for j in range(25)]
+        start = 20 + 3 * number
+        expected = reference(ids)[np.arange(start - 1, len(ids) - 1), ids[start:]]
+        return float(np.abs(await client.score(ids, start) - expected).max())
+
+    assert max(await asyncio.gather(*map(one, range(12)))) < 1e-3
