@@ -65,6 +65,8 @@ async def _serve_proxy(config: RunConfig) -> None:
                 port=config.proxy.port,
                 loop="uvloop",
                 http="httptools",
+                # Agents pause between turns: a connection closed under them costs a retry.
+                timeout_keep_alive=75,
                 access_log=False,
                 log_config=None,
             )

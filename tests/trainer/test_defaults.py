@@ -1,0 +1,54 @@
+"""The configuration of a run on one machine, completed from the model and the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from examples.tool_lab.run_lab import MODEL
+from trainer.defaults import context_length, resolve, single_machine
+from trainer.run_config import ConfigError, RunConfig
+
+
+def resolved(folder: Path, *overrides: str) -> RunConfig:
+    return resolve(single_machine(str(MODEL), folder), None, list(overrides))
+
+
+def test_judge_and_teacher_are_the_frozen_engine_unless_said_otherwise(tmp_path: Path) -> None:
+    config = resolved(tmp_path)
+    assert config.policy.base_url != config.frozen.base_url
+    assert config.judge.base_url == f"{config.frozen.base_url}/v1"
+    assert config.judge.max_prompt_tokens + config.judge.max_tokens == 32768
+    assert config.scoring.context_length == 32768
+    assert config.scoring.expected_version == "0"
+
+
+def test_another_judge_keeps_its_own_address(tmp_path: Path) -> None:
+    config = resolved(tmp_path, "judge.base_url=http://127.0.0.1:9/v1", "judge.model=big")
+    assert config.judge.base_url == "http://127.0.0.1:9/v1"
+    assert config.judge.model == "big"
+
+
+def test_teacher_on_a_server_of_its_own_names_its_version_itself(tmp_path: Path) -> None:
+    config = resolved(tmp_path, "frozen.url=http://127.0.0.1:9")
+    assert config.frozen.base_url == "http://127.0.0.1:9"
+    assert config.scoring.expected_version is None
+
+
+def test_judge_model_without_a_server_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set judge\.base_url too"):
+        resolved(tmp_path, "judge.model=big")
+
+
+def test_model_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot load") as raised:
+        context_length(str(tmp_path / "nothing"))
+    assert "\n" not in str(raised.value)
+
+
+def test_ports_are_chosen_once_and_differ(tmp_path: Path) -> None:
+    config = resolved(tmp_path, "proxy.port=0")
+    ports = {config.policy.base_url, config.frozen.base_url}
+    assert len(ports) == 2
+    assert config.proxy.port != 0
