@@ -66,14 +66,21 @@ def judge_messages(
 
 
 def tool_signature(tool: dict[str, Any]) -> str:
-    """One line for a tool: `get_weather(city: string): Current weather of a city.`"""
+    """One line for a tool: `get_weather(city: string): Current weather of a city.`
+
+    Agents send schemas of any shape (null, `true`, a list): what cannot be read is not shown.
+    """
     function = tool.get("function", tool)
-    properties = function.get("parameters", {}).get("properties", {})
+    properties = _mapping(_mapping(function.get("parameters")).get("properties"))
     arguments = ", ".join(
-        f"{name}: {schema.get('type', 'any')}" for name, schema in properties.items()
+        f"{name}: {_mapping(schema).get('type', 'any')}" for name, schema in properties.items()
     )
     description = " ".join(str(function.get("description", "")).split())
     return f"{function['name']}({arguments}): {description}".rstrip(": ")
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def message_text(message: Message) -> str:

@@ -216,6 +216,10 @@ class Rendering:
             tool_calls=[self._parsed_call(call, ids) for call in parsed.tool_calls],
         )
 
+    def count_tokens(self, text: str) -> int:
+        """Number of ids of a text, without any template around it."""
+        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def decode(self, ids: Ids | Sequence[int]) -> str:
         """Text of `ids` with special tokens shown and nothing tidied."""
         return self.tokenizer.decode(

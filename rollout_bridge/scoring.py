@@ -128,9 +128,13 @@ class ScoringWorker:
             self._hinted, turn, self._max_tokens - len(turn.response_ids)
         )
         started = time.monotonic()
-        teacher_logprobs = await self._teacher.score(
-            np.concatenate([hinted_ids, turn.response_ids]), len(hinted_ids)
-        )
+        try:
+            teacher_logprobs = await self._teacher.score(
+                np.concatenate([hinted_ids, turn.response_ids]), len(hinted_ids)
+            )
+        except ValueError as error:
+            # A policy can sample a row of its head that the tokenizer has no id for.
+            raise EngineProtocolError(f"ids that cannot be scored: {error}") from error
         latency_s = time.monotonic() - started
         # Asked AFTER the scores: labels are never used twice, so an unchanged one means that no
         # update came before or during the call.

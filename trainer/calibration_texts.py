@@ -6,6 +6,8 @@ template are where engines have differed; random ids, because they visit the who
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
 from records.messages import Message
@@ -56,14 +58,19 @@ TOOLS = [
 def calibration_sequences(rendering: Rendering, seed: int) -> list[Ids]:
     """Id sequences of 2 tokens to a few hundred; equal seeds give equal sequences.
 
-    A template that cannot render tool calls does without that conversation: models without tools
-    can be served too.
+    A template that refuses system messages gets its conversation without one, and one that cannot
+    render tool calls does without that conversation: such models can be served too.
     """
-    sequences = [rendering.prompt_ids(list(messages)) for messages in CONVERSATIONS]
-    try:
-        sequences.append(rendering.prompt_ids(list(TOOL_CONVERSATION), TOOLS))
-    except ValueError:
-        sequences.append(rendering.prompt_ids(list(CONVERSATIONS[1])))
+    question, system, *exchange = (*CONVERSATIONS[0], *CONVERSATIONS[1])
+    sequences = [rendering.prompt_ids([question])]
+    for choices in (
+        (([system, *exchange], []), (exchange, [])),
+        ((list(TOOL_CONVERSATION), TOOLS),),
+    ):
+        for messages, tools in choices:
+            with contextlib.suppress(ValueError):
+                sequences.append(rendering.prompt_ids(messages, tools))
+                break
     random = np.random.default_rng(seed)
     for length in (2, 33, 200):
         sequences.append(random.integers(0, rendering.vocab_size, length).astype(np.int32))

@@ -247,6 +247,11 @@ def copy_tokenizer(model: str, folder: Path) -> None:
         from transformers import AutoTokenizer
 
         AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+        # Further chat templates get a folder of their own; a checkpoint holds files only, and what
+        # is served is the default template, as with a local folder.
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
         return
     for path in source.iterdir():
         wanted = path.name not in _MODEL_FILES and path.suffix not in _MODEL_SUFFIXES

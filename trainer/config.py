@@ -95,8 +95,6 @@ class TrainerConfig(BaseModel):
     seed: int = 0
     """Seed of everything random in the trainer."""
 
-    run_folder: str | None = None
-    """Folder of checkpoints, metrics and calibration; set by the command that starts the run."""
     keep_checkpoints: PositiveInt = 3
     """Checkpoints kept with weights; manifests of all are kept."""
     lease_ttl_s: PositiveFloat = 3600.0

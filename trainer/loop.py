@@ -30,7 +30,7 @@ from trainer.manifest import Manifest
 from trainer.metrics import MetricsLog
 from trainer.publish import Publisher, WeightTarget
 from trainer.restore import in_thread, restore, start_model
-from trainer.step_report import StepReport, step_metrics, trained_results
+from trainer.step_report import StepReport, hint_metrics, step_metrics, trained_results
 from trainer.update import Updater, UpdateReport, finite_sample
 
 logger = logging.getLogger(__name__)
@@ -200,6 +200,7 @@ class EmbeddedTrainer:
         metrics = (
             step_metrics(report, manifest=self.manifest, staleness=staleness, seconds=seconds)
             | self._counters()
+            | hint_metrics(await self.store.vote_summary(), await self.store.drops())
         )
         # A skipped attempt has no step of its own and therefore no point on the curves.
         self._metrics.write(metrics, self.manifest.step if report.skipped is None else None)

@@ -96,7 +96,9 @@ async def _judge_and_score(
     store = await Store.open(config.store)
     teacher = _client(config, config.frozen, rendering)
     async with store, teacher:
-        judge = JudgeWorker(store, config.judge, owner_name("judge"))
+        judge = JudgeWorker(
+            store, config.judge, owner_name("judge"), count_tokens=judge_counter(config, rendering)
+        )
         scoring = ScoringWorker(
             store,
             teacher,
@@ -108,6 +110,15 @@ async def _judge_and_score(
         async with asyncio.TaskGroup() as group:
             group.create_task(judge.run(stop))
             group.create_task(scoring.run(stop))
+
+
+def judge_counter(config: RunConfig, rendering: Rendering) -> Callable[[str], int]:
+    """Counts a text's tokens for the judge: exactly where it is the run's own model, whose
+    tokenizer is here, else by an estimate on the high side.
+    """
+    from judge.context import estimate_tokens
+
+    return rendering.count_tokens if config.judge.model == config.model else estimate_tokens
 
 
 def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool) -> None:

@@ -72,12 +72,24 @@ class Publisher:
             self.served[name] = None
             return False
         if info.weight_version == str(version):
-            self.served[name] = version
-            return True
+            return self.served[name] == version or await self._resume(name, version)
         logger.info(
             "engine %s serves version %s, not %d: publishing", name, info.weight_version, version
         )
         return await self._publish_to(name, path, version, attempts=1)
+
+    async def _resume(self, name: str, version: int) -> bool:
+        """Let requests into an engine that has the weights, though nobody here saw it resume.
+
+        A trainer that was killed, or answers that got lost, may have left it paused.
+        """
+        try:
+            await self._engines[name].resume()
+        except EngineError as error:
+            logger.warning("engine %s may still be paused: %s", name, error)
+            return False
+        self.served[name] = version
+        return True
 
     async def _publish_to(
         self, name: str, path: str, version: int, attempts: int | None = None

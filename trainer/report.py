@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,13 +96,20 @@ def plot_svg(curve: Curve) -> str:
 
 
 def colored_tokens(example: ReportExample) -> str:
-    """The response as HTML, each token tinted by its advantage: green is pushed up, red down."""
-    largest = max((abs(value) for value in example.advantages), default=0.0) or 1.0
+    """The response as HTML, each token tinted by its advantage: green is pushed up, red down.
+
+    A token without one (NaN: a guard took it out of the step) has no tint and says so.
+    """
+    known = [abs(value) for value in example.advantages if math.isfinite(value)]
+    largest = max(known, default=0.0) or 1.0
     spans = []
     for token, advantage in zip(example.tokens, example.advantages, strict=True):
-        strength = min(1.0, abs(advantage) / largest)
-        color = "46,160,67" if advantage > 0 else "218,54,51"
         shown = html.escape(token).replace("\n", "⏎<br>")
+        if not math.isfinite(advantage):
+            spans.append(f'<span title="did not train">{shown}</span>')
+            continue
+        strength = abs(advantage) / largest
+        color = "46,160,67" if advantage > 0 else "218,54,51"
         spans.append(
             f'<span style="background:rgba({color},{strength:.2f})" '
             f'title="advantage {advantage:+.3f} nats">{shown}</span>'

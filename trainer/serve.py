@@ -7,7 +7,9 @@ where the turns of the agents stand.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -38,26 +40,47 @@ def serve_forever(
 
 
 async def _serve(config: RunConfig, folder: Path) -> None:
-    console = Console()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    console = Console()
+    await until_stopped(stop, _keep_serving(config, folder, console))
+    console.print("stopped")
+
+
+async def until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` until it ends or `stop` is set, and then until it has cleaned up.
+
+    Starting a large model takes minutes, and a Ctrl-C meanwhile must not wait for them.
+    """
+    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if working.done():
+        working.result()
+        return
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+
+
+async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> None:
+    if config.renderer.name == "default":
+        console.print(
+            "[yellow]renderer 'default': each prompt is rendered anew"
+            + ("" if config.renderer.tool_parser else ", and tool calls stay text")
+            + "; name the model's family with --renderer (qwen3, glm45, ...)[/]"
+        )
     console.print(f"run folder [bold]{folder}[/]; starting engines with {config.model}")
     async with Run(config, folder) as run, await Store.open(config.store) as store:
         await run.start_loop()
         address = f"http://{config.proxy.host}:{config.proxy.port}/v1"
         console.print(f"ready: point an OpenAI client at [bold]{address}[/] (Ctrl-C stops)")
-        stopped = asyncio.create_task(stop.wait())
-        while not stop.is_set():
-            await asyncio.wait(
-                [stopped, run.supervisor.failed],
-                timeout=STATUS_EVERY_S,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+        while True:
+            await asyncio.wait([run.supervisor.failed], timeout=STATUS_EVERY_S)
             if run.supervisor.failed.done():
                 run.supervisor.failed.result()
             console.print(await status_line(store))
-        console.print("stopping")
 
 
 async def status_line(store: Store) -> str:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from records.summary import VoteSummary
 from records.types import DropReason, Logprobs, ReadySample, SampleResult
 from trainer.manifest import Manifest
 from trainer.update import UpdateReport
+
+HINT_DROPS = (
+    DropReason.NO_HINT,
+    DropReason.JUDGE_UNAVAILABLE,
+    DropReason.JUDGE_PROMPT_TOO_LONG,
+    DropReason.NO_USER_MESSAGE,
+    DropReason.HINTED_PROMPT_MISMATCH,
+    DropReason.HINTED_PROMPT_TOO_LONG,
+    DropReason.TEACHER_MISALIGNED,
+    DropReason.TEACHER_LOGPROBS_INVALID,
+    DropReason.TEACHER_UNAVAILABLE,
+)
+"""Why a turn with a next state got no hint, or its hint no score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +67,22 @@ def step_metrics(
         **report.metrics,
         **seconds,
     }
+
+
+def hint_metrics(votes: VoteSummary, drops: Mapping[DropReason, int]) -> dict[str, float]:
+    """The judge's part of the metrics (ALGORITHMS 1.8), over the run until now.
+
+    Rates and means of nothing are left out; a count of nothing is 0.
+    """
+    figures: dict[str, float | None] = {
+        "hint/vote_none": votes.votes_none,
+        "hint/vote_pos": votes.votes_pos,
+        "hint/vote_neg": votes.votes_neg,
+        "hint/accept_rate": votes.accept_rate,
+        "hint/len_chars": votes.mean_hint_chars,
+    }
+    figures |= {f"hint/dropped_{reason.value}": drops.get(reason, 0) for reason in HINT_DROPS}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _result(sample: ReadySample, staleness: int, advantages: Logprobs) -> SampleResult:

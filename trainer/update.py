@@ -267,7 +267,7 @@ class Updater:
         count = max(tokens, 1.0)
         mean = total.sums["adv"] / count
         variance = max(total.sums["adv_squared"] / count - mean * mean, 0.0)
-        return total.reduced | {
+        return _mean_over_comparable(total.reduced) | {
             "opd/adv_mean": mean,
             "opd/adv_std": math.sqrt(variance),
             "opd/adv_abs_max": total.maxima["adv_abs_max"],
@@ -305,6 +305,15 @@ def opd_settings(config: TrainerConfig) -> OpdSettings:
         beta_entropy=config.beta_entropy,
         advantage_reference=config.advantage_reference,
     )
+
+
+def _mean_over_comparable(reduced: dict[str, float]) -> dict[str, float]:
+    """The gap between trainer and rollout engine where there is one to measure; NaN without any."""
+    name = "train_rollout_logprob_abs_diff"
+    share = reduced.get("rollout_comparable_frac", 0.0)
+    if name not in reduced:
+        return reduced
+    return reduced | {name: reduced[name] / share if share > 0 else math.nan}
 
 
 def _token_batch(

@@ -36,6 +36,9 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
         eos_token_id=stop_ids, pad_token_id=stop_ids[1], do_sample=True, temperature=1.0
     )
     half.half().save_pretrained(out)
+    for key in ("is_local", "local_files_only"):
+        # How a tokenizer was loaded is no part of it.
+        tokenizer.init_kwargs.pop(key, None)
     tokenizer.save_pretrained(out)
 
 
@@ -57,8 +60,8 @@ class Phase:
 PHASES = (
     Phase(num_rows=30_000, mix=Mix(), plan=TrainingPlan(steps=2800, stop_after=1500)),
     Phase(
-        num_rows=36_000,
-        mix=Mix(agent=0.24, hinted=0.28, judge=0.40, copy=0.08, hinted_weight=2.0),
+        num_rows=44_000,
+        mix=Mix(agent=0.22, hinted=0.30, judge=0.40, copy=0.08, hinted_weight=2.0),
         plan=TrainingPlan(
             steps=1500,
             peak_learning_rate=1.5e-3,

@@ -17,7 +17,7 @@ from typing import Any
 from examples.tool_lab.corruption import Corruption, corrupted_reply
 from examples.tool_lab.domain import TOOLS
 from examples.tool_lab.episode import Episode
-from examples.tool_lab.names import random_name
+from examples.tool_lab.names import random_currency, random_name
 from examples.tool_lab.preferences import PREFERENCES
 from examples.tool_lab.script import scripted_reply, turn_site
 
@@ -177,9 +177,9 @@ def _copy_item(rng: random.Random) -> str:
         return str(rng.randint(1, 9999))
     if draw < 0.75:
         return f'"{random_name(rng, held_out=False)}": {rng.randint(1, 99)}'
-    if draw < 0.9:
+    if draw < 0.82:
         return "".join(rng.choice(string.ascii_lowercase) for _ in range(rng.randint(2, 6)))
-    return "".join(rng.choice(string.ascii_uppercase) for _ in range(3))
+    return random_currency(rng, held_out=False)
 
 
 def rows(seed: int, count: int, mix: Mix | None = None) -> Iterator[Row]:

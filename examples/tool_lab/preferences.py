@@ -49,13 +49,13 @@ UNIT = Preference(
         "Fahrenheit": (
             "Give temperatures in Fahrenheit.",
             "Answer in Fahrenheit.",
-            "State the temperature in Fahrenheit, not Celsius.",
+            "Always state the temperature in Fahrenheit.",
             "Use Fahrenheit for the temperature.",
         ),
         "Celsius": (
             "Give temperatures in Celsius.",
             "Answer in Celsius.",
-            "State the temperature in Celsius, not Fahrenheit.",
+            "Always state the temperature in Celsius.",
             "Use Celsius for the temperature.",
         ),
     },
@@ -76,13 +76,13 @@ ORDER = Preference(
         "rating": (
             "Sort hotels by rating.",
             "Find hotels with sort rating.",
-            "Sort the hotels by rating, not by price.",
+            "Always sort the hotels by rating.",
             "List the best rated hotels first.",
         ),
         "price": (
             "Sort hotels by price.",
             "Find hotels with sort price.",
-            "Sort the hotels by price, not by rating.",
+            "Always sort the hotels by price.",
             "List the cheapest hotels first.",
         ),
     },
@@ -102,12 +102,12 @@ ROOM = Preference(
     hints={
         "single": (
             "Book a single room.",
-            "Take a single room, not a double.",
+            "Always take a single room.",
             "Use room single for the booking.",
         ),
         "double": (
             "Book a double room.",
-            "Take a double room, not a single.",
+            "Always take a double room.",
             "Use room double for the booking.",
         ),
     },
@@ -145,8 +145,8 @@ DETAIL = Preference(
         "priced": ("Give the price of the hotel.", "Say what a night costs.", "Add the price."),
         "name": (
             "Give only the name.",
-            "Leave out the price of the hotel.",
-            "Do not say the price.",
+            "Answer with only the name.",
+            "Say only the hotel name.",
         ),
     },
 )
@@ -165,9 +165,9 @@ CODE = Preference(
     hints={
         "code": ("Give the booking code.", "Add the code to the answer.", "Say the booking code."),
         "short": (
-            "Leave out the code.",
-            "Do not give the booking code.",
-            "Confirm without the code.",
+            "Give a short answer.",
+            "Keep the answer short.",
+            "Confirm in a short answer.",
         ),
     },
 )

@@ -70,10 +70,10 @@ class RowCache(Cache):
         # Geometric growth, so that copying stays rare, as far as the memory allows.
         new_length, new_rows = self.length, self.num_rows
         if length > self.length:
-            room = self.max_tokens // num_rows
-            new_length = max(length, min(2 * self.length, room), min(_MIN_LENGTH, room))
+            new_length = max(length, 2 * self.length, _MIN_LENGTH)
         if num_rows > self.num_rows:
             new_rows = max(num_rows, 2 * self.num_rows, _MIN_ROWS)
+        new_length = max(length, min(new_length, self.max_tokens // num_rows))
         new_rows = max(num_rows, min(new_rows, self.max_tokens // new_length))
         keys, values = self._allocate(new_rows, new_length)
         kept = min(self.length, new_length)

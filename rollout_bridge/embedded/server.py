@@ -75,7 +75,7 @@ def serve(
             timeout_keep_alive=75,
             timeout_graceful_shutdown=3,
         )
-        server = _Server(settings, lambda: ready_callback and ready_callback(port))
+        server = _Server(settings, engine, lambda: ready_callback and ready_callback(port))
         engine.on_failure = server.stop_soon
         server.run(sockets=[listener])
     if engine.failure is not None:
@@ -83,16 +83,23 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says when it listens."""
+    """uvicorn that says when it listens, and ends running requests before it stops."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], object]):
+    def __init__(self, config: uvicorn.Config, engine: Engine, started: Callable[[], object]):
         super().__init__(config)
+        self._engine = engine
         self._report_start = started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._report_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Their clients get what was sampled, as aborted, instead of a broken connection.
+        if self._engine.alive:
+            await self._engine.abort(None)
+        await super().shutdown(sockets)
 
     def stop_soon(self) -> None:
         self.should_exit = True

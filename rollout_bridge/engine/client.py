@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import aiohttp
@@ -119,7 +119,7 @@ class EngineClient:
         *,
         request_id: str | None = None,
         routing_key: str | None = None,
-    ) -> AsyncIterator[GenerationChunk]:
+    ) -> AsyncGenerator[GenerationChunk, None]:
         """Sample a continuation, token by token; the last chunk carries `final`.
 
         Closing the iterator early aborts the request on the engine. Raises as `generate`.

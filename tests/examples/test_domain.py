@@ -9,7 +9,9 @@ from examples.tool_lab.names import is_held_out
 
 
 def world(seed: int = 3) -> World:
-    return World(seed=seed, held_out=True, cities={"Brakol"}, hotels={"Kopra"})
+    return World(
+        seed=seed, held_out=True, cities={"Brakol"}, hotels={"Kopra"}, currencies={"EUR", "USD"}
+    )
 
 
 def test_four_tools_with_schemas():

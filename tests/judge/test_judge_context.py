@@ -12,7 +12,7 @@ from judge.context import (
     estimate_tokens,
     fit_judge_prompt,
 )
-from judge.prompts import SYSTEM, judge_messages
+from judge.prompts import SYSTEM, judge_messages, tool_signature
 
 RESPONSE = {"role": "assistant", "content": "the response"}
 NEXT_STATE = [{"role": "user", "content": "the next state"}]
@@ -36,6 +36,23 @@ def test_the_prompt_tells_the_judge_that_tool_output_is_new_information():
     text = " ".join(SYSTEM.split())
     assert "The output of a successful tool call is new information" in text
     assert "NOT something that the assistant should have known" in text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "line"),
+    [
+        (None, "find(): Find it."),
+        ([], "find(): Find it."),
+        ({"type": "object", "properties": None}, "find(): Find it."),
+        (
+            {"properties": {"a": True, "b": {"type": "string"}, "c": {}}},
+            "find(a: any, b: string, c: any): Find it.",
+        ),
+    ],
+)
+def test_a_tool_whose_schema_is_odd_is_shown_all_the_same(parameters, line):
+    function = {"name": "find", "description": "Find it.", "parameters": parameters}
+    assert tool_signature({"type": "function", "function": function}) == line
 
 
 def test_a_prompt_that_fits_is_shown_whole():

@@ -157,14 +157,18 @@ async def test_a_stream_is_tried_again_before_its_first_token() -> None:
     assert len(engine.bodies) == 3
 
 
+async def collect(client: EngineClient, seen: list[int]) -> None:
+    async for chunk in client.stream(PROMPT, PARAMS, request_id="r"):
+        seen += chunk.new_ids
+
+
 @pytest.mark.parametrize("then", ["break", "end", "hang"])
 async def test_a_stream_is_never_tried_again_after_its_first_token(then: str) -> None:
     engine = FaultyEngine(events(reply([4]), reply([4, 5]), then=then))
     seen: list[int] = []
     async with engine.client() as client:
         with pytest.raises(EngineUnavailable):
-            async for chunk in client.stream(PROMPT, PARAMS, request_id="r"):
-                seen += chunk.new_ids
+            await collect(client, seen)
     assert seen == [4, 5]
     assert len(engine.bodies) == 1
     assert engine.aborted == ["r"]
@@ -183,7 +187,7 @@ async def test_closing_a_stream_aborts_it() -> None:
     async with engine.client() as client:
         stream = client.stream(PROMPT, PARAMS, request_id="r")
         assert (await anext(stream)).new_ids == (4,)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
     assert engine.aborted == ["r"]
 
 

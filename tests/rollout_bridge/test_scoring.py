@@ -127,7 +127,7 @@ async def scoring_turn(store: Store, rendering: Rendering, **options: Any) -> st
         tools=[],
         response={"role": "assistant", "content": "50 F"},
         prompt_ids=prompt_ids,
-        response_ids=RESPONSE,
+        response_ids=options.pop("response_ids", RESPONSE),
         rollout_logprobs=np.full(3, -0.5, dtype=np.float32),
         token_parent_id=None,
         num_shared_ids=0,
@@ -289,6 +289,21 @@ async def test_a_turn_without_user_message_is_dropped_unasked(store, client, tea
     await run_until_left_scoring(store, worker)
     assert await store.drops() == {DropReason.NO_USER_MESSAGE: 1}
     assert teacher.requests == []
+
+
+async def test_a_sampled_id_that_the_tokenizer_does_not_have_drops_the_turn_alone(
+    store, teacher, rendering
+):
+    await scoring_turn(store, rendering)
+    await scoring_turn(store, rendering, response_ids=RESPONSE + 10_000)
+    engine = EngineClientConfig(attempts=1)
+    async with EngineClient(
+        teacher.base_url, config=engine, vocab_size=rendering.vocab_size
+    ) as client:
+        worker = ScoringWorker(store, client, rendering, config(), "scoring-1")
+        await run_until_left_scoring(store, worker)
+    assert await store.drops() == {DropReason.TEACHER_MISALIGNED: 1}
+    assert (await store.counts())[TurnState.READY] == 1
 
 
 async def test_stored_ids_that_are_not_the_messages_are_dropped(store, client, teacher, rendering):

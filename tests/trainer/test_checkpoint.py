@@ -3,7 +3,9 @@ import shutil
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from tests.rollout_bridge.chat_tokenizers import write_tokenizer
 from tests.trainer.test_update import make, mixed_batch, weights
 from tests.trainer.tiny import load, save_model
 from trainer.checkpoint import Checkpoints
@@ -141,6 +143,22 @@ def test_pruning_keeps_manifests_and_what_is_named(folder, checkpoints):
     # A pruned version is no place to continue from.
     shutil.rmtree(checkpoints.folder(3))
     assert [link.version for link in checkpoints.open()] == [0, 1]
+
+
+def test_a_tokenizer_with_several_templates_fits_into_a_checkpoint(tmp_path, monkeypatch):
+    """`save_pretrained` makes a folder for further templates; hub ids go through it."""
+    saved = write_tokenizer(tmp_path / "hub", "chat_template_plain.jinja")
+    (tmp_path / "hub" / "additional_chat_templates").mkdir()
+    template = tmp_path / "hub" / "chat_template.jinja"
+    shutil.copy(template, tmp_path / "hub" / "additional_chat_templates" / "tool_use.jinja")
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    assert set(tokenizer.chat_template) == {"default", "tool_use"}
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda model: tokenizer)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", "some/hub-id", seed=1)
+    (root,) = checkpoints.open()
+    assert "tokenizer.json" in root.files
+    assert "chat_template.jinja" in root.files
+    checkpoints.verify(root)
 
 
 def test_another_start_model_is_refused(checkpoints, tmp_path):

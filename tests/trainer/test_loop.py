@@ -95,6 +95,9 @@ async def test_a_full_batch_becomes_a_version_that_the_engine_serves(folder, tmp
     assert (line["staleness_min"], line["staleness_max"]) == (0, 0)
     assert line["sequences"] == 2
     assert trainer.updater.expected_keys <= line.keys()
+    assert (line["hint/vote_pos"], line["hint/vote_neg"], line["hint/accept_rate"]) == (6, 0, 1.0)
+    assert line["hint/len_chars"] == len("answer in kelvin")
+    assert line["hint/dropped_no_hint"] == 0
 
 
 async def test_the_trainers_forward_equals_the_engine_after_each_step(folder, tmp_path):

@@ -55,6 +55,27 @@ async def test_an_engine_that_cannot_be_asked_is_reported(folder):
     assert engine.calls.count("update_weights") == 0
 
 
+async def test_an_engine_that_has_the_weights_but_never_resumed_is_let_go_on(folder):
+    engine = LocalEngine(folder)
+    engine.fail["resume"] = 4
+    target = publisher(a=engine)
+    assert await target.publish(folder, 1) == ["a"]
+    assert (engine.version, engine.paused) == ("1", True)
+    assert await target.repair(folder, 1) == ["a"]
+    assert await target.repair(folder, 1) == []
+    assert (engine.paused, target.served) == (False, {"a": 1})
+    resumed = engine.calls.count("resume")
+    assert await target.repair(folder, 1) == []
+    assert engine.calls.count("resume") == resumed
+
+
+async def test_an_engine_that_a_killed_trainer_left_paused_goes_on(folder):
+    engine = LocalEngine(folder)
+    await engine.pause()
+    assert await publisher(a=engine).repair(folder, 0) == []
+    assert not engine.paused
+
+
 async def test_a_cancelled_publication_leaves_no_engine_paused(folder):
     engine = LocalEngine(folder)
     reached = asyncio.Event()

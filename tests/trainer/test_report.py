@@ -31,6 +31,14 @@ def test_each_token_gets_the_tint_of_its_advantage() -> None:
     assert "advantage -2.000 nats" in html
 
 
+def test_a_token_that_did_not_train_changes_no_other_tint() -> None:
+    html = colored_tokens(example(["a", "b", "c"], [float("nan"), 2.0, -1.0]))
+    assert '<span title="did not train">a</span>' in html
+    assert "rgba(46,160,67,1.00)" in html
+    assert "rgba(218,54,51,0.50)" in html
+    assert "nan" not in html
+
+
 def test_tokens_and_advantages_must_have_one_length() -> None:
     with pytest.raises(ValueError, match="2 tokens but 1 advantages"):
         example(["a", "b"], [0.0])

@@ -265,6 +265,23 @@ def test_an_empty_batch_takes_no_step(folder):
     assert largest_difference(before, weights(updater)) == 0.0
 
 
+def test_incomparable_turns_do_not_dilute_the_gap_to_the_rollout_engine(folder):
+    """Temperature 0 has no rollout log-prob to compare with: no gap is not a gap of zero."""
+    prompts = conversation("a", [(5, 4)], seed=1), conversation("b", [(6, 4)], seed=2)
+    (plain,), (other,) = prompts
+    greedy = dataclasses.replace(other, temperature=0.0, distribution_modified="temperature_0")
+    name = "train_rollout_logprob_abs_diff"
+    alone = make(folder).update([plain], 0).metrics
+    both = make(folder).update([plain, greedy], 0).metrics
+    assert alone[name] > 0.1
+    assert both[name] == pytest.approx(alone[name], rel=1e-4)
+    assert (alone["rollout_comparable_frac"], both["rollout_comparable_frac"]) == (
+        pytest.approx(1.0),
+        pytest.approx(0.5),
+    )
+    assert np.isnan(make(folder).update([greedy], 0).metrics[name])
+
+
 def test_warmup(folder):
     updater = make(folder, warmup_steps=4, learning_rate=1e-3)
     rates = [updater.update(mixed_batch(1), step).metrics["lr"] for step in (0, 1, 3, 9)]

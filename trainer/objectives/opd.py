@@ -197,13 +197,16 @@ def _ratio_reports(
     clean: TokenBatch, terms: PpoTerms, importance: TruncatedWeights | None, weights_BT: Tensor
 ) -> dict[str, Tensor]:
     """Clip fractions, KL to `old`, trainer against rollout engine; all under R."""
+    comparable_BT = torch.isfinite(clean.rollout_logprobs_BT)
     gap_BT = (clean.old_logprobs_sampled_BT - clean.rollout_logprobs_BT).abs()
-    gap_BT = torch.where(torch.isnan(gap_BT), torch.zeros_like(gap_BT), gap_BT)
+    gap_BT = torch.where(comparable_BT, gap_BT, torch.zeros_like(gap_BT))
     reports = {
         "pg_clipfrac": weighted_sum(terms.clipped, weights_BT),
         "pg_clipfrac_lower": weighted_sum(terms.clipped_lower, weights_BT),
         "ppo_kl": weighted_sum(terms.kl, weights_BT),
+        # Of comparable tokens alone: a mean over them is this over `rollout_comparable_frac`.
         "train_rollout_logprob_abs_diff": weighted_sum(gap_BT, weights_BT),
+        "rollout_comparable_frac": weighted_sum(comparable_BT.to(gap_BT.dtype), weights_BT),
     }
     if importance is not None:
         reports |= {

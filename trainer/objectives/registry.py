@@ -36,6 +36,7 @@ def _opd_keys(settings: OpdSettings) -> frozenset[str]:
         "pg_clipfrac_lower",
         "ppo_kl",
         "train_rollout_logprob_abs_diff",
+        "rollout_comparable_frac",
     }
     if settings.beta_kl > 0:
         keys |= {"kl_loss", "kl/clamped_frac"}
