@@ -34,8 +34,9 @@ def serve(
         Path, typer.Option("--run", help="Run folder; one that exists is resumed.")
     ] = Path("runs/serve"),
     renderer: Annotated[
-        str, typer.Option(help="Renderer of the model: qwen3, glm45, ... or default.")
-    ] = "default",
+        str | None,
+        typer.Option(help="Renderer of the model: qwen3, glm-4.5, ... [its family's, if it fits]"),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address of the endpoint.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the endpoint.")] = 8000,
     judge_url: Annotated[
@@ -46,14 +47,20 @@ def serve(
     overrides: Overrides = None,
 ) -> None:
     """Put the whole loop behind an OpenAI-compatible endpoint, for any agent."""
-    options = {"renderer": {"name": renderer}, "proxy": {"host": host, "port": port}}
-    judge_options = {"base_url": judge_url, "model": judge_model}
-    given = {key: value for key, value in judge_options.items() if value is not None}
+    named = {
+        "renderer": {"name": renderer},
+        "proxy": {"host": host, "port": port},
+        "judge": {"base_url": judge_url, "model": judge_model},
+    }
+    options = {
+        section: {key: value for key, value in values.items() if value is not None}
+        for section, values in named.items()
+    }
 
     def start() -> None:
         from trainer.serve import serve_forever
 
-        serve_forever(model, run_folder, {**options, "judge": given}, config, overrides or [])
+        serve_forever(model, run_folder, options, config, overrides or [])
 
     guarded(start)
 

@@ -40,7 +40,13 @@ def resolve(values: dict[str, Any], file: Path | None, overrides: list[str]) -> 
     if file is not None:
         values = run_config.merge(values, run_config.read_toml(file))
     values = run_config.merge(values, run_config.parse_overrides(overrides))
-    length = context_length(str(values["model"]))
+    model = str(values["model"])
+    length, model_type = model_facts(model)
+    if "name" not in values.get("renderer", {}):
+        from trainer.renderer_choice import choose_renderer
+
+        chosen = choose_renderer(model, model_type).model_dump(exclude_none=True)
+        values = run_config.merge({"renderer": chosen}, values)
     values = run_config.merge({"scoring": {"context_length": length}}, values)
     if "url" in values["frozen"]:
         # A server that the run did not start names its weights as it likes: the first name counts.
@@ -52,8 +58,8 @@ def resolve(values: dict[str, Any], file: Path | None, overrides: list[str]) -> 
     return _judged_by_frozen_engine(values, length)
 
 
-def context_length(model: str) -> int:
-    """Most tokens that the model takes, from its own configuration."""
+def model_facts(model: str) -> tuple[int, str]:
+    """The most tokens that the model takes, and its family, from its own configuration."""
     from transformers import AutoConfig
 
     try:
@@ -64,7 +70,7 @@ def context_length(model: str) -> int:
     length = getattr(config, "max_position_embeddings", None)
     if not isinstance(length, int):
         raise ConfigError(f"model: '{model}' does not say its context length; is it a causal LM?")
-    return length
+    return length, str(config.model_type)
 
 
 def _judged_by_frozen_engine(values: dict[str, Any], length: int) -> RunConfig:

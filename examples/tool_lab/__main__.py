@@ -18,7 +18,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def lab(
     context: typer.Context,
-    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps to learn for.")] = 60,
+    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps to learn for.")] = 14,
     seed: Annotated[int, typer.Option(help="Seed of users and trainer.")] = 0,
     hints: Annotated[
         str, typer.Option(help="judge, or a control: none, off-topic, contrary.")

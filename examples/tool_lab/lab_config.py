@@ -14,7 +14,7 @@ class LabConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    updates: int = Field(default=60, ge=0)
+    updates: int = Field(default=14, ge=0)
     """Steps after which learning ends; steps that a control makes the trainer skip count too."""
     max_seconds: float = Field(default=900.0, gt=0)
     """Learning ends at this age even with fewer updates; the summary says which it was."""

@@ -62,7 +62,7 @@ async def build_summary(
         "contrary_before": as_numbers(_contrary(before)),
         "contrary_after": as_numbers(_contrary(after)),
         "eval_samples": lab.eval_samples,
-        "updates": latest.version if latest is not None else 0,
+        "updates": counts.get(TurnState.TRAINED, 0) // config.trainer.rollout_batch_size,
         "update_attempts": state.attempts,
         "reached_updates": state.attempts >= lab.updates,
         "turns": sum(counts.values()),

@@ -20,6 +20,7 @@ from records.store import Store
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.rendering import Rendering
 from trainer.defaults import resolve, single_machine
+from trainer.errors import StartupError
 from trainer.run import Run
 from trainer.run_config import RunConfig, merge
 
@@ -28,7 +29,7 @@ LAB_VALUES: dict[str, Any] = {
     # The lab's model never thinks; its template closes an empty thought before each answer.
     "renderer": {"name": "qwen3", "enable_thinking": False},
     "judge": {"votes": 3, "max_tokens": 48, "loop": {"concurrency": 24}},
-    "trainer": {"learning_rate": 2e-4, "micro_batch_tokens": 2048},
+    "trainer": {"learning_rate": 1e-4, "micro_batch_tokens": 2048},
 }
 
 
@@ -70,12 +71,27 @@ async def _run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any
         timings["starting the loop"] = time.monotonic() - loop_started
         state = await _learn(console, config, lab, store, processes, timings)
         await processes.stop_loop()
+        await _check_served(engine, store)
         after = await _measure(console, "after", engine, rendering, lab, timings)
         timings["everything"] = time.monotonic() - started
         summary = await build_summary(config, lab, store, state, before, after, timings)
         await save_results(folder, summary, store, rendering, before, after)
     print_results(console, summary, before, after, folder)
     return summary
+
+
+async def _check_served(engine: EngineClient, store: Store) -> None:
+    """Raises StartupError unless the engine serves the newest version: else it was restarted after
+    the trainer had ended, and what would be measured is the start.
+    """
+    latest = await store.latest_version()
+    expected = str(latest.version if latest is not None else 0)
+    served = (await engine.model_info()).weight_version
+    if served != expected:
+        raise StartupError(
+            f"the policy engine serves version {served} and not the trained {expected}: it ended "
+            "after training did (see its log); run the lab again"
+        )
 
 
 async def _measure(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from examples.tool_lab.run_lab import MODEL
-from trainer.defaults import context_length, resolve, single_machine
+from trainer.defaults import model_facts, resolve, single_machine
 from trainer.run_config import ConfigError, RunConfig
 
 
@@ -43,7 +44,7 @@ def test_judge_model_without_a_server_is_refused(tmp_path: Path) -> None:
 
 def test_model_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot load") as raised:
-        context_length(str(tmp_path / "nothing"))
+        model_facts(str(tmp_path / "nothing"))
     assert "\n" not in str(raised.value)
 
 
@@ -52,3 +53,22 @@ def test_ports_are_chosen_once_and_differ(tmp_path: Path) -> None:
     ports = {config.policy.base_url, config.frozen.base_url}
     assert len(ports) == 2
     assert config.proxy.port != 0
+
+
+def test_renderer_is_the_familys_where_it_equals_the_template(tmp_path: Path) -> None:
+    config = resolved(tmp_path)
+    assert (config.renderer.name, config.renderer.enable_thinking) == ("qwen3", False)
+
+
+def test_renderer_is_default_where_the_template_is_another(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<|im_start|>assistant", "<|im_start|>bot"))
+    config = resolve(single_machine(str(folder), tmp_path), None, [])
+    assert config.renderer.name == "default"
+
+
+def test_named_renderer_is_taken_as_it_is(tmp_path: Path) -> None:
+    config = resolved(tmp_path, "renderer.name=default")
+    assert config.renderer.name == "default"
