@@ -43,9 +43,9 @@ static_checks() {
 
 bench() {
     local script
-    for script in benchmarks/bench_*.py; do
-        printf '\n== %s\n' "$script"
-        .venv/bin/python "$script" "$@"
+    for script in engine_throughput proxy_latency store_writes; do
+        printf '\n== benchmarks/%s.py\n' "$script"
+        .venv/bin/python "benchmarks/$script.py" "$@"
     done
 }
 

@@ -42,11 +42,7 @@ def resolve(values: dict[str, Any], file: Path | None, overrides: list[str]) -> 
     values = run_config.merge(values, run_config.parse_overrides(overrides))
     model = str(values["model"])
     length, model_type = model_facts(model)
-    if "name" not in values.get("renderer", {}):
-        from trainer.renderer_choice import choose_renderer
-
-        chosen = choose_renderer(model, model_type).model_dump(exclude_none=True)
-        values = run_config.merge({"renderer": chosen}, values)
+    values = run_config.merge({"renderer": _renderer(model, model_type, values)}, values)
     values = run_config.merge({"scoring": {"context_length": length}}, values)
     if "url" in values["frozen"]:
         # A server that the run did not start names its weights as it likes: the first name counts.
@@ -56,6 +52,24 @@ def resolve(values: dict[str, Any], file: Path | None, overrides: list[str]) -> 
     if "model" in values["judge"]:
         raise ConfigError("judge.model: set judge.base_url too, the server that has this model")
     return _judged_by_frozen_engine(values, length)
+
+
+def _renderer(model: str, model_type: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The renderer's settings; loading it now turns a model without chat template into one line."""
+    from rollout_bridge.config import RendererConfig
+    from rollout_bridge.rendering import Rendering
+    from trainer.renderer_choice import choose_renderer
+
+    given = values.get("renderer", {})
+    try:
+        if "name" in given:
+            # A wrong key is reported, with the right one, when the whole configuration is checked.
+            known = {key: given[key] for key in RendererConfig.model_fields if key in given}
+            Rendering.load(model, RendererConfig.model_validate(known))
+            return given
+        return choose_renderer(model, model_type).model_dump(exclude_none=True)
+    except ValueError as error:
+        raise ConfigError(f"renderer: {error}") from None
 
 
 def model_facts(model: str) -> tuple[int, str]:

@@ -56,18 +56,21 @@ class Phase:
     plan: TrainingPlan
 
 
+MAIN = Phase(
+    num_rows=44_000,
+    mix=Mix(agent=0.22, hinted=0.30, judge=0.40, copy=0.08, hinted_weight=2.0),
+    plan=TrainingPlan(
+        steps=1500,
+        peak_learning_rate=1.5e-3,
+        rows_per_step=(("agent", 10), ("judge", 7), ("copy", 2)),
+    ),
+)
 # Copying appears suddenly after about 700 steps; only then are hints and transcripts learned.
+# The first phase ends while its learning rate is still high, the others run theirs down.
 PHASES = (
     Phase(num_rows=30_000, mix=Mix(), plan=TrainingPlan(steps=2800, stop_after=1500)),
-    Phase(
-        num_rows=44_000,
-        mix=Mix(agent=0.22, hinted=0.30, judge=0.40, copy=0.08, hinted_weight=2.0),
-        plan=TrainingPlan(
-            steps=1500,
-            peak_learning_rate=1.5e-3,
-            rows_per_step=(("agent", 10), ("judge", 7), ("copy", 2)),
-        ),
-    ),
+    MAIN,
+    MAIN,
 )
 
 

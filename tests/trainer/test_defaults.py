@@ -72,3 +72,16 @@ def test_renderer_is_default_where_the_template_is_another(tmp_path: Path) -> No
 def test_named_renderer_is_taken_as_it_is(tmp_path: Path) -> None:
     config = resolved(tmp_path, "renderer.name=default")
     assert config.renderer.name == "default"
+
+
+def test_model_without_chat_template_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match=r"renderer: .*chat template"):
+        resolve(single_machine(str(folder), tmp_path), None, [])
+
+
+def test_unknown_renderer_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"renderer: .*qwen4.*qwen3"):
+        resolved(tmp_path, "renderer.name=qwen4")
