@@ -297,10 +297,11 @@ class Store:
         )
         return await self._read(training.load_samples, turn_ids=turn_ids)
 
-    async def expire_stale(self, *, current_version: int, max_staleness: int) -> int:
-        """Ready turns with tokens older than current - max_staleness -> dropped(stale)."""
-        oldest = current_version - max_staleness
-        return await self._write(training.expire_op, oldest_allowed=oldest, now=self._clock())
+    async def expire_stale(self, *, oldest_allowed: int) -> int:
+        """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale)."""
+        return await self._write(
+            training.expire_op, oldest_allowed=oldest_allowed, now=self._clock()
+        )
 
     async def release_leases(self, owner: str) -> int:
         """All leases of `owner` -> ready; returns how many these were."""
@@ -375,6 +376,10 @@ class Store:
     async def sampled_from_abandoned(self) -> list[str]:
         """Turns with tokens of an abandoned policy version."""
         return await self._read(summary.sampled_from_abandoned)
+
+    async def mean_score_latency(self) -> float | None:
+        """Mean seconds of the teacher's calls that gave a score; None without any."""
+        return await self._read(summary.mean_score_latency)
 
     async def list_turns(
         self, session_id: str | None = None, state: TurnState | None = None, limit: int = 100

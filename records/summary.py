@@ -9,7 +9,7 @@ from sqlalchemy import Connection, case, exists, func, select
 
 from records.errors import StoreCorrupt
 from records.loading import load_turns
-from records.models import PolicyVersionRow, SampleRow, TurnRow, VerdictRow, VoteRow
+from records.models import PolicyVersionRow, SampleRow, ScoreRow, TurnRow, VerdictRow, VoteRow
 from records.scores import load_scores
 from records.types import DropReason, SampleResult, Score, TurnRecord, TurnState, Verdict, Vote
 
@@ -101,6 +101,12 @@ def vote_summary(connection: Connection) -> VoteSummary:
         prompt_tokens=None if votes.prompt is None else int(votes.prompt),
         completion_tokens=None if votes.completion is None else int(votes.completion),
     )
+
+
+def mean_score_latency(connection: Connection) -> float | None:
+    """Mean seconds of a teacher's call over all stored scores; None without any."""
+    mean = connection.scalar(select(func.avg(ScoreRow.latency_s)))
+    return None if mean is None else float(mean)
 
 
 def votes_of(connection: Connection, turn_id: str) -> tuple[Vote, ...]:

@@ -46,6 +46,8 @@ class TurnState(StrEnum):
 class DropReason(StrEnum):
     """Why a turn does not train. The set is closed: a new way to drop needs a new name here."""
 
+    # Decided by whatever stage had the turn in hand.
+    INTERNAL_ERROR = "internal_error"
     # Decided when the reply is recorded.
     SIDE_TURN = "side_turn"
     ABORTED = "aborted"

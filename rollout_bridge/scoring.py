@@ -30,7 +30,7 @@ from rollout_bridge.engine.types import ModelInfo
 from rollout_bridge.hinting import HintingError, hinted_prompt_ids
 from rollout_bridge.rendering import Rendering
 from rollout_bridge.scoring_metrics import ScoringMetrics
-from rollout_bridge.worker import ClaimLoop, ClaimStore, ServiceUnavailable
+from rollout_bridge.worker import ClaimLoop, ClaimStore, ServiceUnavailable, StageStopped
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ RewriteHint: TypeAlias = Callable[[TurnRecord, str], str | None]
 _TOO_LONG = re.compile(r"context|too long|longer than|exceed", re.I)
 
 
-class TeacherChanged(RuntimeError):
+class TeacherChanged(StageStopped):
     """The teacher is not (or no longer) the frozen one: its scores would mix two teachers."""
 
 
@@ -54,9 +54,6 @@ class ScoringStore(ClaimStore, Protocol):
     """What scoring needs of the store."""
 
     async def commit_score(self, owner: str, score: Score) -> bool: ...
-    async def drop(
-        self, owner: str, turn_id: str, reason: DropReason, detail: str = ""
-    ) -> bool: ...
 
 
 class ScoringWorker:

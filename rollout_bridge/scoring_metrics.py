@@ -10,6 +10,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from records.types import DropReason, Score
 
 
+def drop_metric(reason: DropReason) -> str:
+    """The specification's name for the number of turns dropped for `reason`."""
+    if reason is DropReason.TEACHER_MISALIGNED:
+        return "hint/dropped_misaligned"
+    return f"hint/dropped_{reason.value}"
+
+
 class ScoringMetrics:
     """Counters of one scoring worker; latency is that of the teacher's call alone."""
 
@@ -50,7 +57,7 @@ class ScoringMetrics:
                 "teacher_dropped_total", {"reason": reason.value}
             )
             if number is not None:
-                figures[f"hint/dropped_{reason.value}"] = number
+                figures[drop_metric(reason)] = number
         return figures
 
     def _value(self, name: str) -> float:

@@ -9,8 +9,10 @@ that the queue behind it moves), and the loop sends one turn at a time, with gro
 one succeeds.
 
 A turn is given up in two cases only. It failed `max_attempts` times while other turns succeeded in
-between: then the turn is at fault, not the service. Or it has been failing for `give_up_after_s`. A
-loop that is killed leaves its claims to expire; nothing else is lost.
+between: then the turn is at fault, not the service. Or it has been failing for `give_up_after_s`.
+An exception that the stage did not plan for counts as such a failure: one odd turn ends as
+`internal_error`, and a mistake in the program, which hits every turn, costs none. A loop that is
+killed leaves its claims to expire; nothing else is lost.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from records.errors import StoreUnavailable
-from records.types import TurnRecord, TurnState
+from records.errors import StoreError, StoreUnavailable
+from records.types import DropReason, TurnRecord, TurnState
 from rollout_bridge.config import ClaimLoopConfig
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,16 @@ class ServiceUnavailable(Exception):
         self.retry_after_s = retry_after_s
 
 
+class UnplannedError(ServiceUnavailable):
+    """A stage raised what it did not plan for. Whether the turn or the program is at fault shows
+    in whether other turns succeed.
+    """
+
+
+class StageStopped(RuntimeError):
+    """The stage can process no turn at all until somebody changes something: the loop must end."""
+
+
 class ClaimStore(Protocol):
     """What the loop needs of the store."""
 
@@ -49,6 +61,9 @@ class ClaimStore(Protocol):
     ) -> list[TurnRecord]: ...
     async def extend_claims(self, owner: str, turn_ids: Sequence[str], ttl_s: float) -> object: ...
     async def release(self, owner: str, turn_ids: Sequence[str]) -> object: ...
+    async def drop(
+        self, owner: str, turn_id: str, reason: DropReason, detail: str = ""
+    ) -> bool: ...
 
 
 class Stage(Protocol):
@@ -60,8 +75,8 @@ class Stage(Protocol):
         ...
 
     async def process(self, turn: TurnRecord) -> None:
-        """Compute and commit (advance or drop) one turn. Raises ServiceUnavailable, changing
-        nothing.
+        """Compute and commit (advance or drop) one turn. Raises ServiceUnavailable or StageStopped,
+        changing nothing.
         """
         ...
 
@@ -116,8 +131,8 @@ class ClaimLoop:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set; then finish or release what is in flight.
 
-        An exception that the stage did not plan for ends the loop and is raised here, after all
-        claims have been given back.
+        StageStopped, and a StoreError other than StoreUnavailable, end the loop and are raised
+        here, after all claims have been given back.
         """
         stopping = asyncio.create_task(self._wake_on(stop))
         extending = asyncio.create_task(self._extend_claims())
@@ -198,9 +213,12 @@ class ClaimLoop:
             # What was computed is lost, the turn is not: it is computed again when the store is
             # back.
             await self._failed(turn, ServiceUnavailable(f"the store is unavailable: {error}"))
-        except Exception as error:
+        except (StageStopped, StoreError) as error:
             error.add_note(f"while {self._owner} worked on turn {turn.turn_id}")
             raise
+        except Exception as error:  # One odd turn must not stop all others: it is set aside.
+            logger.exception("%s: unplanned error on turn %s", self._owner, turn.turn_id)
+            await self._failed(turn, UnplannedError(f"{type(error).__name__}: {error}"))
         else:
             self._succeeded(turn)
 
@@ -258,7 +276,11 @@ class ClaimLoop:
     async def _give_up(self, turn: TurnRecord, error: ServiceUnavailable) -> None:
         logger.warning("%s: giving turn %s up: %s", self._owner, turn.turn_id, error)
         try:
-            await self._stage.give_up(turn, error)
+            if isinstance(error, UnplannedError):
+                reason = DropReason.INTERNAL_ERROR
+                await self._store.drop(self._owner, turn.turn_id, reason, str(error))
+            else:
+                await self._stage.give_up(turn, error)
         except StoreUnavailable as store_error:
             logger.warning("%s: cannot drop turn %s: %s", self._owner, turn.turn_id, store_error)
         self._aside.pop(turn.turn_id, None)

@@ -30,6 +30,7 @@ from trainer.manifest import Manifest
 from trainer.metrics import MetricsLog
 from trainer.publish import Publisher, WeightTarget
 from trainer.restore import in_thread, restore, start_model
+from trainer.staleness import oldest_allowed, steps_since
 from trainer.step_report import StepReport, hint_metrics, step_metrics, trained_results
 from trainer.update import Updater, UpdateReport, finite_sample
 
@@ -73,7 +74,8 @@ class EmbeddedTrainer:
         self._engines = engines
         self._thread = thread
         self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard)
-        self._recent = [link.version for link in chain][-config.keep_checkpoints :]
+        self._chain = [link.version for link in chain]
+        """All surviving versions, oldest first."""
         self._attempts = 0
         self._skipped: Counter[DropReason] = Counter()
         self._next_engine_check = 0.0
@@ -183,7 +185,7 @@ class EmbeddedTrainer:
             return None
         leased = time.perf_counter()
         self._unfinished = True
-        staleness = [self.version - sample.oldest_version for sample in samples]
+        staleness = [steps_since(self._chain, sample.oldest_version) for sample in samples]
         report = await in_thread(self._thread, self.updater.update, samples, self.manifest.step)
         self._attempts += 1
         seconds = {
@@ -199,8 +201,12 @@ class EmbeddedTrainer:
         seconds["seconds/step"] = self._idle_since - started
         metrics = (
             step_metrics(report, manifest=self.manifest, staleness=staleness, seconds=seconds)
-            | self._counters()
-            | hint_metrics(await self.store.vote_summary(), await self.store.drops())
+            | self._counters(samples)
+            | hint_metrics(
+                await self.store.vote_summary(),
+                await self.store.drops(),
+                await self.store.mean_score_latency(),
+            )
         )
         # A skipped attempt has no step of its own and therefore no point on the curves.
         self._metrics.write(metrics, self.manifest.step if report.skipped is None else None)
@@ -249,6 +255,7 @@ class EmbeddedTrainer:
             version=manifest.policy_version(self.checkpoints.name(manifest)), results=results
         )
         self.manifest = manifest
+        self._chain.append(version)
         for sample in samples:
             if sample.turn_id not in manifest.turn_ids:
                 await self.store.drop(self.owner, sample.turn_id, DropReason.NONFINITE_GRADIENT)
@@ -281,13 +288,20 @@ class EmbeddedTrainer:
             await self.store.drop(self.owner, sample.turn_id, reason)
 
     def _prune(self) -> None:
-        self._recent = [*self._recent, self.version][-self.config.keep_checkpoints :]
+        recent = self._chain[-self.config.keep_checkpoints :]
         served = [version for version in self.publisher.served.values() if version is not None]
-        self.checkpoints.prune({*self._recent, *served})
+        self.checkpoints.prune({*recent, *served})
 
-    def _counters(self) -> dict[str, int]:
-        """Since this process began."""
+    def _counters(self, samples: Sequence[ReadySample]) -> dict[str, int]:
+        """Of the batch, how many turns hold tokens of a lost version; else since this process
+        began.
+        """
+        alive = set(self._chain)
+        lost = [
+            one for one in samples if not alive.issuperset(s.version for s in one.version_spans)
+        ]
         return {
+            "guard/abandoned_turns": len(lost),
             "update_attempts": self._attempts,
             "guard/skipped_noise": self._skipped[DropReason.BELOW_NOISE],
             "guard/skipped_nonfinite": self._skipped[DropReason.NONFINITE_GRADIENT],
@@ -304,7 +318,7 @@ class EmbeddedTrainer:
 
     async def _expire(self) -> None:
         expired = await self.store.expire_stale(
-            current_version=self.version, max_staleness=self.config.max_staleness
+            oldest_allowed=oldest_allowed(self._chain, self.config.max_staleness)
         )
         if expired:
             logger.info("%d ready turns expired as stale", expired)

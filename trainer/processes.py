@@ -55,7 +55,7 @@ async def _serve_proxy(config: RunConfig) -> None:
 
     rendering = _rendering(config)
     store = await Store.open(config.store)
-    client = _client(config, config.policy, rendering)
+    client = _client(config, config.policy)
     async with store, client:
         deps = ProxyDeps(store=store, engine=client, rendering=rendering, config=config.proxy)
         server = uvicorn.Server(
@@ -94,7 +94,7 @@ async def _judge_and_score(
 
     rendering = _rendering(config)
     store = await Store.open(config.store)
-    teacher = _client(config, config.frozen, rendering)
+    teacher = _client(config, config.frozen)
     async with store, teacher:
         judge = JudgeWorker(
             store, config.judge, owner_name("judge"), count_tokens=judge_counter(config, rendering)
@@ -133,8 +133,8 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event) -> None:
 
     rendering = _rendering(config)
     store = await Store.open(config.store)
-    policy = _client(config, config.policy, rendering)
-    frozen = _client(config, config.frozen, rendering)
+    policy = _client(config, config.policy)
+    frozen = _client(config, config.frozen)
     async with store, policy, frozen:
         trainer = await EmbeddedTrainer.open(
             store=store,
@@ -159,12 +159,27 @@ def _rendering(config: RunConfig) -> Rendering:
     return Rendering.load(config.model, config.renderer)
 
 
-def _client(config: RunConfig, engine: EngineConfig, rendering: Rendering) -> EngineClient:
+def _client(config: RunConfig, engine: EngineConfig) -> EngineClient:
     from rollout_bridge.engine.client import EngineClient
 
     return EngineClient(
-        engine.base_url, config=config.engine_client, vocab_size=rendering.vocab_size
+        engine.base_url, config=config.engine_client, vocab_size=model_vocab_size(config.model)
     )
+
+
+def model_vocab_size(model: str) -> int:
+    """Rows of the model's head. Often more than its tokenizer has ids: a policy can sample those
+    too, and later prompts then hold them. Raises ConfigError for a model that does not say it.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model)
+    size = getattr(config, "vocab_size", None)
+    if size is None:  # a model with several parts says it of its text part
+        size = getattr(getattr(config, "text_config", None), "vocab_size", None)
+    if not isinstance(size, int):
+        raise ConfigError(f"model: '{model}' does not say its vocabulary size; is it a causal LM?")
+    return size
 
 
 def owner_name(worker: str) -> str:

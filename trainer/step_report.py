@@ -11,6 +11,7 @@ import numpy as np
 
 from records.summary import VoteSummary
 from records.types import DropReason, Logprobs, ReadySample, SampleResult
+from rollout_bridge.scoring_metrics import drop_metric
 from trainer.manifest import Manifest
 from trainer.update import UpdateReport
 
@@ -24,6 +25,7 @@ HINT_DROPS = (
     DropReason.TEACHER_MISALIGNED,
     DropReason.TEACHER_LOGPROBS_INVALID,
     DropReason.TEACHER_UNAVAILABLE,
+    DropReason.INTERNAL_ERROR,
 )
 """Why a turn with a next state got no hint, or its hint no score."""
 
@@ -69,8 +71,10 @@ def step_metrics(
     }
 
 
-def hint_metrics(votes: VoteSummary, drops: Mapping[DropReason, int]) -> dict[str, float]:
-    """The judge's part of the metrics (ALGORITHMS 1.8), over the run until now.
+def hint_metrics(
+    votes: VoteSummary, drops: Mapping[DropReason, int], teacher_latency_s: float | None
+) -> dict[str, float]:
+    """The judge's and the teacher's part of the metrics (ALGORITHMS 1.8), over the run until now.
 
     Rates and means of nothing are left out; a count of nothing is 0.
     """
@@ -81,7 +85,8 @@ def hint_metrics(votes: VoteSummary, drops: Mapping[DropReason, int]) -> dict[st
         "hint/accept_rate": votes.accept_rate,
         "hint/len_chars": votes.mean_hint_chars,
     }
-    figures |= {f"hint/dropped_{reason.value}": drops.get(reason, 0) for reason in HINT_DROPS}
+    figures["teacher/latency"] = teacher_latency_s
+    figures |= {drop_metric(reason): drops.get(reason, 0) for reason in HINT_DROPS}
     return {name: value for name, value in figures.items() if value is not None}
 
 

@@ -227,7 +227,8 @@ class Updater:
             # Every token was dropped: momentum alone would still move the weights.
             return DropReason.NONFINITE_GRADIENT, norm
         floor = self.config.noise_floor_factor * self.noise
-        if total.sums["adv_abs"] / tokens < floor:
+        # Not only below: without measured noise, advantages of exactly 0 teach nothing either.
+        if total.sums["adv_abs"] / tokens <= floor:
             return DropReason.BELOW_NOISE, norm
         if not math.isfinite(norm):
             return DropReason.NONFINITE_GRADIENT, norm

@@ -43,18 +43,19 @@ class SamplingParams:
         """Why recorded log-probs are not those of the distribution sampled from, or None.
 
         Temperature alone is corrected for (log-probs are recorded at the sampling temperature);
-        greedy decoding, truncation and penalties cannot be.
+        greedy decoding, truncation and penalties cannot be. Of several reasons the first that
+        leaves log-probs comparable with nothing is named: beside a penalty, truncation is harmless.
         """
         if self.temperature == 0:
             return "temperature_0"
+        if self.frequency_penalty != 0 or self.presence_penalty != 0:
+            return "penalty"
         if self.top_p < 1:
             return "top_p"
         if self.top_k > 0:
             return "top_k"
         if self.min_p > 0:
             return "min_p"
-        if self.frequency_penalty != 0 or self.presence_penalty != 0:
-            return "penalty"
         return None
 
     def to_wire(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from records.errors import StoreUnavailable
 from records.store import Store
 from records.types import CapturedTurn, DropReason, TurnRecord, TurnState, TurnType, VersionSpan
 from rollout_bridge.config import ClaimLoopConfig
-from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
+from rollout_bridge.worker import ClaimLoop, ServiceUnavailable, StageStopped
 
 OWNER = "loop-1"
 
@@ -248,17 +248,56 @@ async def test_the_service_may_ask_to_be_left_alone(store):
     assert asyncio.get_running_loop().time() - started >= 0.4
 
 
-async def test_an_unplanned_error_ends_the_loop_names_the_turn_and_frees_all_claims(store):
-    turn_ids = await add_turns(store, 5)
+async def test_a_turn_that_crashes_the_stage_is_dropped_and_others_go_on(store):
+    turn_ids = await add_turns(store, 8)
 
     async def before(turn: TurnRecord) -> None:
         if turn.turn_id == turn_ids[2]:
             raise ZeroDivisionError("a mistake in the program")
+        await asyncio.sleep(0.02)
+
+    stage = DropStage(store, before)
+    loop = ClaimLoop(store, stage, owner=OWNER, config=config(concurrency=2, max_attempts=2))
+
+    async def dropped() -> bool:
+        turn = await store.turn(turn_ids[2])
+        return turn is not None and turn.drop_reason is DropReason.INTERNAL_ERROR
+
+    stop = asyncio.Event()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(loop.run(stop))
+        while not (len(stage.done) >= 7 and await dropped()):
+            if len(stage.done) >= 7:
+                # The turn is at fault only if others succeed in between.
+                turn_ids.append(await add_turn(store))
+            await asyncio.sleep(0.02)
+        stop.set()
+    assert turn_ids[2] not in stage.given_up
+
+
+async def test_a_mistake_that_hits_every_turn_drops_none(store):
+    await add_turns(store, 4)
+
+    async def before(turn: TurnRecord) -> None:
+        raise ZeroDivisionError("a mistake in the program")
+
+    stage = DropStage(store, before)
+    loop = ClaimLoop(store, stage, owner=OWNER, config=config(concurrency=2, max_attempts=2))
+    await run_while(loop, lambda: stage.attempts.total() < 12)
+    assert (await store.counts())[TurnState.JUDGING] == 4
+
+
+async def test_a_stage_that_must_stop_ends_the_loop_and_frees_all_claims(store):
+    turn_ids = await add_turns(store, 5)
+
+    async def before(turn: TurnRecord) -> None:
+        if turn.turn_id == turn_ids[2]:
+            raise StageStopped("another teacher")
         await asyncio.sleep(60)
 
     stage = DropStage(store, before)
     loop = ClaimLoop(store, stage, owner=OWNER, config=config(claim_ttl_s=600.0))
-    with pytest.raises(ZeroDivisionError) as caught:
+    with pytest.raises(StageStopped) as caught:
         await asyncio.wait_for(loop.run(asyncio.Event()), 20)
     assert caught.value.__notes__ == [f"while loop-1 worked on turn {turn_ids[2]}"]
     assert len(await store.claim(TurnState.JUDGING, owner="next", limit=9, ttl_s=60)) == 5
