@@ -28,7 +28,7 @@ class _Shown:
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
             TextColumn(unit),
             TimeElapsedColumn(),
@@ -73,9 +73,7 @@ class LearningProgress(_Shown):
 
     def update(self, state: LearningState) -> None:
         """Show the state of the store."""
-        waiting = state.turns.get(TurnState.READY, 0) + state.turns.get(TurnState.LEASED, 0)
-        note = (
-            f"{state.num_turns} turns, {state.turns.get(TurnState.TRAINED, 0)} trained, "
-            f"{state.turns.get(TurnState.DROPPED, 0)} dropped, {waiting} ready"
-        )
+        trained = state.turns.get(TurnState.TRAINED, 0)
+        # Short enough for a terminal of 80 columns.
+        note = f"{state.num_turns} turns, {trained} trained"
         self._progress.update(self._task, completed=state.attempts, note=note)

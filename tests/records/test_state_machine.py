@@ -65,7 +65,7 @@ ACTIONS: dict[str, tuple[Action, dict[TurnState, TurnState]]] = {
     ),
     "lease": (lambda s, t: s.lease(owner=TRAINER, count=1, ttl_s=60.0), {READY: LEASED}),
     "expire_stale": (
-        lambda s, t: s.expire_stale(current_version=9, max_staleness=4),
+        lambda s, t: s.expire_stale(oldest_allowed=5),
         {READY: DROPPED},
     ),
     "release_leases": (lambda s, t: s.release_leases(TRAINER), {LEASED: READY}),

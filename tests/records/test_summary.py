@@ -8,6 +8,7 @@ from tests.records.builders import (
     HINT,
     OWNER,
     REPLY,
+    a_score,
     a_verdict,
     a_vote,
     recorded,
@@ -22,6 +23,7 @@ async def test_an_empty_store_has_counts_of_zero_and_no_means(store: Store) -> N
     assert (summary.verdicts, summary.accepted, summary.votes_none) == (0, 0, 0)
     assert summary.accept_rate is summary.mean_hint_chars is summary.mean_latency_s is None
     assert summary.prompt_tokens is summary.completion_tokens is None
+    assert await store.mean_score_latency() is None
     assert await store.example_turns(3) == []
 
 
@@ -45,6 +47,13 @@ async def test_votes_are_summed_by_what_they_say(store: Store) -> None:
     assert (summary.prompt_tokens, summary.completion_tokens) == (400, 60)
     assert await store.votes_of(turn_id) == votes
     assert await store.verdict_of(rejected) == negative
+
+
+async def test_latency_of_scores_is_a_mean_over_all(store: Store) -> None:
+    for latency_s in (1.0, 3.0):
+        turn_id = await turn_in(store, TurnState.SCORING)
+        assert await store.commit_score(OWNER, a_score(turn_id, latency_s=latency_s))
+    assert await store.mean_score_latency() == pytest.approx(2.0)
 
 
 async def test_text_that_no_column_takes_is_stored_readably(store: Store) -> None:

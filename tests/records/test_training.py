@@ -104,7 +104,7 @@ async def test_stale_turns_expire_by_their_oldest_token(store: Store) -> None:
             VersionSpan(version=9, start=1, end=3),
         ),
     )
-    assert await store.expire_stale(current_version=10, max_staleness=4) == 1
+    assert await store.expire_stale(oldest_allowed=6) == 1
     assert await state_of(store, mixed) is DROPPED
     assert await state_of(store, fresh) is READY
     assert await store.drops() == {DropReason.STALE: 1}

@@ -189,6 +189,9 @@ def test_spans_must_cover_the_response(lengths: list[int]) -> None:
         ({"min_p": 0.1}, "min_p"),
         ({"presence_penalty": 0.5}, "penalty"),
         ({"frequency_penalty": -0.5}, "penalty"),
+        ({"top_p": 0.9, "presence_penalty": 0.5}, "penalty"),
+        ({"top_k": 5, "min_p": 0.1, "frequency_penalty": 0.5}, "penalty"),
+        ({"temperature": 0, "presence_penalty": 0.5}, "temperature_0"),
     ],
 )
 def test_a_changed_distribution_is_named(params: dict[str, Any], reason: str | None) -> None:

@@ -281,6 +281,8 @@ async def test_scores_that_do_not_fit_drop_the_turn(
     await run_until_left_scoring(store, worker)
     assert await store.drops() == {reason: 1}
     assert await store.score_of(turn_id) is None
+    if reason is DropReason.TEACHER_MISALIGNED:
+        assert worker.metrics.snapshot()["hint/dropped_misaligned"] == 1
 
 
 async def test_a_turn_without_user_message_is_dropped_unasked(store, client, teacher, rendering):

@@ -159,6 +159,25 @@ async def test_a_lost_checkpoint_returns_its_turns_and_its_number_is_not_used_ag
     assert all(torch.equal(weights[name], undisturbed[name]) for name in weights)
 
 
+async def test_turns_of_a_lost_checkpoint_are_aged_by_surviving_steps_and_counted(folder, tmp_path):
+    async with opened(tmp_path, folder) as (trainer, store, _):
+        await make_ready(store, samples(BATCH))
+        await trainer.step()
+        await trainer.step()
+    (tmp_path / "checkpoints" / "step_000002" / "model.safetensors").unlink()
+    async with opened(tmp_path, folder, max_staleness=2) as (trainer, store, _):
+        # The turns of version 0 that the lost step had trained come first. The difference of
+        # version numbers would be 4 - 1 for the last batch, and it would expire.
+        await make_ready(store, samples(BATCH // 2, first=BATCH, version=2))
+        await make_ready(store, samples(BATCH // 2, first=2 * BATCH, version=1))
+        reports = [await trainer.step() for _ in range(3)]
+        assert await store.drops() == {}
+    metrics = [report.metrics for report in reports if report is not None]
+    assert [report["version"] for report in metrics] == [3, 4, 5]
+    assert [report["staleness_max"] for report in metrics] == [1, 1, 2]
+    assert [report["guard/abandoned_turns"] for report in metrics] == [0, BATCH, 0]
+
+
 async def test_kill_9_again_and_again(folder, tmp_path, undisturbed):
     async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store:
         await make_ready(store, samples(STEPS * BATCH // 2))

@@ -97,7 +97,9 @@ async def test_a_full_batch_becomes_a_version_that_the_engine_serves(folder, tmp
     assert trainer.updater.expected_keys <= line.keys()
     assert (line["hint/vote_pos"], line["hint/vote_neg"], line["hint/accept_rate"]) == (6, 0, 1.0)
     assert line["hint/len_chars"] == len("answer in kelvin")
-    assert line["hint/dropped_no_hint"] == 0
+    assert line["hint/dropped_no_hint"] == line["hint/dropped_misaligned"] == 0
+    assert line["hint/dropped_internal_error"] == line["guard/abandoned_turns"] == 0
+    assert line["teacher/latency"] == 0.0
 
 
 async def test_the_trainers_forward_equals_the_engine_after_each_step(folder, tmp_path):

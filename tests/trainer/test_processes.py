@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+
+import pytest
 
 from examples.tool_lab.run_lab import MODEL
 from judge.context import estimate_tokens
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering import Rendering
 from trainer.defaults import resolve, single_machine
-from trainer.processes import judge_counter
+from trainer.processes import _client, judge_counter, model_vocab_size
+from trainer.run_config import ConfigError
 
 
 def test_a_judge_that_is_the_runs_own_model_has_its_tokens_counted_exactly(tmp_path: Path) -> None:
@@ -20,3 +25,32 @@ def test_a_judge_that_is_the_runs_own_model_has_its_tokens_counted_exactly(tmp_p
     assert own(text) == len(rendering.tokenizer(text)["input_ids"])
     other = ["judge.base_url=http://127.0.0.1:9/v1", "judge.model=big"]
     assert judge_counter(resolve(values, None, other), rendering) is estimate_tokens
+
+
+def changed_model(folder: Path, **changes: object) -> Path:
+    shutil.copytree(MODEL, folder)
+    file = folder / "config.json"
+    content = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    return folder
+
+
+async def test_ids_of_the_models_head_beyond_the_tokenizer_may_be_sent(tmp_path: Path) -> None:
+    model = changed_model(tmp_path / "model", vocab_size=1024)
+    config = resolve(single_machine(str(model), tmp_path), None, [])
+    assert Rendering.load(str(model), config.renderer).vocab_size < 1024
+    async with _client(config, config.policy) as client:
+        assert client.vocab_size == 1024
+
+
+def test_vocabulary_size_of_a_model_with_several_parts_is_its_text_parts(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", "vocab_size": 321}
+    content = {"model_type": "gemma3", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert model_vocab_size(str(tmp_path)) == 321
+
+
+def test_a_model_without_vocabulary_size_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    with pytest.raises(ConfigError, match="vocabulary size"):
+        model_vocab_size(str(tmp_path))

@@ -188,6 +188,22 @@ def test_a_teacher_equal_to_the_student_gives_no_advantage(folder):
     assert report.skipped is DropReason.BELOW_NOISE
 
 
+def test_advantages_of_exactly_zero_are_skipped_even_without_noise(folder):
+    updater = make(folder, beta_kl=0.0, noise=0.0)
+    before = weights(updater)
+    original = updater.objective.loss
+
+    def no_advantage(batch, settings, num_turns):
+        same = dataclasses.replace(batch, teacher_logprobs_BT=batch.old_logprobs_BT)
+        return original(same, settings, num_turns)
+
+    updater.objective = dataclasses.replace(OPD, loss=no_advantage)
+    report = updater.update(mixed_batch(1), 0)
+    assert report.metrics["opd/adv_abs_max"] == 0.0
+    assert report.skipped is DropReason.BELOW_NOISE
+    assert largest_difference(before, weights(updater)) == 0.0
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing(folder):
     updater = make(folder, beta_kl=0.0)
     before = weights(updater)
