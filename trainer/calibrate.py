@@ -19,7 +19,7 @@ import torch
 
 from records.types import Ids, Logprobs
 from trainer.errors import CalibrationError
-from trainer.policy import LogprobModel
+from trainer.token_states import LogprobModel
 
 
 class Scorer(Protocol):

@@ -13,7 +13,8 @@ from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.manifest import Manifest
 from trainer.objectives.registry import Need, select_objective
-from trainer.policy import LogprobModel, Policy, WithoutAdapters
+from trainer.policy import Policy, WithoutAdapters
+from trainer.token_states import LogprobModel
 from trainer.update import Updater
 
 P = ParamSpec("P")

@@ -30,7 +30,8 @@ from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.objectives.opd import ObjectiveResult, OpdSettings, TokenBatch
 from trainer.objectives.registry import Objective
-from trainer.policy import LogprobModel, Policy, TokenLogprobs
+from trainer.policy import Policy
+from trainer.token_states import LogprobModel, TokenLogprobs, TokenRequest
 
 STATISTIC_KEYS = frozenset(
     {
@@ -184,7 +185,7 @@ class Updater:
                 batch.ids_BT,
                 batch.mask_BT,
                 batch.temperatures_BT,
-                entropy_gradient=self.config.beta_entropy != 0,
+                TokenRequest(entropy_gradient=self.config.beta_entropy != 0),
             )
             tokens = _token_batch(batch, now, None if old is None else old[index], reference[index])
             result = self.objective.loss(tokens, self.settings, num_turns)

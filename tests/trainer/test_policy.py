@@ -7,6 +7,7 @@ from tests.trainer.tiny import VOCAB, load, save_model
 from trainer.config import LoraConfig
 from trainer.errors import StartupError
 from trainer.policy import Policy, WithoutAdapters
+from trainer.token_states import TokenRequest
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,9 @@ def test_chunks_change_neither_values_nor_gradients(folder):
     gradients = []
     for size in (1024, 3):
         policy = load(folder, chunk_tokens=size)
-        scores = policy.token_logprobs(ids, mask, torch.full((3, 12), 0.9), entropy_gradient=True)
+        scores = policy.token_logprobs(
+            ids, mask, torch.full((3, 12), 0.9), TokenRequest(entropy_gradient=True)
+        )
         loss = (scores.logprobs_sampled_BT + scores.entropy_BT - scores.logprobs_BT**2).sum()
         loss.backward()
         gradients.append([p.grad for p in policy.trainable_parameters()])
@@ -137,3 +140,43 @@ def test_bfloat16_forward_keeps_float32_weights_and_head(folder, lora):
         p.grad is not None and bool(torch.isfinite(p.grad).all())
         for p in policy.trainable_parameters()
     )
+
+
+def test_other_tokens_at_the_same_positions(folder):
+    policy = load(folder, chunk_tokens=5)
+    ids, mask = batch()
+    support = torch.randint(0, VOCAB, (3, 12, 4))
+    support[..., 0] = ids
+    request = TokenRequest(
+        support_ids_BTK=support, top_k=3, draw=6, generator=torch.Generator().manual_seed(1)
+    )
+    scores = policy.token_logprobs(ids, mask, request=request)
+    table = torch.log_softmax(policy.base_model(input_ids=ids).logits[:, :-1], dim=-1)
+    used = mask[:, 1:] > 0
+    assert scores.support_BTK is not None
+    assert scores.support_BTK.requires_grad
+    expected = table.gather(-1, support[:, 1:])
+    torch.testing.assert_close(
+        scores.support_BTK[:, 1:][used], expected[used], atol=1e-5, rtol=1e-5
+    )
+    torch.testing.assert_close(scores.support_BTK[..., 0], scores.logprobs_BT)
+    values, best = table.topk(3, dim=-1)
+    assert torch.equal(scores.topk_ids_BTK[:, 1:][used], best[used])
+    torch.testing.assert_close(scores.topk_BTK[:, 1:][used], values[used], atol=1e-5, rtol=1e-5)
+    drawn = table.gather(-1, scores.drawn_ids_BTK[:, 1:])
+    torch.testing.assert_close(scores.drawn_BTK[:, 1:][used], drawn[used], atol=1e-5, rtol=1e-5)
+    assert not scores.topk_BTK.requires_grad
+    assert not scores.drawn_BTK.requires_grad
+    assert float(scores.support_BTK[:, 1:][~used].detach().abs().sum()) == 0
+
+
+def test_drawn_tokens_follow_the_distribution(folder):
+    policy = load(folder)
+    ids, mask = batch()
+    request = TokenRequest(draw=4000, generator=torch.Generator().manual_seed(2))
+    scores = policy.token_logprobs(ids, mask, request=request)
+    row, column = (int(index) for index in mask.nonzero()[0])
+    counts = torch.bincount(scores.drawn_ids_BTK[row, column], minlength=VOCAB) / 4000
+    logits = policy.base_model(input_ids=ids).logits[row, column - 1].detach()
+    table = torch.softmax(logits, dim=-1)
+    assert float((counts - table).abs().max()) < 0.03
