@@ -15,7 +15,7 @@ import numpy as np
 from api_proxy.config import ProxyConfig
 from api_proxy.generation import LabelSpan, Rollout
 from api_proxy.reply import Reply
-from records.types import DropReason, TurnType, VersionSpan
+from records.types import DropReason, Experts, TurnType, VersionSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +91,12 @@ def drop_reason(
         (DropReason.AMBIGUOUS_PARENT, circumstances.is_ambiguous),
     )
     return next((reason for reason, holds in tests if holds), None)
+
+
+def whole_experts(rollout: Rollout) -> Experts | None:
+    """The routed experts of prompt and reply; None unless those of every token are known."""
+    experts, num_tokens = rollout.routed_experts, len(rollout.prompt_ids) + len(rollout.ids)
+    return experts if experts is not None and len(experts) == num_tokens - 1 else None
 
 
 def sampling_record(rollout: Rollout, seed: int | None) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from uuid import uuid4
 
 import numpy as np
 
-from records.types import Ids
+from records.types import Experts, Ids
 from rollout_bridge.engine.errors import EngineProtocolError, EngineUnavailable
+from rollout_bridge.engine.experts import joined_experts
 from rollout_bridge.engine.types import Generation, GenerationChunk, ModelInfo, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Rollout:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[LabelSpan] = field(default_factory=list)
+    routed_experts: Experts | None = None
     finish_reason: str | None = None
     matched_stop: str | None = None
     num_cached_tokens: int = 0
@@ -163,6 +165,7 @@ class Rollout:
     async def _end_part(self, part: Generation, label_before: str | None) -> None:
         start = len(self.ids) - len(part.output_ids)
         self.spans += _label_spans(part, start, label_before)
+        self.routed_experts = joined_experts(self.routed_experts, part.routed_experts)
         self.seen.label = part.weight_version or self.seen.label
         if start == 0:
             self.num_cached_tokens = part.cached_tokens

@@ -14,7 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from api_proxy.capture import Circumstances, drop_reason, sampling_record, version_spans
+from api_proxy.capture import (
+    Circumstances,
+    drop_reason,
+    sampling_record,
+    version_spans,
+    whole_experts,
+)
 from api_proxy.config import ProxyConfig
 from api_proxy.lineage import LineageFinder
 from api_proxy.metrics import ProxyMetrics
@@ -188,4 +194,6 @@ def captured_turn(turn: Turn, reply: Reply, config: ProxyConfig) -> CapturedTurn
         finish_reason=rollout.finish_reason or "abort",
         latency_s=turn.latency_s,
         drop_reason=drop_reason(rollout, reply, circumstances, version_fault, config),
+        teacher_key=turn.completion.teacher,
+        routed_experts=whole_experts(rollout),
     )

@@ -131,6 +131,7 @@ class Completion:
     session: str | None
     turn_type: TurnType | None
     session_done: bool
+    teacher: str | None = None
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -178,6 +179,7 @@ def parse_completion(raw: bytes, headers: Mapping[str, str], max_messages: int) 
         session=_session(headers, fields),
         turn_type=_turn_type(headers, fields),
         session_done=_session_done(headers, fields),
+        teacher=_teacher(headers),
     )
 
 
@@ -245,6 +247,13 @@ def _session(headers: Mapping[str, str], fields: ChatRequest) -> str | None:
     if name is not None and (len(name) > 256 or not name.isprintable()):
         raise invalid("A session id has at most 256 characters, all printable.", "session_id")
     return name
+
+
+def _teacher(headers: Mapping[str, str]) -> str | None:
+    name = headers.get("x-teacher", "").strip()
+    if len(name) > 256 or not name.isprintable():
+        raise invalid("'X-Teacher' has at most 256 characters, all printable.", "teacher")
+    return name or None
 
 
 def _turn_type(headers: Mapping[str, str], fields: ChatRequest) -> TurnType | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from judge.selection import SELECTIONS
 from rollout_bridge.config import ClaimLoopConfig
+
+RewardKind: TypeAlias = Literal["none", "verdict", "votes"]
 
 
 class JudgeConfig(BaseModel):
@@ -47,6 +49,12 @@ class JudgeConfig(BaseModel):
     """Hint selection strategy (judge/selection.py)."""
     min_positive_votes: int = Field(default=1, ge=1)
     """Positive votes needed before a hint is taken; 1 is the published rule."""
+    max_candidates: int = Field(default=3, ge=1)
+    """Most hints of a turn that are kept and scored, where the selection gives several."""
+    reward: RewardKind = "none"
+    """Reward of a turn from its votes: the majority's 1, 0 or -1 (`verdict`), their mean (`votes`),
+    or none. With a reward, turns without a hint train too.
+    """
     loop: ClaimLoopConfig = ClaimLoopConfig()
     """Turns in flight, polling, and patience with a judge that is down."""
 

@@ -41,6 +41,13 @@ class HintMetrics:
         self.vote_latency = Histogram(
             "hint_vote_latency_seconds", "Duration of a vote's call", registry=self.registry
         )
+        self.rewards = {
+            sign: self._counter(f"reward_{name}", f"Turns whose reward is {name}")
+            for sign, name in ((1, "positive"), (0, "zero"), (-1, "negative"))
+        }
+        self.without_hint = self._counter(
+            "reward_without_hint", "Turns that go on with a reward and no hint"
+        )
         self.unavailable = Gauge(
             "hint_judge_failures_in_a_row",
             "Failures of the judge since its last answer",
@@ -66,6 +73,9 @@ class HintMetrics:
         elif verdict.hint is not None:
             self.accepted.inc()
             self.len_chars.inc(len(verdict.hint))
+        if verdict.reward is not None:
+            self.rewards[(verdict.reward > 0) - (verdict.reward < 0)].inc()
+            self.without_hint.inc(verdict.hint is None)
 
     def snapshot(self) -> dict[str, float]:
         """The figures under the specification's names; ratios and means are left out while
@@ -81,6 +91,12 @@ class HintMetrics:
             figures["hint/split_rate"] = self._value("hint_votes_split_total") / turns
         if accepted:
             figures["hint/len_chars"] = self._value("hint_len_chars_total") / accepted
+        rewards = {
+            f"reward/{name}": self._value(f"reward_{name}_total")
+            for name in ("positive", "zero", "negative", "without_hint")
+        }
+        if any(rewards.values()):
+            figures |= rewards
         for reason in DropReason:
             number = self.registry.get_sample_value("hint_dropped_total", {"reason": reason.value})
             if number is not None:

@@ -1,7 +1,7 @@
 """Which hint a turn gets from its votes (ALGORITHMS 1.4, 1.5).
 
 A strategy is a function from votes to candidates, best first, registered under the name that the
-configuration uses. The first candidate is the hint; no candidate means that the turn is dropped.
+configuration uses. The first candidate is the hint that is selected; all are scored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from records.types import Vote
 MIN_HINT_CHARS = 11
 MAX_CANDIDATES = 3
 
-Selection: TypeAlias = Callable[[Sequence[Vote]], list[Vote]]
+Selection: TypeAlias = Callable[[Sequence[Vote], int], list[Vote]]
 
 
 def valid_votes(votes: Sequence[Vote]) -> list[Vote]:
@@ -22,25 +22,41 @@ def valid_votes(votes: Sequence[Vote]) -> list[Vote]:
     return [vote for vote in votes if vote.score == 1 and len(vote.hint.strip()) >= MIN_HINT_CHARS]
 
 
-def longest(votes: Sequence[Vote]) -> list[Vote]:
-    """The valid vote with the longest stripped hint; of equally long ones the first (1.4)."""
+def longest(votes: Sequence[Vote], max_candidates: int = 1) -> list[Vote]:
+    """The valid vote with the longest stripped hint; of equally long ones the first (1.4).
+
+    It never gives more than one candidate.
+    """
     valid = valid_votes(votes)
     return [max(valid, key=lambda vote: len(vote.hint.strip()))] if valid else []
 
 
-def shortest_first(votes: Sequence[Vote]) -> list[Vote]:
-    """Valid votes with different stripped hints, shortest first, at most three (1.5)."""
+def shortest_first(votes: Sequence[Vote], max_candidates: int = MAX_CANDIDATES) -> list[Vote]:
+    """Valid votes with different stripped hints, shortest first, at most `max_candidates` (1.5)."""
     first_of_each: dict[str, Vote] = {}
     for vote in valid_votes(votes):
         first_of_each.setdefault(vote.hint.strip(), vote)
-    return sorted(first_of_each.values(), key=lambda vote: len(vote.hint.strip()))[:MAX_CANDIDATES]
+    by_length = sorted(first_of_each.values(), key=lambda vote: len(vote.hint.strip()))
+    return by_length[:max_candidates]
 
 
 SELECTIONS: dict[str, Selection] = {"longest": longest, "shortest_first": shortest_first}
 
 
 def select_hint(votes: Sequence[Vote], strategy: str, min_positive_votes: int = 1) -> str | None:
-    """The stripped hint of the best candidate, or None.
+    """The stripped hint of the best candidate, or None. See `select_hints`."""
+    hints = select_hints(votes, strategy, min_positive_votes=min_positive_votes)
+    return hints[0] if hints else None
+
+
+def select_hints(
+    votes: Sequence[Vote],
+    strategy: str,
+    *,
+    min_positive_votes: int = 1,
+    max_candidates: int = MAX_CANDIDATES,
+) -> tuple[str, ...]:
+    """The stripped hints of the candidates, best first, at most `max_candidates`.
 
     With `min_positive_votes` above the source's 1, fewer positive votes (with or without a usable
     hint) mean no hint: one judge's slip in m then trains nothing. Raises ValueError for an unknown
@@ -51,6 +67,6 @@ def select_hint(votes: Sequence[Vote], strategy: str, min_positive_votes: int = 
             f"unknown hint selection {strategy!r}; known: {', '.join(sorted(SELECTIONS))}"
         )
     if sum(vote.score == 1 for vote in votes) < min_positive_votes:
-        return None
-    candidates = SELECTIONS[strategy](votes)
-    return candidates[0].hint.strip() if candidates else None
+        return ()
+    candidates = SELECTIONS[strategy](votes, max_candidates)
+    return tuple(vote.hint.strip() for vote in candidates)

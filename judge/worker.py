@@ -1,8 +1,8 @@
 """The judge stage: turn -> votes -> verdict, committed to the store.
 
 Sits between the proxy, which put the turn's next state there, and teacher scoring, which needs the
-hint. All failures of the judge itself are left to the claim loop's patience
-(rollout_bridge/worker.py).
+hints; a turn with a reward alone goes past it to the trainer. All failures of the judge itself are
+left to the claim loop's patience (rollout_bridge/worker.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from judge.context import (
     estimate_tokens,
     fit_judge_prompt,
 )
+from judge.decision import decide
 from judge.metrics import HintMetrics
-from judge.selection import select_hint
 from judge.voting import Ballot, cast_votes
 from records.types import DropReason, TurnRecord, TurnState, Verdict
 from rollout_bridge.worker import ClaimLoop, ClaimStore, ServiceUnavailable
@@ -137,17 +137,8 @@ class JudgeWorker:
         self, turn: TurnRecord, ballot: Ballot | None, num_omitted: int, drop: DropReason | None
     ) -> None:
         votes = ballot.votes if ballot is not None else ()
-        config = self._config
-        hint = select_hint(votes, config.selection, config.min_positive_votes)
-        if drop is None and hint is None:
-            drop = DropReason.NO_HINT
-        verdict = Verdict(
-            turn_id=turn.turn_id,
-            votes=votes,
-            hint=hint if drop is None else None,
-            selection=config.selection,
-            judge=config.model,
-            num_omitted=num_omitted,
+        verdict, drop = decide(
+            turn.turn_id, votes, self._config, num_omitted=num_omitted, drop=drop
         )
         if await self._store.commit_verdict(self._owner, verdict, drop):
             self.metrics.count(verdict, drop)

@@ -1,19 +1,23 @@
 """Token arrays as bytes and back: int32 ids and float32 log-probs, little-endian, no header.
 
-Pure functions. A value that does not fit the type raises instead of wrapping round, and NaN
-(absent) survives the round trip.
+Expert numbers, which have three dimensions and two possible widths, have a header. Pure functions.
+A value that does not fit the type raises instead of wrapping round, and NaN (absent) survives the
+round trip.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from records.types import Ids, Logprobs
+from records.types import Experts, Ids, Logprobs
 
 _INT32 = np.iinfo(np.int32)
+_EXPERTS_HEADER = struct.Struct("<BII")
+"""Bytes of an expert's number, layers, experts per token."""
 
 
 def as_ids(values: ArrayLike) -> Ids:
@@ -53,6 +57,27 @@ def logprobs_to_bytes(logprobs: ArrayLike) -> bytes:
 def logprobs_from_bytes(data: bytes) -> Logprobs:
     """The log-probs [T] of 4 T bytes, writable. Raises ValueError on a partial element."""
     return np.frombuffer(data, dtype="<f4").astype(np.float32)
+
+
+def experts_to_bytes(experts: Experts) -> bytes:
+    """Expert numbers [T, layers, topk], int16 or int32, with a header of 9 bytes."""
+    if experts.ndim != 3 or not experts.size or experts.dtype not in (np.int16, np.int32):
+        raise ValueError(
+            "routed experts must be int16 or int32 [T, layers, topk], "
+            f"got {experts.dtype} {experts.shape}"
+        )
+    width = experts.dtype.itemsize
+    header = _EXPERTS_HEADER.pack(width, *experts.shape[1:])
+    return header + experts.astype(f"<i{width}").tobytes()
+
+
+def experts_from_bytes(data: bytes) -> Experts:
+    """The expert numbers [T, layers, topk] of such bytes. Raises ValueError on a partial row."""
+    if len(data) < _EXPERTS_HEADER.size:
+        raise ValueError(f"{len(data)} bytes are too few for routed experts")
+    width, layers, topk = _EXPERTS_HEADER.unpack_from(data)
+    flat = np.frombuffer(data, dtype=f"<i{width}", offset=_EXPERTS_HEADER.size)
+    return flat.astype(np.int16 if width == 2 else np.int32).reshape(-1, layers, topk)
 
 
 def checksum(*parts: ArrayLike) -> bytes:

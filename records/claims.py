@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, or_, select, update
 
+from records.columns import clean_text
 from records.models import ScoreRow, TurnRow, VerdictRow, VoteRow
 from records.sql import chunks, rows_in, table_of, upsert
 from records.types import DropReason, TurnState, Verdict
@@ -108,7 +109,9 @@ def _update_held(connection: Connection, owner: str, turn_ids: Sequence[str], **
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedTurn:
-    """A verdict and what it makes of its turn: scoring, or dropped for `drop`."""
+    """A verdict and what it makes of its turn: dropped for `drop`, or scoring with a hint, or
+    ready with a reward alone.
+    """
 
     owner: str
     verdict: Verdict
@@ -117,7 +120,7 @@ class JudgedTurn:
 
 
 def verdict_op(connection: Connection, judged: Sequence[JudgedTurn]) -> list[bool]:
-    """judging -> scoring, or dropped; stores verdicts and votes. False for a lost claim."""
+    """judging -> scoring, ready or dropped; stores verdicts and votes. False for a lost claim."""
     owners = [(one.verdict.turn_id, one.owner) for one in judged]
     outcomes = _still_held(connection, TurnState.JUDGING, owners)
     kept = [one for one, is_held in zip(judged, outcomes, strict=True) if is_held]
@@ -154,7 +157,9 @@ def _still_held(
 
 
 def _move_after_judging(one: JudgedTurn) -> dict[str, Any]:
-    state = TurnState.SCORING if one.drop is None else TurnState.DROPPED
+    state = TurnState.SCORING if one.verdict.hint else TurnState.READY
+    if one.drop is not None:
+        state = TurnState.DROPPED
     return {"key": one.verdict.turn_id, "to": state, "reason": one.drop, "now": one.now}
 
 
@@ -166,6 +171,9 @@ def _verdict_row(verdict: Verdict, now: float) -> dict[str, Any]:
         "judge": verdict.judge,
         "num_omitted": verdict.num_omitted,
         "created_at": now,
+        # Cleaned as the hint's own column is, or the first would no longer be the hint.
+        "candidates": [clean_text(hint) for hint in verdict.candidates] or None,
+        "reward": verdict.reward,
     }
 
 
@@ -187,21 +195,31 @@ def vote_rows(verdict: Verdict) -> list[dict[str, Any]]:
     ]
 
 
-def score_op(connection: Connection, scored: Sequence[tuple[str, dict[str, Any]]]) -> list[bool]:
-    """scoring -> ready; stores the score rows, given with their owners. False for a lost claim.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredTurn:
+    """The score rows of all candidates of one turn."""
+
+    owner: str
+    turn_id: str
+    rows: list[dict[str, Any]]
+    now: float
+
+
+def score_op(connection: Connection, scored: Sequence[ScoredTurn]) -> list[bool]:
+    """scoring -> ready; stores the score rows. False for a lost claim.
 
     A score with the same key is replaced.
     """
-    owners = [(row["turn_id"], owner) for owner, row in scored]
+    owners = [(one.turn_id, one.owner) for one in scored]
     outcomes = _still_held(connection, TurnState.SCORING, owners)
-    kept = [row for (_, row), is_held in zip(scored, outcomes, strict=True) if is_held]
+    kept = [one for one, is_held in zip(scored, outcomes, strict=True) if is_held]
     if kept:
         moves = [
-            {"key": row["turn_id"], "to": TurnState.READY, "reason": None, "now": row["created_at"]}
-            for row in kept
+            {"key": one.turn_id, "to": TurnState.READY, "reason": None, "now": one.now}
+            for one in kept
         ]
         connection.execute(_MOVE, moves)
-        upsert(connection, ScoreRow, kept)
+        upsert(connection, ScoreRow, [row for one in kept for row in one.rows])
     return outcomes
 
 

@@ -13,7 +13,14 @@ from typing import Any
 
 from sqlalchemy import Dialect, Enum, LargeBinary, Text, TypeDecorator
 
-from records.arrays import ids_from_bytes, ids_to_bytes, logprobs_from_bytes, logprobs_to_bytes
+from records.arrays import (
+    experts_from_bytes,
+    experts_to_bytes,
+    ids_from_bytes,
+    ids_to_bytes,
+    logprobs_from_bytes,
+    logprobs_to_bytes,
+)
 
 
 def dump_json(value: Any) -> str:
@@ -82,6 +89,19 @@ class LogprobsBlob(TypeDecorator[Any]):
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
         return None if value is None else logprobs_from_bytes(value)
+
+
+class ExpertsBlob(TypeDecorator[Any]):
+    """int16 or int32 expert numbers [T, layers, topk] as bytes that know their shape."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> bytes | None:
+        return None if value is None else experts_to_bytes(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
+        return None if value is None else experts_from_bytes(value)
 
 
 def enum_column(kind: type[StrEnum]) -> Enum:

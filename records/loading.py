@@ -30,7 +30,7 @@ def load_turns(connection: Connection, turn_ids: Sequence[str]) -> list[TurnReco
     rows: dict[str, Row[Any]] = {}
     for part in chunks(turn_ids):
         statement = (
-            select(TurnRow.__table__, VerdictRow.hint)
+            select(TurnRow.__table__, VerdictRow.hint, VerdictRow.candidates)
             .outerjoin(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
             .where(TurnRow.turn_id.in_(part))
         )
@@ -88,7 +88,14 @@ def _record(
         finish_reason=row.finish_reason,
         created_at=row.created_at,
         hint=row.hint,
+        candidates=hint_candidates(row),
+        teacher_key=row.teacher_key,
     )
+
+
+def hint_candidates(verdict: Row[Any]) -> tuple[str, ...]:
+    """All hints of a verdict's row, the selected one first."""
+    return tuple(verdict.candidates or ([verdict.hint] if verdict.hint else []))
 
 
 def version_spans(stored: list[list[int]]) -> tuple[VersionSpan, ...]:

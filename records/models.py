@@ -11,7 +11,14 @@ from typing import Any
 from sqlalchemy import BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from records.columns import CleanText, IdsBlob, JsonText, LogprobsBlob, enum_column
+from records.columns import (
+    CleanText,
+    ExpertsBlob,
+    IdsBlob,
+    JsonText,
+    LogprobsBlob,
+    enum_column,
+)
 from records.types import DropReason, TurnState, TurnType
 
 
@@ -110,6 +117,7 @@ class TurnRow(Base):
     trained_version: Mapped[int | None] = mapped_column(
         BigInteger, ForeignKey("policy_versions.version")
     )
+    teacher_key: Mapped[str | None] = mapped_column(CleanText)
     __table_args__ = (
         Index(None, "state", "created_at"),
         Index(None, "session_id", "created_at"),
@@ -138,8 +146,29 @@ class TokensRow(Base):
     rollout_logprobs: Mapped[Any] = mapped_column(LogprobsBlob)
 
 
+class ExpertsRow(Base):
+    """Where a mixture-of-experts engine sent the tokens of a turn; apart, because it is large."""
+
+    __tablename__ = "routed_experts"
+    turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
+    experts: Mapped[Any] = mapped_column(ExpertsBlob)
+
+
+class SideSamplesRow(Base):
+    """Further tokens at each position of a turn's response: [R, num_samples], row after row."""
+
+    __tablename__ = "side_samples"
+    turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
+    policy_version: Mapped[int] = mapped_column(BigInteger)
+    num_samples: Mapped[int]
+    ids: Mapped[Any] = mapped_column(IdsBlob)
+    rollout_logprobs: Mapped[Any] = mapped_column(LogprobsBlob)
+    teacher_logprobs: Mapped[Any] = mapped_column(LogprobsBlob)
+    created_at: Mapped[float] = mapped_column(Double)
+
+
 class VerdictRow(Base):
-    """The judge's decision on a turn."""
+    """The judge's decision on a turn; `candidates` is NULL for the selected hint alone."""
 
     __tablename__ = "verdicts"
     turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
@@ -148,6 +177,8 @@ class VerdictRow(Base):
     judge: Mapped[str] = mapped_column(CleanText)
     num_omitted: Mapped[int]
     created_at: Mapped[float] = mapped_column(Double)
+    candidates: Mapped[Any] = mapped_column(JsonText, nullable=True)
+    reward: Mapped[float | None] = mapped_column(Double)
 
 
 class VoteRow(Base):
@@ -166,10 +197,11 @@ class VoteRow(Base):
 
 
 class ScoreRow(Base):
-    """A teacher's log-probs of a turn under one hint.
+    """A teacher's log-probs of a turn under one hint candidate, which its hash stands for.
 
     The hinted prompt is the turn's prompt with `middle_ids` between its first `prefix_length` and
-    its last `suffix_length` ids.
+    its last `suffix_length` ids. Top-k scores lie position after position. The scores of one
+    commit have one `created_at`; an empty `teacher_version` means that no engine scored.
     """
 
     __tablename__ = "scores"
@@ -184,6 +216,9 @@ class ScoreRow(Base):
     teacher_logprobs: Mapped[Any] = mapped_column(LogprobsBlob)
     latency_s: Mapped[float] = mapped_column(Double)
     created_at: Mapped[float] = mapped_column(Double)
+    candidate: Mapped[int] = mapped_column(server_default="0")
+    topk_ids: Mapped[Any] = mapped_column(IdsBlob, nullable=True)
+    topk_logprobs: Mapped[Any] = mapped_column(LogprobsBlob, nullable=True)
 
 
 class SampleRow(Base):

@@ -13,10 +13,10 @@ from sqlalchemy import Connection, inspect, text
 
 from records.errors import StoreSchemaError
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest revision in `records/migrations/versions`."""
-KNOWN = (HEAD,)
-"""Every revision that this program can migrate from."""
+KNOWN = ("0001", HEAD)
+"""Every revision that this program can migrate from, and the newest."""
 VERSION_TABLE = "alembic_version"
 
 _ADVISORY_LOCK = 7_203_115_064_981_237

@@ -1,9 +1,9 @@
 """The store: what every stage of a run reads and writes, and the only thing that they share.
 
-A thin facade: each write is an operation (`*_op` of the modules beside this one) that the group
-writer commits before the method returns; each read runs on a connection of its own. Turns move
-through `TurnState` only here. It decides nothing: who links, judges, scores and trains are the
-callers.
+A thin facade, as long as the list of things to ask of it: each write is an operation (`*_op` of the
+modules beside this one) that the group writer commits before the method returns; each read runs on
+a connection of its own. Turns move through `TurnState` only here. It decides nothing: who links,
+judges, scores and trains are the callers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from records import claims, linking, loading, reconcile, scores, sessions, summary, training
+from records import (
+    claims,
+    linking,
+    loading,
+    ready_samples,
+    reconcile,
+    scores,
+    sessions,
+    side_samples,
+    summary,
+    training,
+)
 from records import turn_writes as turns
 from records.config import StoreConfig
 from records.database import is_transient, reader_engine, write_transactions
@@ -33,6 +44,7 @@ from records.types import (
     ReadySample,
     SampleResult,
     Score,
+    SideSamples,
     TurnRecord,
     TurnRef,
     TurnState,
@@ -255,23 +267,33 @@ class Store:
         return await self._write(claims.release_op, owner=owner, turn_ids=turn_ids)
 
     async def commit_verdict(self, owner: str, verdict: Verdict, drop: DropReason | None) -> bool:
-        """judging -> scoring, or dropped(drop). False, and nothing written, if the claim is lost.
+        """judging -> scoring, ready (a reward and no hint), or dropped(drop).
 
-        Raises ValueError for a verdict without a hint and without a drop reason.
+        False, and nothing written, if the claim is lost. Raises ValueError for a verdict without a
+        hint, a reward and a drop reason.
         """
-        if drop is None and not verdict.hint:
+        if drop is None and not verdict.hint and verdict.reward is None:
             raise ValueError(f"turn {verdict.turn_id}: no hint and no drop reason")
         judged = claims.JudgedTurn(owner=owner, verdict=verdict, drop=drop, now=self._clock())
         return await self.writer.run_bulk(claims.verdict_op, judged)
 
     async def commit_score(self, owner: str, score: Score) -> bool:
-        """scoring -> ready. False, and nothing is written, if the claim is lost.
+        """As `commit_scores`, of a turn with one candidate."""
+        return await self.commit_scores(owner, [score])
 
-        Raises ValueError unless there is one finite log-prob per response id.
+    async def commit_scores(self, owner: str, wanted: Sequence[Score]) -> bool:
+        """scoring -> ready, with the scores of all candidates of one turn, by one teacher.
+
+        False, and nothing is written, if the claim is lost. Raises ValueError unless each score has
+        one finite log-prob per response id, or is UNSCORED.
         """
-        prompt_ids, response_ids = await self.turn_tokens(score.turn_id)
-        row = scores.score_row(score, prompt_ids, response_ids, self._clock())
-        return await self.writer.run_bulk(claims.score_op, (owner, row))
+        if not wanted:
+            raise ValueError("a turn is scored under at least one candidate")
+        turn_id, now = wanted[0].turn_id, self._clock()
+        prompt_ids, response_ids = await self.turn_tokens(turn_id)
+        rows = scores.score_rows(wanted, prompt_ids, response_ids, now)
+        scored = claims.ScoredTurn(owner=owner, turn_id=turn_id, rows=rows, now=now)
+        return await self.writer.run_bulk(claims.score_op, scored)
 
     async def drop(self, owner: str, turn_id: str, reason: DropReason, detail: str = "") -> bool:
         """A claimed or leased turn -> dropped(reason). False if it is not the owner's."""
@@ -284,6 +306,13 @@ class Store:
             now=self._clock(),
         )
 
+    async def save_side_samples(self, turn_id: str, samples: SideSamples) -> None:
+        """Keep side samples of a turn, in place of earlier ones, whatever state it is in.
+
+        Raises UnknownTurn, and ValueError unless they stand at each of its response tokens.
+        """
+        await self._write(side_samples.save_op, turn_id=turn_id, samples=samples, now=self._clock())
+
     # The trainer
 
     async def lease(self, *, owner: str, count: int, ttl_s: float) -> list[ReadySample]:
@@ -295,7 +324,7 @@ class Store:
         turn_ids = await self._write(
             training.lease_op, owner=owner, count=count, now=self._clock(), ttl_s=ttl_s
         )
-        return await self._read(training.load_samples, turn_ids=turn_ids)
+        return await self._read(ready_samples.load_samples, turn_ids=turn_ids)
 
     async def expire_stale(self, *, oldest_allowed: int) -> int:
         """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale)."""

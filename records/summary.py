@@ -7,11 +7,19 @@ from typing import Any
 
 from sqlalchemy import Connection, case, exists, func, select
 
-from records.errors import StoreCorrupt
-from records.loading import load_turns
+from records.loading import hint_candidates, load_turns
 from records.models import PolicyVersionRow, SampleRow, ScoreRow, TurnRow, VerdictRow, VoteRow
 from records.scores import load_scores
-from records.types import DropReason, SampleResult, Score, TurnRecord, TurnState, Verdict, Vote
+from records.types import (
+    UNSCORED,
+    DropReason,
+    SampleResult,
+    Score,
+    TurnRecord,
+    TurnState,
+    Verdict,
+    Vote,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +113,8 @@ def vote_summary(connection: Connection) -> VoteSummary:
 
 def mean_score_latency(connection: Connection) -> float | None:
     """Mean seconds of a teacher's call over all stored scores; None without any."""
-    mean = connection.scalar(select(func.avg(ScoreRow.latency_s)))
+    statement = select(func.avg(ScoreRow.latency_s)).where(ScoreRow.teacher_version != UNSCORED)
+    mean = connection.scalar(statement)
     return None if mean is None else float(mean)
 
 
@@ -136,6 +145,8 @@ def verdict_of(connection: Connection, turn_id: str) -> Verdict | None:
         selection=row.selection,
         judge=row.judge,
         num_omitted=row.num_omitted,
+        candidates=hint_candidates(row),
+        reward=row.reward,
     )
 
 
@@ -150,11 +161,15 @@ def sampled_from_abandoned(connection: Connection) -> list[str]:
 
 
 def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
-    """The newest trained turns for which a sample is stored, newest first."""
+    """The newest turns that were trained under a hint, with their samples, newest first."""
     samples = connection.execute(
         select(SampleRow.__table__)
         .join(TurnRow, TurnRow.turn_id == SampleRow.turn_id)
-        .where(TurnRow.state == TurnState.TRAINED, TurnRow.trained_version == SampleRow.version)
+        .where(
+            TurnRow.state == TurnState.TRAINED,
+            TurnRow.trained_version == SampleRow.version,
+            exists().where(ScoreRow.turn_id == SampleRow.turn_id),
+        )
         .order_by(SampleRow.version.desc(), TurnRow.created_at.desc(), SampleRow.turn_id)
         .limit(limit)
     ).all()
@@ -163,8 +178,6 @@ def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
     scores = load_scores(connection, turn_ids)
     examples = []
     for row, turn in zip(samples, turns, strict=True):
-        if row.turn_id not in scores:
-            raise StoreCorrupt(f"turn {row.turn_id} was trained without a score")
         examples.append(
             ExampleTurn(
                 turn=turn,

@@ -11,12 +11,10 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, insert, or_, select, update
 
-from records.errors import StoreConflict, StoreCorrupt
-from records.loading import load_tokens, version_spans
+from records.errors import StoreConflict
 from records.models import PolicyVersionRow, SampleRow, TurnRow
-from records.scores import newest_scores
 from records.sql import chunks
-from records.types import DropReason, PolicyVersion, ReadySample, SampleResult, TurnState
+from records.types import DropReason, PolicyVersion, SampleResult, TurnState
 
 
 def enough_ready(connection: Connection, count: int, now: float) -> bool:
@@ -70,37 +68,6 @@ def _to_ready(connection: Connection, now: float, *conditions: Any) -> int:
         .where(TurnRow.state == TurnState.LEASED, *conditions)
         .values(state=TurnState.READY, claim_owner=None, claim_until=None, updated_at=now)
     ).rowcount
-
-
-def load_samples(connection: Connection, turn_ids: Sequence[str]) -> list[ReadySample]:
-    """The samples of scored turns, in the order asked for. Raises StoreCorrupt without a score."""
-    rows: dict[str, Any] = {}
-    for part in chunks(turn_ids):
-        statement = select(TurnRow.__table__).where(TurnRow.turn_id.in_(part))
-        rows.update((row.turn_id, row) for row in connection.execute(statement))
-    tokens = load_tokens(connection, turn_ids)
-    scores = newest_scores(connection, turn_ids)
-    samples = []
-    for turn_id in turn_ids:
-        row, (prompt_ids, response_ids, rollout_logprobs) = rows[turn_id], tokens[turn_id]
-        if turn_id not in scores:
-            raise StoreCorrupt(f"turn {turn_id} is leased without a score")
-        samples.append(
-            ReadySample(
-                turn_id=turn_id,
-                session_id=row.session_id,
-                prompt_ids=prompt_ids,
-                response_ids=response_ids,
-                rollout_logprobs=rollout_logprobs,
-                teacher_logprobs=scores[turn_id].teacher_logprobs,
-                temperature=float(row.sampling["temperature"]),
-                distribution_modified=row.distribution_modified,
-                version_spans=version_spans(row.version_spans),
-                hint=scores[turn_id].hint,
-                created_at=row.created_at,
-            )
-        )
-    return samples
 
 
 def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:

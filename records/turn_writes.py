@@ -19,12 +19,13 @@ from records.arrays import as_ids, checksum
 from records.columns import dump_json
 from records.errors import StoreConflict
 from records.messages import Message, fingerprint, path_ids
-from records.models import NodeRow, TokensRow, ToolsetRow, TurnRow, VariantRow
+from records.models import ExpertsRow, NodeRow, TokensRow, ToolsetRow, TurnRow, VariantRow
 from records.sql import insert_missing, rows_in, table_of
 from records.types import CapturedTurn, DropReason, Ids, TurnState
 
 _INSERT_TURNS = table_of(TurnRow).insert()
 _INSERT_TOKENS = table_of(TokensRow).insert()
+_INSERT_EXPERTS = table_of(ExpertsRow).insert()
 _PARENTS = select(
     TokensRow.turn_id, TokensRow.prompt_length, TokensRow.response_length, TokensRow.checksum
 ).where(TokensRow.turn_id.in_(bindparam("values", expanding=True)))
@@ -67,6 +68,7 @@ class PreparedTurn:
     toolset: dict[str, Any] | None
     turn: dict[str, Any]
     tokens: dict[str, Any]
+    experts: dict[str, Any] | None
     parent_checksum: bytes | None
     """Checksum of the ids shared with the token parent; None without one."""
 
@@ -98,8 +100,16 @@ def prepare(turn: CapturedTurn, *, scope: str, now: float) -> PreparedTurn:
         toolset=toolset,
         turn=_turn_row(turn, scope, node_ids, toolset, now),
         tokens=tokens,
+        experts=_experts_row(turn),
         parent_checksum=checksum(prompt_ids[:shared]) if shared else None,
     )
+
+
+def _experts_row(turn: CapturedTurn) -> dict[str, Any] | None:
+    """A turn that is dropped already will replay nothing."""
+    if turn.routed_experts is None or turn.drop_reason is not None:
+        return None
+    return {"turn_id": turn.turn_id, "experts": turn.routed_experts}
 
 
 def _check_trainable(turn: CapturedTurn) -> None:
@@ -163,6 +173,7 @@ def _turn_row(
         "newest_version": max(versions, default=None),
         "finish_reason": turn.finish_reason,
         "latency_s": turn.latency_s,
+        "teacher_key": turn.teacher_key,
         "created_at": now,
         "updated_at": now,
     }
@@ -190,6 +201,8 @@ def record_op(connection: Connection, prepared: Sequence[PreparedTurn]) -> list[
         turns = [{**one.turn, "variants": variants[one.turn["turn_id"]] or None} for one in new]
         connection.execute(_INSERT_TURNS, turns)
         connection.execute(_INSERT_TOKENS, [one.tokens for one in new])
+        if experts := [one.experts for one in new if one.experts is not None]:
+            connection.execute(_INSERT_EXPERTS, experts)
     return [None] * len(prepared)
 
 

@@ -7,17 +7,24 @@ entry per token. Nothing here knows SQL, HTTP or torch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from records.messages import Message
-
-Ids = NDArray[np.int32]
-Logprobs = NDArray[np.float32]
+from records.teaching import (
+    UNSCORED,
+    Experts,
+    Ids,
+    Logprobs,
+    SideSamples,
+    Teaching,
+    check_experts,
+    check_topk,
+)
 
 
 class TurnType(StrEnum):
@@ -31,7 +38,8 @@ class TurnState(StrEnum):
     """Where a turn stands. A turn is inserted, with its tokens, when its reply is complete.
 
     awaiting_next_state -> judging -> scoring -> ready -> leased -> trained, or dropped from any.
-    `judging` and `scoring` mean "waiting for that worker, or claimed by one".
+    `judging` and `scoring` mean "waiting for that worker, or claimed by one". A turn that got a
+    reward and no hint skips `scoring`.
     """
 
     AWAITING_NEXT_STATE = "awaiting_next_state"
@@ -72,6 +80,7 @@ class DropReason(StrEnum):
     TEACHER_MISALIGNED = "teacher_misaligned"
     TEACHER_LOGPROBS_INVALID = "teacher_logprobs_invalid"
     TEACHER_UNAVAILABLE = "teacher_unavailable"
+    UNKNOWN_TEACHER = "unknown_teacher"
     # Decided by the trainer.
     STALE = "stale"
     BELOW_NOISE = "below_noise"
@@ -96,6 +105,9 @@ class CapturedTurn:
     log-probabilities at the sampling temperature. If `token_parent_id` is set, the first
     `num_shared_ids` prompt ids equal the first ids of that turn's prompt + response (bridged
     prompts), and the store keeps only the rest. A `drop_reason` stores the turn as dropped.
+    `teacher_key` names the teacher that the client asked for. `routed_experts` [T, layers, topk]
+    are the experts that a mixture-of-experts engine sent each token to, T = P + R - 1: the last
+    token went through no layer.
     """
 
     turn_id: str
@@ -116,6 +128,8 @@ class CapturedTurn:
     finish_reason: str
     latency_s: float
     drop_reason: DropReason | None = None
+    teacher_key: str | None = None
+    routed_experts: Experts | None = None
 
     def __post_init__(self) -> None:
         if len(self.rollout_logprobs) != len(self.response_ids):
@@ -132,6 +146,9 @@ class CapturedTurn:
             raise ValueError(
                 f"turn {self.turn_id}: token_parent_id and num_shared_ids belong together"
             )
+        if self.routed_experts is not None:
+            num_tokens = len(self.prompt_ids) + len(self.response_ids)
+            check_experts(self.turn_id, self.routed_experts, num_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +189,8 @@ class TurnRecord:
     finish_reason: str
     created_at: float
     hint: str | None = None
+    candidates: tuple[str, ...] = ()
+    teacher_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +211,9 @@ class Vote:
 class Verdict:
     """The judge's decision on a turn: the selected hint, or None.
 
-    `num_omitted` messages were left out of its prompt to fit the judge's context.
+    `num_omitted` messages were left out of its prompt to fit the judge's context. `candidates` are
+    the hints worth scoring, the selected one first; where none are given, it is the only one.
+    `reward` is what the votes say of the response itself; None: not asked for, or all abstained.
     """
 
     turn_id: str
@@ -201,11 +222,28 @@ class Verdict:
     selection: str
     judge: str
     num_omitted: int = 0
+    candidates: tuple[str, ...] = ()
+    reward: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.hint and not self.candidates:
+            object.__setattr__(self, "candidates", (self.hint,))
+        if self.candidates and self.candidates[0] != self.hint:
+            raise ValueError(f"turn {self.turn_id}: the first candidate must be the selected hint")
+        if len(set(self.candidates)) != len(self.candidates):
+            raise ValueError(f"turn {self.turn_id}: a hint is a candidate twice")
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise ValueError(f"turn {self.turn_id}: reward {self.reward} is not finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A teacher's log-probs [R] at temperature 1 of the response ids under the hinted prompt."""
+    """A teacher's log-probs [R] at temperature 1 of the response ids under one hinted prompt.
+
+    `candidate` is the hint's place among the turn's candidates. `topk_ids`, `topk_logprobs` [R, K]
+    are the teacher's most probable tokens at each position, where they were asked for. With
+    `teacher_version` UNSCORED only the prompt was built, and `teacher_logprobs` are NaN.
+    """
 
     turn_id: str
     hint: str
@@ -214,6 +252,15 @@ class Score:
     hinted_prompt_ids: Ids
     teacher_logprobs: Logprobs
     latency_s: float
+    candidate: int = 0
+    topk_ids: Ids | None = None
+    topk_logprobs: Logprobs | None = None
+
+    def __post_init__(self) -> None:
+        length = len(self.teacher_logprobs)
+        check_topk(self.turn_id, length, self.topk_ids, self.topk_logprobs)
+        if self.teacher_version == UNSCORED and not np.isnan(self.teacher_logprobs).all():
+            raise ValueError(f"turn {self.turn_id}: log-probs of a teacher without a version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +268,11 @@ class ReadySample:
     """One turn ready to train: ids and log-probs of one turn, never padded, lengths checked.
 
     prompt_ids [P], response_ids [R], rollout_logprobs [R] at `temperature`, teacher_logprobs [R] at
-    temperature 1.
+    temperature 1 under the selected `hint`: NaN where no engine scored the turn, and the hint ""
+    where it has none. `teachings` are all candidates, the selected hint's first; a turn that has
+    only a `reward` has none. `after_tool`: the response follows a tool result. `step_index` counts
+    the policy's earlier turns in its conversation. `routed_experts`
+    [P + R - 1, layers, topk].
     """
 
     turn_id: str
@@ -235,6 +286,12 @@ class ReadySample:
     version_spans: tuple[VersionSpan, ...]
     hint: str
     created_at: float
+    after_tool: bool = False
+    step_index: int = 0
+    reward: float | None = None
+    teachings: tuple[Teaching, ...] = ()
+    routed_experts: Experts | None = None
+    side_samples: SideSamples | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.rollout_logprobs), len(self.teacher_logprobs)}
@@ -247,6 +304,16 @@ class ReadySample:
             )
         if len(self.prompt_ids) == 0:
             raise ValueError(f"turn {self.turn_id}: a prompt without tokens cannot be scored")
+        self._check_extras()
+
+    def _check_extras(self) -> None:
+        length = len(self.response_ids)
+        for teaching in self.teachings:
+            teaching.check(self.turn_id, length)
+        if self.side_samples is not None:
+            self.side_samples.check(self.turn_id, length)
+        if self.routed_experts is not None:
+            check_experts(self.turn_id, self.routed_experts, len(self.prompt_ids) + length)
 
     @property
     def oldest_version(self) -> int:

@@ -5,9 +5,10 @@ Plain values, checked strictly; nothing here loads a tokenizer or opens a connec
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class RendererConfig(BaseModel):
@@ -69,10 +70,50 @@ class ScoringConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     teacher: str = "teacher"
-    """Name stored with each score."""
+    """Name of the run's own teacher, stored with each score; turns that name none are its."""
+    teachers: dict[str, str] = Field(default_factory=dict)
+    """Further teachers: name -> base URL of an engine. A client names one for its requests in the
+    header `X-Teacher`; a turn that names an unknown one is dropped as `unknown_teacher`.
+    """
+    allow_incompatible_teachers: bool = False
+    """Train with a teacher whose tokenizer or template differs from the policy's all the same."""
+    default_teacher: str | None = None
+    """Teacher of turns that name none; unset: `teacher`."""
+    top_k: int = Field(default=0, ge=0)
+    """Most probable tokens of the teacher that are stored at each position of a response."""
+    engine_scores: bool = True
+    """Whether engines score. If not, only the hinted prompts are built and stored, for a teacher
+    inside the trainer.
+    """
     expected_version: str | None = None
     """Weight version that the teacher must report; unset takes the first one that it reports."""
     context_length: int | None = Field(default=None, ge=2)
     """Most tokens of hinted prompt and response together; unset takes what the teacher reports."""
     loop: ClaimLoopConfig = ClaimLoopConfig()
     """Turns in flight, polling, and patience with a teacher that is down."""
+
+    @field_validator("teachers")
+    @classmethod
+    def _endpoints_are_urls(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, url in value.items():
+            if not name or not re.match(r"https?://\S+$", url):
+                raise ValueError(f"teacher {name!r} needs a name and a base URL, got {url!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _teachers_are_told_apart(self) -> ScoringConfig:
+        if self.teacher in self.teachers:
+            raise ValueError(
+                f"teachers.{self.teacher} has the name of the run's own teacher: give `teacher` "
+                "another name, and set default_teacher if this one is meant"
+            )
+        if self.default_teacher not in (None, self.teacher, *self.teachers):
+            raise ValueError(
+                f"default_teacher {self.default_teacher!r} is none of "
+                f"{', '.join([self.teacher, *self.teachers])}"
+            )
+        if self.top_k and not self.engine_scores:
+            raise ValueError(
+                "top_k asks engines for scores: set engine_scores = true, or top_k = 0"
+            )
+        return self

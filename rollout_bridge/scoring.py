@@ -1,9 +1,9 @@
-"""The teacher stage: the log-probabilities of exactly the sampled ids, under the hinted prompt.
+"""The teacher stage: the log-probabilities of exactly the sampled ids, under the hinted prompts.
 
-Takes turns that the judge gave a hint, builds the hinted prompt as ids (hinting.py), and asks a
-frozen teacher for its log-probs, at temperature 1, of hinted prompt ids ++ response ids:
-concatenated ids, never text (ALGORITHMS 1.6, 1.7). What does not fit exactly is dropped with a
-reason. Knows no judge and no objective.
+Takes turns that the judge gave hints, builds a hinted prompt as ids for each candidate
+(hinting.py), and asks a frozen teacher (teachers.py) for its log-probs, at temperature 1, of hinted
+prompt ids ++ response ids: concatenated ids, never text (ALGORITHMS 1.6, 1.7). What does not fit
+exactly is dropped with a reason. Knows no judge and no objective.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import asyncio
 import logging
 import re
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from records.types import DropReason, Ids, Logprobs, Score, TurnRecord, TurnState
+from records.types import UNSCORED, DropReason, Ids, Logprobs, Score, TurnRecord, TurnState
 from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.errors import (
     EngineLogprobError,
@@ -26,11 +26,13 @@ from rollout_bridge.engine.errors import (
     EngineRejected,
     EngineUnavailable,
 )
-from rollout_bridge.engine.types import ModelInfo
 from rollout_bridge.hinting import HintingError, hinted_prompt_ids
 from rollout_bridge.rendering import Rendering
 from rollout_bridge.scoring_metrics import ScoringMetrics
-from rollout_bridge.worker import ClaimLoop, ClaimStore, ServiceUnavailable, StageStopped
+from rollout_bridge.teachers import FrozenTeacher, Teacher, TeacherChanged, Teachers
+from rollout_bridge.worker import ClaimLoop, ClaimStore, ServiceUnavailable
+
+__all__ = ["ScoringStore", "ScoringWorker", "Teacher", "TeacherChanged", "check_scores"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,21 +41,19 @@ RewriteHint: TypeAlias = Callable[[TurnRecord, str], str | None]
 _TOO_LONG = re.compile(r"context|too long|longer than|exceed", re.I)
 
 
-class TeacherChanged(StageStopped):
-    """The teacher is not (or no longer) the frozen one: its scores would mix two teachers."""
-
-
-class Teacher(Protocol):
-    """What scoring needs of an engine client."""
-
-    async def score(self, input_ids: Ids, start: int) -> Logprobs: ...
-    async def model_info(self) -> ModelInfo: ...
-
-
 class ScoringStore(ClaimStore, Protocol):
     """What scoring needs of the store."""
 
-    async def commit_score(self, owner: str, score: Score) -> bool: ...
+    async def commit_scores(self, owner: str, wanted: Sequence[Score]) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HintedPrompt:
+    """A candidate's prompt; its hint is "" where a control left the hint out."""
+
+    candidate: int
+    hint: str
+    ids: Ids
 
 
 class ScoringWorker:
@@ -61,7 +61,8 @@ class ScoringWorker:
 
     `owner` names the claims: unique for each worker that runs at a time. `rewrite_hint` is for
     controls: it returns the hint to score with instead, or None to score under the original prompt
-    (stored as the hint "").
+    (stored as the hint ""). `teacher` is the run's own; the worker opens those that the
+    configuration names beside it.
     """
 
     def __init__(
@@ -75,10 +76,9 @@ class ScoringWorker:
         rewrite_hint: RewriteHint | None = None,
         metrics: ScoringMetrics | None = None,
     ) -> None:
-        self._store, self._teacher, self._rendering = store, teacher, rendering
+        self._store, self._rendering = store, rendering
         self._config, self._owner, self._rewrite_hint = config, owner, rewrite_hint
-        self._version = config.expected_version
-        self._max_tokens = config.context_length
+        self._teachers = Teachers(teacher, config)
         self.metrics = metrics if metrics is not None else ScoringMetrics()
         self.loop = ClaimLoop(store, self, owner=owner, config=config.loop)
         self.metrics.unavailable.set_function(lambda: self.loop.failures_in_a_row)
@@ -90,12 +90,20 @@ class ScoringWorker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Score until `stop` is set. Raises TeacherChanged; see also `ClaimLoop.run`."""
-        await self.loop.run(stop)
+        try:
+            await self.loop.run(stop)
+        finally:
+            await self._teachers.close()
 
     async def process(self, turn: TurnRecord) -> None:
         """Score one turn and commit, or drop it. Raises ServiceUnavailable, TeacherChanged."""
+        teacher = self._teachers.of(turn.teacher_key)
+        if teacher is None:
+            detail = f"no teacher is called {turn.teacher_key!r}"
+            await self._drop(turn, DropReason.UNKNOWN_TEACHER, detail)
+            return
         try:
-            score = await self._score(turn)
+            scores = await self._scores(turn, teacher)
         except HintingError as error:
             await self._drop(turn, error.reason, error.detail)
         except EngineUnavailable as error:
@@ -109,51 +117,50 @@ class ScoringWorker:
         except EngineProtocolError as error:
             await self._drop(turn, DropReason.TEACHER_MISALIGNED, str(error))
         else:
-            await self._commit(turn, score)
+            await self._commit(turn, scores)
 
     async def give_up(self, turn: TurnRecord, error: ServiceUnavailable) -> None:
         """Drop a turn that the teacher never scored."""
         await self._drop(turn, DropReason.TEACHER_UNAVAILABLE, str(error))
 
-    async def _score(self, turn: TurnRecord) -> Score:
-        if self._max_tokens is None:
-            info = await self._teacher.model_info()
-            self._check_frozen(info)
-            self._max_tokens = info.context_length or sys.maxsize
+    async def _scores(self, turn: TurnRecord, teacher: FrozenTeacher) -> list[Score]:
+        """A score for each candidate."""
+        is_asked = self._config.engine_scores
+        limit = await teacher.max_tokens() if is_asked else self._config.context_length
         # Rendering a long conversation takes long enough to hold up the other turns' calls.
-        hint, hinted_ids = await asyncio.to_thread(
-            self._hinted, turn, self._max_tokens - len(turn.response_ids)
+        prompts = await asyncio.to_thread(
+            self._prompts, turn, (limit or sys.maxsize) - len(turn.response_ids)
         )
-        started = time.monotonic()
-        try:
-            teacher_logprobs = await self._teacher.score(
-                np.concatenate([hinted_ids, turn.response_ids]), len(hinted_ids)
-            )
-        except ValueError as error:
-            # A policy can sample a row of its head that the tokenizer has no id for.
-            raise EngineProtocolError(f"ids that cannot be scored: {error}") from error
-        latency_s = time.monotonic() - started
-        # Asked AFTER the scores: labels are never used twice, so an unchanged one means that no
-        # update came before or during the call.
-        version = self._check_frozen(await self._teacher.model_info())
-        return Score(
-            turn_id=turn.turn_id,
-            hint=hint,
-            teacher=self._config.teacher,
-            teacher_version=version,
-            hinted_prompt_ids=hinted_ids,
-            teacher_logprobs=teacher_logprobs,
-            latency_s=latency_s,
-        )
+        if not is_asked:
+            return [_unscored(turn, teacher.name, prompt) for prompt in prompts]
+        # One after the other: an engine computes what the prompts share only once that way.
+        return [await _scored(turn, teacher, prompt) for prompt in prompts]
 
-    def _hinted(self, turn: TurnRecord, max_tokens: int) -> tuple[str, Ids]:
-        """The hint to score under, and the prompt ids that carry it. Raises HintingError."""
-        assert turn.hint is not None, f"turn {turn.turn_id} is in scoring without a hint"
-        hint: str | None = turn.hint
-        if self._rewrite_hint is not None:
-            hint = self._rewrite_hint(turn, turn.hint)
+    def _prompts(self, turn: TurnRecord, max_tokens: int) -> list[_HintedPrompt]:
+        """The prompts of the candidates that have a place. Raises HintingError if none has."""
+        assert turn.candidates, f"turn {turn.turn_id} is in scoring without a hint"
+        prompts: dict[str, _HintedPrompt] = {}
+        problems: list[HintingError] = []
+        for candidate, written in enumerate(turn.candidates):
+            hint = self._rewrite_hint(turn, written) if self._rewrite_hint else written
+            if (hint or "") in prompts:
+                continue  # a control made one hint of two
+            try:
+                ids = self._hinted(turn, hint, max_tokens)
+            except HintingError as error:
+                logger.info("turn %s, candidate %d: %s", turn.turn_id, candidate, error)
+                problems.append(error)
+            else:
+                key = hint or ""
+                prompts[key] = _HintedPrompt(candidate=candidate, hint=key, ids=ids)
+        if not prompts:
+            raise problems[0]
+        return list(prompts.values())
+
+    def _hinted(self, turn: TurnRecord, hint: str | None, max_tokens: int) -> Ids:
+        """The prompt ids that carry `hint`, or the turn's own. Raises HintingError."""
         if hint is not None:
-            return hint, hinted_prompt_ids(
+            return hinted_prompt_ids(
                 self._rendering, turn.messages, turn.tools, turn.prompt_ids, hint, max_tokens
             )
         if len(turn.prompt_ids) > max_tokens:
@@ -161,27 +168,17 @@ class ScoringWorker:
                 DropReason.HINTED_PROMPT_TOO_LONG,
                 f"{len(turn.prompt_ids)} ids, at most {max_tokens} fit",
             )
-        return "", turn.prompt_ids
+        return turn.prompt_ids
 
-    def _check_frozen(self, info: ModelInfo) -> str:
-        if self._version is None:
-            self._version = info.weight_version
-        if info.weight_version != self._version:
-            raise TeacherChanged(
-                f"the teacher must stay at weight version {self._version!r}, but reports "
-                f"{info.weight_version!r}: start it again with its frozen weights, or begin a "
-                "new run"
-            )
-        return self._version
-
-    async def _commit(self, turn: TurnRecord, score: Score) -> None:
-        problem = check_scores(score.teacher_logprobs, len(turn.response_ids))
+    async def _commit(self, turn: TurnRecord, scores: list[Score]) -> None:
+        problems = [_problem(score, len(turn.response_ids)) for score in scores]
+        problem = next(filter(None, problems), None)
         if problem is not None:
             await self._drop(turn, *problem)
-        elif await self._store.commit_score(self._owner, score):
-            self.metrics.count_scored(score)
+        elif await self._store.commit_scores(self._owner, scores):
+            self.metrics.count_scored(scores)
         else:
-            logger.warning("turn %s: the claim was lost, its score is not kept", score.turn_id)
+            logger.warning("turn %s: the claim was lost, its scores are not kept", turn.turn_id)
 
     async def _drop(self, turn: TurnRecord, reason: DropReason, detail: str) -> None:
         if await self._store.drop(self._owner, turn.turn_id, reason, detail):
@@ -189,6 +186,47 @@ class ScoringWorker:
             logger.info("turn %s dropped, %s: %s", turn.turn_id, reason.value, detail)
         else:
             logger.warning("turn %s: the claim was lost, it is not dropped", turn.turn_id)
+
+
+async def _scored(turn: TurnRecord, teacher: FrozenTeacher, prompt: _HintedPrompt) -> Score:
+    found = await teacher.score(prompt.ids, turn.response_ids)
+    return Score(
+        turn_id=turn.turn_id,
+        hint=prompt.hint,
+        teacher=teacher.name,
+        teacher_version=found.version,
+        hinted_prompt_ids=prompt.ids,
+        teacher_logprobs=found.logprobs,
+        latency_s=found.latency_s,
+        candidate=prompt.candidate,
+        topk_ids=found.topk_ids,
+        topk_logprobs=found.topk_logprobs,
+    )
+
+
+def _unscored(turn: TurnRecord, teacher: str, prompt: _HintedPrompt) -> Score:
+    return Score(
+        turn_id=turn.turn_id,
+        hint=prompt.hint,
+        teacher=teacher,
+        teacher_version=UNSCORED,
+        hinted_prompt_ids=prompt.ids,
+        teacher_logprobs=np.full(len(turn.response_ids), np.nan, dtype=np.float32),
+        latency_s=0.0,
+        candidate=prompt.candidate,
+    )
+
+
+def _problem(score: Score, num_response: int) -> tuple[DropReason, str] | None:
+    """Why this score drops its turn, if it does: a bad log-prob drops the sample (ALGORITHMS
+    0.1), whichever candidate it is of.
+    """
+    if score.teacher_version == UNSCORED:
+        return None
+    problem = check_scores(score.teacher_logprobs, num_response)
+    if problem is None and score.topk_logprobs is not None:
+        return check_scores(score.topk_logprobs.ravel(), score.topk_logprobs.size)
+    return problem
 
 
 def check_scores(teacher_logprobs: Logprobs, num_response: int) -> tuple[DropReason, str] | None:

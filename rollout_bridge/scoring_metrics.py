@@ -5,9 +5,11 @@ Prometheus names cannot hold a slash: `teacher/latency` is exposed as `teacher_l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from records.types import DropReason, Score
+from records.types import UNSCORED, DropReason, Score
 
 
 def drop_metric(reason: DropReason) -> str:
@@ -36,11 +38,13 @@ class ScoringMetrics:
             registry=self.registry,
         )
 
-    def count_scored(self, score: Score) -> None:
-        """Add one committed score."""
+    def count_scored(self, scores: Sequence[Score]) -> None:
+        """Add the committed scores of one turn: tokens and latency are those of every call."""
         self.scored.inc()
-        self.tokens.inc(len(score.teacher_logprobs))
-        self.latency.observe(score.latency_s)
+        for score in scores:
+            if score.teacher_version != UNSCORED:
+                self.tokens.inc(len(score.teacher_logprobs))
+                self.latency.observe(score.latency_s)
 
     def count_dropped(self, reason: DropReason) -> None:
         """Add one dropped turn."""

@@ -35,6 +35,7 @@ from rollout_bridge.engine.types import (
     ModelInfo,
     PauseMode,
     SamplingParams,
+    ScoredTokens,
 )
 
 Result = TypeVar("Result")
@@ -110,7 +111,8 @@ class EngineClient:
                 self._abort_later(rid)
                 raise
 
-        return wire.read_generation(await self._with_retries(attempt), len(ids))
+        reply = await self._with_retries(attempt)
+        return wire.read_generation(reply, len(ids), self.config.routed_experts_topk)
 
     async def stream(
         self,
@@ -132,7 +134,7 @@ class EngineClient:
             return await self._open_stream(body, routing_key)
 
         events, event = await self._with_retries(attempt)
-        reader = wire.StreamReader(len(ids))
+        reader = wire.StreamReader(len(ids), self.config.routed_experts_topk)
         try:
             while True:
                 yield reader.read(event)
@@ -157,11 +159,21 @@ class EngineClient:
         self, input_ids: Sequence[int] | Ids, start: int, k: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Ids [R, k] and log-probs [R, k] of the k most probable tokens at positions start.. ."""
+        scored = await self.score_with_topk(input_ids, start, k)
+        assert scored.topk_ids is not None
+        assert scored.topk_logprobs is not None
+        return scored.topk_ids, scored.topk_logprobs
+
+    async def score_with_topk(
+        self, input_ids: Sequence[int] | Ids, start: int, k: int
+    ) -> ScoredTokens:
+        """What `score` and `score_topk` give, from one request."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         ids, reply = await self._score(input_ids, start, top_k=k)
-        wire.read_score(reply, ids, start)
-        return wire.read_score_topk(reply, ids, start, k)
+        logprobs = wire.read_score(reply, ids, start)
+        topk_ids, topk_logprobs = wire.read_score_topk(reply, ids, start, k)
+        return ScoredTokens(logprobs=logprobs, topk_ids=topk_ids, topk_logprobs=topk_logprobs)
 
     async def update_weights(self, path: str, version: str, *, flush_cache: bool = True) -> None:
         """Load the weights in folder `path` and label them `version`.
@@ -242,13 +254,16 @@ class EngineClient:
     def _generate_body(
         self, ids: list[int], params: SamplingParams, rid: str, *, stream: bool
     ) -> dict[str, Any]:
-        return {
+        body: dict[str, Any] = {
             "rid": rid,
             "input_ids": ids,
             "sampling_params": params.to_wire(),
             "return_logprob": True,
             "stream": stream,
         }
+        if self.config.routed_experts_topk:
+            body["return_routed_experts"] = True
+        return body
 
     async def _control(self, path: str, body: dict[str, Any]) -> Any:
         async def attempt(number: int) -> Any:

@@ -34,3 +34,7 @@ class EngineClientConfig(BaseModel):
     """Longest wait before another try."""
     pool_size: int = Field(default=256, ge=1)
     """Most connections at once."""
+    routed_experts_topk: int = Field(default=0, ge=0)
+    """Experts per token of a mixture-of-experts model, to have its choices returned and stored for
+    replay (SGLang: started with --enable-return-routed-experts); 0 does not ask for them.
+    """

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from records.types import Ids, Logprobs
+from records.types import Experts, Ids, Logprobs
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["retract", "abort", "in_place"]
@@ -97,7 +97,8 @@ class Generation:
 
     `output_ids` [R] int32, the stop token included; `output_logprobs` [R] float32 natural logs at
     the sampling temperature; `text` is trimmed at the stop. `matched` is the stop token id or stop
-    string. `weight_spans` is None where the engine does not report them.
+    string. `weight_spans` is None where the engine does not report them, and so are
+    `routed_experts` [prompt + R - 1, layers, topk].
     """
 
     output_ids: Ids
@@ -109,6 +110,7 @@ class Generation:
     weight_spans: tuple[WeightSpan, ...] | None
     prompt_tokens: int
     cached_tokens: int
+    routed_experts: Experts | None = None
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.output_logprobs):
@@ -128,6 +130,17 @@ class GenerationChunk:
     new_ids: tuple[int, ...]
     new_logprobs: tuple[float, ...]
     final: Generation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredTokens:
+    """Log-probs [R] at temperature 1 of given tokens; ids and log-probs [R, k] of the k most
+    probable ones at each position, where they were asked for.
+    """
+
+    logprobs: Logprobs
+    topk_ids: Ids | None = None
+    topk_logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from records.types import Ids, Logprobs
 from rollout_bridge.engine.errors import EngineLogprobError, EngineProtocolError, EngineRejected
+from rollout_bridge.engine.experts import read_experts
 from rollout_bridge.engine.types import Generation, GenerationChunk, WeightSpan
 
 
@@ -48,7 +49,7 @@ def error_message(body: Any, fallback: str) -> str:
     return fallback
 
 
-def read_generation(reply: Any, num_input: int) -> Generation:
+def read_generation(reply: Any, num_input: int, experts_topk: int = 0) -> Generation:
     """A finished reply of /generate for a prompt of `num_input` tokens."""
     meta = _meta(reply)
     ids, logprobs = _output_tokens(reply, meta)
@@ -70,6 +71,9 @@ def read_generation(reply: Any, num_input: int) -> Generation:
             weight_spans=_spans(meta.get("weight_versions")),
             prompt_tokens=num_input,
             cached_tokens=int(meta.get("cached_tokens") or 0),
+            routed_experts=read_experts(
+                meta.get("routed_experts"), num_input + len(ids), experts_topk
+            ),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise EngineProtocolError(str(error)) from error
@@ -78,8 +82,9 @@ def read_generation(reply: Any, num_input: int) -> Generation:
 class StreamReader:
     """Turns cumulative events of one stream into chunks of new tokens."""
 
-    def __init__(self, num_input: int):
+    def __init__(self, num_input: int, experts_topk: int = 0):
         self._num_input = num_input
+        self._experts_topk = experts_topk
         self._ids: list[int] = []
         self.finished = False
 
@@ -99,10 +104,11 @@ class StreamReader:
             raise EngineProtocolError(f"the first {seen} ids of a stream changed")
         self._ids = ids
         self.finished = meta.get("finish_reason") is not None
+        final = None
+        if self.finished:
+            final = read_generation(event, self._num_input, self._experts_topk)
         return GenerationChunk(
-            new_ids=tuple(ids[seen:]),
-            new_logprobs=tuple(logprobs[seen:]),
-            final=read_generation(event, self._num_input) if self.finished else None,
+            new_ids=tuple(ids[seen:]), new_logprobs=tuple(logprobs[seen:]), final=final
         )
 
 

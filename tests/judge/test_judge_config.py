@@ -15,6 +15,7 @@ def test_the_defaults_are_the_published_ones():
     config = JudgeConfig.model_validate(REQUIRED)
     assert (config.votes, config.temperature, config.top_p) == (3, 0.6, 1.0)
     assert (config.selection, config.min_positive_votes) == ("longest", 1)
+    assert (config.reward, config.max_candidates) == ("none", 3)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,8 @@ def test_the_defaults_are_the_published_ones():
         ({"selection": "best"}, "choose one of longest, shortest_first"),
         ({"votes": 2, "min_positive_votes": 3}, "can never be reached with 2 votes"),
         ({"temperature": "warm"}, "valid number"),
+        ({"reward": "mean"}, "'none', 'verdict' or 'votes'"),
+        ({"max_candidates": 0}, "greater than or equal to 1"),
         ({"timeout_s": 0}, "greater than 0"),
         ({"loop": {"concurrency": 0}}, "greater than or equal to 1"),
     ],

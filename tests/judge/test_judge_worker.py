@@ -327,3 +327,52 @@ async def test_turns_flow_through_all_slots(store, judge_server, judge_config, r
     worker = JudgeWorker(store, judge_config(loop_concurrency=8), "judge-1")
     await run_until_left_judging(store, worker)
     assert 18 <= judge_server.most_in_flight <= 24
+
+
+async def test_with_a_reward_turns_without_a_hint_go_straight_to_the_trainer(
+    store, judge_server, judge_config, reply
+):
+    judge_server.replies(reply.answer(NEGATIVE))
+    turn_id = await judging_turn(store)
+    worker = JudgeWorker(store, judge_config(reward="votes"), "judge-1")
+    await run_until_left_judging(store, worker)
+    assert (await store.counts())[TurnState.READY] == 1
+    (sample,) = await store.lease(owner="trainer", count=1, ttl_s=60)
+    assert (sample.turn_id, sample.reward, sample.teachings) == (turn_id, -1.0, ())
+    snapshot = worker.metrics.snapshot()
+    assert (snapshot["reward/negative"], snapshot["reward/without_hint"]) == (1, 1)
+    assert snapshot["hint/accept_rate"] == 0
+
+
+async def test_with_a_reward_abstentions_alone_drop_the_turn(
+    store, judge_server, judge_config, reply
+):
+    judge_server.replies(reply.answer("nonsense"))
+    await judging_turn(store)
+    await run_until_left_judging(
+        store, JudgeWorker(store, judge_config(reward="verdict"), "judge-1")
+    )
+    assert await store.drops() == {DropReason.NO_HINT: 1}
+
+
+async def test_all_candidates_are_stored_with_the_verdict(store, judge_server, judge_config, reply):
+    answers = [
+        POSITIVE,
+        "\\boxed{1}[HINT_START]Use Celsius.[HINT_END]",
+        POSITIVE,
+        "\\boxed{1}[HINT_START]Use Celsius for every temperature.[HINT_END]",
+    ]
+    judge_server.behave = lambda number, _body: reply.answer(answers[number % 4])
+    turn_id = await judging_turn(store)
+    config = judge_config(votes=4, selection="shortest_first", reward="verdict")
+    await run_until_left_judging(store, JudgeWorker(store, config, "judge-1"))
+    verdict = await store.verdict_of(turn_id)
+    assert verdict is not None
+    assert verdict.hint == "Use Celsius."
+    assert verdict.candidates == (
+        "Use Celsius.",
+        "Give temperatures in Celsius.",
+        "Use Celsius for every temperature.",
+    )
+    assert (verdict.reward, verdict.selection) == (1.0, "shortest_first")
+    assert (await store.counts())[TurnState.SCORING] == 1

@@ -85,10 +85,13 @@ def a_vote(index: int = 0, **changes: Any) -> Vote:
     return Vote(**{**values, **changes})
 
 
-def a_verdict(turn_id: str, hint: str | None = HINT, votes: tuple[Vote, ...] = ()) -> Verdict:
+def a_verdict(
+    turn_id: str, hint: str | None = HINT, votes: tuple[Vote, ...] = (), **changes: Any
+) -> Verdict:
     """A verdict with three votes, unless told otherwise."""
     votes = votes or tuple(a_vote(index) for index in range(3))
-    return Verdict(turn_id=turn_id, votes=votes, hint=hint, selection="longest", judge="judge-0")
+    values = {"hint": hint, "votes": votes, "selection": "longest", "judge": "judge-0", **changes}
+    return Verdict(turn_id=turn_id, **values)
 
 
 def a_score(turn_id: str, num_tokens: int = 3, **changes: Any) -> Score:

@@ -1,0 +1,63 @@
+"""From a turn's votes to its verdict: its hints, its reward, and whether it goes on.
+
+Pure. A hint goes to the teacher; a reward alone (ALGORITHMS 3.1, 3.2) goes straight to the trainer;
+with neither, the turn is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from judge.config import JudgeConfig, RewardKind
+from judge.rewards import majority_reward, parse_reward
+from judge.selection import select_hints
+from records.types import DropReason, Verdict, Vote
+
+
+def decide(
+    turn_id: str,
+    votes: Sequence[Vote],
+    config: JudgeConfig,
+    *,
+    num_omitted: int,
+    drop: DropReason | None = None,
+) -> tuple[Verdict, DropReason | None]:
+    """The verdict on a turn, and why it is dropped, if it is; `drop` is decided already."""
+    hints: tuple[str, ...] = ()
+    reward = None
+    if drop is None:
+        hints = select_hints(
+            votes,
+            config.selection,
+            min_positive_votes=config.min_positive_votes,
+            max_candidates=config.max_candidates,
+        )
+        reward = reward_of(votes, config.reward)
+        if not hints and reward is None:
+            drop = DropReason.NO_HINT
+    verdict = Verdict(
+        turn_id=turn_id,
+        votes=tuple(votes),
+        hint=hints[0] if hints else None,
+        selection=config.selection,
+        judge=config.model,
+        num_omitted=num_omitted,
+        candidates=hints,
+        reward=reward,
+    )
+    return verdict, drop
+
+
+def reward_of(votes: Sequence[Vote], kind: RewardKind) -> float | None:
+    """The majority of the votes 1, 0 and -1, or their mean; None if all abstained, or for `none`.
+
+    A vote of 0 abstains on the hint, and counts here.
+    """
+    scores = [score for score in map(_reward_vote, votes) if score is not None]
+    if kind == "none" or not scores:
+        return None
+    return majority_reward(scores) if kind == "verdict" else sum(scores) / len(scores)
+
+
+def _reward_vote(vote: Vote) -> int | None:
+    return vote.score if vote.score is not None else parse_reward(vote.text)

@@ -1,0 +1,54 @@
+"""Which experts a mixture-of-experts engine sent each token to, for replay in training.
+
+An engine that was started for it returns them as base64 of int32 [T, layers, topk], T = P + R - 1:
+the last sampled token went through no layer (ALGORITHMS 6.7). They are not worth a reply: what is
+absent or odd is None, and a trainer that must replay says so. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+from typing import Any
+
+import numpy as np
+
+from records.types import Experts
+
+logger = logging.getLogger(__name__)
+
+
+def read_experts(value: Any, num_tokens: int, topk: int) -> Experts | None:
+    """The experts of `num_tokens` tokens [T, layers, topk] as int16 if they fit, else int32.
+
+    None where the engine gave none, or something that cannot be of T = num_tokens - 1 tokens.
+    """
+    if not isinstance(value, str) or not value or topk < 1 or num_tokens < 2:
+        return None
+    try:
+        flat = np.frombuffer(base64.b64decode(value, validate=True), dtype="<i4")
+    except (binascii.Error, ValueError) as error:
+        logger.warning("routed experts are not base64 of int32: %s", error)
+        return None
+    if not flat.size or flat.size % ((num_tokens - 1) * topk):
+        logger.warning(
+            "%d routed experts are not those of %d tokens at %d a layer: is routed_experts_topk "
+            "the model's?",
+            flat.size,
+            num_tokens - 1,
+            topk,
+        )
+        return None
+    fits = np.iinfo(np.int16).min <= flat.min() and flat.max() <= np.iinfo(np.int16).max
+    return flat.astype(np.int16 if fits else np.int32).reshape(num_tokens - 1, -1, topk)
+
+
+def joined_experts(earlier: Experts | None, later: Experts | None) -> Experts | None:
+    """Those of a reply that was continued: each token's as of when it was first computed.
+
+    `later` covers all tokens so far; those that `earlier` knows were computed a second time.
+    """
+    if earlier is None or later is None or earlier.shape[1:] != later.shape[1:]:
+        return later
+    return np.concatenate([earlier, later[len(earlier) :]])

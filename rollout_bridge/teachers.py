@@ -1,0 +1,148 @@
+"""The teachers that engines serve: each has a name, and must stay what it was.
+
+A turn is routed to one of them by a key. Scores of two weight versions of a teacher are scores of
+two teachers, so a version that changes ends the stage. It knows neither turns nor the store.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from records.types import Ids, Logprobs
+from rollout_bridge.config import ScoringConfig
+from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.engine.errors import EngineProtocolError
+from rollout_bridge.engine.types import ModelInfo, ScoredTokens
+from rollout_bridge.worker import StageStopped
+
+
+class TeacherChanged(StageStopped):
+    """The teacher is not (or no longer) the frozen one: its scores would mix two teachers."""
+
+
+class Teacher(Protocol):
+    """What scoring needs of an engine client."""
+
+    async def score(self, input_ids: Ids, start: int) -> Logprobs: ...
+    async def score_with_topk(self, input_ids: Ids, start: int, k: int) -> ScoredTokens: ...
+    async def model_info(self) -> ModelInfo: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherScores:
+    """Log-probs [R] under one prompt, top-k [R, K] if asked for, and the version that gave them."""
+
+    version: str
+    logprobs: Logprobs
+    topk_ids: Ids | None
+    topk_logprobs: Logprobs | None
+    latency_s: float
+
+
+class FrozenTeacher:
+    """One teacher behind an engine.
+
+    `expected_version` unset takes the first version that it reports, `context_length` unset the
+    length that it reports.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        client: Teacher,
+        *,
+        expected_version: str | None = None,
+        context_length: int | None = None,
+        top_k: int = 0,
+    ) -> None:
+        self.name = name
+        self._client, self._top_k = client, top_k
+        self._version = expected_version
+        self._max_tokens = context_length
+
+    async def max_tokens(self) -> int:
+        """Most tokens of hinted prompt and response together. Raises TeacherChanged."""
+        if self._max_tokens is None:
+            info = await self._client.model_info()
+            self._check_frozen(info)
+            self._max_tokens = info.context_length or sys.maxsize
+        return self._max_tokens
+
+    async def score(self, prompt_ids: Ids, response_ids: Ids) -> TeacherScores:
+        """What it says of `response_ids` after `prompt_ids`. Raises EngineError, TeacherChanged."""
+        ids, start = np.concatenate([prompt_ids, response_ids]), len(prompt_ids)
+        started = time.monotonic()
+        try:
+            if self._top_k:
+                scored = await self._client.score_with_topk(ids, start, self._top_k)
+            else:
+                scored = ScoredTokens(logprobs=await self._client.score(ids, start))
+        except ValueError as error:
+            # A policy can sample a row of its head that the tokenizer has no id for.
+            raise EngineProtocolError(f"ids that cannot be scored: {error}") from error
+        latency_s = time.monotonic() - started
+        # Asked AFTER the scores: labels are never used twice, so an unchanged one means that no
+        # update came before or during the call.
+        version = self._check_frozen(await self._client.model_info())
+        return TeacherScores(
+            version=version,
+            logprobs=scored.logprobs,
+            topk_ids=scored.topk_ids,
+            topk_logprobs=scored.topk_logprobs,
+            latency_s=latency_s,
+        )
+
+    def _check_frozen(self, info: ModelInfo) -> str:
+        # An empty name would say that no engine scored.
+        version = info.weight_version or "unnamed"
+        if self._version is None:
+            self._version = version
+        if version != self._version:
+            raise TeacherChanged(
+                f"{self.name}: the teacher must stay at weight version {self._version!r}, but "
+                f"reports {version!r}: start it again with its frozen weights, or "
+                "begin a new run"
+            )
+        return self._version
+
+
+class Teachers:
+    """The run's own teacher, and the further ones that the configuration names.
+
+    The further ones are asked as the own one is: same timeouts, same vocabulary.
+    """
+
+    def __init__(self, own: Teacher, config: ScoringConfig) -> None:
+        self._default = config.default_teacher or config.teacher
+        settings = own.config if isinstance(own, EngineClient) else None
+        vocab_size = own.vocab_size if isinstance(own, EngineClient) else None
+        self._opened = {
+            name: EngineClient(url, config=settings, vocab_size=vocab_size)
+            for name, url in config.teachers.items()
+        }
+        self._by_name = {
+            config.teacher: FrozenTeacher(
+                config.teacher,
+                own,
+                expected_version=config.expected_version,
+                context_length=config.context_length,
+                top_k=config.top_k,
+            )
+        } | {
+            name: FrozenTeacher(name, client, top_k=config.top_k)
+            for name, client in self._opened.items()
+        }
+
+    def of(self, key: str | None) -> FrozenTeacher | None:
+        """The teacher of turns with this key; None if there is none of this name."""
+        return self._by_name.get(self._default if key is None else key)
+
+    async def close(self) -> None:
+        """Close the clients that were opened here; the own teacher's is the caller's."""
+        for client in self._opened.values():
+            await client.close()
