@@ -56,7 +56,16 @@ TOOLS = [
 
 
 def calibration_sequences(rendering: Rendering, seed: int) -> list[Ids]:
-    """Id sequences of 2 tokens to a few hundred; equal seeds give equal sequences.
+    """Id sequences of 2 tokens to a few hundred; equal seeds give equal sequences."""
+    sequences = conversation_sequences(rendering)
+    random = np.random.default_rng(seed)
+    for length in (2, 33, 200):
+        sequences.append(random.integers(0, rendering.vocab_size, length).astype(np.int32))
+    return sequences
+
+
+def conversation_sequences(rendering: Rendering) -> list[Ids]:
+    """The conversations in the model's own format.
 
     A template that refuses system messages gets its conversation without one, and one that cannot
     render tool calls does without that conversation: such models can be served too.
@@ -71,7 +80,4 @@ def calibration_sequences(rendering: Rendering, seed: int) -> list[Ids]:
             with contextlib.suppress(ValueError):
                 sequences.append(rendering.prompt_ids(messages, tools))
                 break
-    random = np.random.default_rng(seed)
-    for length in (2, 33, 200):
-        sequences.append(random.integers(0, rendering.vocab_size, length).astype(np.int32))
     return sequences

@@ -25,10 +25,12 @@ from trainer.errors import CheckpointError
 from trainer.lora import adapter_state, load_adapter_state, merged_state
 from trainer.manifest import FileEntry, Manifest, chain_to
 from trainer.policy import Policy
+from trainer.teacher_models import EmaTeacher
 
 logger = logging.getLogger(__name__)
 
 _OPTIMIZER, _RNG, _ADAPTER = "optimizer.pt", "rng.pt", "adapter.pt"
+_AVERAGE = "teacher_average.pt"
 _TEMPORARY = ".writing_"
 # What a model folder holds besides tokenizer files; everything else is copied from the start model.
 _MODEL_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".md")
@@ -111,6 +113,7 @@ class Checkpoints:
         version: int,
         turn_ids: Sequence[str],
         staleness: Sequence[int],
+        average: EmaTeacher | None = None,
     ) -> Manifest:
         """Write and sync the checkpoint of `version`; it exists when this returns, or not at all.
 
@@ -125,6 +128,8 @@ class Checkpoints:
         save_weights(policy, temporary)
         torch.save(optimizer.state_dict(), temporary / _OPTIMIZER)
         torch.save(_rng_state(), temporary / _RNG)
+        if average is not None:
+            torch.save(average.state(), temporary / _AVERAGE)
         files = {}
         for path in sorted(temporary.iterdir()):
             files[path.name] = FileEntry(size=path.stat().st_size, sha256=_sha256(path))
@@ -145,8 +150,18 @@ class Checkpoints:
         self._finish(temporary, manifest)
         return manifest
 
-    def load(self, manifest: Manifest, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Optimiser, random state and adapters of a checkpoint whose weights `policy` has."""
+    def load(
+        self,
+        manifest: Manifest,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        average: EmaTeacher | None = None,
+    ) -> None:
+        """Optimiser, random state, adapters and averaged teacher of a checkpoint whose weights
+        `policy` has.
+
+        Raises CheckpointError where an averaged teacher is wanted and the checkpoint has none.
+        """
         if manifest.version == 0:
             return
         folder = self.folder(manifest.version)
@@ -157,6 +172,14 @@ class Checkpoints:
         optimizer.load_state_dict(
             torch.load(folder / _OPTIMIZER, map_location=device, weights_only=True)
         )
+        if average is not None:
+            if not (folder / _AVERAGE).exists():
+                raise CheckpointError(
+                    f"{folder} has no averaged teacher: the run began with another teacher.kind"
+                )
+            average.load_state(
+                torch.load(folder / _AVERAGE, map_location=device, weights_only=True)
+            )
         rng = torch.load(folder / _RNG, weights_only=True)
         torch.set_rng_state(rng["torch"])
         if torch.cuda.is_available() and rng["cuda"]:

@@ -55,14 +55,12 @@ class MicroBatch:
     """Tensors of some sequences, padded on the right; all [B, T] but `sequences`.
 
     Padding needs no attention mask: attention is causal and nothing real stands to its right.
-    `temperatures_BT` is 1 outside the mask; log-probs are NaN there, `turn_ids_BT` is -1.
+    `temperatures_BT` is 1 outside the mask, `turn_ids_BT` is -1.
     """
 
     ids_BT: Tensor
     mask_BT: Tensor
     turn_ids_BT: Tensor
-    rollout_logprobs_BT: Tensor
-    teacher_logprobs_BT: Tensor
     temperatures_BT: Tensor
     sequences: tuple[PackedSequence, ...]
 
@@ -70,6 +68,28 @@ class MicroBatch:
     def num_tokens(self) -> int:
         """Tokens that go through the model, padding included."""
         return self.ids_BT.numel()
+
+    def spread(self, turns: Sequence[Tensor], *, fill: float) -> Tensor:
+        """Per-turn values [R] or [R, K] (indexed as the batch's samples) at their tokens' places:
+        [B, T] or [B, T, K], `fill` elsewhere.
+        """
+        first = turns[self.sequences[0].spans[0].turn]
+        shape = (*self.ids_BT.shape, *first.shape[1:])
+        result = torch.full(shape, fill, dtype=first.dtype, device=self.ids_BT.device)
+        for row, sequence in enumerate(self.sequences):
+            for span in sequence.spans:
+                result[row, span.start : span.end] = turns[span.turn]
+        return result
+
+    def gather(self, values: Tensor) -> dict[int, Tensor]:
+        """The inverse: [R] or [R, K] of each turn in this micro-batch, out of [B, T] or
+        [B, T, K].
+        """
+        return {
+            span.turn: values[row, span.start : span.end]
+            for row, sequence in enumerate(self.sequences)
+            for span in sequence.spans
+        }
 
 
 def merge_turns(samples: Sequence[ReadySample]) -> list[PackedSequence]:
@@ -121,31 +141,26 @@ def plan_micro_batches(
 
 
 def build_micro_batch(
-    sequences: Sequence[PackedSequence], samples: Sequence[ReadySample], device: str = "cpu"
+    sequences: Sequence[PackedSequence],
+    device: torch.device | str = "cpu",
+    temperatures: Sequence[float] | None = None,
 ) -> MicroBatch:
-    """Tensors for `sequences`; spans refer to `samples`."""
+    """Tensors for `sequences`; `temperatures` of the turns that their spans name default to 1."""
     shape = (len(sequences), max(len(sequence.ids) for sequence in sequences))
     ids = np.zeros(shape, dtype=np.int64)
     turn_ids = np.full(shape, -1, dtype=np.int64)
-    rollout = np.full(shape, np.nan, dtype=np.float32)
-    teacher = np.full(shape, np.nan, dtype=np.float32)
-    temperatures = np.ones(shape, dtype=np.float32)
+    scale = np.ones(shape, dtype=np.float32)
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence.ids)] = sequence.ids
         for span in sequence.spans:
-            sample, where = samples[span.turn], (row, slice(span.start, span.end))
-            turn_ids[where] = span.turn
-            teacher[where] = sample.teacher_logprobs
-            if comparable(sample):
-                rollout[where] = sample.rollout_logprobs
-                temperatures[where] = sample.temperature
+            turn_ids[row, span.start : span.end] = span.turn
+            if temperatures is not None:
+                scale[row, span.start : span.end] = temperatures[span.turn]
     return MicroBatch(
         ids_BT=torch.from_numpy(ids).to(device),
         mask_BT=torch.from_numpy((turn_ids >= 0).astype(np.float32)).to(device),
         turn_ids_BT=torch.from_numpy(turn_ids).to(device),
-        rollout_logprobs_BT=torch.from_numpy(rollout).to(device),
-        teacher_logprobs_BT=torch.from_numpy(teacher).to(device),
-        temperatures_BT=torch.from_numpy(temperatures).to(device),
+        temperatures_BT=torch.from_numpy(scale).to(device),
         sequences=tuple(sequences),
     )
 

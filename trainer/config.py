@@ -7,9 +7,24 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
+from trainer.objectives.aggregation_names import AggregationMode
 from trainer.objectives.kl_names import validate_kl_loss_name
+from trainer.objectives.options import HindsightOpd, ObjectiveOptions
+from trainer.objectives.rollout_correction.presets import preset
+from trainer.objectives.rollout_correction.settings import (
+    RolloutCorrectionSettings,
+    rejection_rule,
+)
 
 
 class LoraConfig(BaseModel):
@@ -25,13 +40,123 @@ class LoraConfig(BaseModel):
     """Module names that get an adapter; "all-linear" is every linear layer but the head."""
 
 
+class TeacherConfig(BaseModel):
+    """Who scores the hinted prompt."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    kind: Literal["engine", "frozen", "current", "ema", "trust_region"] = "engine"
+    """An engine's stored scores, or a model here: the start weights, the policy as it is, its
+    moving average, or logits between start and policy.
+    """
+    ema_rate: float = Field(default=0.05, gt=0, le=1)
+    """`ema`: share of the policy that enters the average after each step."""
+    trust_region_alpha: float = Field(default=0.1, ge=0, le=1)
+    """`trust_region`: the policy's share of the logits."""
+
+    @property
+    def in_trainer(self) -> bool:
+        """Whether the trainer holds the teacher."""
+        return self.kind != "engine"
+
+
+class RejectionConfig(BaseModel):
+    """One rule that takes tokens or turns out of the loss (ALGORITHMS 4.3)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    statistic: str
+    """token, sequence, geometric, or token_k1, seq_mean_k3 and so on."""
+    upper: float | None = None
+    """Largest value that stays; required. For k1 it bounds the ratio itself."""
+    lower: float | None = None
+    """Smallest ratio that stays; unset is 1/upper. For k1 alone."""
+
+
+class CorrectionConfig(BaseModel):
+    """Rollout correction: weights, rejection, veto (ALGORITHMS 4). A turn is a sequence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    preset: str | None = None
+    """A named setting (docs/objectives.md); then only thresholds may stand beside it."""
+    mode: Literal["decoupled", "bypass", "pure_is"] = "decoupled"
+    """Which policies are compared, and whether weights are applied."""
+    importance_level: Literal["token", "sequence", "none"] = "token"
+    """Weights per token or per turn; none applies no weights."""
+    importance_upper: PositiveFloat = 2.0
+    """Cap of a weight."""
+    importance_lower: float | None = Field(default=None, ge=0)
+    """If set, weights outside both bounds become 0 instead of being capped (IcePop)."""
+    is_mask_mode: bool = False
+    """Leave weights above the cap as they are, for use with rejection."""
+    batch_normalize: bool = False
+    """Divide the weights by their mean over the batch."""
+    rejections: list[RejectionConfig] = Field(default_factory=list)
+    """A token stays only if every rule keeps it."""
+    veto_threshold: float | None = None
+    """A turn with any token whose ratio is below this is rejected."""
+
+    @model_validator(mode="after")
+    def _check(self) -> CorrectionConfig:
+        self.settings()
+        return self
+
+    def settings(self) -> RolloutCorrectionSettings:
+        """As the pure functions take them; raises ValueError for what makes no sense."""
+        if self.preset is not None:
+            return self._preset_settings(self.preset)
+        return RolloutCorrectionSettings(
+            mode=self.mode,
+            importance_level=None if self.importance_level == "none" else self.importance_level,
+            importance_upper=self.importance_upper,
+            importance_lower=self.importance_lower,
+            is_mask_mode=self.is_mask_mode,
+            batch_normalize=self.batch_normalize,
+            rejections=tuple(
+                rejection_rule(rule.statistic, rule.upper, rule.lower) for rule in self.rejections
+            ),
+            veto_threshold=self.veto_threshold,
+        )
+
+    def _preset_settings(self, name: str) -> RolloutCorrectionSettings:
+        thresholds = {"importance_upper", "importance_lower", "veto_threshold"}
+        others = self.model_fields_set - thresholds - {"preset"}
+        # A resolved configuration that is read again sets every field.
+        changed = [key for key in sorted(others) if getattr(self, key) != _default(self, key)]
+        if changed:
+            raise ValueError(f"preset {name!r} and {', '.join(changed)} are both set: choose one")
+        given = self.model_fields_set
+        is_upper = self.importance_upper if "importance_upper" in given else None
+        if is_upper == _default(self, "importance_upper"):
+            is_upper = None
+        return preset(
+            name,
+            is_threshold=is_upper,
+            is_threshold_lower=self.importance_lower,
+            veto_threshold=self.veto_threshold,
+        )
+
+
+def _default(config: BaseModel, key: str) -> object:
+    return type(config).model_fields[key].get_default(call_default_factory=True)
+
+
 class TrainerConfig(BaseModel):
     """How the policy is trained on ready samples."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    objective: str = "hindsight_opd"
-    """Name of the objective in trainer/objectives/registry.py."""
+    objective: ObjectiveOptions = Field(default_factory=HindsightOpd)
+    """What is learned from the teacher, by name, with its own options."""
+    teacher: TeacherConfig = Field(default_factory=TeacherConfig)
+    """Who teaches: an engine, or a model inside the trainer."""
+    correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
+    """How samples of other weights, or of another engine's arithmetic, are corrected."""
+    aggregation: AggregationMode = "turn-mean-token-mean"
+    """How the losses of tokens become one number."""
+    aggregation_horizon: PositiveInt | None = None
+    """What `seq-mean-token-sum-norm` divides by; required there, the longest response allowed."""
     rollout_batch_size: PositiveInt = 16
     """Samples (turns) per step; a step waits until that many are ready."""
     epochs_per_batch: PositiveInt = 1
@@ -58,20 +183,14 @@ class TrainerConfig(BaseModel):
     grad_clip: PositiveFloat = 1.0
     """Maximum global gradient norm."""
 
-    clip_low: PositiveFloat = 0.2
-    """PPO clip below 1."""
-    clip_high: PositiveFloat = 0.28
-    """PPO clip above 1."""
-    dual_clip: float | None = Field(default=None, gt=1)
-    """Bound on the loss of tokens with negative advantage; none means off."""
-    tis_cap: float = Field(default=2.0, ge=0)
-    """Cap C of the truncated importance weights; 0 means no correction for stale samples."""
-    advantage_reference: Literal["old", "current"] = "old"
-    """Student log-probs in the advantage: at the start of the batch, or of the current weights."""
     beta_kl: float = Field(default=0.02, ge=0)
     """Weight of the KL to the frozen start; 0 does not load the start a second time."""
     kl_type: str = "low_var_kl"
     """KL estimator; k1 as a loss is refused."""
+    kl_ratio: Literal["none", "unbiased", "clipped"] = "none"
+    """With several epochs: multiply the KL by the ratio to the start of the batch, as it is or
+    clipped like the objective's (ALGORITHMS 6.10).
+    """
     beta_entropy: float = 0.0
     """Weight of the entropy bonus; at 0 the entropy is computed for the metrics only."""
 
@@ -110,9 +229,57 @@ class TrainerConfig(BaseModel):
     tensorboard: bool = True
     """Write metrics for TensorBoard beside the JSON lines."""
 
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _name_is_optional(cls, value: object) -> object:
+        """Options without a name are those of the default objective."""
+        if isinstance(value, dict) and "name" not in value:
+            return {"name": "hindsight_opd", **value}
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> TrainerConfig:
         validate_kl_loss_name(self.kl_type)
+        check_combination(self)
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ValueError(f"adam_betas must lie in [0, 1), got {self.adam_betas}")
         return self
+
+
+def check_combination(config: TrainerConfig) -> None:
+    """Raise ValueError for settings that are right alone and wrong together."""
+    is_normed = config.aggregation == "seq-mean-token-sum-norm"
+    if is_normed != (config.aggregation_horizon is not None):
+        raise ValueError(
+            "aggregation seq-mean-token-sum-norm and aggregation_horizon belong together: set both"
+        )
+    objective, correction = config.objective, config.correction.settings()
+    if not isinstance(objective, HindsightOpd):
+        if correction.mode != "decoupled":
+            raise ValueError(
+                f"correction.mode {correction.mode} belongs to objective hindsight_opd; "
+                f"{objective.name} has no clipped ratio to change, use decoupled"
+            )
+        return
+    if (objective.surrogate == "pure_is") != (correction.mode == "pure_is"):
+        raise ValueError(
+            "objective.surrogate pure_is and correction.mode pure_is belong together: set both"
+        )
+    if objective.surrogate == "m2po" and correction.mode != "bypass":
+        raise ValueError(
+            "surrogate m2po clips the ratio to the rollout engine: set correction.mode = bypass"
+        )
+    own_weights = objective.surrogate in ("decoupled", "a3po")
+    if own_weights and (correction.importance_level is not None or correction.mode != "decoupled"):
+        raise ValueError(
+            f"surrogate {objective.surrogate} weighs by the rollout engine's log-probs itself: "
+            "set correction.importance_level = none and correction.mode = decoupled"
+        )
+    if objective.normalise and objective.advantage_reference == "current":
+        raise ValueError("normalise needs advantage_reference = old: statistics come before a step")
+    if (
+        correction.batch_normalize
+        and correction.mode != "decoupled"
+        and config.epochs_per_batch > 1
+    ):
+        raise ValueError("correction.batch_normalize needs epochs_per_batch = 1 in this mode")

@@ -30,9 +30,11 @@ from trainer.manifest import Manifest
 from trainer.metrics import MetricsLog
 from trainer.publish import Publisher, WeightTarget
 from trainer.restore import in_thread, restore, start_model
+from trainer.self_check import self_check
 from trainer.staleness import oldest_allowed, steps_since
 from trainer.step_report import StepReport, hint_metrics, step_metrics, trained_results
-from trainer.update import Updater, UpdateReport, finite_sample
+from trainer.teacher_models import EmaTeacher
+from trainer.update import Updater, UpdateReport
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +98,7 @@ class EmbeddedTrainer:
         """Load the newest intact checkpoint (or the start `model`), make the store equal to its
         chain, and bring the engines to its version.
 
-        Raises CheckpointError for a folder of another run, StartupError for an unsupported model,
-        ObjectiveNeedsError for an objective whose needs are unmet.
+        Raises CheckpointError for a folder of another run, StartupError for an unsupported model.
         """
         checkpoints = Checkpoints(run_folder / "checkpoints", model, config.seed)
         thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -135,7 +136,8 @@ class EmbeddedTrainer:
     ) -> Calibration:
         """Compare the policy's engines, and `frozen` ones at the start weights, with this process.
 
-        Sets the noise floor and writes RUN/calibration.json. Raises CalibrationError for a gap.
+        Sets the noise floor and writes RUN/calibration.json. Raises CalibrationError for a gap,
+        DistillationOffError if the policy as its own teacher teaches something.
         """
         policy = own_logprobs(self.updater.policy, self.updater.policy.device)
         pairs: dict[str, tuple[Scorer, Callable[[Ids], np.ndarray]]] = {
@@ -149,6 +151,14 @@ class EmbeddedTrainer:
             pairs |= {name: (engine, own) for name, engine in frozen.items()}
         result = await calibrate(pairs, sequences, bound=self.config.calibration_bound)
         self.updater.noise = result.noise
+        worst = await in_thread(
+            self._thread,
+            self_check,
+            self.updater,
+            sequences,
+            max(self.config.calibration_bound, 10 * result.noise),
+        )
+        logger.info("teacher = student: largest loss or advantage %.1e nats", worst)
         result.save(self.run_folder / CALIBRATION_FILE)
         return result
 
@@ -186,7 +196,16 @@ class EmbeddedTrainer:
         leased = time.perf_counter()
         self._unfinished = True
         staleness = [steps_since(self._chain, sample.oldest_version) for sample in samples]
-        report = await in_thread(self._thread, self.updater.update, samples, self.manifest.step)
+        samples = await self._with_side_samples(samples)
+        report = await in_thread(
+            self._thread,
+            self.updater.update,
+            samples,
+            self.manifest.step,
+            version_gaps=staleness,
+        )
+        for warning in report.warnings:
+            logger.warning("step %d: %s", self.manifest.step, warning)
         self._attempts += 1
         seconds = {
             "seconds/wait": started - self._idle_since,
@@ -233,7 +252,7 @@ class EmbeddedTrainer:
         )
         if not samples:
             return None
-        reasons = {sample.turn_id: finite_sample(sample) for sample in samples}
+        reasons = {sample.turn_id: self.updater.unusable(sample) for sample in samples}
         unusable = {turn_id: reason for turn_id, reason in reasons.items() if reason is not None}
         if not unusable:
             return samples
@@ -241,6 +260,15 @@ class EmbeddedTrainer:
             await self.store.drop(self.owner, turn_id, reason)
         await self.store.release_leases(self.owner)
         return None
+
+    async def _with_side_samples(self, samples: list[ReadySample]) -> list[ReadySample]:
+        """Draw and store what the objective's support lacks, before the step that uses it."""
+        drawn = await in_thread(self._thread, self.updater.draw_side_samples, samples, self.version)
+        for sample in drawn:
+            assert sample.side_samples is not None
+            await self.store.save_side_samples(sample.turn_id, sample.side_samples)
+        by_turn = {sample.turn_id: sample for sample in drawn}
+        return [by_turn.get(sample.turn_id, sample) for sample in samples]
 
     async def _commit(
         self, samples: Sequence[ReadySample], staleness: Sequence[int], report: UpdateReport
@@ -271,6 +299,7 @@ class EmbeddedTrainer:
         }
 
     def _write_checkpoint(self, version: int, results: Sequence[SampleResult]) -> Manifest:
+        teacher = self.updater.teacher
         return self.checkpoints.write(
             self.updater.policy,
             self.updater.optimizer,
@@ -278,6 +307,7 @@ class EmbeddedTrainer:
             version=version,
             turn_ids=[result.turn_id for result in results],
             staleness=[result.staleness for result in results],
+            average=teacher if isinstance(teacher, EmaTeacher) else None,
         )
 
     async def _skip(self, samples: Sequence[ReadySample], reason: DropReason) -> None:

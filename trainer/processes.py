@@ -136,6 +136,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event) -> None:
     policy = _client(config, config.policy)
     frozen = _client(config, config.frozen)
     async with store, policy, frozen:
+        await _check_teachers(config, rendering)
         trainer = await EmbeddedTrainer.open(
             store=store,
             config=config.trainer,
@@ -151,6 +152,26 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event) -> None:
             await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
         finally:
             await trainer.close()
+
+
+async def _check_teachers(config: RunConfig, rendering: Rendering) -> None:
+    """Further teachers must read the policy's tokens as the policy does."""
+    from trainer.calibration_texts import conversation_sequences
+    from trainer.compatibility import check_teacher
+
+    for name, url in config.scoring.teachers.items():
+        async with _client(config, EngineConfig(url=url)) as engine:
+            differences = await check_teacher(
+                name,
+                engine,
+                model=config.model,
+                vocab_size=rendering.vocab_size,
+                sequences=conversation_sequences(rendering),
+                template_ids=sorted(rendering.stop_token_ids),
+                allow=config.scoring.allow_incompatible_teachers,
+            )
+        for difference in differences:
+            logger.warning("teacher %s: %s", name, difference)
 
 
 def _rendering(config: RunConfig) -> Rendering:

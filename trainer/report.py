@@ -10,8 +10,8 @@ from __future__ import annotations
 import html
 import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,17 @@ from matplotlib import pyplot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One plot: a title, the unit of its y axis and named series over the x values `steps`."""
+    """One plot: a title, the unit of its y axis and named series over the x values `steps`.
+
+    `marks` are labelled horizontal lines: a value to compare with, or a bound of what is healthy.
+    """
 
     title: str
     unit: str
     steps: Sequence[float]
     series: dict[str, Sequence[float | None]]
     step_unit: str = "update"
+    marks: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +85,15 @@ def plot_svg(curve: Curve) -> str:
         shown = [float("nan") if value is None else value for value in values]
         marker = "o" if len(shown) < 40 else None
         axes.plot(curve.steps, shown, label=name, linewidth=1.4, marker=marker, markersize=2.5)
+    for number, (name, value) in enumerate(curve.marks.items()):
+        style = ("dashed", "dotted")[number % 2]
+        axes.axhline(value, color="0.5", linewidth=0.9, linestyle=style, label=name)
     axes.set_xlabel(curve.step_unit)
     axes.set_ylabel(curve.unit)
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    if len(curve.series) > 1:
+    if len(curve.series) + len(curve.marks) > 1:
         axes.legend(fontsize=8, frameon=False)
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
@@ -118,7 +125,11 @@ def colored_tokens(example: ReportExample) -> str:
 
 
 def metric_curve(
-    title: str, unit: str, rows: Sequence[dict[str, Any]], names: dict[str, str]
+    title: str,
+    unit: str,
+    rows: Sequence[dict[str, Any]],
+    names: dict[str, str],
+    marks: Mapping[str, float] | None = None,
 ) -> Curve:
     """A curve over the metric rows of a run: `names` maps metric keys to labels."""
     return Curve(
@@ -126,4 +137,5 @@ def metric_curve(
         unit=unit,
         steps=[row["step"] for row in rows],
         series={label: [row.get(key) for row in rows] for key, label in names.items()},
+        marks=marks or {},
     )

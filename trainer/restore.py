@@ -12,40 +12,62 @@ import torch
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.manifest import Manifest
-from trainer.objectives.registry import Need, select_objective
 from trainer.policy import Policy, WithoutAdapters
+from trainer.teacher_models import EmaTeacher, StateModel, TrustRegionTeacher
 from trainer.token_states import LogprobModel
 from trainer.update import Updater
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# What this trainer's samples bring along.
-PROVIDED: frozenset[Need] = frozenset({"teacher_scalar"})
-
 
 def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest) -> Updater:
     """The updater as it was when `manifest` was written, or new for version 0.
 
-    Raises StartupError for an unsupported model, ObjectiveNeedsError for unmet needs.
+    Raises StartupError for an unsupported model.
     """
-    objective = select_objective(config.objective, PROVIDED)
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     policy = _load_policy(config, checkpoints, manifest)
-    reference: LogprobModel | None = None
+    reference: StateModel | None = None
     if config.beta_kl > 0:
-        adapters = config.lora is not None
-        reference = WithoutAdapters(policy) if adapters else load_start(config, checkpoints)
-    updater = Updater(policy, reference, objective, config)
-    checkpoints.load(manifest, policy, updater.optimizer)
+        reference = _start(config, checkpoints, policy)
+    teacher = _teacher(config, checkpoints, policy, reference)
+    updater = Updater(policy, reference, config, teacher=teacher)
+    average = teacher if isinstance(teacher, EmaTeacher) else None
+    checkpoints.load(manifest, policy, updater.optimizer, average)
     return updater
+
+
+def _teacher(
+    config: TrainerConfig, checkpoints: Checkpoints, policy: Policy, reference: StateModel | None
+) -> LogprobModel | None:
+    """The model that teaches; the start weights are loaded once at most."""
+    kind = config.teacher.kind
+    if kind == "engine":
+        return None
+    if kind == "current":
+        return policy
+    if kind == "ema":
+        return EmaTeacher(policy, config.teacher.ema_rate)
+    start = reference if reference is not None else _start(config, checkpoints, policy)
+    if kind == "frozen":
+        return start
+    return TrustRegionTeacher(start, policy, config.teacher.trust_region_alpha)
+
+
+def _start(config: TrainerConfig, checkpoints: Checkpoints, policy: Policy) -> StateModel:
+    if config.lora is not None:
+        return WithoutAdapters(policy)
+    return load_start(config, checkpoints)
 
 
 def start_model(config: TrainerConfig, checkpoints: Checkpoints, updater: Updater) -> LogprobModel:
     """The frozen start weights, loaded again only where nothing holds them."""
     if updater.reference is not None:
         return updater.reference
+    if config.teacher.kind == "frozen" and updater.teacher is not None:
+        return updater.teacher
     if config.lora is not None:
         return WithoutAdapters(updater.policy)
     return load_start(config, checkpoints)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from api_proxy.config import ProxyConfig
 from judge.config import JudgeConfig
@@ -25,6 +25,8 @@ from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.engine.config import EngineClientConfig
 from trainer.config import TrainerConfig
 from trainer.errors import StartupError
+from trainer.objectives.options import OBJECTIVE_NAMES
+from trainer.run_checks import check_run
 
 
 class ConfigError(StartupError):
@@ -76,6 +78,11 @@ class RunConfig(BaseModel):
     judge: JudgeConfig
     scoring: ScoringConfig = Field(default_factory=ScoringConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> RunConfig:
+        check_run(self.trainer, self.scoring, self.judge)
+        return self
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:
@@ -152,7 +159,17 @@ def _plain(value: Any) -> Any:
 
 
 def _explain(item: Any) -> str:
-    where = ".".join(str(part) for part in item["loc"])
+    # The kind of a section that has several is its name's value, not a key that anybody wrote.
+    where = ".".join(str(part) for part in item["loc"] if part not in OBJECTIVE_NAMES)
+    if item["type"] == "value_error":
+        # What was given is the whole section; the message says which of its keys are meant.
+        message = item["msg"].removeprefix("Value error, ")
+        return f"{where}: {message}" if where else message
+    if item["type"] == "union_tag_invalid":
+        given = str(item["ctx"]["tag"])
+        near = difflib.get_close_matches(given, OBJECTIVE_NAMES, n=1, cutoff=0.3)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        return f"{where}.name: unknown '{given}'; {hint}known: {', '.join(OBJECTIVE_NAMES)}"
     if item["type"] != "extra_forbidden":
         return f"{where}: {item['msg']} (got {item.get('input')!r})"
     valid = _keys_at(RunConfig, item["loc"][:-1])
@@ -162,21 +179,29 @@ def _explain(item: Any) -> str:
 
 
 def _keys_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """Valid keys at a location of an error; in a section of several kinds it names the kind."""
+    kinds: list[type[BaseModel]] = [model]
     for part in location:
-        field = model.model_fields.get(str(part))
-        below = _model_of(field.annotation) if field is not None else None
-        if below is None:
-            return []
-        model = below
-    return list(model.model_fields)
+        named = [kind for kind in kinds if _kind_name(kind) == part]
+        if named:
+            kinds = named
+            continue
+        fields = [kind.model_fields[str(part)] for kind in kinds if str(part) in kind.model_fields]
+        kinds = [below for field in fields for below in _models_of(field.annotation)]
+    return [key for kind in kinds[:1] for key in kind.model_fields]
 
 
-def _model_of(annotation: Any) -> type[BaseModel] | None:
+def _kind_name(kind: type[BaseModel]) -> object:
+    field = kind.model_fields.get("name")
+    options = typing.get_args(field.annotation) if field is not None else ()
+    return options[0] if len(options) == 1 else None
+
+
+def _models_of(annotation: Any) -> list[type[BaseModel]]:
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-    for option in options:
-        if isinstance(option, type) and issubclass(option, BaseModel):
-            return option
-    return None
+    return [
+        option for option in options if isinstance(option, type) and issubclass(option, BaseModel)
+    ]
 
 
 def _is_union(annotation: Any) -> bool:

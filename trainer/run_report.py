@@ -53,7 +53,58 @@ def run_curves(rows: list[dict[str, Any]]) -> list[Curve]:
             },
         ),
     ]
-    return [metric_curve(title, unit, trained, names) for title, unit, names in plots]
+    curves = [metric_curve(title, unit, trained, names) for title, unit, names in plots]
+    return curves + correction_curves(trained)
+
+
+def correction_curves(rows: list[dict[str, Any]]) -> list[Curve]:
+    """The six diagnostic plots of rollout correction, with the bounds of its health warnings."""
+    plots: list[tuple[str, str, dict[str, str], dict[str, float]]] = [
+        (
+            "Mean importance weight",
+            "",
+            {"rollout_is_mean": "applied", "rollout_is_mean_raw": "before the cap"},
+            {"ideal": 1.0},
+        ),
+        (
+            "Effective sample size of the weights",
+            "share",
+            {
+                "rollout_is_eff_sample_size": "applied",
+                "rollout_is_eff_sample_size_raw": "before the cap",
+            },
+            {"good above": 0.5, "too few below": 0.3},
+        ),
+        (
+            "Turns vetoed",
+            "share",
+            {"rollout_is_veto_fraction": "vetoed"},
+            {"too many above": 0.1},
+        ),
+        (
+            "KL of engine and trainer",
+            "nats",
+            {"kl": "KL", "k3_kl": "K3"},
+            {"ideal": 0.0},
+        ),
+        ("Perplexity, trainer over engine", "", {"ppl_ratio": "ratio"}, {"ideal": 1.0}),
+        (
+            "Chi-squared of engine and trainer",
+            "",
+            {"chi2_token": "tokens", "chi2_seq": "turns"},
+            {"too far above": 1.0},
+        ),
+    ]
+    return [
+        metric_curve(
+            title,
+            unit,
+            rows,
+            {f"rollout_corr/{name}": label for name, label in names.items()},
+            marks,
+        )
+        for title, unit, names, marks in plots
+    ]
 
 
 async def example_turns(store: Store, rendering: Rendering, limit: int) -> list[ReportExample]:

@@ -20,6 +20,7 @@ from records.types import TurnState
 from trainer import run_config
 from trainer.defaults import resolve, single_machine
 from trainer.run import Run
+from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig
 
 STATUS_EVERY_S = 30.0
@@ -71,6 +72,8 @@ async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> No
             + ("" if config.renderer.tool_parser else ", and tool calls stay text")
             + "; name the model's family with --renderer (qwen3, glm45, ...)[/]"
         )
+    for warning in run_warnings(config.trainer):
+        console.print(f"[yellow]{warning}[/]")
     console.print(f"run folder [bold]{folder}[/]; starting engines with {config.model}")
     async with Run(config, folder) as run, await Store.open(config.store) as store:
         await run.start_loop()

@@ -32,7 +32,10 @@ from trainer.token_states import (
 class StateModel(LogprobModel, Protocol):
     """A model whose hidden states and output layer can be had apart."""
 
-    chunk_tokens: int
+    @property
+    def chunk_tokens(self) -> int:
+        """Policy tokens whose logits exist at one time."""
+        ...
 
     @property
     def head(self) -> Head:

@@ -8,12 +8,14 @@ Shapes: B rows, T tokens, N policy tokens, H hidden size, V vocabulary, K tokens
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+
+from trainer.objectives.linear_logprobs import linear_logprobs
+from trainer.objectives.side_samples import draw_side_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +75,6 @@ class LogprobModel(Protocol):
         ...
 
 
-@dataclass(slots=True, kw_only=True)
-class _Chunks:
-    """What the chunks gave, in order."""
-
-    plain: list[Tensor] = field(default_factory=list)
-    sampled: list[Tensor] = field(default_factory=list)
-    entropy: list[Tensor] = field(default_factory=list)
-    support: list[Tensor] = field(default_factory=list)
-    others: list[tuple[Tensor, ...]] = field(default_factory=list)
-
-
 def token_logprobs(
     hidden_NH: Tensor,
     head: Head,
@@ -96,112 +87,61 @@ def token_logprobs(
 ) -> TokenLogprobs:
     """Log-probs of the wanted tokens, whose scoring rows' states are `hidden_NH`, in row order.
 
-    `temperatures_BT` are positive; None or all 1 computes one log-prob per token.
+    `temperatures_BT` are positive; None or all 1 computes one log-prob per token. `chunk_tokens`
+    is how many tokens' logits exist at one time.
     """
-    targets_N = ids_BT[wanted_BT]
-    temperatures_N = None
-    if temperatures_BT is not None:
-        selected = temperatures_BT[wanted_BT]
-        temperatures_N = None if bool((selected == 1.0).all()) else selected
-    support_NK = None if request.support_ids_BTK is None else request.support_ids_BTK[wanted_BT]
-    chunks = _Chunks()
-    recompute = (
-        len(targets_N) > chunk_tokens and torch.is_grad_enabled() and hidden_NH.requires_grad
+    support_ids = request.support_ids_BTK
+    found = linear_logprobs(
+        hidden_NH,
+        head.weight_VH,
+        ids_BT[wanted_BT],
+        bias_V=head.bias_V,
+        temperatures_N=None if temperatures_BT is None else temperatures_BT[wanted_BT],
+        support_ids_NK=None if support_ids is None else support_ids[wanted_BT],
+        top_k=min(request.top_k, head.weight_VH.shape[0]),
+        want_entropy="gradient" if request.entropy_gradient else True,
+        chunk_tokens=chunk_tokens,
     )
-    for start in range(0, max(len(targets_N), 1), chunk_tokens):
-        part = slice(start, start + chunk_tokens)
-        arguments = (
-            hidden_NH[part],
-            head.weight_VH,
-            head.bias_V,
-            targets_N[part],
-            None if temperatures_N is None else temperatures_N[part],
-            None if support_NK is None else support_NK[part],
-            request.entropy_gradient,
-        )
-        # With several chunks the logits are computed again in the backward pass, so that only one
-        # chunk's exist at a time.
-        plain, sampled, entropy, support = (
-            checkpoint(_chunk, *arguments, use_reentrant=False) if recompute else _chunk(*arguments)
-        )
-        chunks.plain.append(plain)
-        chunks.sampled.append(sampled)
-        chunks.entropy.append(entropy)
-        if support is not None:
-            chunks.support.append(support)
-        if request.top_k or request.draw:
-            chunks.others.append(_other_tokens(hidden_NH[part], head, request))
-    return _assemble(chunks, wanted_BT, temperatures_N is not None, request)
-
-
-def _chunk(
-    hidden_NH: Tensor,
-    weight_VH: Tensor,
-    bias_V: Tensor | None,
-    targets_N: Tensor,
-    temperatures_N: Tensor | None,
-    support_NK: Tensor | None,
-    entropy_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    logits_NV = _logits(hidden_NH, weight_VH, bias_V)
-    normaliser_N = torch.logsumexp(logits_NV, dim=-1)
-    target_logits_N = logits_NV.gather(-1, targets_N.unsqueeze(-1)).squeeze(-1)
-    plain_N = target_logits_N - normaliser_N
-    sampled_N = plain_N
-    if temperatures_N is not None:
-        scaled_NV = logits_NV / temperatures_N.unsqueeze(-1)
-        sampled_N = target_logits_N / temperatures_N - torch.logsumexp(scaled_NV, dim=-1)
-    support = None
-    if support_NK is not None:
-        support = logits_NV.gather(-1, support_NK) - normaliser_N.unsqueeze(-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        probabilities_NV = torch.exp(logits_NV - normaliser_N.unsqueeze(-1))
-        entropy_N = normaliser_N - (probabilities_NV * logits_NV).sum(dim=-1)
-    return plain_N, sampled_N, entropy_N, support
+    assert found.entropy_N is not None
+    plain_BT = _scatter(found.logprobs, wanted_BT)
+    same = found.logprobs_sampled is found.logprobs
+    drawn_ids, drawn = (
+        _draw(hidden_NH, head, request, chunk_tokens) if request.draw else (None, None)
+    )
+    return TokenLogprobs(
+        logprobs_BT=plain_BT,
+        logprobs_sampled_BT=plain_BT if same else _scatter(found.logprobs_sampled, wanted_BT),
+        entropy_BT=_scatter(found.entropy_N, wanted_BT),
+        support_BTK=_scatter_known(found.support_NK, wanted_BT),
+        topk_ids_BTK=_scatter_known(found.topk_ids_NK, wanted_BT),
+        topk_BTK=_scatter_known(found.topk_NK, wanted_BT),
+        drawn_ids_BTK=_scatter_known(drawn_ids, wanted_BT),
+        drawn_BTK=_scatter_known(drawn, wanted_BT),
+    )
 
 
 @torch.no_grad()
-def _other_tokens(hidden_NH: Tensor, head: Head, request: TokenRequest) -> tuple[Tensor, ...]:
-    """(top-k ids, their log-probs, drawn ids, their log-probs), those asked for."""
-    logprobs_NV = torch.log_softmax(_logits(hidden_NH, head.weight_VH, head.bias_V), dim=-1)
-    found: tuple[Tensor, ...] = ()
-    if request.top_k:
-        values, ids = torch.topk(logprobs_NV, min(request.top_k, logprobs_NV.shape[-1]), dim=-1)
-        found += (ids, values)
-    if request.draw:
-        ids = torch.multinomial(
-            logprobs_NV.exp(), request.draw, replacement=True, generator=request.generator
-        )
-        found += (ids, logprobs_NV.gather(-1, ids))
-    return found
+def _draw(
+    hidden_NH: Tensor, head: Head, request: TokenRequest, chunk_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """(ids, log-probs) [N, m] of tokens sampled from the whole distribution at temperature 1."""
+    ids, logprobs = [], []
+    for start in range(0, max(len(hidden_NH), 1), chunk_tokens):
+        # Autocast would round the logits, which log-probs cannot afford.
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            logits_NV = torch.nn.functional.linear(
+                hidden_NH[start : start + chunk_tokens].float(),
+                head.weight_VH.float(),
+                None if head.bias_V is None else head.bias_V.float(),
+            )
+        drawn = draw_side_samples(logits_NV, request.draw, generator=request.generator)
+        ids.append(drawn.ids)
+        logprobs.append(drawn.logprobs)
+    return torch.cat(ids), torch.cat(logprobs)
 
 
-def _logits(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
-    # Autocast would round the logits, which log-probs cannot afford.
-    with torch.autocast(hidden_NH.device.type, enabled=False):
-        return torch.nn.functional.linear(hidden_NH.float(), weight_VH.float(), bias_V).float()
-
-
-def _assemble(
-    chunks: _Chunks, wanted_BT: Tensor, has_temperatures: bool, request: TokenRequest
-) -> TokenLogprobs:
-    plain_BT = _scatter(torch.cat(chunks.plain), wanted_BT)
-    others = [torch.cat(column) for column in zip(*chunks.others, strict=True)]
-    scattered = [_scatter(column, wanted_BT) for column in others]
-    top = scattered[:2] if request.top_k else [None, None]
-    drawn = scattered[-2:] if request.draw else [None, None]
-    return TokenLogprobs(
-        logprobs_BT=plain_BT,
-        logprobs_sampled_BT=(
-            _scatter(torch.cat(chunks.sampled), wanted_BT) if has_temperatures else plain_BT
-        ),
-        entropy_BT=_scatter(torch.cat(chunks.entropy), wanted_BT),
-        support_BTK=_scatter(torch.cat(chunks.support), wanted_BT) if chunks.support else None,
-        topk_ids_BTK=top[0],
-        topk_BTK=top[1],
-        drawn_ids_BTK=drawn[0],
-        drawn_BTK=drawn[1],
-    )
+def _scatter_known(values: Tensor | None, wanted_BT: Tensor) -> Tensor | None:
+    return None if values is None else _scatter(values, wanted_BT)
 
 
 def _scatter(values_N: Tensor, wanted_BT: Tensor) -> Tensor:

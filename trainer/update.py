@@ -1,6 +1,6 @@
 """One batch of samples -> one update of the policy, with everything there is to report about it.
 
-    merge -> micro-batches -> log-probs -> objective -> gradients -> checks -> AdamW
+    merge -> micro-batches -> view of every turn -> log-probs -> objective -> gradients -> AdamW
 
 It knows no store, no engines and no files. A batch is used whole or not at all: it is skipped where
 its advantages are noise or its gradient is not finite.
@@ -11,13 +11,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from records.types import DropReason, Logprobs, ReadySample
+from trainer.batch_statistics import batch_statistics
+from trainer.batch_totals import BatchTotals
+from trainer.batch_view import view_turns
 from trainer.collate import (
     MicroBatch,
     PackedSequence,
@@ -27,11 +30,19 @@ from trainer.collate import (
     plan_micro_batches,
 )
 from trainer.config import TrainerConfig
+from trainer.correction import Correction
 from trainer.errors import DistillationOffError, NonFiniteError
-from trainer.objectives.opd import ObjectiveResult, OpdSettings, TokenBatch
-from trainer.objectives.registry import Objective
+from trainer.objectives.batch import GlobalCounts
+from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
+from trainer.objectives.registry import expected_means
 from trainer.policy import Policy
-from trainer.token_states import LogprobModel, TokenLogprobs, TokenRequest
+from trainer.side_sampling import lacks_side_samples, with_side_samples
+from trainer.teach import TeachingPlan, has_teacher, unteachable
+from trainer.teacher_models import EmaTeacher
+from trainer.token_batch import BatchContext, assemble
+from trainer.token_states import LogprobModel, TokenRequest
+from trainer.turn_scores import TurnScores, score_batches
+from trainer.turn_view import TurnSupport, TurnView
 
 STATISTIC_KEYS = frozenset(
     {
@@ -41,11 +52,13 @@ STATISTIC_KEYS = frozenset(
         "opd/adv_pos_frac",
         "teacher_student_absdiff",
         "ratio_max",
+        "opd/frac_opd_samples",
         "opd/num_eligible_samples",
         "opd/frac_tokens_with_kd",
         "guard/nonfinite_tokens",
         "guard/empty_batch",
         "guard/modified_turns",
+        "guard/rejected_tokens",
         "grad_norm",
         "lr",
         "turns",
@@ -59,58 +72,58 @@ STATISTIC_KEYS = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
     """`skipped` is None if the weights changed. `advantages` has [R] values per sample, in order,
-    NaN for a token that was dropped.
+    NaN for a token that did not train. `warnings` are those of rollout correction.
     """
 
     skipped: DropReason | None
     metrics: dict[str, float]
     advantages: list[Logprobs]
+    warnings: tuple[str, ...] = ()
 
 
-@dataclass(slots=True, kw_only=True)
-class _Pass:
-    """Sums over the micro-batches of one pass over the batch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A batch before its first gradient: everything here is detached."""
 
-    reduced: dict[str, float] = field(default_factory=dict)
-    sums: dict[str, float] = field(default_factory=dict)
-    maxima: dict[str, float] = field(default_factory=dict)
-    num_turns: int = 0
-    advantages: dict[int, Logprobs] = field(default_factory=dict)
-
-    def add(self, result: ObjectiveResult, sequences: Sequence[PackedSequence]) -> None:
-        for name, value in result.reduced.items():
-            self.reduced[name] = self.reduced.get(name, 0.0) + value.item()
-        for name, value in result.token_sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value.item()
-        for name, value in result.token_max.items():
-            self.maxima[name] = max(self.maxima.get(name, 0.0), value.item())
-        self.num_turns += result.num_turns
-        nan = torch.full_like(result.advantages_BT, float("nan"))
-        advantages = torch.where(result.mask_BT > 0, result.advantages_BT, nan).cpu().numpy()
-        for row, sequence in enumerate(sequences):
-            for span in sequence.spans:
-                self.advantages[span.turn] = advantages[row, span.start : span.end].copy()
+    batches: list[MicroBatch]
+    views: list[TurnView]
+    before: list[TurnScores] | None
+    reference: list[Tensor | None]
 
 
 class Updater:
-    """Owns the optimiser of `policy`; `reference` is the frozen start, needed if beta_kl > 0."""
+    """Owns the optimiser of `policy`.
+
+    `reference` is the frozen start, needed if beta_kl > 0; `teacher` the model that teaches inside
+    the trainer, None where engines' scores do; an averaged one follows every successful step.
+    """
 
     def __init__(
         self,
         policy: Policy,
         reference: LogprobModel | None,
-        objective: Objective,
         config: TrainerConfig,
         *,
+        teacher: LogprobModel | None = None,
         noise: float = 0.0,
     ):
         self.policy = policy
         self.reference = reference
-        self.objective = objective
+        self.teacher = teacher
         self.config = config
-        self.settings = opd_settings(config)
+        self.options = config.objective
+        self.settings = loss_settings(config)
+        self.loss_function = objective_loss
         self.noise = noise
         """Mean |log-prob difference| between engines and trainer at equal weights."""
+        self.plan = TeachingPlan(
+            options=config.objective,
+            model=teacher,
+            vocab_size=policy.vocab_size,
+            max_tokens=config.micro_batch_tokens,
+            device=policy.device,
+        )
+        self._correction = Correction(config.correction.settings())
         self._parameters = policy.trainable_parameters()
         self.optimizer = torch.optim.AdamW(
             self._parameters,
@@ -125,97 +138,184 @@ class Updater:
     @property
     def expected_keys(self) -> frozenset[str]:
         """Metrics that every update reports; one that is missing stops training."""
-        return self.objective.reduced_keys(self.settings) | STATISTIC_KEYS
+        return (
+            expected_means(self.options)
+            | self._correction.expected_keys
+            | STATISTIC_KEYS
+            | {"loss", "opd/kl_loss", "entropy_loss", "rollout_comparable_frac"}
+            | ({"kl_loss", "kl/clamped_frac"} if self.config.beta_kl > 0 else set())
+        )
+
+    def unusable(self, sample: ReadySample) -> DropReason | None:
+        """Why a sample cannot train: scores that are missing or not finite."""
+        if not np.isfinite(sample.rollout_logprobs).all():
+            return DropReason.ROLLOUT_LOGPROBS_INVALID
+        return unteachable(sample, self.plan)
+
+    def draw_side_samples(self, samples: Sequence[ReadySample], version: int) -> list[ReadySample]:
+        """Those of `samples` that lack the side samples which the objective needs, with them;
+        `version` is that of the policy's weights.
+        """
+        lacking = [sample for sample in samples if lacks_side_samples(sample, self.plan)]
+        return with_side_samples(lacking, self.policy, self.plan, version) if lacking else []
 
     def update(
         self,
         samples: Sequence[ReadySample],
         step: int,
+        *,
+        version_gaps: Sequence[int] | None = None,
         sequences: Sequence[PackedSequence] | None = None,
     ) -> UpdateReport:
         """Train on `samples` as step number `step` (from 0; it sets the learning rate).
 
-        `sequences` default to `merge_turns(samples)`. Raises NonFiniteError for too many non-finite
-        log-probs, DistillationOffError where the distillation term is silently absent.
+        `version_gaps` (steps since each was sampled) default to 0, `sequences` to
+        `merge_turns(samples)`. Raises NonFiniteError for too many non-finite log-probs,
+        DistillationOffError where the distillation term is silently absent.
         """
         started = time.perf_counter()
-        packed = merge_turns(samples) if sequences is None else sequences
-        groups = plan_micro_batches(packed, self.config.micro_batch_tokens)
-        device = str(self.policy.device)
-        batches = [build_micro_batch(group, samples, device) for group in groups]
-        collated = time.perf_counter()
         lr = self._set_learning_rate(step)
-        epochs = self.config.epochs_per_batch
-        old = None if epochs == 1 else [self._old_logprobs(batch) for batch in batches]
-        reference = [self._reference_logprobs(batch) for batch in batches]
+        prepared = self.prepare(samples, version_gaps, sequences)
+        looked = time.perf_counter()
         skipped, changed, grad_norm = None, False, 0.0
-        for _ in range(epochs):
-            total = self._accumulate(batches, old, reference, num_turns=len(samples))
+        for _ in range(self.config.epochs_per_batch):
+            total = self.accumulate(prepared)
             skipped, grad_norm = self._check_and_step(total)
             if skipped is not None:
                 break
             changed = True
         self.optimizer.zero_grad(set_to_none=True)
-        metrics = self._metrics(total, samples, batches)
+        correction = self._correction.report(total.rows)
+        metrics = self._metrics(total, samples, prepared.batches) | correction.metrics
         metrics |= {
             "lr": lr,
             "grad_norm": grad_norm,
-            "seconds/collate": collated - started,
-            "seconds/compute": time.perf_counter() - collated,
+            "seconds/prepare": looked - started,
+            "seconds/compute": time.perf_counter() - looked,
         }
         self._assert_keys(metrics)
         return UpdateReport(
             skipped=None if changed else skipped,
             metrics=metrics,
             advantages=[total.advantages[index] for index in range(len(samples))],
+            warnings=correction.warnings,
         )
 
-    def _accumulate(
+    @torch.no_grad()
+    def prepare(
         self,
-        batches: Sequence[MicroBatch],
-        old: list[TokenLogprobs] | None,
-        reference: Sequence[Tensor | None],
-        num_turns: int,
-    ) -> _Pass:
+        samples: Sequence[ReadySample],
+        version_gaps: Sequence[int] | None = None,
+        sequences: Sequence[PackedSequence] | None = None,
+    ) -> Prepared:
+        """Micro-batches, and what teacher, reference and the student before the step say of
+        them.
+        """
+        packed = merge_turns(samples) if sequences is None else sequences
+        groups = plan_micro_batches(packed, self.config.micro_batch_tokens)
+        temperatures = [sample.temperature if comparable(sample) else 1.0 for sample in samples]
+        batches = [build_micro_batch(group, self.policy.device, temperatures) for group in groups]
+        before = self._score_before(batches)
+        gaps = version_gaps if version_gaps is not None else [0] * len(samples)
+        views = view_turns(samples, self.plan, before, gaps)
+        if self.config.epochs_per_batch > 1 and self.options.support == "teacher":
+            views = self._remember_supports(batches, views)
+        return Prepared(
+            batches=batches,
+            views=views,
+            before=before,
+            reference=[self._reference_logprobs(batch) for batch in batches],
+        )
+
+    @property
+    def _looks_before(self) -> bool:
+        """Whether the student is scored before the step, beside the step's own forward pass."""
+        return (
+            self.config.epochs_per_batch > 1
+            or self.options.support in ("student", "overlap")
+            or self.options.chooses_hints
+            or self.options.needs_batch_statistics
+            or self._correction.needs_whole_batch
+        )
+
+    def _score_before(self, batches: Sequence[MicroBatch]) -> list[TurnScores] | None:
+        if not self._looks_before:
+            return None
+        wants_top = self.options.support in ("student", "overlap") or self.options.chooses_hints
+        return score_batches(self.policy, batches, top_k=self.plan.support_size if wants_top else 0)
+
+    def _remember_supports(
+        self, batches: Sequence[MicroBatch], views: Sequence[TurnView]
+    ) -> list[TurnView]:
+        """The student before the first of several steps, on supports that came from the teacher."""
+        scores = score_batches(
+            self.policy, batches, support_ids=[_support(view).ids for view in views]
+        )
+        return [
+            replace(view, support=replace(_support(view), old=score.support))
+            for view, score in zip(views, scores, strict=True)
+        ]
+
+    def accumulate(self, prepared: Prepared) -> BatchTotals:
         """Gradients of the whole batch, one micro-batch at a time."""
         self.optimizer.zero_grad(set_to_none=True)
-        total = _Pass()
-        for index, batch in enumerate(batches):
+        total = BatchTotals()
+        views, before = prepared.views, prepared.before
+        planned = GlobalCounts(turns=0, sequences=0, tokens=0.0)
+        for batch in prepared.batches:
+            planned = planned + GlobalCounts.of(batch.mask_BT, batch.turn_ids_BT)
+        context = BatchContext(
+            views=views,
+            before=before,
+            correction=self._correction,
+            whole=self._correction.whole_batch(views, before),
+            statistics=batch_statistics(self.options, views, before),
+        )
+        for batch, reference_BT in zip(prepared.batches, prepared.reference, strict=True):
             now = self.policy.token_logprobs(
-                batch.ids_BT,
-                batch.mask_BT,
-                batch.temperatures_BT,
-                TokenRequest(entropy_gradient=self.config.beta_entropy != 0),
+                batch.ids_BT, batch.mask_BT, batch.temperatures_BT, self._request(batch, views)
             )
-            tokens = _token_batch(batch, now, None if old is None else old[index], reference[index])
-            result = self.objective.loss(tokens, self.settings, num_turns)
+            assembled = assemble(batch, now, reference_BT, context)
+            result = self.loss_function(assembled.tokens, self.options, self.settings, planned)
             if not self._probed:
                 self._probe(result)
             result.loss.backward()
-            total.add(result, batch.sequences)
-        self._renormalise(total, num_turns)
+            total.add(result, assembled, batch, views)
+        self._renormalise(total, planned)
         return total
+
+    def _request(self, batch: MicroBatch, views: Sequence[TurnView]) -> TokenRequest:
+        support_ids = None
+        if self.options.support != "none":
+            support_ids = batch.spread([_support(view).ids for view in views], fill=0)
+        return TokenRequest(
+            support_ids_BTK=support_ids,
+            top_k=self.plan.support_size if self.options.compares_topk else 0,
+            entropy_gradient=self.config.beta_entropy != 0,
+        )
 
     def _probe(self, result: ObjectiveResult) -> None:
         """Whether the distillation term alone has a gradient (checked once)."""
         gradients = torch.autograd.grad(
-            result.pg_loss, self._parameters, retain_graph=True, allow_unused=True
+            result.distillation_loss, self._parameters, retain_graph=True, allow_unused=True
         )
         self._probed = any(
             bool(gradient.abs().max() > 0) for gradient in gradients if gradient is not None
         )
 
-    def _renormalise(self, total: _Pass, planned_turns: int) -> None:
-        """Turns that lost all their tokens to guards leave the denominator as well."""
-        if total.num_turns in (0, planned_turns):
+    def _renormalise(self, total: BatchTotals, planned: GlobalCounts) -> None:
+        """What guards and rejection took out leaves the denominator as well."""
+        factor = planned.denominator(self.config.aggregation) / max(
+            total.counts.denominator(self.config.aggregation), 1.0
+        )
+        if factor == 1.0 or total.counts.tokens == 0:
             return
-        factor = planned_turns / total.num_turns
         total.reduced = {name: value * factor for name, value in total.reduced.items()}
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
 
-    def _check_and_step(self, total: _Pass) -> tuple[DropReason | None, float]:
+    def _check_and_step(self, total: BatchTotals) -> tuple[DropReason | None, float]:
         """Guards, clipping, AdamW. Returns (why there was no step, gradient norm)."""
         tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
         if nonfinite > self.config.max_nonfinite_frac * (tokens + nonfinite):
@@ -239,11 +339,9 @@ class Updater:
                 "no step can teach anything"
             )
         self.optimizer.step()
+        if isinstance(self.teacher, EmaTeacher):
+            self.teacher.follow()
         return None, norm
-
-    @torch.no_grad()
-    def _old_logprobs(self, batch: MicroBatch) -> TokenLogprobs:
-        return self.policy.token_logprobs(batch.ids_BT, batch.mask_BT, batch.temperatures_BT)
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
@@ -259,26 +357,16 @@ class Updater:
         return lr
 
     def _metrics(
-        self, total: _Pass, samples: Sequence[ReadySample], batches: Sequence[MicroBatch]
+        self, total: BatchTotals, samples: Sequence[ReadySample], batches: Sequence[MicroBatch]
     ) -> dict[str, float]:
-        tokens = total.sums["tokens"]
-        with_teacher = sum(
-            int(torch.isfinite(batch.teacher_logprobs_BT[batch.mask_BT > 0]).sum())
-            for batch in batches
-        )
-        count = max(tokens, 1.0)
-        mean = total.sums["adv"] / count
-        variance = max(total.sums["adv_squared"] / count - mean * mean, 0.0)
-        return _mean_over_comparable(total.reduced) | {
-            "opd/adv_mean": mean,
-            "opd/adv_std": math.sqrt(variance),
-            "opd/adv_abs_max": total.maxima["adv_abs_max"],
-            "opd/adv_pos_frac": total.sums["adv_positive"] / count,
-            "teacher_student_absdiff": total.sums["adv_abs"] / count,
-            "ratio_max": total.maxima["ratio_max"],
-            "opd/num_eligible_samples": float(total.num_turns),
-            "opd/frac_tokens_with_kd": with_teacher / max(tokens + total.sums["nonfinite"], 1.0),
-            "guard/nonfinite_tokens": total.sums["nonfinite"],
+        tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
+        taught = sum(has_teacher(sample, self.plan) for sample in samples)
+        return total.statistics() | {
+            "opd/frac_opd_samples": taught / len(samples),
+            "opd/num_eligible_samples": float(total.num_taught_turns),
+            "opd/frac_tokens_with_kd": total.sums["tokens_with_teacher"] / max(tokens, 1.0),
+            "guard/nonfinite_tokens": nonfinite,
+            "guard/rejected_tokens": total.rejected_tokens,
             "guard/empty_batch": float(tokens == 0),
             "guard/modified_turns": float(sum(not comparable(sample) for sample in samples)),
             "turns": float(len(samples)),
@@ -291,61 +379,23 @@ class Updater:
         missing = self.expected_keys - metrics.keys()
         if missing:
             raise DistillationOffError(f"the update did not report {sorted(missing)}")
-        if metrics["opd/num_eligible_samples"] > 0 and metrics["opd/frac_tokens_with_kd"] == 0:
+        has_tokens = metrics["guard/empty_batch"] == 0 and metrics["opd/num_eligible_samples"] > 0
+        if has_tokens and metrics["opd/frac_tokens_with_kd"] == 0:
             raise DistillationOffError("samples are eligible, but no token has a teacher's score")
 
 
-def opd_settings(config: TrainerConfig) -> OpdSettings:
-    """The objective's coefficients, out of the trainer's configuration."""
-    return OpdSettings(
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
-        tis_cap=config.tis_cap or None,
+def loss_settings(config: TrainerConfig) -> LossSettings:
+    """What surrounds the objective, out of the trainer's configuration."""
+    return LossSettings(
+        aggregation=config.aggregation,
         beta_kl=config.beta_kl,
         kl_type=config.kl_type,
+        kl_ratio=config.kl_ratio,
         beta_entropy=config.beta_entropy,
-        advantage_reference=config.advantage_reference,
+        horizon=config.aggregation_horizon,
     )
 
 
-def _mean_over_comparable(reduced: dict[str, float]) -> dict[str, float]:
-    """The gap between trainer and rollout engine where there is one to measure; NaN without any."""
-    name = "train_rollout_logprob_abs_diff"
-    share = reduced.get("rollout_comparable_frac", 0.0)
-    if name not in reduced:
-        return reduced
-    return reduced | {name: reduced[name] / share if share > 0 else math.nan}
-
-
-def _token_batch(
-    batch: MicroBatch, now: TokenLogprobs, old: TokenLogprobs | None, reference: Tensor | None
-) -> TokenBatch:
-    """With one step per batch the old log-probs are the current ones, detached: ratio 1."""
-    same = now.logprobs_sampled_BT is now.logprobs_BT
-    if old is None:
-        old_BT = now.logprobs_BT.detach()
-        old_sampled_BT = old_BT if same else now.logprobs_sampled_BT.detach()
-    else:
-        old_BT, old_sampled_BT = old.logprobs_BT, old.logprobs_sampled_BT
-    return TokenBatch(
-        logprobs_BT=now.logprobs_BT,
-        logprobs_sampled_BT=now.logprobs_sampled_BT,
-        old_logprobs_BT=old_BT,
-        old_logprobs_sampled_BT=old_sampled_BT,
-        reference_logprobs_BT=reference,
-        teacher_logprobs_BT=batch.teacher_logprobs_BT,
-        rollout_logprobs_BT=batch.rollout_logprobs_BT,
-        entropy_BT=now.entropy_BT,
-        mask_BT=batch.mask_BT,
-        turn_ids_BT=batch.turn_ids_BT,
-    )
-
-
-def finite_sample(sample: ReadySample) -> DropReason | None:
-    """Why a sample cannot train, if a log-prob that somebody else computed is not finite."""
-    if not np.isfinite(sample.teacher_logprobs).all():
-        return DropReason.TEACHER_LOGPROBS_INVALID
-    if not np.isfinite(sample.rollout_logprobs).all():
-        return DropReason.ROLLOUT_LOGPROBS_INVALID
-    return None
+def _support(view: TurnView) -> TurnSupport:
+    assert view.support is not None
+    return view.support

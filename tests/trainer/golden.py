@@ -17,18 +17,21 @@ def cases(name: str) -> list[Any]:
 
     content = json.loads((FOLDER / f"{name}.json").read_text())
     return [
-        pytest.param(_decode(case), id=str(case.get("name", i)))
+        pytest.param(decode(case), id=str(case.get("name", i)))
         for i, case in enumerate(content["cases"])
     ]
 
 
-def _decode(value: Any) -> Any:
+def decode(value: Any) -> Any:
+    """Tensors out of their JSON form, at any depth."""
     if isinstance(value, dict) and value.get("__tensor__"):
         data = [float(item) for item in value["data"]]
         dtype = getattr(torch, value["dtype"])
         return torch.tensor(data, dtype=dtype).reshape(value["shape"])
     if isinstance(value, dict):
-        return {key: _decode(item) for key, item in value.items()}
+        return {key: decode(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [decode(item) for item in value]
     return value
 
 

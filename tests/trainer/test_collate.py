@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,25 +96,26 @@ def test_every_response_token_trains_once_at_its_place(data):
             np.testing.assert_array_equal(sequence.ids[span.start : span.end], one.response_ids)
     assert len(found) == len(samples)
     for group in plan_micro_batches(sequences, 12):
-        batch = build_micro_batch(group, samples)
+        batch = build_micro_batch(group)
         check_alignment(batch, samples)
 
 
 def check_alignment(batch, samples):
     turn_ids, mask = batch.turn_ids_BT.numpy(), batch.mask_BT.numpy()
     assert ((turn_ids >= 0) == (mask == 1)).all()
-    assert np.isnan(batch.teacher_logprobs_BT.numpy()[mask == 0]).all()
-    assert np.isnan(batch.rollout_logprobs_BT.numpy()[mask == 0]).all()
+    teacher = [torch.from_numpy(one.teacher_logprobs) for one in samples]
+    spread = batch.spread(teacher, fill=float("nan"))
+    pairs = batch.spread([values.unsqueeze(-1).expand(-1, 2) for values in teacher], fill=0.0)
+    assert np.isnan(spread.numpy()[mask == 0]).all()
+    assert (pairs.numpy()[mask == 0] == 0).all()
     for turn in np.unique(turn_ids[turn_ids >= 0]):
         where = turn_ids == turn
         one = samples[turn]
         np.testing.assert_array_equal(batch.ids_BT.numpy()[where], one.response_ids)
-        np.testing.assert_array_equal(
-            batch.teacher_logprobs_BT.numpy()[where], one.teacher_logprobs
-        )
-        np.testing.assert_array_equal(
-            batch.rollout_logprobs_BT.numpy()[where], one.rollout_logprobs
-        )
+        np.testing.assert_array_equal(spread.numpy()[where], one.teacher_logprobs)
+        np.testing.assert_array_equal(pairs.numpy()[where][:, 1], one.teacher_logprobs)
+    for turn, values in batch.gather(spread).items():
+        assert torch.equal(values, teacher[turn])
 
 
 @settings(max_examples=60, deadline=None)
@@ -136,10 +138,9 @@ def test_incomparable_rollouts_have_no_temperature_and_no_logprobs():
     nucleus = sample(ids(1), ids(2, 3), temperature=0.7, modified="top_p")
     assert not comparable(greedy)
     assert comparable(nucleus)
-    batch = build_micro_batch(separate_turns([greedy, nucleus]), [greedy, nucleus])
+    batch = build_micro_batch(separate_turns([greedy, nucleus]), temperatures=[1.0, 0.7])
     assert batch.temperatures_BT[0].tolist() == [1.0, 1.0, 1.0]
-    assert batch.rollout_logprobs_BT[0].isnan().all()
-    assert batch.temperatures_BT[1, 1:].tolist() == pytest.approx([0.7, 0.7])
+    assert batch.temperatures_BT[1].tolist() == pytest.approx([1.0, 0.7, 0.7])
 
 
 def test_a_span_outside_its_sequence_is_refused():

@@ -187,8 +187,8 @@ async def test_a_turn_without_a_usable_token_is_dropped_and_not_called_trained(f
         await make_ready(store, samples(2))
         original = trainer.updater.update
 
-        def update(batch, step):
-            report = original(batch, step)
+        def update(batch, step, **options):
+            report = original(batch, step, **options)
             empty = np.full_like(report.advantages[2], np.nan)
             advantages = [*report.advantages[:2], empty, *report.advantages[3:]]
             return dataclasses.replace(report, advantages=advantages)
@@ -238,7 +238,7 @@ async def test_leases_come_back_when_a_step_fails(folder, tmp_path):
     async with opened(tmp_path, folder) as (trainer, store, _):
         await make_ready(store, samples(2))
 
-        def fail(*_):
+        def fail(*_, **__):
             raise RuntimeError("out of memory")
 
         trainer.updater.update = fail  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.report import Curve, ReportExample, colored_tokens, plot_svg, write_report
-from trainer.run_report import metric_rows, run_curves
+from trainer.run_report import correction_curves, metric_rows, run_curves
 
 
 def example(tokens: list[str], advantages: list[float]) -> ReportExample:
@@ -84,3 +84,17 @@ def test_rows_leave_out_an_unfinished_line_and_curves_leave_out_skipped_steps(
 
 def test_run_without_metrics_has_no_rows(tmp_path: Path) -> None:
     assert metric_rows(tmp_path) == []
+
+
+def test_the_six_plots_of_rollout_correction_are_drawn_with_their_bounds() -> None:
+    rows = [
+        {"step": step, "rollout_corr/rollout_is_mean": 1.0 + step, "rollout_corr/kl": -0.1}
+        for step in range(3)
+    ]
+    curves = {curve.title: curve for curve in correction_curves(rows)}
+    assert len(curves) == 6
+    weights = curves["Mean importance weight"]
+    assert weights.series["applied"] == [1.0, 2.0, 3.0]
+    assert weights.series["before the cap"] == [None, None, None]
+    assert "stroke-dasharray" in plot_svg(weights)
+    assert set(curves) <= {curve.title for curve in run_curves(rows)}

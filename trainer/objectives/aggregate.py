@@ -9,27 +9,25 @@ Shapes: B rows, T tokens.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-AggregationMode = Literal[
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-sum-norm",
-    "seq-mean-token-mean",
-    "turn-mean-token-mean",
-    "seq-mean-turn-mean",
-]
+from trainer.objectives.aggregation_names import AggregationMode
+
 _EPSILON = 1e-8
+
+
+def selected(values: Tensor, mask: Tensor) -> Tensor:
+    """The values at mask 1, zeros elsewhere: no garbage there reaches the arithmetic after it.
+
+    To be applied to inputs, because a NaN that is selected away later still has a NaN gradient.
+    """
+    return torch.where(mask > 0, values, torch.zeros_like(values))
 
 
 def weighted_sum(values_BT: Tensor, weights_BT: Tensor) -> Tensor:
     """Sum of value x weight over tokens with a weight; a differentiable zero if there are none."""
-    selected_BT = torch.where(weights_BT > 0, values_BT, torch.zeros_like(values_BT))
-    return (selected_BT * weights_BT).sum()
+    return (selected(values_BT, weights_BT) * weights_BT).sum()
 
 
 @torch.no_grad()
@@ -48,8 +46,11 @@ def token_weights(
 
     Global counts (`num_turns`, `num_tokens`, `num_sequences`) default to those of this batch. Empty
     rows and empty turns count nowhere. A turn never spans two rows. `turn_ids_BT` holds -1 where no
-    policy token is. Raises ValueError for an unknown mode or missing turn ids.
+    policy token is. Raises ValueError for an unknown mode, missing turn ids, and several ranks
+    (`dp_size`) without the global count that the mode divides by.
     """
+    if dp_size > 1:
+        _require_global_count(mode, num_turns, num_tokens, num_sequences)
     if mode == "token-sum":
         return mask_BT * dp_size
     if mode == "token-mean":
@@ -78,6 +79,46 @@ def token_weights(
 def count_turns(mask_BT: Tensor, turn_ids_BT: Tensor) -> int:
     """How many turns have at least one token at mask 1."""
     return int(torch.unique(turn_ids_BT[mask_BT > 0]).numel())
+
+
+def sequence_means(values_BT: Tensor, mask_BT: Tensor, turn_ids_BT: Tensor | None = None) -> Tensor:
+    """The mean over tokens at mask 1 of each token's own sequence [B, T], with gradient.
+
+    With turn ids a sequence is one turn, else a row, and all of a sequence has its mean, tokens at
+    mask 0 too; 0 where there is no turn id or nothing at mask 1. Raises ValueError for a token at
+    mask 1 without turn id.
+    """
+    values_BT = selected(values_BT, mask_BT)
+    if turn_ids_BT is None:
+        counts_B1 = mask_BT.sum(dim=-1, keepdim=True).clamp(min=1.0)
+        return ((values_BT * mask_BT).sum(dim=-1, keepdim=True) / counts_B1).expand_as(values_BT)
+    if bool((turn_ids_BT[mask_BT > 0] < 0).any()):
+        raise ValueError("a token at mask 1 has no turn id")
+    # A turn never spans two rows, whether its ids count per row or per batch.
+    rows_B1 = torch.arange(values_BT.shape[0], device=values_BT.device).unsqueeze(-1)
+    stride = int(turn_ids_BT.max()) + 1 if turn_ids_BT.numel() else 1
+    keys_BT = rows_B1 * max(stride, 1) + turn_ids_BT.long().clamp(min=0)
+    turns, turns_BT = torch.unique(keys_BT, return_inverse=True)
+    # In float64, so that the order of accumulation does not matter.
+    zeros = torch.zeros(turns.numel(), dtype=torch.float64, device=values_BT.device)
+    counts = zeros.index_add(0, turns_BT.flatten(), mask_BT.flatten().double())
+    sums = zeros.index_add(0, turns_BT.flatten(), (values_BT * mask_BT).flatten().double())
+    means_BT = (sums / counts.clamp(min=1.0))[turns_BT].to(values_BT.dtype)
+    return selected(means_BT, turn_ids_BT >= 0)
+
+
+def _require_global_count(
+    mode: AggregationMode,
+    num_turns: int | None,
+    num_tokens: float | None,
+    num_sequences: int | None,
+) -> None:
+    """A rank that divides by its own count would weigh its tokens by how few it has."""
+    needed = {"token-mean": ("num_tokens", num_tokens), "token-sum": ("", 0)}
+    needed["turn-mean-token-mean"] = ("num_turns", num_turns)
+    name, value = needed.get(mode, ("num_sequences", num_sequences))
+    if value is None:
+        raise ValueError(f"aggregation mode {mode!r} over several ranks needs {name} of them all")
 
 
 def _turn_counts(mask_BT: Tensor, turn_ids_BT: Tensor) -> tuple[Tensor, Tensor]:

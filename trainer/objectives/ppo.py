@@ -24,6 +24,11 @@ class PpoTerms:
     kl: Tensor
 
 
+def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """clip(l - lo, +-20), with the gradient of both where it is not clamped."""
+    return torch.clamp(logprobs - old_logprobs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
 def ppo_clip(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -38,12 +43,31 @@ def ppo_clip(
 
     `dual_clip` c > 1 bounds the loss by -cA where A < 0. `weights` multiply the result after
     clipping and are detached. `kl` is the clamped lo - l; `clipped` is 1.0 where the clipped branch
-    is the larger one.
+    is the larger one. Raises ValueError for a dual clip of 1 or less.
     """
+    return clipped_surrogate(
+        log_ratio(logprobs, old_logprobs),
+        advantages,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+        weights=weights,
+    )
+
+
+def clipped_surrogate(
+    log_ratios: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+    weights: Tensor | None = None,
+) -> PpoTerms:
+    """`ppo_clip` for ratios given by their logarithm, clamped already; `kl` is minus that."""
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
-    log_ratio = torch.clamp(logprobs - old_logprobs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ratio = torch.exp(log_ratio)
+    ratio = torch.exp(log_ratios)
     unclipped = -advantages * ratio
     clipped = -advantages * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
     loss = torch.maximum(unclipped, clipped)
@@ -60,5 +84,5 @@ def ppo_clip(
         ratio=ratio.detach(),
         clipped=(clipped > unclipped).to(loss.dtype).detach(),
         clipped_lower=clipped_lower.detach(),
-        kl=-log_ratio.detach(),
+        kl=-log_ratios.detach(),
     )

@@ -1,68 +1,47 @@
-"""The objectives by name, with what each needs and which metrics each must report.
+"""The objectives by name: the term of each, and what it must report.
 
-An objective is a pure function of `TokenBatch` and its settings. A need that nothing provides is
-refused by name at start; a metric that an objective promises and does not report stops training.
+A metric that an objective promises and does not report stops training. What each needs of a run is
+in options.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from trainer.errors import ObjectiveNeedsError
-from trainer.objectives.opd import ObjectiveResult, OpdSettings, TokenBatch, hindsight_opd_loss
+from trainer.objectives import divergence_terms as divergences
+from trainer.objectives.batch import TokenBatch, TokenTerms
+from trainer.objectives.options import HindsightOpd, ObjectiveOptions
+from trainer.objectives.policy_gradient import POLICY_GRADIENT_MEANS, policy_gradient_terms
 
-Need: TypeAlias = Literal["teacher_scalar"]
-LossFunction: TypeAlias = Callable[[TokenBatch, OpdSettings, int | None], ObjectiveResult]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
-    """`reduced_keys(settings)` names every reduced metric that `loss` reports."""
-
-    name: str
-    needs: frozenset[Need]
-    loss: LossFunction
-    reduced_keys: Callable[[OpdSettings], frozenset[str]]
-
-
-def _opd_keys(settings: OpdSettings) -> frozenset[str]:
-    keys = {
-        "loss",
-        "pg_loss",
-        "entropy_loss",
-        "pg_clipfrac",
-        "pg_clipfrac_lower",
-        "ppo_kl",
-        "train_rollout_logprob_abs_diff",
-        "rollout_comparable_frac",
-    }
-    if settings.beta_kl > 0:
-        keys |= {"kl_loss", "kl/clamped_frac"}
-    if settings.tis_cap is not None:
-        keys |= {"tis", "tis_clipfrac", "tis_abs"}
-    return frozenset(keys)
-
-
-OBJECTIVES: dict[str, Objective] = {
-    "hindsight_opd": Objective(
-        name="hindsight_opd",
-        needs=frozenset({"teacher_scalar"}),
-        loss=hindsight_opd_loss,
-        reduced_keys=_opd_keys,
-    )
+_TERMS: Mapping[str, Callable[[TokenBatch, Any], TokenTerms]] = {
+    "hindsight_opd": policy_gradient_terms,
+    "supervised_opd": divergences.supervised_terms,
+    "forward_kl_topk": divergences.forward_kl_terms,
+    "topk_tail_reverse_kl": divergences.tail_kl_terms,
+    "self_distillation": divergences.self_distillation_terms,
+    "overlap_topk": divergences.overlap_terms,
+    "side_samples": divergences.side_sample_terms,
+    "sparse_kl": divergences.sparse_kl_terms,
+}
+_MEANS: Mapping[str, frozenset[str]] = {
+    "supervised_opd": frozenset({"opd/abs_loss"}),
+    "forward_kl_topk": frozenset({"opd/student_mass", "opd/teacher_mass", "opd/overlap_ratio"}),
+    "topk_tail_reverse_kl": frozenset({"opd/student_tail", "opd/teacher_tail"}),
+    "self_distillation": frozenset({"opd/divergence"}),
+    "overlap_topk": frozenset({"opd/clipfrac", "opd/subset_size", "opd/absdiff"}),
+    "side_samples": frozenset({"opd/side_ratio", "opd/side_ratio_max", "opd/side_advantage"}),
+    "sparse_kl": frozenset(),
 }
 
 
-def select_objective(name: str, provided: frozenset[Need]) -> Objective:
-    """The objective `name`; ValueError if unknown, ObjectiveNeedsError if a need is unmet."""
-    if name not in OBJECTIVES:
-        raise ValueError(f"unknown objective {name!r}; known: {sorted(OBJECTIVES)}")
-    objective = OBJECTIVES[name]
-    missing = objective.needs - provided
-    if missing:
-        raise ObjectiveNeedsError(
-            f"objective {name!r} needs {sorted(missing)}, which nothing in this run provides"
-        )
-    return objective
+def objective_terms(batch: TokenBatch, options: ObjectiveOptions) -> TokenTerms:
+    """Value, advantages and reports per token; `batch` is one that `select_finite` gave."""
+    return _TERMS[options.name](batch, options)
+
+
+def expected_means(options: ObjectiveOptions) -> frozenset[str]:
+    """Metrics under the reduction that this objective always reports."""
+    if isinstance(options, HindsightOpd):
+        return POLICY_GRADIENT_MEANS
+    return _MEANS[options.name]

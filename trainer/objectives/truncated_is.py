@@ -12,28 +12,47 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.objectives.kl import LOG_RATIO_LIMIT
+from trainer.objectives.ppo import log_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncatedWeights:
-    """Detached, shaped like the inputs: weight after the cap, ratio before it, 1.0 where capped."""
+    """Detached, shaped like the inputs: weight inside the bounds, ratio before them, 1.0 where they
+    acted.
+    """
 
     weights: Tensor
     ratio: Tensor
     capped: Tensor
 
+    @property
+    def distance(self) -> Tensor:
+        """|ratio - 1|."""
+        return (self.ratio - 1.0).abs()
+
 
 @torch.no_grad()
 def truncated_weights(
-    train_logprobs: Tensor, rollout_logprobs: Tensor, *, cap: float
+    train_logprobs: Tensor, rollout_logprobs: Tensor, *, cap: float, lower: float = 0.0
 ) -> TruncatedWeights:
-    """min(exp(clip(lo - lr, +-20)), cap); 1 where the rollout log-prob is NaN (not comparable)."""
+    """clip(exp(clip(lo - lr, +-20)), lower, cap); 1 where the rollout log-prob is NaN (not
+    comparable), even if that is outside the bounds. Raises ValueError for bounds out of order.
+    """
     if cap <= 0:
         raise ValueError(f"the cap of importance weights must be positive, got {cap}")
-    log_ratio = torch.clamp(train_logprobs - rollout_logprobs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    log_ratio = torch.where(torch.isnan(rollout_logprobs), torch.zeros_like(log_ratio), log_ratio)
-    ratio = torch.exp(log_ratio)
-    return TruncatedWeights(
-        weights=ratio.clamp(max=cap), ratio=ratio, capped=(ratio > cap).to(ratio.dtype)
-    )
+    if lower < 0 or lower > cap:
+        raise ValueError(
+            f"the lower bound of importance weights must be in [0, {cap}], got {lower}"
+        )
+    ratio = comparable_ratio(train_logprobs, rollout_logprobs)
+    missing = torch.isnan(rollout_logprobs)
+    weights = torch.where(missing, ratio, ratio.clamp(min=lower, max=cap))
+    return TruncatedWeights(weights=weights, ratio=ratio, capped=(weights != ratio).to(ratio.dtype))
+
+
+@torch.no_grad()
+def comparable_ratio(train_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
+    """exp(clip(lo - lr, +-20)), 1 where the rollout log-prob is NaN."""
+    log_ratios = log_ratio(train_logprobs, rollout_logprobs)
+    missing = torch.isnan(rollout_logprobs)
+    return torch.exp(torch.where(missing, torch.zeros_like(log_ratios), log_ratios))

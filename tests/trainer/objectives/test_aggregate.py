@@ -1,31 +1,70 @@
 import pytest
 import torch
 
-from tests.trainer.golden import cases, tolerance
-from trainer.objectives.aggregate import count_turns, token_weights, weighted_sum
+from trainer.objectives.aggregate import (
+    count_turns,
+    selected,
+    sequence_means,
+    token_weights,
+    weighted_sum,
+)
+from trainer.objectives.aggregation_names import AggregationMode
 
 NAN = float("nan")
+VALUES = torch.tensor([[1.0, 2.0, 3.0, NAN], [5.0, NAN, NAN, NAN], [NAN, NAN, NAN, NAN]])
+MASK = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
 
 
-@pytest.mark.parametrize("case", cases("verl091_agg_loss"))
-def test_modes_of_verl(case):
-    values, mask = case["inputs"]["loss_mat"], case["inputs"]["loss_mask"]
-    given = case["kwargs"]
-    weights = token_weights(
-        mask,
-        case["mode"],
-        num_tokens=given.get("batch_num_tokens"),
-        num_sequences=given.get("global_batch_size"),
-        horizon=given.get("loss_scale_factor"),
-        dp_size=given.get("dp_size", 1),
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", 11 / 4),
+        ("token-sum", 11.0),
+        ("seq-mean-token-sum", 11 / 2),
+        ("seq-mean-token-sum-norm", 11 / 2 / 4),
+        ("seq-mean-token-mean", (2 + 5) / 2),
+    ],
+)
+def test_modes_select_before_they_sum(mode: AggregationMode, expected: float):
+    assert weighted_sum(VALUES, token_weights(MASK, mode)).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("mode", "counts"),
+    [
+        ("token-mean", {"num_tokens": 8}),
+        ("seq-mean-token-mean", {"num_sequences": 4}),
+        ("seq-mean-token-sum", {"num_sequences": 4}),
+        ("turn-mean-token-mean", {"num_turns": 4}),
+        ("seq-mean-turn-mean", {"num_sequences": 4}),
+    ],
+)
+def test_two_ranks_add_up_and_need_the_count_of_both(mode: AggregationMode, counts):
+    turn_ids = torch.where(MASK > 0, torch.arange(3).unsqueeze(-1), -1)
+    weights = token_weights(MASK, mode, turn_ids_BT=turn_ids, **counts)
+    of_a_rank = token_weights(MASK, mode, turn_ids_BT=turn_ids, dp_size=2, **counts)
+    torch.testing.assert_close(of_a_rank, weights * 2)
+    with pytest.raises(ValueError, match="over several ranks needs num_"):
+        token_weights(MASK, mode, turn_ids_BT=turn_ids, dp_size=2)
+
+
+def test_sequence_means_are_of_rows_or_of_turns_and_never_across_rows():
+    torch.testing.assert_close(
+        sequence_means(VALUES, MASK), torch.tensor([[2.0] * 4, [5.0] * 4, [0.0] * 4])
     )
-    actual = weighted_sum(values, weights)
-    expected = case["outputs"]["loss"]
-    if expected is None or not bool(torch.isfinite(expected)):
-        # Where the reference divides 0 by 0 or lets NaN through the mask, a finite value stands.
-        assert torch.isfinite(actual)
-    else:
-        torch.testing.assert_close(actual, expected, **tolerance(actual))
+    # Ids that count per row: the 0 of the second row is another turn.
+    turn_ids = torch.tensor([[0, 0, 1, 1], [0, -1, -1, -1], [-1, -1, -1, -1]])
+    expected = torch.tensor([[1.5, 1.5, 3.0, 3.0], [5.0, 0, 0, 0], [0, 0, 0, 0]])
+    torch.testing.assert_close(sequence_means(VALUES, MASK, turn_ids), expected)
+    with pytest.raises(ValueError, match="no turn id"):
+        sequence_means(VALUES, MASK, torch.full((3, 4), -1))
+
+
+def test_inputs_that_were_selected_have_finite_gradients():
+    values = VALUES.clone().requires_grad_()
+    weighted_sum(selected(values, MASK).exp(), MASK).backward()
+    assert values.grad is not None
+    torch.testing.assert_close(values.grad, selected(VALUES.exp(), MASK))
 
 
 def test_turn_mean_counts_each_turn_once_however_the_rows_are_cut():

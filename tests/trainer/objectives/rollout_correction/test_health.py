@@ -1,0 +1,26 @@
+import pytest
+
+from trainer.objectives.rollout_correction.health import health_warnings
+
+
+@pytest.mark.parametrize(
+    ("metric", "healthy", "sick"),
+    [
+        ("rollout_is_mean", (0.5, 2.0), (0.49, 2.01)),
+        ("rollout_is_eff_sample_size", (0.3, 1.0), (0.29,)),
+        ("rollout_is_veto_fraction", (0.0, 0.1), (0.11,)),
+        ("rollout_is_std", (1.0,), (1.01,)),
+        ("kl", (-0.1, 0.1), (-0.11, 0.11)),
+        ("chi2_token", (1.0,), (1.01,)),
+    ],
+)
+def test_bounds(metric, healthy, sick):
+    for value in healthy:
+        assert health_warnings({f"rollout_corr/{metric}": value}) == ()
+    for value in sick:
+        (line,) = health_warnings({f"rollout_corr/{metric}": value})
+        assert line.startswith(f"rollout_corr/{metric} = ")
+
+
+def test_absent_and_missing_metrics_warn_of_nothing():
+    assert health_warnings({"rollout_corr/kl": float("nan")}) == ()

@@ -1,0 +1,81 @@
+import math
+
+import pytest
+
+from trainer.objectives.rollout_correction.presets import preset
+from trainer.objectives.rollout_correction.settings import rejection_rule
+from trainer.objectives.rollout_correction.verl_names import settings_from_verl
+
+
+def test_no_options_correct_nothing():
+    assert settings_from_verl({}) == preset("disabled")
+
+
+def test_options_of_the_page():
+    options = {
+        "rollout_rs": "geometric",
+        "rollout_rs_threshold": 1.001,
+        "rollout_rs_threshold_lower": None,
+        "rollout_token_veto_threshold": 1e-4,
+    }
+    assert settings_from_verl(options) == preset("geo_rs")
+    pure = {
+        "rollout_is": "sequence",
+        "bypass_old_logprob_for_rollout": True,
+        "use_pure_rollout_correction": True,
+    }
+    assert settings_from_verl(pure) == preset("pure_is")
+
+
+def test_options_of_verl():
+    options = {
+        "rollout_is": "token",
+        "rollout_is_threshold": "0.5_5.0",
+        "rollout_is_batch_normalize": True,
+        "rollout_rs": "token_k1, seq_mean_k3",
+        "rollout_rs_threshold": "0.5_3.0,0.05",
+        "bypass_mode": True,
+        "loss_type": "reinforce",
+    }
+    settings = settings_from_verl(options)
+    assert (settings.importance_lower, settings.importance_upper) == (0.5, 5.0)
+    assert settings.batch_normalize
+    assert settings.mode == "pure_is"
+    assert settings.rejections == (
+        rejection_rule("token", 3.0, 0.5),
+        rejection_rule("seq_mean_k3", 0.05),
+    )
+
+
+def test_one_threshold_serves_all_options_and_a_name_counts_once():
+    settings = settings_from_verl(
+        {"rollout_rs": "seq_max_k2,token_k2,seq_max_k2", "rollout_rs_threshold": "0.3"}
+    )
+    assert [rule.statistic for rule in settings.rejections] == ["seq_max_k2", "token_k2"]
+    assert {rule.upper for rule in settings.rejections} == {0.3}
+
+
+def test_verl_semantics_bound_the_inverse_ratio():
+    options = {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_3.0"}
+    rule = settings_from_verl(options, semantics="verl").rejections[0]
+    assert (rule.lower, rule.upper) == (1 / 3, 2.0)
+    open_end = {"rollout_rs": "token_k1", "rollout_rs_threshold": "0_3"}
+    assert settings_from_verl(open_end, semantics="verl").rejections[0].upper == math.inf
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rollout_iss": "token"}, "did you mean 'rollout_is'"),
+        ({"rollout_is": "geometric"}, "level of importance weights"),
+        ({"rollout_is": "token", "rollout_is_threshold": "a_b"}, "lower_upper"),
+        ({"rollout_rs": "token"}, "no rollout_rs_threshold"),
+        ({"rollout_rs": "token,token_k2,token_k3", "rollout_rs_threshold": "1,2"}, "2 entries"),
+        ({"rollout_rs": "tokn", "rollout_rs_threshold": 2.0}, "did you mean 'token'"),
+        ({"bypass_mode": True, "loss_type": "reinforced"}, "did you mean 'reinforce'"),
+        ({"use_pure_rollout_correction": True}, "set both"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        settings_from_verl(options)

@@ -1,0 +1,98 @@
+"""Configurations that are wrong together are refused in one line that says what to set instead."""
+
+from pathlib import Path
+
+import pytest
+
+from trainer.config import TrainerConfig
+from trainer.defaults import resolve, single_machine
+from trainer.run_checks import run_warnings
+from trainer.run_config import ConfigError, load, save
+
+REFUSED = [
+    (["objective.estimator='k2'"], "use k1"),
+    (["objective.estimator='forward_kl_topk'"], "policy gradient"),
+    (["objective.name='supervised_opd'", "objective.estimator='k1'"], "use low_var_kl"),
+    (["objective.name='supervised_opd'", "objective.estimator='kl'"], "use low_var_kl"),
+    (["kl_type='kl'"], "use low_var_kl"),
+    (["objective.name='forward_kl_topk'"], "set scoring.top_k"),
+    (["objective.name='topk_tail_reverse_kl'"], "set scoring.top_k"),
+    (["objective.name='self_distillation'"], "set trainer.teacher.kind"),
+    (["objective.name='side_samples'"], "set trainer.teacher.kind"),
+    (["objective.name='sparse_kl'"], "set trainer.teacher.kind"),
+    (
+        ["objective.name='overlap_topk'", "teacher.kind='frozen'"],
+        "judge.selection = shortest_first",
+    ),
+    (["objective.reward_coef=1.0"], "set judge.reward"),
+    (["objective.opd_coef=0.0"], "nothing to learn"),
+    (["objective.mix='replace'"], "pass_rate_threshold"),
+    (["objective.surrogate='pure_is'"], "set both"),
+    (["correction.mode='pure_is'"], "set both"),
+    (["objective.surrogate='m2po'"], "correction.mode = bypass"),
+    (["objective.surrogate='decoupled'"], "importance_level = none"),
+    (["objective.normalise=true", "objective.advantage_reference='current'"], "old"),
+    (["objective.surrogate='cispo'", "objective.dual_clip=3.0"], "unset it"),
+    (["correction.rejections=[{statistic='token'}]"], "no threshold"),
+    (["correction.veto_threshold=0.0"], "above 0"),
+    (["correction.veto_threshold=-1.0"], "above 0"),
+    (["correction.importance_lower=3.0"], "below importance_upper"),
+    (["correction.preset='geo_r'"], "did you mean 'geo_rs'"),
+    (["correction.preset='geo_rs'", "correction.mode='bypass'"], "choose one"),
+    (["aggregation='seq-mean-token-sum-norm'"], "set both"),
+    (["objective.name='forward_topk'"], "did you mean 'forward_kl_topk'"),
+    (["objective.clip_lo=0.1"], "did you mean 'clip_low'"),
+    (["objective.name='topk_tail_reverse_kl'", "objective.top_k=4"], "did you mean 'topk'"),
+]
+
+
+def resolved(tmp_path: Path, overrides: list[str]):
+    values = single_machine("examples/tool_lab/model", tmp_path)
+    return resolve(values, None, [f"trainer.{one}" for one in overrides])
+
+
+@pytest.mark.parametrize(("overrides", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refused(tmp_path, overrides, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        resolved(tmp_path, overrides)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_too_few_topk_scores_of_the_engine(tmp_path):
+    values = single_machine("examples/tool_lab/model", tmp_path)
+    overrides = ["trainer.objective.name='forward_kl_topk'", "scoring.top_k=8"]
+    with pytest.raises(ConfigError, match=r"topk 32 exceeds scoring\.top_k 8"):
+        resolve(values, None, overrides)
+    config = resolve(values, None, [*overrides, "trainer.objective.topk=8"])
+    assert config.trainer.objective.support_size == 8
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["correction.preset='seq_is_rs'", "correction.importance_upper=3.0"],
+        ["correction.preset='geo_rs'"],
+        ["objective.name='self_distillation'", "teacher.kind='ema'"],
+        ["objective.surrogate='unclipped'", "correction.mode='bypass'"],
+    ],
+)
+def test_a_resolved_configuration_reads_back_as_it_was(tmp_path, overrides):
+    config = resolved(tmp_path, overrides)
+    save(config, tmp_path / "config.toml")
+    again = load(tmp_path / "config.toml")
+    assert again == config
+    assert again.trainer.correction.settings() == config.trainer.correction.settings()
+
+
+def test_what_is_allowed_and_probably_not_meant_is_warned_of():
+    def lines(**values):
+        return "\n".join(run_warnings(TrainerConfig.model_validate(values)))
+
+    assert lines() == ""
+    assert "two" in lines(objective={"name": "supervised_opd"}) or "at once" in lines(
+        objective={"name": "supervised_opd"}
+    )
+    assert lines(objective={"name": "supervised_opd"}, beta_kl=0.02) == ""
+    assert "uncorrected" in lines(correction={"importance_level": "none"})
+    assert lines(correction={"importance_level": "none"}, max_staleness=0) == ""
+    assert "direction" in lines(objective={"estimator": "k3"})

@@ -1,0 +1,81 @@
+"""Sums over the micro-batches of one pass, and the batch's statistics made from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from records.types import Logprobs
+from trainer.collate import MicroBatch
+from trainer.correction import CorrectionRows
+from trainer.objectives.batch import GlobalCounts
+from trainer.objectives.frame import ObjectiveResult
+from trainer.token_batch import Assembled
+from trainer.turn_view import TurnView
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchTotals:
+    """`reduced` are values under the objective's reduction, `sums` over tokens, `maxima` of them;
+    `advantages` [R] per turn, NaN where a token did not train.
+    """
+
+    reduced: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+    counts: GlobalCounts = field(
+        default_factory=lambda: GlobalCounts(turns=0, sequences=0, tokens=0.0)
+    )
+    advantages: dict[int, Logprobs] = field(default_factory=dict)
+    rows: CorrectionRows = field(default_factory=CorrectionRows)
+    num_taught_turns: int = 0
+    rejected_tokens: float = 0.0
+
+    def add(
+        self,
+        result: ObjectiveResult,
+        assembled: Assembled,
+        batch: MicroBatch,
+        views: Sequence[TurnView],
+    ) -> None:
+        """Account for one micro-batch."""
+        for name, value in result.reduced.items():
+            self.reduced[name] = self.reduced.get(name, 0.0) + value.item()
+        for name, value in result.token_sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value.item()
+        for name, value in result.token_max.items():
+            self.maxima[name] = max(self.maxima.get(name, 0.0), value.item())
+        self.counts = self.counts + result.counts
+        self.rejected_tokens += float(batch.mask_BT.sum() - assembled.tokens.mask_BT.sum())
+        self.rows.add(batch, assembled.compared_BT, views)
+        nan_BT = torch.full_like(result.advantages_BT, float("nan"))
+        advantages_BT = torch.where(result.mask_BT > 0, result.advantages_BT, nan_BT)
+        for turn, values in batch.gather(advantages_BT).items():
+            self.advantages[turn] = values.cpu().numpy().copy()
+            self.num_taught_turns += int(bool((views[turn].opd_valid > 0).any()))
+
+    def statistics(self) -> dict[str, float]:
+        """Reduced values, and moments of the advantages over the tokens that trained."""
+        count = max(self.sums["tokens"], 1.0)
+        mean = self.sums["adv"] / count
+        variance = max(self.sums["adv_squared"] / count - mean * mean, 0.0)
+        return _mean_over_comparable(self.reduced) | {
+            "opd/adv_mean": mean,
+            "opd/adv_std": math.sqrt(variance),
+            "opd/adv_abs_max": self.maxima["adv_abs_max"],
+            "opd/adv_pos_frac": self.sums["adv_positive"] / count,
+            "teacher_student_absdiff": self.sums["adv_abs"] / count,
+            "ratio_max": self.maxima["ratio_max"],
+        }
+
+
+def _mean_over_comparable(reduced: dict[str, float]) -> dict[str, float]:
+    """The gap between trainer and rollout engine where there is one to measure; NaN without any."""
+    name = "train_rollout_logprob_abs_diff"
+    share = reduced.get("rollout_comparable_frac", 0.0)
+    if name not in reduced:
+        return reduced
+    return reduced | {name: reduced[name] / share if share > 0 else math.nan}

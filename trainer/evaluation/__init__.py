@@ -1,0 +1,4 @@
+"""How often k tries solve a problem, and how many tries an estimate needs.
+
+Pure functions of counts; they know no model and no benchmark.
+"""

@@ -1,0 +1,201 @@
+"""What an objective sees of one micro-batch, and the guard that every value passes first.
+
+Shapes: B rows, T tokens, K support entries or side samples per token. Element [b, t] is about token
+t, not about the logit row that scores it. Log-probs are natural logarithms at temperature 1, but
+for those named `sampled`, which are at each token's own sampling temperature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from trainer.objectives.aggregate import AggregationMode, count_turns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """Several tokens at every position: a top-k support, or m side samples; all [B, T, K].
+
+    `ids_BTK` are the tokens; `student_BTK` carries gradients; `old_BTK` is the student at the start
+    of the batch (side samples: the policy that drew them), `teacher_BTK` the teacher. `valid_BTK`
+    is 0 where a place of the support is empty. `student_topk_ids_BTK` are the student's likeliest
+    tokens where somebody asked for them.
+    """
+
+    ids_BTK: Tensor
+    student_BTK: Tensor
+    old_BTK: Tensor
+    teacher_BTK: Tensor
+    valid_BTK: Tensor
+    student_topk_ids_BTK: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStatistics:
+    """Figures of the whole batch that an objective asked for; NaN where it did not.
+
+    `gap_mean` and `gap_std` are of the teacher's advantage over the tokens where it acts (7.3),
+    `clip_low` and `clip_high` the clip that M2PO's budget leaves.
+    """
+
+    gap_mean: float = float("nan")
+    gap_std: float = float("nan")
+    clip_low: float = float("nan")
+    clip_high: float = float("nan")
+
+
+NO_STATISTICS = BatchStatistics()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch:
+    """One micro-batch; all [B, T] but the support.
+
+    `logprobs_BT` and `logprobs_sampled_BT` carry gradients (the same tensor where every temperature
+    is 1); `old_*` are the same two at the start of the batch. `rollout_logprobs_BT` is NaN where it
+    cannot be compared. `teacher_logprobs_BT` is NaN and `opd_valid_BT` 0 for turns without a
+    teacher. `advantages_BT` are those of rewards alone, `weights_BT` the detached weights of
+    rollout correction, `version_gap_BT` the steps between sampling and training.
+    """
+
+    logprobs_BT: Tensor
+    logprobs_sampled_BT: Tensor
+    old_logprobs_BT: Tensor
+    old_logprobs_sampled_BT: Tensor
+    reference_logprobs_BT: Tensor | None
+    teacher_logprobs_BT: Tensor
+    rollout_logprobs_BT: Tensor
+    entropy_BT: Tensor
+    mask_BT: Tensor
+    turn_ids_BT: Tensor
+    opd_valid_BT: Tensor
+    reward_advantages_BT: Tensor
+    weights_BT: Tensor
+    version_gap_BT: Tensor
+    support: Support | None = None
+    statistics: BatchStatistics = NO_STATISTICS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTerms:
+    """An objective's value per token [B, T] with gradient, and detached reports per token.
+
+    A report in `means` is averaged like the loss; `advantages_BT` are what the objective pushes
+    each token by (NaN where it has no such figure).
+    """
+
+    loss_BT: Tensor
+    advantages_BT: Tensor
+    means: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalCounts:
+    """Non-empty turns and sequences, and tokens, of the GLOBAL batch: the denominators."""
+
+    turns: int
+    sequences: int
+    tokens: float
+
+    @staticmethod
+    def of(mask_BT: Tensor, turn_ids_BT: Tensor) -> GlobalCounts:
+        """The counts of these rows alone."""
+        return GlobalCounts(
+            turns=count_turns(mask_BT, turn_ids_BT),
+            sequences=int((mask_BT.sum(dim=-1) > 0).sum()),
+            tokens=float(mask_BT.sum()),
+        )
+
+    def denominator(self, mode: AggregationMode) -> float:
+        """What a reduction divides by; 1 for a sum."""
+        if mode == "token-sum":
+            return 1.0
+        if mode == "token-mean":
+            return self.tokens
+        return float(self.turns if mode == "turn-mean-token-mean" else self.sequences)
+
+    def __add__(self, other: GlobalCounts) -> GlobalCounts:
+        return GlobalCounts(
+            turns=self.turns + other.turns,
+            sequences=self.sequences + other.sequences,
+            tokens=self.tokens + other.tokens,
+        )
+
+
+def select_finite(batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
+    """The batch with zeros wherever the mask is 0, and how many tokens the guard took out.
+
+    A non-finite value of the trainer's own takes its token out of the mask (ALGORITHMS 0.1). A
+    teacher's log-prob must be finite where `opd_valid_BT` says there is one: ValueError else, such
+    samples were dropped before.
+    """
+    mask_BT = batch.mask_BT > 0
+    finite_BT = mask_BT.clone()
+    for values_BT in _own_values(batch):
+        finite_BT &= torch.isfinite(values_BT.detach())
+    support = batch.support
+    if support is not None:
+        empty_BTK = support.valid_BTK <= 0
+        for values_BTK in (support.student_BTK.detach(), support.old_BTK):
+            finite_BT &= (torch.isfinite(values_BTK) | empty_BTK).all(dim=-1)
+        if not bool((torch.isfinite(support.teacher_BTK) | empty_BTK)[finite_BT].all()):
+            raise ValueError("a teacher log-prob of a support at a policy token is not finite")
+    taught_BT = finite_BT & (batch.opd_valid_BT > 0)
+    if not bool(torch.isfinite(batch.teacher_logprobs_BT[taught_BT]).all()):
+        raise ValueError("a teacher log-prob at a policy token is not finite")
+
+    def select(values_BT: Tensor, where_BT: Tensor = finite_BT) -> Tensor:
+        return torch.where(where_BT, values_BT, torch.zeros_like(values_BT))
+
+    same = batch.logprobs_sampled_BT is batch.logprobs_BT
+    same_old = batch.old_logprobs_sampled_BT is batch.old_logprobs_BT
+    logprobs_BT, old_BT = select(batch.logprobs_BT), select(batch.old_logprobs_BT)
+    reference_BT = batch.reference_logprobs_BT
+    clean = replace(
+        batch,
+        logprobs_BT=logprobs_BT,
+        logprobs_sampled_BT=logprobs_BT if same else select(batch.logprobs_sampled_BT),
+        old_logprobs_BT=old_BT,
+        old_logprobs_sampled_BT=old_BT if same_old else select(batch.old_logprobs_sampled_BT),
+        reference_logprobs_BT=None if reference_BT is None else select(reference_BT),
+        teacher_logprobs_BT=select(batch.teacher_logprobs_BT, taught_BT),
+        rollout_logprobs_BT=select(batch.rollout_logprobs_BT),
+        entropy_BT=select(batch.entropy_BT),
+        mask_BT=finite_BT.to(batch.mask_BT.dtype),
+        opd_valid_BT=select(batch.opd_valid_BT),
+        reward_advantages_BT=select(batch.reward_advantages_BT),
+        weights_BT=select(batch.weights_BT),
+        version_gap_BT=select(batch.version_gap_BT),
+        support=None if support is None else _select_support(support, finite_BT),
+    )
+    return clean, (mask_BT & ~finite_BT).sum()
+
+
+def _own_values(batch: TokenBatch) -> list[Tensor]:
+    values = [
+        batch.logprobs_BT,
+        batch.logprobs_sampled_BT,
+        batch.old_logprobs_BT,
+        batch.old_logprobs_sampled_BT,
+    ]
+    if batch.reference_logprobs_BT is not None:
+        values.append(batch.reference_logprobs_BT)
+    return values
+
+
+def _select_support(support: Support, finite_BT: Tensor) -> Support:
+    used_BTK = finite_BT.unsqueeze(-1) & (support.valid_BTK > 0)
+
+    def select(values_BTK: Tensor) -> Tensor:
+        return torch.where(used_BTK, values_BTK, torch.zeros_like(values_BTK))
+
+    return replace(
+        support,
+        student_BTK=select(support.student_BTK),
+        old_BTK=select(support.old_BTK),
+        teacher_BTK=select(support.teacher_BTK),
+        valid_BTK=used_BTK.to(support.valid_BTK.dtype),
+    )

@@ -1,0 +1,85 @@
+"""Advantages of a teacher's hint and of a reward, added per token.
+
+    A = opd_valid w_opd sg(lt - lb) + w_rl A_rl                                   (ALGORITHMS 3.2)
+
+A turn without teacher carries `opd_valid` 0. It never gets the rollout engine's log-probs in the
+teacher's place: their gap to the trainer's would pass for an advantage (9 item 5). One turn is one
+sample, whether it has a hint, a reward or both.
+
+Shapes: B rows, T tokens; N turns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def combined_advantages(
+    teacher_logprobs_BT: Tensor,
+    student_logprobs_BT: Tensor,
+    reward_advantages_BT: Tensor,
+    opd_valid_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    opd_coef: float = 1.0,
+    reward_coef: float = 1.0,
+) -> Tensor:
+    """The sum of both advantages [B, T], 0 at mask 0; log-probs at temperature 1.
+
+    What the teacher's log-probs hold where `opd_valid_BT` is 0 (NaN) does not enter. Raises
+    ValueError for a flag that is neither 0 nor 1 at a token at mask 1.
+    """
+    used_BT = mask_BT > 0
+    flags = opd_valid_BT[used_BT]
+    if bool(((flags != 0) & (flags != 1)).any()):
+        raise ValueError("opd_valid must be 0 or 1 at every policy token; 1 where a teacher scored")
+    taught_BT = used_BT & (opd_valid_BT > 0)
+    zeros_BT = torch.zeros_like(student_logprobs_BT)
+    gap_BT = torch.where(taught_BT, teacher_logprobs_BT - student_logprobs_BT, zeros_BT)
+    reward_BT = torch.where(used_BT, reward_advantages_BT, zeros_BT)
+    return opd_coef * gap_BT + reward_coef * reward_BT
+
+
+@torch.no_grad()
+def combined_rewards(rewards_N: Tensor) -> Tensor:
+    """Rewards [N] of turns as they enter the sum: a missing one (NaN) counts 0."""
+    return torch.nan_to_num(rewards_N, nan=0.0)
+
+
+@torch.no_grad()
+def combined_trains(has_hint_N: Tensor, rewards_N: Tensor) -> Tensor:
+    """Bool [N]: the turn has a hint or a reward of +1 or -1; one with neither gives no sample."""
+    return (has_hint_N > 0) | (rewards_N.abs() == 1)
+
+
+def regularised_loss(
+    pg_loss: Tensor,
+    kl_loss: Tensor,
+    entropy: Tensor,
+    *,
+    beta_kl: float,
+    beta_entropy: float,
+) -> Tensor:
+    """pg + beta_kl KL(student, frozen start) - beta_entropy entropy, scalars (ALGORITHMS 2.3).
+
+    A term whose coefficient is 0 does not enter, whatever its value.
+    """
+    loss = pg_loss
+    if beta_kl != 0:
+        loss = loss + beta_kl * kl_loss
+    if beta_entropy != 0:
+        loss = loss - beta_entropy * entropy
+    return loss
+
+
+@torch.no_grad()
+def term_ratio(term: Tensor, coefficient: float, pg_loss: Tensor) -> Tensor:
+    """|coefficient x term| / |pg_loss|, scalars: above 1 the term dominates (ALGORITHMS 7.4).
+
+    NaN where the policy gradient's loss is 0, as it is in mean at ratio 1 with centred advantages.
+    """
+    size = pg_loss.abs()
+    ratio = (coefficient * term).abs() / size
+    return torch.where(size > 0, ratio, torch.full_like(ratio, float("nan")))

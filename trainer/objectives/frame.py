@@ -1,0 +1,203 @@
+"""The loss of one micro-batch under any objective, and everything it reports.
+
+    L = R(objective) + beta_kl R(KL to the frozen start) - beta_entropy R(entropy)
+
+Guards, reduction, the KL to the start and the reports are the same for every objective; an
+objective gives a value per token (registry.py). It knows tensors only: no model, no store. Reduced
+values of micro-batches add up to those of the batch, given the counts of the GLOBAL batch.
+
+Formulas: ALGORITHMS 2.3, 2.8, 6.10. Shapes: B rows, T tokens; element [b, t] is about token t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trainer.objectives.aggregate import AggregationMode, token_weights, weighted_sum
+from trainer.objectives.batch import GlobalCounts, TokenBatch, TokenTerms, select_finite
+from trainer.objectives.kl import k3_clamped, kl_estimate
+from trainer.objectives.kl_names import validate_kl_loss_name
+from trainer.objectives.kl_ratio import kl_with_ratio
+from trainer.objectives.options import ObjectiveOptions
+from trainer.objectives.ppo import ppo_clip
+from trainer.objectives.registry import objective_terms
+
+KlRatio = Literal["none", "unbiased", "clipped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSettings:
+    """What surrounds the objective; names and defaults as in `TrainerConfig`.
+
+    `horizon` divides under seq-mean-token-sum-norm. `reward_clip_low` and `reward_clip_high` are of
+    the PPO term on rewards that stands beside objectives which are none themselves.
+    """
+
+    aggregation: AggregationMode = "turn-mean-token-mean"
+    beta_kl: float = 0.02
+    kl_type: str = "low_var_kl"
+    kl_ratio: KlRatio = "none"
+    beta_entropy: float = 0.0
+    horizon: int | None = None
+    reward_clip_low: float = 0.2
+    reward_clip_high: float = 0.28
+
+    def __post_init__(self) -> None:
+        validate_kl_loss_name(self.kl_type)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveResult:
+    """`loss` carries the gradient. The rest is detached, but for `distillation_loss`.
+
+    `reduced` are values under R, additive over micro-batches; `token_sums` are sums over tokens and
+    `token_max` maxima, from which the batch's statistics are made. `distillation_loss` is the
+    objective's own term. `mask_BT` is the mask after non-finite tokens were taken out.
+    """
+
+    loss: Tensor
+    distillation_loss: Tensor
+    reduced: dict[str, Tensor]
+    token_sums: dict[str, Tensor]
+    token_max: dict[str, Tensor]
+    advantages_BT: Tensor
+    mask_BT: Tensor
+    counts: GlobalCounts
+
+
+def objective_loss(
+    batch: TokenBatch,
+    options: ObjectiveOptions,
+    settings: LossSettings,
+    counts: GlobalCounts | None = None,
+) -> ObjectiveResult:
+    """Loss and reports of one micro-batch; `counts` default to those of this micro-batch.
+
+    Tokens whose trainer-side log-probs are not finite are dropped and counted in
+    `token_sums["nonfinite"]`; an empty mask gives a differentiable zero. Raises ValueError if the
+    reference or a support is needed and absent.
+    """
+    if settings.beta_kl > 0 and batch.reference_logprobs_BT is None:
+        raise ValueError("beta_kl > 0 needs reference log-probs")
+    if options.support != "none" and batch.support is None:
+        raise ValueError(f"objective {options.name!r} needs a support at every position")
+    clean, num_nonfinite = select_finite(batch)
+    own = GlobalCounts.of(clean.mask_BT, clean.turn_ids_BT)
+    weights_BT = reduction_weights(clean, settings.aggregation, counts or own, settings.horizon)
+    terms = objective_terms(clean, options)
+    distillation = weighted_sum(terms.loss_BT, weights_BT)
+    entropy = weighted_sum(clean.entropy_BT, weights_BT)
+    reduced = {name: weighted_sum(values, weights_BT) for name, values in terms.means.items()}
+    reduced |= {"opd/kl_loss": distillation, "entropy_loss": entropy}
+    loss = distillation
+    reward_coef = 0.0 if options.is_policy_gradient else getattr(options, "reward_coef", 0.0)
+    if reward_coef > 0:
+        reward_loss = weighted_sum(_reward_terms(clean, settings), weights_BT)
+        loss = loss + reward_coef * reward_loss
+        reduced["reward_pg_loss"] = reward_loss
+    if clean.reference_logprobs_BT is not None:
+        kl_loss = weighted_sum(_reference_kl(clean, settings), weights_BT)
+        clamped_BT = k3_clamped(clean.logprobs_BT.detach(), clean.reference_logprobs_BT)
+        reduced |= {"kl_loss": kl_loss, "kl/clamped_frac": weighted_sum(clamped_BT, weights_BT)}
+        if settings.beta_kl > 0:
+            loss = loss + settings.beta_kl * kl_loss
+    if settings.beta_entropy != 0:
+        loss = loss - settings.beta_entropy * entropy
+    reduced |= {"loss": loss} | _rollout_reports(clean, weights_BT)
+    sums, maxima = _token_reports(clean, terms)
+    return ObjectiveResult(
+        loss=loss,
+        distillation_loss=distillation,
+        reduced={name: value.detach() for name, value in reduced.items()},
+        token_sums=sums | {"nonfinite": num_nonfinite},
+        token_max=maxima,
+        advantages_BT=terms.advantages_BT,
+        mask_BT=clean.mask_BT,
+        counts=own,
+    )
+
+
+def reduction_weights(
+    batch: TokenBatch, mode: AggregationMode, counts: GlobalCounts, horizon: int | None = None
+) -> Tensor:
+    """Weight [B, T] of each token under the mode's global denominators."""
+    return token_weights(
+        batch.mask_BT,
+        mode,
+        turn_ids_BT=batch.turn_ids_BT,
+        num_turns=counts.turns,
+        num_tokens=counts.tokens,
+        num_sequences=counts.sequences,
+        horizon=horizon,
+    )
+
+
+def _reward_terms(clean: TokenBatch, settings: LossSettings) -> Tensor:
+    """PPO on the sampled tokens with the rewards' advantages (ALGORITHMS 3.4, w_RL)."""
+    return ppo_clip(
+        clean.logprobs_sampled_BT,
+        clean.old_logprobs_sampled_BT,
+        clean.reward_advantages_BT,
+        clip_low=settings.reward_clip_low,
+        clip_high=settings.reward_clip_high,
+        weights=clean.weights_BT,
+    ).loss
+
+
+def _reference_kl(clean: TokenBatch, settings: LossSettings) -> Tensor:
+    """The KL to the frozen start per token, with the ratio of its own where one is asked for."""
+    assert clean.reference_logprobs_BT is not None
+    if settings.kl_ratio == "clipped":
+        kl_BT = kl_estimate(settings.kl_type, clean.logprobs_BT, clean.reference_logprobs_BT)
+        return kl_with_ratio(
+            kl_BT,
+            clean.logprobs_BT,
+            clean.old_logprobs_BT,
+            clip_low=settings.reward_clip_low,
+            clip_high=settings.reward_clip_high,
+        )
+    ratio_BT = None
+    if settings.kl_ratio == "unbiased":
+        ratio_BT = torch.exp((clean.logprobs_BT - clean.old_logprobs_BT).clamp(-20.0, 20.0))
+    return kl_estimate(settings.kl_type, clean.logprobs_BT, clean.reference_logprobs_BT, ratio_BT)
+
+
+@torch.no_grad()
+def _rollout_reports(clean: TokenBatch, weights_BT: Tensor) -> dict[str, Tensor]:
+    """Trainer against rollout engine, under R."""
+    comparable_BT = torch.isfinite(clean.rollout_logprobs_BT)
+    gap_BT = (clean.old_logprobs_sampled_BT - clean.rollout_logprobs_BT).abs()
+    gap_BT = torch.where(comparable_BT, gap_BT, torch.zeros_like(gap_BT))
+    return {
+        # Of comparable tokens alone: a mean over them is this over `rollout_comparable_frac`.
+        "train_rollout_logprob_abs_diff": weighted_sum(gap_BT, weights_BT),
+        "rollout_comparable_frac": weighted_sum(comparable_BT.to(gap_BT.dtype), weights_BT),
+    }
+
+
+@torch.no_grad()
+def _token_reports(
+    clean: TokenBatch, terms: TokenTerms
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Sums in float64 over policy tokens, and maxima (0 for an empty mask)."""
+    used_BT = clean.mask_BT > 0
+    advantages = terms.advantages_BT[used_BT].double()
+    log_ratios = (clean.logprobs_sampled_BT - clean.old_logprobs_sampled_BT)[used_BT].double()
+    sums = {
+        "tokens": clean.mask_BT.double().sum(),
+        "tokens_with_teacher": (clean.opd_valid_BT * clean.mask_BT).double().sum(),
+        "adv": advantages.sum(),
+        "adv_squared": advantages.square().sum(),
+        "adv_abs": advantages.abs().sum(),
+        "adv_positive": (advantages > 0).double().sum(),
+    }
+    zero = advantages.new_zeros(())
+    maxima = {
+        "adv_abs_max": advantages.abs().max() if advantages.numel() else zero,
+        "ratio_max": log_ratios.clamp(-20.0, 20.0).exp().max() if advantages.numel() else zero,
+    }
+    return sums, maxima

@@ -1,0 +1,43 @@
+"""Warnings about a batch from its metrics of rollout correction.
+
+Bounds: ALGORITHMS 4.6, "Health". A metric that is absent or NaN warns of nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bound:
+    """A metric is healthy within [low, high]; otherwise `problem` says what that means."""
+
+    metric: str
+    problem: str
+    low: float = float("-inf")
+    high: float = float("inf")
+
+
+_BOUNDS = (
+    _Bound(
+        metric="rollout_is_mean", low=0.5, high=2.0, problem="mean importance weight far from 1"
+    ),
+    _Bound(
+        metric="rollout_is_eff_sample_size", low=0.3, problem="weights concentrate on few tokens"
+    ),
+    _Bound(metric="rollout_is_veto_fraction", high=0.1, problem="too many sequences vetoed"),
+    _Bound(metric="rollout_is_std", high=1.0, problem="importance weights spread too widely"),
+    _Bound(metric="kl", low=-0.1, high=0.1, problem="trainer and rollout engine are far apart"),
+    _Bound(metric="chi2_token", high=1.0, problem="the distribution has shifted severely"),
+)
+
+
+def health_warnings(metrics: Mapping[str, float]) -> tuple[str, ...]:
+    """One line per metric out of its bounds; names with or without the prefix `rollout_corr/`."""
+    warnings = []
+    for bound in _BOUNDS:
+        value = metrics.get(f"rollout_corr/{bound.metric}", metrics.get(bound.metric))
+        if value is not None and (value < bound.low or value > bound.high):
+            warnings.append(f"rollout_corr/{bound.metric} = {value:.4g}: {bound.problem}")
+    return tuple(warnings)

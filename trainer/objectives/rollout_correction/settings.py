@@ -1,0 +1,163 @@
+"""Options of rollout correction, validated on construction.
+
+Facts: ALGORITHMS 4.1 to 4.5 and 9 items 9 to 11. Every bound on a ratio is on r = trainer over
+rollout engine. It imports no torch, because the configuration builds these.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.objectives.rollout_correction.modes import MODES, Mode, ModeTraits
+from trainer.objectives.rollout_correction.nearest import unknown_name
+
+Level = Literal["token", "sequence"]
+LEVELS = ("token", "sequence")
+STATISTICS = (
+    "token_k1",
+    "token_k2",
+    "token_k3",
+    "seq_sum_k1",
+    "seq_sum_k2",
+    "seq_sum_k3",
+    "seq_mean_k1",
+    "seq_mean_k2",
+    "seq_mean_k3",
+    "seq_max_k2",
+    "seq_max_k3",
+)
+STATISTIC_ALIASES = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectionRule:
+    """Keeps a token or a sequence while a statistic of its ratios lies within bounds.
+
+    `statistic` is one of STATISTICS (ALGORITHMS 4.3). For k1, `lower` and `upper` bound r (per
+    token, product, or geometric mean). For k2 and k3, `upper` bounds the divergence and `lower` is
+    None. Build one with `rejection_rule`, which knows the aliases and the default of `lower`.
+    """
+
+    statistic: str
+    upper: float
+    lower: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.statistic not in STATISTICS:
+            raise unknown_name("rejection statistic", self.statistic, STATISTICS)
+        if not self.upper > 0:
+            raise ValueError(f"{self.statistic}: the upper bound must be above 0, got {self.upper}")
+        if not self.bounds_ratio:
+            if self.lower is not None:
+                raise ValueError(f"{self.statistic} has an upper bound only, got {self.lower}")
+        elif self.lower is None or not 0 <= self.lower <= self.upper:
+            raise ValueError(
+                f"{self.statistic}: the lower bound must be between 0 and {self.upper}, "
+                f"got {self.lower}"
+            )
+
+    @property
+    def bounds_ratio(self) -> bool:
+        """Whether the bounds are on the ratio itself (k1)."""
+        return self.estimator == "k1"
+
+    @property
+    def estimator(self) -> str:
+        """`k1`, `k2` or `k3`."""
+        return self.statistic.rpartition("_")[2]
+
+    @property
+    def reduction(self) -> str:
+        """`token`, `seq_sum`, `seq_mean` or `seq_max`."""
+        return self.statistic.rpartition("_")[0]
+
+
+def rejection_rule(name: str, upper: float | None, lower: float | None = None) -> RejectionRule:
+    """A rule by the name of its statistic or an alias (`token`, `sequence`, `geometric`).
+
+    `lower` defaults to 1/upper where the bounds are on the ratio. Raises ValueError for an unknown
+    name and for a rule without a threshold, which never falls back to the one of the weights.
+    """
+    statistic = STATISTIC_ALIASES.get(name, name)
+    if statistic not in STATISTICS:
+        raise unknown_name("rejection option", name, (*STATISTICS, *STATISTIC_ALIASES))
+    if upper is None:
+        raise ValueError(f"rejection option {name!r} has no threshold; set one")
+    if lower is None and statistic.endswith("_k1") and upper > 0:
+        lower = 1.0 / upper
+    return RejectionRule(statistic=statistic, upper=upper, lower=lower)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutCorrectionSettings:
+    """How samples of a policy other than the trainer's are corrected."""
+
+    mode: Mode = "decoupled"
+    """Which policies are compared, and whether weights are applied: `MODES`."""
+
+    importance_level: Level | None = "sequence"
+    """Weights per token or per sequence (the product of its ratios); None: no weights."""
+
+    importance_upper: float = 2.0
+    """Weights are truncated to this."""
+
+    importance_lower: float | None = None
+    """If set, weights outside [lower, upper] become 0 instead of truncated; the mask stays."""
+
+    is_mask_mode: bool = False
+    """Leave weights above the upper bound as they are, for use with a rejection rule."""
+
+    batch_normalize: bool = False
+    """Divide the weights by their mean over the batch, after truncation."""
+
+    rejections: tuple[RejectionRule, ...] = ()
+    """A token stays only if every rule keeps it."""
+
+    clamp_before_sum: bool = False
+    """In rejection by sequence, clamp each log-ratio to +-20 instead of their sum or mean."""
+
+    veto_threshold: float | None = None
+    """A sequence with any token whose ratio is below this, or is not a number, is rejected."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise unknown_name("mode", self.mode, MODES)
+        if self.importance_level is not None and self.importance_level not in LEVELS:
+            raise unknown_name("level of importance weights", self.importance_level, LEVELS)
+        if not (self.importance_upper > 0 and math.isfinite(self.importance_upper)):
+            raise ValueError(
+                f"importance_upper must be positive and finite, got {self.importance_upper}"
+            )
+        self._check_lower()
+        if self.veto_threshold is not None and not self.veto_threshold > 0:
+            raise ValueError(
+                f"veto_threshold must be above 0, got {self.veto_threshold}; None turns it off"
+            )
+        names = [rule.statistic for rule in self.rejections]
+        if len(names) != len(set(names)):
+            raise ValueError(f"a rejection statistic occurs twice: {', '.join(names)}")
+
+    def _check_lower(self) -> None:
+        if self.importance_lower is None:
+            return
+        if not 0 <= self.importance_lower < self.importance_upper:
+            raise ValueError(
+                f"importance_lower must be at least 0 and below importance_upper "
+                f"{self.importance_upper}, got {self.importance_lower}"
+            )
+        if self.is_mask_mode:
+            raise ValueError("importance_lower zeroes weights, is_mask_mode keeps them: choose one")
+
+    @property
+    def traits(self) -> ModeTraits:
+        """What the mode means for the trainer."""
+        return MODES[self.mode]
+
+    @property
+    def low_bound(self) -> float:
+        """Below this a ratio counts as low: `importance_lower`, else 1/`importance_upper`."""
+        if self.importance_lower is not None:
+            return self.importance_lower
+        return 1.0 / self.importance_upper

@@ -1,0 +1,88 @@
+"""Importance weights per token or per sequence, truncated or bounded, and normalised.
+
+Formulas: ALGORITHMS 4.1 and 4.2. Weights are detached by construction: nothing here has a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.objectives.kl import LOG_RATIO_LIMIT
+from trainer.objectives.rollout_correction.settings import Level, RolloutCorrectionSettings
+from trainer.objectives.rollout_correction.statistics import mean
+from trainer.objectives.rollout_correction.tokens import ComparedTokens
+
+_SMALLEST_MEAN = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratios:
+    """Ratios as each token [N] and as each sequence [S] sees them.
+
+    `by_sequence`: all tokens of a sequence share one ratio, and `log_S` is its logarithm, not
+    clamped. Otherwise `sequence_S` is the mean of a sequence's ratios and `log_S` None.
+    """
+
+    token_N: Tensor
+    sequence_S: Tensor
+    log_S: Tensor | None
+
+    @property
+    def by_sequence(self) -> bool:
+        return self.log_S is not None
+
+
+def clamped_exp(log_ratio: Tensor) -> Tensor:
+    """exp(clip(x, +-20))."""
+    return torch.exp(torch.clamp(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+
+
+def token_ratios(tokens: ComparedTokens) -> Ratios:
+    """exp(clip(x))."""
+    ratio_N = clamped_exp(tokens.log_ratio_N)
+    return Ratios(token_N=ratio_N, sequence_S=tokens.mean_by_sequence(ratio_N), log_S=None)
+
+
+def sequence_ratios(tokens: ComparedTokens, *, geometric: bool = False) -> Ratios:
+    """exp(clip(sum of x)), or of the mean of x."""
+    log_S = (tokens.mean_by_sequence if geometric else tokens.sum_by_sequence)(tokens.log_ratio_N)
+    ratio_S = clamped_exp(log_S)
+    return Ratios(token_N=ratio_S[tokens.sequence_N], sequence_S=ratio_S, log_S=log_S)
+
+
+def raw_ratios(tokens: ComparedTokens, level: Level) -> Ratios:
+    """The ratios that weights of this level begin with."""
+    return token_ratios(tokens) if level == "token" else sequence_ratios(tokens)
+
+
+def applied_weights(
+    raw: Ratios, tokens: ComparedTokens, settings: RolloutCorrectionSettings
+) -> Ratios:
+    """Truncated to the upper bound; 0 outside both bounds; or as they are in mask mode."""
+
+    def apply(ratio: Tensor) -> Tensor:
+        if settings.is_mask_mode:
+            return ratio
+        if settings.importance_lower is None:
+            return ratio.clamp(max=settings.importance_upper)
+        inside = (ratio >= settings.importance_lower) & (ratio <= settings.importance_upper)
+        return torch.where(inside, ratio, torch.zeros_like(ratio))
+
+    weight_N = apply(raw.token_N)
+    if raw.by_sequence:
+        return Ratios(token_N=weight_N, sequence_S=apply(raw.sequence_S), log_S=raw.log_S)
+    return Ratios(token_N=weight_N, sequence_S=tokens.mean_by_sequence(weight_N), log_S=None)
+
+
+def batch_norm_factor(weights: Ratios, tokens: ComparedTokens) -> Tensor:
+    """What to divide weights by: their mean over tokens, or over sequences for weights of those.
+
+    1 where the mean is not above 1e-8, NaN where there are no weights. The batch is the one given
+    here, so it has to be the global one.
+    """
+    values = tokens.present(weights.sequence_S) if weights.by_sequence else weights.token_N
+    factor = mean(values)
+    return torch.where(factor <= _SMALLEST_MEAN, torch.ones_like(factor), factor)

@@ -1,0 +1,68 @@
+"""Rewards of an agent's steps, compared among steps of the same index.
+
+    r_t = o + (1/m) sum_i r_{t,i};  A_t = (r_t - mean) / (std + 1e-6)             (ALGORITHMS 3.3)
+
+o is the outcome of the rollout, r_{t,i} the judge's votes on step t. A group are the steps of equal
+index of one prompt's rollouts.
+
+Shapes: N steps, M votes; B rows, T tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-6
+
+
+@torch.no_grad()
+def step_rewards(outcomes_N: Tensor, votes_NM: Tensor) -> Tensor:
+    """o + the mean of the votes that were given [N]; a failed vote is NaN and not counted.
+
+    A step on which no vote was given has the outcome alone.
+    """
+    given_NM = torch.isfinite(votes_NM)
+    total_N = torch.where(given_NM, votes_NM, torch.zeros_like(votes_NM)).sum(dim=-1)
+    return outcomes_N + total_N / given_NM.sum(dim=-1).clamp(min=1)
+
+
+@torch.no_grad()
+def stepwise_advantages(
+    rewards_N: Tensor,
+    step_indices_N: Tensor,
+    *,
+    prompts_N: Tensor | None = None,
+    epsilon: float = EPSILON,
+) -> Tensor:
+    """(r - mean) / (std + epsilon) among steps of equal index (and equal prompt, if given) [N].
+
+    The std is unbiased. A step that is alone in its group has nothing to be compared with: 0.
+    Raises ValueError for a reward that is not finite.
+    """
+    if not bool(torch.isfinite(rewards_N).all()):
+        raise ValueError("a step's reward is not finite; leave out steps without reward")
+    keys = [step_indices_N] if prompts_N is None else [step_indices_N, prompts_N]
+    _, groups_N = torch.unique(torch.stack(keys), dim=1, return_inverse=True)
+    advantages_N = torch.zeros_like(rewards_N)
+    for group in range(int(groups_N.max()) + 1 if len(groups_N) else 0):
+        members_N = groups_N == group
+        rewards = rewards_N[members_N]
+        if len(rewards) > 1:
+            advantages_N[members_N] = (rewards - rewards.mean()) / (rewards.std() + epsilon)
+    return advantages_N
+
+
+@torch.no_grad()
+def spread_over_steps(values_N: Tensor, step_ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The value of each token's step [B, T], 0 at mask 0 and where `step_ids_BT` is -1.
+
+    Raises ValueError for an id of a step that there is not.
+    """
+    inside_BT = (mask_BT > 0) & (step_ids_BT >= 0)
+    steps = step_ids_BT[inside_BT]
+    if steps.numel() and int(steps.max()) >= len(values_N):
+        raise ValueError(f"step id {int(steps.max())} at a policy token, but {len(values_N)} steps")
+    spread_BT = torch.zeros_like(mask_BT, dtype=values_N.dtype)
+    spread_BT[inside_BT] = values_N[steps]
+    return spread_BT

@@ -1,0 +1,81 @@
+"""Advantages that keep a process reward at its token instead of summing it away.
+
+Outcome and process rewards are normalised separately, then every token gets the sum of what comes
+at and after it (ALGORITHMS 8.6). Standard GRPO sums a rollout's rewards first, which leaves one
+number per rollout. Shapes: B rollouts, T tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.objectives.normalise import Normalised, normalise
+
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPreserving:
+    """`rewards` after normalisation and `advantages`, their reverse cumulative sum; both [B, T].
+
+    `outcome` and `process` hold each kind's statistics.
+    """
+
+    rewards: Tensor
+    advantages: Tensor
+    outcome: Normalised
+    process: Normalised
+
+
+def outcome_mask(mask_BT: Tensor) -> Tensor:
+    """Bool [B, T]: the last token at mask 1 of each row, whatever its reward."""
+    active_BT = mask_BT > 0
+    left_BT = active_BT.flip(-1).cumsum(-1).flip(-1)
+    return active_BT & (left_BT == 1)
+
+
+def process_mask(rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Bool [B, T]: tokens at mask 1 before the last with a reward other than 0."""
+    return (mask_BT > 0) & ~outcome_mask(mask_BT) & (rewards_BT != 0)
+
+
+@torch.no_grad()
+def returns(rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The sum of the rewards at and after each token [B, T], 0 at mask 0."""
+    active_BT = mask_BT > 0
+    zeros_BT = torch.zeros_like(rewards_BT)
+    selected_BT = torch.where(active_BT, rewards_BT, zeros_BT)
+    return torch.where(active_BT, selected_BT.flip(-1).cumsum(-1).flip(-1), zeros_BT)
+
+
+@torch.no_grad()
+def token_preserving_advantages(
+    rewards_BT: Tensor, mask_BT: Tensor, *, epsilon: float = EPSILON
+) -> TokenPreserving:
+    """(r - mean) / (std + epsilon) of outcomes and of process rewards apart, then the returns.
+
+    A kind with fewer than two rewards stays as it is; equal rewards of a kind become 0. Raises
+    ValueError for a reward at mask 1 that is not finite.
+    """
+    outcomes_BT = outcome_mask(mask_BT)
+    outcome = normalise(rewards_BT, outcomes_BT, epsilon=epsilon, min_std=0.0)
+    process = normalise(rewards_BT, process_mask(rewards_BT, mask_BT), epsilon=epsilon, min_std=0.0)
+    normalised_BT = outcome.values + process.values
+    return TokenPreserving(
+        rewards=normalised_BT,
+        advantages=returns(normalised_BT, mask_BT),
+        outcome=outcome,
+        process=process,
+    )
+
+
+@torch.no_grad()
+def jointly_normalised_advantages(rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The returns of all token rewards normalised together [B, T]: the variant to compare with.
+
+    The many zeros shift the mean, so that every token without reward is pushed as well.
+    """
+    return returns(normalise(rewards_BT, mask_BT, epsilon=0.0).values, mask_BT)

@@ -1,0 +1,81 @@
+"""What a run's sections mean together: needs that nothing provides, terms that work against each
+other. Checked when the configuration is read, before any process starts.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from judge.config import JudgeConfig
+from rollout_bridge.config import ScoringConfig
+from trainer.config import TrainerConfig
+from trainer.objectives.options import HOW_TO_PROVIDE, HindsightOpd, Need, unmet_needs
+from trainer.objectives.validation import check_kl_terms, check_loss_mode
+
+
+def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig) -> None:
+    """Raise ValueError, a line per problem, for an objective that this run cannot feed."""
+    problems = unmet_needs(trainer.objective, provided_needs(trainer, scoring, judge))
+    objective = trainer.objective
+    by_engine = not trainer.teacher.in_trainer
+    if objective.support == "teacher" and by_engine and 0 < scoring.top_k < objective.support_size:
+        problems.append(
+            f"trainer.objective.topk {objective.support_size} exceeds scoring.top_k "
+            f"{scoring.top_k}: {HOW_TO_PROVIDE['teacher_topk']}"
+        )
+    if objective.chooses_hints and judge.selection == "longest":
+        problems.append(
+            f"objective {objective.name!r} chooses among hints, and judge.selection longest "
+            "keeps one: set judge.selection = shortest_first"
+        )
+    if problems:
+        raise ValueError("; ".join(dict.fromkeys(problems)))
+
+
+def provided_needs(
+    trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig
+) -> frozenset[Need]:
+    """What this run's teacher and judge give the trainer."""
+    provided: set[Need] = set()
+    if trainer.teacher.in_trainer:
+        provided |= {"teacher_scalar", "teacher_topk", "teacher_in_trainer"}
+    elif scoring.engine_scores:
+        provided.add("teacher_scalar")
+        if scoring.top_k > 0:
+            provided.add("teacher_topk")
+    if judge.reward != "none":
+        provided.add("reward")
+    return frozenset(provided)
+
+
+def run_warnings(trainer: TrainerConfig) -> list[str]:
+    """Lines for what is allowed and probably not meant."""
+    objective = trainer.objective
+    warnings = []
+    if isinstance(objective, HindsightOpd):
+        line = check_loss_mode(objective.estimator, use_policy_gradient=True)
+        warnings += [line] if line is not None else []
+    else:
+        warnings += _two_kl_terms(trainer)
+    correction = trainer.correction.settings()
+    uncorrected = correction.importance_level is None and correction.mode == "decoupled"
+    own = isinstance(objective, HindsightOpd) and objective.surrogate in ("decoupled", "a3po")
+    if trainer.max_staleness > 0 and uncorrected and not own and objective.is_policy_gradient:
+        warnings.append(
+            f"stale samples (up to {trainer.max_staleness} versions) train uncorrected: set "
+            "trainer.correction.importance_level = token, or trainer.max_staleness = 0"
+        )
+    return warnings
+
+
+def _two_kl_terms(trainer: TrainerConfig) -> list[str]:
+    line = check_kl_terms(
+        teacher_kl_is_loss=True,
+        reference_kl_coef=trainer.beta_kl,
+        both_explicit=_is_set(trainer, "beta_kl"),
+    )
+    return [] if line is None else [line]
+
+
+def _is_set(config: BaseModel, key: str) -> bool:
+    return key in config.model_fields_set
