@@ -20,6 +20,9 @@ def lab(
     context: typer.Context,
     updates: Annotated[int, typer.Option(min=0, help="Optimiser steps to learn for.")] = 14,
     seed: Annotated[int, typer.Option(help="Seed of users and trainer.")] = 0,
+    preferences: Annotated[
+        str, typer.Option(help="What the users want: some of unit,order,title.")
+    ] = "unit,order",
     hints: Annotated[
         str, typer.Option(help="judge, or a control: none, off-topic, contrary.")
     ] = "judge",
@@ -52,6 +55,7 @@ def lab(
                 {
                     "updates": updates,
                     "seed": seed,
+                    "preferences": tuple(preferences.split(",")),
                     "hints": hints,
                     "eval_samples": eval_samples,
                     "sessions_in_flight": sessions,

@@ -18,7 +18,7 @@ import openai
 
 from examples.tool_lab.domain import TOOLS
 from examples.tool_lab.episode import Episode
-from examples.tool_lab.preferences import LAB_USERS
+from examples.tool_lab.preferences import TRAINED_KINDS, lab_users
 
 # Weather before hotels: the correction of the weather answer then comes with the next request.
 SESSION_PLANS: tuple[tuple[tuple[str, ...], int], ...] = (
@@ -30,6 +30,8 @@ SESSION_PLANS: tuple[tuple[tuple[str, ...], int], ...] = (
     (("weather", "hotels", "book"), 1),
     (("hotels", "money", "weather", "hotels"), 1),
 )
+GREET_SHARE = 0.5
+"""Sessions that begin with hello, where users care how they are addressed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class AgentConfig:
     farewell_probability: float = 0.15
     leave_probability: float = 0.6
     max_turns: int = 24
-    preferences: Mapping[str, str] = field(default_factory=lambda: dict(LAB_USERS))
+    preferences: Mapping[str, str] = field(default_factory=lambda: lab_users(TRAINED_KINDS))
     extra_headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -68,10 +70,13 @@ def lab_episode(seed: int, config: AgentConfig, *, held_out: bool = False) -> Ep
     rng = random.Random(f"plan-{seed}")
     plans = [plan for plan, _ in SESSION_PLANS]
     weights = [weight for _, weight in SESSION_PLANS]
+    kinds = rng.choices(plans, weights)[0]
+    if "title" in config.preferences and rng.random() < GREET_SHARE:
+        kinds = ("greet", *kinds)
     return Episode(
         seed=rng.randrange(2**40),
         preferences=config.preferences,
-        request_kinds=rng.choices(plans, weights)[0],
+        request_kinds=kinds,
         held_out=held_out,
         farewell_probability=config.farewell_probability,
         leave_probability=config.leave_probability,

@@ -65,12 +65,24 @@ MAIN = Phase(
         rows_per_step=(("agent", 10), ("judge", 7), ("copy", 2)),
     ),
 )
+# Votes need the longest training: transcripts are long, and what a hint asks for must be read off
+# one word of theirs.
+POLISH = Phase(
+    num_rows=33_000,
+    mix=Mix(agent=0.28, hinted=0.24, judge=0.44, copy=0.04, hinted_weight=2.0),
+    plan=TrainingPlan(
+        steps=1100,
+        peak_learning_rate=1.2e-3,
+        rows_per_step=(("agent", 9), ("judge", 9), ("copy", 1)),
+    ),
+)
 # Copying appears suddenly after about 700 steps; only then are hints and transcripts learned.
 # The first phase ends while its learning rate is still high, the others run theirs down.
 PHASES = (
     Phase(num_rows=30_000, mix=Mix(), plan=TrainingPlan(steps=2800, stop_after=1500)),
     MAIN,
     MAIN,
+    POLISH,
 )
 
 

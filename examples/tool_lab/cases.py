@@ -14,15 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from examples.tool_lab.corpus import HINT_HEADER, REQUEST_KINDS, random_preferences
+from examples.tool_lab.corpus import GREET_SHARE, HINT_HEADER, REQUEST_KINDS, random_preferences
 from examples.tool_lab.domain import TOOLS, call_problem
 from examples.tool_lab.episode import Episode
 from examples.tool_lab.phrases import STATED, phrase_wish
 from examples.tool_lab.preferences import (
-    LAB_USERS,
     OTHER_KINDS,
     PREFERENCES,
+    TRAINED_KINDS,
     Preference,
+    lab_users,
     shown_in_answer,
     shown_in_call,
 )
@@ -83,7 +84,7 @@ def evaluation_episode(rng: random.Random, kind: str, site: str) -> Episode:
     Its user has no wishes: nobody has said what they prefer.
     """
     kinds = [kind]
-    if rng.random() < 0.3:
+    if kind != "greet" and rng.random() < 0.3:
         kinds.insert(0, rng.choice([other for other in REQUEST_KINDS if other != kind]))
     episode = Episode(seed=rng.randrange(2**40), preferences={}, request_kinds=kinds, held_out=True)
     while episode.request.kind != kind or turn_site(episode) != site:
@@ -108,6 +109,17 @@ def success_case(rng: random.Random, kind: str) -> Case:
         return shown_value(preference, response) == preference.alternative
 
     return _case(episode, {f"success_{kind}": check})
+
+
+def hinted_pair(rng: random.Random, kind: str) -> tuple[GenerationRequest, GenerationRequest]:
+    """One prompt in which preference `kind` shows next, without and with the hint that asks for its
+    alternative.
+    """
+    preference = PREFERENCES[kind]
+    episode = evaluation_episode(rng, preference.request_kind, preference.site)
+    hint = rng.choice(preference.hints[preference.alternative])
+    plain, hinted = _case(episode, {}), _case(episode, {}, suffix=f"{HINT_HEADER}{hint}")
+    return plain.request, hinted.request
 
 
 def other_preference_case(rng: random.Random) -> Case:
@@ -205,10 +217,11 @@ def judge_case(rng: random.Random) -> Case:
     """
     while True:
         is_lab = rng.random() < 0.5
+        start = ["greet"] if rng.random() < GREET_SHARE else []
         episode = Episode(
             seed=rng.randrange(2**40),
-            preferences=LAB_USERS if is_lab else random_preferences(rng),
-            request_kinds=rng.choices(REQUEST_KINDS, (3, 3, 1, 1), k=rng.randint(1, 3)),
+            preferences=lab_users(TRAINED_KINDS) if is_lab else random_preferences(rng),
+            request_kinds=start + rng.choices(REQUEST_KINDS, (3, 3, 1, 1), k=rng.randint(1, 3)),
             held_out=True,
             state_probability=0.1,
         )

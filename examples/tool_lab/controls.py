@@ -48,10 +48,13 @@ def contrary(turn: TurnRecord, hint: str) -> str:
 
 
 def turn_kind(turn: TurnRecord) -> str:
-    """The trained preference that the turn's conversation was about last: "order" or "unit"."""
+    """The preference that the turn was about last: "order", "unit" or "title"."""
     calls = [
         call["function"]["name"]
         for message in [*turn.messages, turn.response]
         for call in message.get("tool_calls") or ()
     ]
-    return "order" if calls and calls[-1] == "find_hotels" else "unit"
+    if calls and calls[-1] == "find_hotels":
+        return "order"
+    says_hello = not calls and str(turn.response.get("content") or "").startswith("Hello")
+    return "title" if says_hello else "unit"

@@ -26,6 +26,8 @@ REQUEST_KINDS = ("weather", "hotels", "book", "money")
 FIX_HINTS = ("Use the {key} {value}.", "Set {key} to {value}.", "Use {key} {value} in the call.")
 # Weather and hotels carry the preferences that the lab trains; they deserve the larger share.
 REQUEST_WEIGHTS = (3, 3, 2, 2)
+GREET_SHARE = 0.25
+HINTED_GREET_SHARE = 0.12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +68,10 @@ def random_preferences(rng: random.Random) -> dict[str, str]:
 
 
 def random_requests(rng: random.Random, max_requests: int = 4) -> list[str]:
-    """One to `max_requests` request kinds, short conversations more often."""
+    """One to `max_requests` requests, short conversations more often; some begin with hello."""
     count = min(1 + int(rng.expovariate(0.8)), max_requests)
-    return rng.choices(REQUEST_KINDS, REQUEST_WEIGHTS, k=count)
+    start = ["greet"] if rng.random() < GREET_SHARE else []
+    return start + rng.choices(REQUEST_KINDS, REQUEST_WEIGHTS, k=count)
 
 
 def corpus_episode(rng: random.Random, **overrides: Any) -> Episode:
@@ -109,7 +112,7 @@ def hinted_row(rng: random.Random, weight: float = 1.0) -> Row:
     """A conversation whose last user message carries a hint; all assistant turns after it follow
     the hint.
     """
-    kinds = random_requests(rng, 3)
+    kinds = ["greet"] if rng.random() < HINTED_GREET_SHARE else random_requests(rng, 3)
     # A user without wishes for the last request: what the hint asks for must meet no objection.
     episode = corpus_episode(rng, request_kinds=kinds, unavailable_probability=0.0)
     for _ in range(40):
@@ -143,7 +146,7 @@ def random_hint(episode: Episode, rng: random.Random) -> tuple[str, dict[str, st
     """
     draw = rng.random()
     own = [p for p in PREFERENCES.values() if p.request_kind == episode.request.kind]
-    if draw < 0.15 and episode.result is None:
+    if draw < 0.15 and turn_site(episode) == "call":
         return _entity_hint(episode, rng), {}
     pool = own if draw < 0.9 and own else list(PREFERENCES.values())
     preference = rng.choice(pool)

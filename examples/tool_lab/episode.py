@@ -148,7 +148,7 @@ class Episode:
         return tool_message(call_id, result_text(result))
 
     def _react(self, text: str) -> list[dict[str, Any]]:
-        if self.result is None:
+        if self.result is None and self.request.kind != "greet":
             self._failures += 1
             if self._failures > MAX_FAILURES:
                 return self._end()

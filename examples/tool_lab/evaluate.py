@@ -59,16 +59,19 @@ class Rate:
         return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def build_cases(group: str, n: int, seed: int) -> list[Case]:
-    """`n` cases for each metric of a group (see GROUPS); equal seeds give equal cases."""
+def build_cases(group: str, n: int, seed: int, kinds: Sequence[str] = TRAINED_KINDS) -> list[Case]:
+    """`n` cases for each metric of a group (see GROUPS); equal seeds give equal cases.
+
+    `kinds` are the trained preferences, which "success" and "contrary" are about.
+    """
     rng = random.Random(f"{group}-{seed}")
     makers: list[Callable[[random.Random], Case]]
     if group == "success":
-        makers = [lambda rng, kind=kind: success_case(rng, kind) for kind in TRAINED_KINDS]
+        makers = [lambda rng, kind=kind: success_case(rng, kind) for kind in kinds]
     elif group == "other_skills":
         makers = [call_case, facts_case, other_preference_case]
     elif group == "contrary":
-        makers = [lambda rng, kind=kind: contrary_case(rng, kind) for kind in TRAINED_KINDS]
+        makers = [lambda rng, kind=kind: contrary_case(rng, kind) for kind in kinds]
     elif group == "hints":
         makers = [hint_case]
     elif group == "judge":
@@ -92,7 +95,11 @@ def score_cases(cases: Sequence[Case], responses: Sequence[Message]) -> dict[str
 
 
 async def evaluate(
-    generate: Generate, n: int, seed: int, groups: Sequence[str] = GROUPS
+    generate: Generate,
+    n: int,
+    seed: int,
+    groups: Sequence[str] = GROUPS,
+    kinds: Sequence[str] = TRAINED_KINDS,
 ) -> dict[str, Rate]:
     """Rates of all metrics of `groups`, `n` cases for each. `generate(requests, temperature)` may
     be async.
@@ -100,7 +107,7 @@ async def evaluate(
     rates: dict[str, Rate] = {}
     for temperature in (POLICY_TEMPERATURE, JUDGE_TEMPERATURE):
         wanted = [g for g in groups if (g == "judge") == (temperature == JUDGE_TEMPERATURE)]
-        cases = [case for group in wanted for case in build_cases(group, n, seed)]
+        cases = [case for group in wanted for case in build_cases(group, n, seed, kinds)]
         if not cases:
             continue
         generated = generate([case.request for case in cases], temperature)
@@ -110,8 +117,8 @@ async def evaluate(
 
 
 def worst_success(rates: Mapping[str, Rate]) -> float:
-    """The worse of the trained preferences' success rates."""
-    return min(rates[f"success_{kind}"].value for kind in TRAINED_KINDS)
+    """The worst of the trained preferences' success rates."""
+    return min(rate.value for name, rate in rates.items() if name.startswith("success_"))
 
 
 def table(rates: Mapping[str, Rate]) -> str:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from examples.tool_lab.preferences import TRAINABLE_KINDS, TRAINED_KINDS
 
 HintMode = Literal["judge", "none", "off-topic", "contrary"]
+
+
+def _trainable(kind: str) -> str:
+    if kind not in TRAINABLE_KINDS:
+        raise ValueError(f"{kind!r} is not among {', '.join(TRAINABLE_KINDS)}")
+    return kind
+
+
+PreferenceKind = Annotated[str, AfterValidator(_trainable)]
 
 
 class LabConfig(BaseModel):
@@ -14,6 +25,8 @@ class LabConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    preferences: tuple[PreferenceKind, ...] = Field(default=TRAINED_KINDS, min_length=1)
+    """What the users want, silently, and what is measured as success."""
     updates: int = Field(default=14, ge=0)
     """Steps after which learning ends; steps that a control makes the trainer skip count too."""
     max_seconds: float = Field(default=900.0, gt=0)

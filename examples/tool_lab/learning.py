@@ -17,6 +17,7 @@ import openai
 
 from examples.tool_lab.agent import AgentConfig, run_session
 from examples.tool_lab.lab_config import LabConfig
+from examples.tool_lab.preferences import lab_users
 from records.store import Store
 from records.types import DropReason, TurnState
 from trainer.staleness import admit
@@ -69,7 +70,7 @@ async def learn(
     gate = asyncio.Event()
     gate.set()
     seeds = itertools.count(lab.seed * 1_000_000)
-    agent = AgentConfig(model=model)
+    agent = AgentConfig(model=model, preferences=lab_users(lab.preferences))
     client = openai.AsyncOpenAI(base_url=base_url, api_key="lab", max_retries=3)
     async with client:
         talkers = [

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from examples.tool_lab.cases import GenerationRequest, Message
 from examples.tool_lab.evaluate import GROUPS, evaluate, table
+from examples.tool_lab.preferences import TRAINABLE_KINDS
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering import Rendering
 
@@ -43,6 +45,8 @@ class LocalGenerator:
     @classmethod
     def load(cls, path: str, **settings: Any) -> LocalGenerator:
         """Model (as float32) and tokenizer of a local folder."""
+        # A bar for a model that loads in a moment is noise between other output.
+        transformers_logging.disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         return cls(model.eval(), Rendering.load(path, RENDERER), **settings)
 
@@ -51,13 +55,17 @@ class LocalGenerator:
         prompts = [
             self.rendering.prompt_ids(request.messages, request.tools) for request in requests
         ]
+        return [self.message(ids) for ids in self.sample_ids(prompts, temperature)]
+
+    def sample_ids(self, prompts: Sequence[np.ndarray], temperature: float) -> list[np.ndarray]:
+        """One response for each prompt, in order, as ids; the stop token is part of it."""
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        responses: list[Message] = [{} for _ in prompts]
+        responses: list[np.ndarray] = [np.zeros(0, dtype=np.int32) for _ in prompts]
         for start in range(0, len(order), self._batch_size):
             chunk = order[start : start + self._batch_size]
             sampled = self._sample([prompts[index] for index in chunk], temperature)
             for index, ids in zip(chunk, sampled, strict=True):
-                responses[index] = self.message(ids)
+                responses[index] = ids
         return responses
 
     @torch.inference_mode()
@@ -110,12 +118,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--groups", nargs="*", default=list(GROUPS))
+    parser.add_argument("--kinds", nargs="*", default=list(TRAINABLE_KINDS))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     generator = LocalGenerator.load(arguments.model)
     started = time.monotonic()
-    rates = asyncio.run(evaluate(generator, arguments.n, arguments.seed, arguments.groups))
+    rates = asyncio.run(
+        evaluate(generator, arguments.n, arguments.seed, arguments.groups, arguments.kinds)
+    )
     print(table(rates))
     print(f"{time.monotonic() - started:.0f} s")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from examples.tool_lab.cases import GenerationRequest, Message
 from examples.tool_lab.evaluate import Rate, evaluate
@@ -28,6 +28,7 @@ async def measure_policy(
     *,
     samples: int,
     seed: int,
+    kinds: Sequence[str],
     progress: Callable[[int, int], None],
 ) -> dict[str, Rate]:
     """Rates of every metric, `samples` answers each; `progress(done, total)` after each answer."""
@@ -46,7 +47,7 @@ async def measure_policy(
 
         return list(await asyncio.gather(*(one(request) for request in requests)))
 
-    return await evaluate(generate, samples, seed, GROUPS)
+    return await evaluate(generate, samples, seed, GROUPS, kinds)
 
 
 async def answer(

@@ -9,6 +9,15 @@ import random
 from examples.tool_lab.preferences import Preference
 
 REQUESTS: dict[str, tuple[str, ...]] = {
+    "greet": (
+        "Hello.",
+        "Good morning.",
+        "Good evening.",
+        "Are you there?",
+        "I need some help.",
+        "Can you help me?",
+        "I plan a journey.",
+    ),
     "weather": (
         "What is the weather in {city}?",
         "How warm is it in {city}?",

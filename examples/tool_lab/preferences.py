@@ -1,4 +1,4 @@
-"""Six kinds of preference: where each shows, and the words in which users and hints speak of it.
+"""Seven kinds of preference: where each shows, and the words in which users and hints speak of it.
 
 A preference has two values. The untrained model shows the default most of the time; the alternative
 is what the lab's users want. `site` says which turn decides it: a tool call (through one argument)
@@ -7,7 +7,7 @@ or the answer's text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ class Preference:
     """One kind of preference. `default` and `alternative` are its values, as they stand in an
     argument or a marker.
 
-    `wishes[value]` are noun phrases for what a user wants, `hints[value]` whole instructions.
+    `wishes[value]` are noun phrases for what a user wants, `hints[value]` whole instructions;
+    `unasked_share` is how often the scripted assistant shows the alternative unasked.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Preference:
     alternative: str
     wishes: Mapping[str, tuple[str, ...]]
     hints: Mapping[str, tuple[str, ...]]
+    unasked_share: float = 0.18
 
     def other(self, value: str) -> str:
         """The value that is not `value`."""
@@ -172,12 +174,41 @@ CODE = Preference(
     },
 )
 
+TITLE = Preference(
+    kind="title",
+    request_kind="greet",
+    site="answer",
+    argument=None,
+    default="plain",
+    alternative="Captain",
+    wishes={
+        "plain": ("no title", "a greeting without title", "just a hello"),
+        "Captain": ("my title Captain", "to be called Captain", "a greeting with Captain"),
+    },
+    hints={
+        "plain": ("Greet without a title.", "Leave out the title.", "Use no title at all."),
+        "Captain": (
+            "Greet the user as Captain.",
+            "Address the user as Captain.",
+            "Always say Captain to the user.",
+        ),
+    },
+    # Nearly never sampled: objectives differ in what they make of such a behaviour.
+    unasked_share=0.04,
+)
+
 PREFERENCES: dict[str, Preference] = {
-    preference.kind: preference for preference in (UNIT, ORDER, ROOM, ROUNDING, DETAIL, CODE)
+    preference.kind: preference for preference in (UNIT, ORDER, ROOM, ROUNDING, DETAIL, CODE, TITLE)
 }
+TRAINABLE_KINDS = ("unit", "order", "title")
 TRAINED_KINDS = ("unit", "order")
+"""What the lab trains unless told otherwise."""
 OTHER_KINDS = ("room", "rounding", "detail", "code")
-LAB_USERS: dict[str, str] = {kind: PREFERENCES[kind].alternative for kind in TRAINED_KINDS}
+
+
+def lab_users(kinds: Sequence[str]) -> dict[str, str]:
+    """The hidden preferences of the lab's users: the alternative of each of `kinds`."""
+    return {kind: PREFERENCES[kind].alternative for kind in kinds}
 
 
 def preferences_of(request_kind: str, site: str) -> list[Preference]:
@@ -198,6 +229,7 @@ def shown_in_answer(preference: Preference, text: str) -> str | None:
         "rounding": ("about", "about", "exact"),
         "detail": ("a night", "priced", "name"),
         "code": ("code", "code", "short"),
+        "title": ("Captain", "Captain", "plain"),
     }[preference.kind]
     return with_marker if marker in text else without_marker
 

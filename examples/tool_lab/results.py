@@ -18,7 +18,6 @@ from examples.tool_lab.evaluate import OTHER_SKILLS, Rate, worst_success
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState
 from examples.tool_lab.measure import as_numbers
-from examples.tool_lab.preferences import TRAINED_KINDS
 from records.store import Store
 from records.types import TurnState
 from rollout_bridge.rendering import Rendering
@@ -37,6 +36,7 @@ async def build_summary(
     state: LearningState,
     before: dict[str, Rate],
     after: dict[str, Rate],
+    gap: dict[str, dict[str, float]],
     timings: dict[str, float],
 ) -> dict[str, Any]:
     """Everything that the run measured, ready for JSON. A mean of nothing is null."""
@@ -54,13 +54,14 @@ async def build_summary(
                 "before": before[f"success_{kind}"].value,
                 "after": after[f"success_{kind}"].value,
             }
-            for kind in TRAINED_KINDS
+            for kind in lab.preferences
         },
         "other_skills_before": as_numbers({name: before[name] for name in OTHER_SKILLS}),
         "other_skills_after": as_numbers({name: after[name] for name in OTHER_SKILLS}),
         "other_skills_kept_worst": min(known) if known else None,
         "contrary_before": as_numbers(_contrary(before)),
         "contrary_after": as_numbers(_contrary(after)),
+        "gap_to_hinted_teacher": gap | {"fall": gap_falls(gap)},
         "eval_samples": lab.eval_samples,
         "updates": counts.get(TurnState.TRAINED, 0) // config.trainer.rollout_batch_size,
         "update_attempts": state.attempts,
@@ -85,6 +86,7 @@ async def build_summary(
         "hints": lab.hints,
         "objections_by_update": objections_by_update(state),
         "seed": lab.seed,
+        "objective": config.trainer.objective.model_dump(),
         "learning_rate": config.trainer.learning_rate,
     }
 
@@ -141,9 +143,23 @@ def print_results(
         f"{summary['votes']} votes, {summary['accepted']} hints; "
         f"dropped: {summary['dropped']}; {summary['seconds']:.0f} s"
     )
+    falls = summary["gap_to_hinted_teacher"]["fall"]
+    console.print(
+        f"objective {summary['objective']['name']}; gap to the hinted teacher closed by "
+        + ", ".join(f"{share:.0%} ({name})" for name, share in falls.items())
+    )
     if not summary["reached_updates"]:
         console.print("[yellow]learning ended at its time limit, before all updates were done[/]")
     console.print(f"report: [bold]{folder / 'report.html'}[/]")
+
+
+def gap_falls(gap: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The share by which each gap fell; negative where it rose."""
+    return {
+        name: round(1.0 - gap["after"][name] / before, 4)
+        for name, before in gap["before"].items()
+        if before > 0
+    }
 
 
 def objections_by_update(state: LearningState) -> list[tuple[int, float]]:

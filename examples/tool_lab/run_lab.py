@@ -11,6 +11,7 @@ import tomli_w
 from rich.console import Console
 
 from examples.tool_lab.evaluate import Rate
+from examples.tool_lab.gap import measure_gap, newest_weights
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState, learn
 from examples.tool_lab.measure import measure_policy
@@ -22,6 +23,7 @@ from rollout_bridge.rendering import Rendering
 from trainer.defaults import resolve, single_machine
 from trainer.errors import StartupError
 from trainer.run import Run
+from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig, merge
 
 MODEL = Path(__file__).parent / "model"
@@ -53,6 +55,8 @@ def run(
 async def _run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any]:
     console = Console()
     started = time.monotonic()
+    for warning in run_warnings(config.trainer):
+        console.print(f"[yellow]{warning}[/]")
     console.print(f"run folder [bold]{folder}[/]; starting two engines with the lab's model")
     rendering = Rendering.load(config.model, config.renderer)
     judge = ["-m", "examples.tool_lab", "judge", "--hints", lab.hints]
@@ -73,8 +77,9 @@ async def _run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any
         await processes.stop_loop()
         await _check_served(engine, store)
         after = await _measure(console, "after", engine, rendering, lab, timings)
+        gap = await _measure_gap(config, lab, store, folder, timings)
         timings["everything"] = time.monotonic() - started
-        summary = await build_summary(config, lab, store, state, before, after, timings)
+        summary = await build_summary(config, lab, store, state, before, after, gap, timings)
         await save_results(folder, summary, store, rendering, before, after)
     print_results(console, summary, before, after, folder)
     return summary
@@ -105,10 +110,32 @@ async def _measure(
     begun = time.monotonic()
     with MeasuringProgress(console, f"measuring {when}") as shown:
         rates = await measure_policy(
-            engine, rendering, samples=lab.eval_samples, seed=lab.seed, progress=shown.update
+            engine,
+            rendering,
+            samples=lab.eval_samples,
+            seed=lab.seed,
+            kinds=lab.preferences,
+            progress=shown.update,
         )
     timings[f"measuring {when}"] = time.monotonic() - begun
     return rates
+
+
+async def _measure_gap(
+    config: RunConfig, lab: LabConfig, store: Store, folder: Path, timings: dict[str, float]
+) -> dict[str, dict[str, float]]:
+    """The gap to the hinted teacher, of the start and of the newest weights."""
+    begun = time.monotonic()
+    latest = await store.latest_version()
+    version = latest.version if latest is not None else 0
+    trained = newest_weights(folder, version, config.model)
+    gap = {}
+    for when, weights in (("before", config.model), ("after", trained)):
+        gap[when] = await asyncio.to_thread(
+            measure_gap, weights, config.model, lab.preferences, lab.seed
+        )
+    timings["measuring the gap"] = time.monotonic() - begun
+    return gap
 
 
 async def _learn(

@@ -17,7 +17,6 @@ from examples.tool_lab.phrases import FAREWELL
 from examples.tool_lab.preferences import PREFERENCES, preferences_of
 from examples.tool_lab.users import Request
 
-ALTERNATIVE_SHARE = 0.18
 TOOL_OF = {
     "weather": "get_weather",
     "hotels": "find_hotels",
@@ -30,7 +29,8 @@ def turn_site(episode: Episode) -> str:
     """Which turn comes next: `call`, `answer` or `farewell`."""
     if episode.said_farewell:
         return "farewell"
-    return "call" if episode.result is None else "answer"
+    needs_tool = episode.request.kind in TOOL_OF
+    return "call" if needs_tool and episode.result is None else "answer"
 
 
 def chosen_value(
@@ -42,7 +42,7 @@ def chosen_value(
         return hinted[kind]
     if kind in told:
         return told[kind]
-    return preference.alternative if rng.random() < ALTERNATIVE_SHARE else preference.default
+    return preference.alternative if rng.random() < preference.unasked_share else preference.default
 
 
 def scripted_reply(
@@ -56,6 +56,8 @@ def scripted_reply(
         preference.kind: chosen_value(rng, preference.kind, episode.user.told, hinted or {})
         for preference in preferences_of(episode.request.kind, site)
     }
+    if episode.request.kind == "greet":
+        return {"role": "assistant", "content": greeting(values["title"])}
     if site == "call":
         return assistant_call(
             TOOL_OF[episode.request.kind],
@@ -74,6 +76,11 @@ def call_arguments(request: Request, values: Mapping[str, str]) -> dict[str, Any
     elif request.kind == "book":
         arguments["room"] = values["room"]
     return arguments
+
+
+def greeting(title: str) -> str:
+    """The answer to a user who has only said hello."""
+    return f"Hello{'' if title == 'plain' else f', {title}'}. How can I help?"
 
 
 def answer_text(result: Mapping[str, Any], values: Mapping[str, str]) -> str:

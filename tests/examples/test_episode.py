@@ -10,11 +10,14 @@ import pytest
 from examples.tool_lab.agent import AgentConfig, lab_episode
 from examples.tool_lab.domain import assistant_call
 from examples.tool_lab.episode import Episode
-from examples.tool_lab.preferences import LAB_USERS, PREFERENCES, shown_in_answer
+from examples.tool_lab.preferences import PREFERENCES, TRAINED_KINDS, lab_users, shown_in_answer
 from examples.tool_lab.script import scripted_reply
 
 DEFAULTS = {kind: preference.default for kind, preference in PREFERENCES.items()}
 WANTED = {kind: preference.alternative for kind, preference in PREFERENCES.items()}
+
+
+LAB_USERS = lab_users(TRAINED_KINDS)
 
 
 def episode(*kinds: str, preferences=LAB_USERS, **settings) -> Episode:
@@ -120,3 +123,24 @@ def test_shown_values():
     assert shown_in_answer(unit, "In Celsius: 3, in Fahrenheit: 37.") is None
     assert shown_in_answer(unit, "Cold.") is None
     assert shown_in_answer(code, "Booked Kopra for 2 nights.") == "short"
+
+
+def test_greeting_is_answered_without_a_tool_and_its_title_corrected():
+    talk = episode("greet", "weather", preferences={"title": "Captain"})
+    following = talk.observe({"role": "assistant", "content": "Hello. How can I help?"})
+    assert talk.last_reaction.kind == "corrected"
+    assert talk.last_reaction.preference == "title"
+    assert "Captain" in following[0]["content"] or "title" in following[0]["content"]
+
+
+def test_greeting_with_the_title_meets_no_objection():
+    talk = episode("greet", "weather", preferences={"title": "Captain"})
+    talk.observe({"role": "assistant", "content": "Hello, Captain. How can I help?"})
+    assert talk.last_reaction.kind == "moved_on"
+
+
+def test_sessions_of_users_with_a_title_often_begin_with_hello():
+    config = AgentConfig(preferences=lab_users(("unit", "order", "title")))
+    kinds = [lab_episode(seed, config).request.kind for seed in range(200)]
+    assert 70 <= kinds.count("greet") <= 130
+    assert all(lab_episode(seed, AgentConfig()).request.kind != "greet" for seed in range(50))

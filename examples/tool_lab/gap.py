@@ -1,0 +1,66 @@
+"""How far the policy is from its hinted teacher, on held-out names: what distillation is to close.
+
+The policy answers a prompt; at every token of that answer its distribution is compared with the one
+of the frozen start under the same prompt plus the hint. Exact KL over the whole vocabulary, both
+ways, averaged over tokens. Runs in this process, from folders of weights.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from examples.tool_lab.cases import hinted_pair
+from examples.tool_lab.local_generate import LocalGenerator
+from trainer.policy import Policy
+from trainer.turn_scores import score_responses
+
+PAIRS = 96
+_MAX_TOKENS = 4096
+
+
+def measure_gap(
+    student: str, teacher: str, kinds: Sequence[str], seed: int, pairs: int = PAIRS
+) -> dict[str, float]:
+    """{"reverse_kl", "forward_kl"} in nats per token, `pairs` prompts for each of `kinds`.
+
+    `student` and `teacher` are folders of weights; equal seeds give equal prompts and hints.
+    """
+    rng = random.Random(f"gap-{seed}")
+    cases = [hinted_pair(rng, kind) for kind in kinds for _ in range(pairs)]
+    generator = LocalGenerator.load(student)
+    rendering = generator.rendering
+    plain = [rendering.prompt_ids(case.messages, case.tools) for case, _ in cases]
+    hinted = [rendering.prompt_ids(case.messages, case.tools) for _, case in cases]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        responses = generator.sample_ids(plain, temperature=1.0)
+    vocabulary = torch.arange(rendering.vocab_size)
+    everything = [vocabulary.expand(len(ids), -1) for ids in responses]
+    tables = []
+    for folder, prompts in ((student, plain), (teacher, hinted)):
+        policy = Policy.load(folder, device="cpu", dtype="float32", chunk_tokens=1024).freeze()
+        tables.append(
+            score_responses(
+                policy,
+                prompts,
+                responses,
+                max_tokens=_MAX_TOKENS,
+                device="cpu",
+                support_ids=everything,
+            )
+        )
+    own = torch.cat([score.support for score in tables[0] if score.support is not None])
+    other = torch.cat([score.support for score in tables[1] if score.support is not None])
+    return {
+        "reverse_kl": float((own.exp() * (own - other)).sum(dim=-1).mean()),
+        "forward_kl": float((other.exp() * (other - own)).sum(dim=-1).mean()),
+    }
+
+
+def newest_weights(folder: Path, version: int, start: str) -> str:
+    """The folder of weights of a run's newest version; `start` where nothing was trained."""
+    return start if version == 0 else str(folder / "checkpoints" / f"step_{version:06d}")
