@@ -143,6 +143,7 @@ class Updater:
             | self._correction.expected_keys
             | STATISTIC_KEYS
             | {"loss", "opd/kl_loss", "entropy_loss", "rollout_comparable_frac"}
+            | {"tis", "tis_abs", "tis_clipfrac"}
             | ({"kl_loss", "kl/clamped_frac"} if self.config.beta_kl > 0 else set())
         )
 

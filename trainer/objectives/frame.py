@@ -25,6 +25,10 @@ from trainer.objectives.kl_ratio import kl_with_ratio
 from trainer.objectives.options import ObjectiveOptions
 from trainer.objectives.ppo import ppo_clip
 from trainer.objectives.registry import objective_terms
+from trainer.objectives.truncated_is import comparable_ratio
+
+WEIGHT_TOLERANCE = 1e-5
+"""A weight that differs from its ratio by more was capped, zeroed, normalised or not applied."""
 
 KlRatio = Literal["none", "unbiased", "clipped"]
 
@@ -168,11 +172,16 @@ def _reference_kl(clean: TokenBatch, settings: LossSettings) -> Tensor:
 
 @torch.no_grad()
 def _rollout_reports(clean: TokenBatch, weights_BT: Tensor) -> dict[str, Tensor]:
-    """Trainer against rollout engine, under R."""
+    """Trainer against rollout engine, under R: the gap, and the weights that answer it (6.1)."""
     comparable_BT = torch.isfinite(clean.rollout_logprobs_BT)
     gap_BT = (clean.old_logprobs_sampled_BT - clean.rollout_logprobs_BT).abs()
     gap_BT = torch.where(comparable_BT, gap_BT, torch.zeros_like(gap_BT))
+    ratio_BT = comparable_ratio(clean.old_logprobs_sampled_BT, clean.rollout_logprobs_BT)
+    acted_BT = (clean.weights_BT - ratio_BT).abs() > WEIGHT_TOLERANCE
     return {
+        "tis": weighted_sum(clean.weights_BT, weights_BT),
+        "tis_abs": weighted_sum((ratio_BT - 1.0).abs(), weights_BT),
+        "tis_clipfrac": weighted_sum(acted_BT.to(gap_BT.dtype), weights_BT),
         # Of comparable tokens alone: a mean over them is this over `rollout_comparable_frac`.
         "train_rollout_logprob_abs_diff": weighted_sum(gap_BT, weights_BT),
         "rollout_comparable_frac": weighted_sum(comparable_BT.to(gap_BT.dtype), weights_BT),
