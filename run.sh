@@ -43,7 +43,7 @@ static_checks() {
 
 bench() {
     local script
-    for script in engine_throughput proxy_latency store_writes; do
+    for script in engine_throughput proxy_latency store_writes logprob_memory objective_cost; do
         printf '\n== benchmarks/%s.py\n' "$script"
         .venv/bin/python "benchmarks/$script.py" "$@"
     done

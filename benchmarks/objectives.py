@@ -76,7 +76,12 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--updates", type=int, default=25)
     parser.add_argument("--samples", type=int, default=256, help="answers for each rate at the end")
-    parser.add_argument("--every", type=int, default=128, help="answers for each rate on the way")
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=128,
+        help="answers for each rate of a version; 0: only the last",
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/objectives"))
     parser.add_argument(
@@ -121,7 +126,7 @@ async def evaluate_run(folder: Path, seed: int, every: int, samples: int) -> dic
     first = rows[0]["time"] - rows[0]["seconds/step"] - rows[0]["seconds/wait"]
     reached: dict[str, Any] = {"updates": None, "seconds": None}
     curve = []
-    for row in steps:
+    for row in steps if every else []:
         weights = folder / "checkpoints" / f"step_{row['version']:06d}"
         worst, by_kind = await _success(str(weights), every, seed)
         curve.append({"update": row["step"], **by_kind})
