@@ -82,6 +82,7 @@ def main() -> None:
         default=128,
         help="answers for each rate of a version; 0: only the last",
     )
+    parser.add_argument("--open-users", type=float, default=0.0, help="as the lab's option")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/objectives"))
     parser.add_argument(
@@ -109,6 +110,7 @@ def run_once(
     overrides = ["trainer.keep_checkpoints=1000", *SETTINGS[setting], *arguments.set]
     command = [sys.executable, "-m", "examples.tool_lab", "--seed", str(seed)]
     command += ["--updates", str(arguments.updates), "--eval-samples", "32"]
+    command += ["--open-users", str(arguments.open_users)]
     command += ["--preferences", ",".join(TRAINABLE_KINDS), "--run", str(folder)]
     command += [word for one in overrides for word in ("--set", one)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -23,6 +23,9 @@ def lab(
     preferences: Annotated[
         str, typer.Option(help="What the users want: some of unit,order,title.")
     ] = "unit,order",
+    open_users: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of users who say openly what they want.")
+    ] = 0.0,
     hints: Annotated[
         str, typer.Option(help="judge, or a control: none, off-topic, contrary.")
     ] = "judge",
@@ -56,6 +59,7 @@ def lab(
                     "updates": updates,
                     "seed": seed,
                     "preferences": tuple(preferences.split(",")),
+                    "open_users": open_users,
                     "hints": hints,
                     "eval_samples": eval_samples,
                     "sessions_in_flight": sessions,

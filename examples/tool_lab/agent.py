@@ -30,6 +30,8 @@ SESSION_PLANS: tuple[tuple[tuple[str, ...], int], ...] = (
     (("weather", "hotels", "book"), 1),
     (("hotels", "money", "weather", "hotels"), 1),
 )
+OPEN_STATE_PROBABILITY = 0.9
+"""Requests in which an open user says what they want, if the last one was of another kind."""
 GREET_SHARE = 0.5
 """Sessions that begin with hello, where users care how they are addressed."""
 
@@ -47,6 +49,8 @@ class AgentConfig:
     leave_probability: float = 0.6
     max_turns: int = 24
     preferences: Mapping[str, str] = field(default_factory=lambda: lab_users(TRAINED_KINDS))
+    open_users: float = 0.0
+    """Share of users without hidden preferences, who say openly what they want and mind that."""
     extra_headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -73,9 +77,11 @@ def lab_episode(seed: int, config: AgentConfig, *, held_out: bool = False) -> Ep
     kinds = rng.choices(plans, weights)[0]
     if "title" in config.preferences and rng.random() < GREET_SHARE:
         kinds = ("greet", *kinds)
+    is_open = config.open_users > 0 and rng.random() < config.open_users
     return Episode(
         seed=rng.randrange(2**40),
-        preferences=config.preferences,
+        preferences={} if is_open else config.preferences,
+        state_probability=OPEN_STATE_PROBABILITY if is_open else 0.0,
         request_kinds=kinds,
         held_out=held_out,
         farewell_probability=config.farewell_probability,

@@ -70,7 +70,9 @@ async def learn(
     gate = asyncio.Event()
     gate.set()
     seeds = itertools.count(lab.seed * 1_000_000)
-    agent = AgentConfig(model=model, preferences=lab_users(lab.preferences))
+    agent = AgentConfig(
+        model=model, preferences=lab_users(lab.preferences), open_users=lab.open_users
+    )
     client = openai.AsyncOpenAI(base_url=base_url, api_key="lab", max_retries=3)
     async with client:
         talkers = [

@@ -101,10 +101,14 @@ class User:
         world.currencies.update((source, target))
         return {"amount": rng.randint(2, 990), "source": source, "target": target}
 
+    def wants(self, kind: str) -> str | None:
+        """The value that this user minds about: a hidden preference, or what they said openly."""
+        return self.preferences.get(kind) or self.told.get(kind)
+
     def review_call(self, request: Request, arguments: Any) -> str | None:
         """The user's objection to a tool call, in words, or None if they consent."""
         for preference in preferences_of(request.kind, "call"):
-            wanted = self.preferences.get(preference.kind)
+            wanted = self.wants(preference.kind)
             shown = shown_in_call(preference, arguments)
             if wanted is not None and shown is not None and shown != wanted:
                 self.told[preference.kind] = wanted
@@ -114,7 +118,7 @@ class User:
     def review_answer(self, request: Request, text: str) -> tuple[str, str, str] | None:
         """`(preference kind, wanted value, words)` if the answer violates one, else None."""
         for preference in preferences_of(request.kind, "answer"):
-            wanted = self.preferences.get(preference.kind)
+            wanted = self.wants(preference.kind)
             shown = shown_in_answer(preference, text)
             if wanted is not None and shown is not None and shown != wanted:
                 self.told[preference.kind] = wanted

@@ -144,3 +144,24 @@ def test_sessions_of_users_with_a_title_often_begin_with_hello():
     kinds = [lab_episode(seed, config).request.kind for seed in range(200)]
     assert 70 <= kinds.count("greet") <= 130
     assert all(lab_episode(seed, AgentConfig()).request.kind != "greet" for seed in range(50))
+
+
+def test_open_users_say_what_they_want_and_mind_that_alone():
+    config = AgentConfig(preferences=lab_users(("unit", "order")), open_users=1.0)
+    stated = [lab_episode(seed, config) for seed in range(100)]
+    assert all(not talk.user.preferences for talk in stated)
+    said = [talk for talk in stated if talk.request.stated]
+    assert len(said) > 60
+    hotels = next(talk for talk in said if talk.request.stated.get("order") == "rating")
+    ignored = {"city": hotels.request.slots["city"], "sort": "price"}
+    hotels.observe(assistant_call("find_hotels", ignored, "c1"))
+    assert hotels.last_reaction.kind == "declined"
+    assert hotels.last_reaction.wanted == "rating"
+
+
+def test_an_open_user_who_said_nothing_does_not_object():
+    quiet = episode("hotels", "weather", preferences={})
+    quiet.observe(
+        assistant_call("find_hotels", {"city": quiet.request.slots["city"], "sort": "price"}, "c1")
+    )
+    assert quiet.last_reaction.kind == "success"
