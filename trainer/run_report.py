@@ -12,7 +12,38 @@ from typing import Any
 from judge.prompts import message_text
 from records.store import Store
 from rollout_bridge.rendering import Rendering
-from trainer.report import Curve, ReportExample, metric_curve
+from trainer.report import Curve, ReportExample, metric_curve, write_report
+
+
+async def write_run_report(
+    folder: Path, title: str, store: Store, rendering: Rendering, examples: int = 3
+) -> Path:
+    """Draw the run as it is now into its folder's report.html; returns the path."""
+    rows = metric_rows(folder)
+    counts, drops = await store.counts(), await store.drops()
+    latest = await store.latest_version()
+    trained = [row for row in rows if row.get("skipped") is None]
+    path = folder / "report.html"
+    write_report(
+        path,
+        title=title,
+        facts=[
+            ("policy version", str(latest.version if latest is not None else 0)),
+            ("updates", str(len(trained))),
+            ("turns", str(sum(counts.values()))),
+        ],
+        tables=[
+            ("Turns by state", ("state", "turns"), [(k.value, str(n)) for k, n in counts.items()]),
+            (
+                "Turns dropped, by reason",
+                ("reason", "turns"),
+                [(k.value, str(n)) for k, n in drops.items()],
+            ),
+        ],
+        curves=run_curves(rows),
+        examples=await example_turns(store, rendering, limit=examples),
+    )
+    return path
 
 
 def metric_rows(folder: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig
 
 STATUS_EVERY_S = 30.0
+REPORT_EVERY_S = 300.0
 
 
 def serve_forever(
@@ -79,11 +81,34 @@ async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> No
         await run.start_loop()
         address = f"http://{config.proxy.host}:{config.proxy.port}/v1"
         console.print(f"ready: point an OpenAI client at [bold]{address}[/] (Ctrl-C stops)")
-        while True:
-            await asyncio.wait([run.supervisor.failed], timeout=STATUS_EVERY_S)
-            if run.supervisor.failed.done():
-                run.supervisor.failed.result()
-            console.print(await status_line(store))
+        try:
+            await _report_while_serving(run, store, folder, console)
+        finally:
+            await _write_report(config, folder, store, console)
+
+
+async def _report_while_serving(run: Run, store: Store, folder: Path, console: Console) -> None:
+    """A line now and then, and the report as it is; until cancelled or something fails."""
+    drawn = time.monotonic()
+    while True:
+        await asyncio.wait([run.supervisor.failed], timeout=STATUS_EVERY_S)
+        if run.supervisor.failed.done():
+            run.supervisor.failed.result()
+        console.print(await status_line(store))
+        if time.monotonic() - drawn > REPORT_EVERY_S:
+            drawn = time.monotonic()
+            await _write_report(run.config, folder, store, console)
+
+
+async def _write_report(config: RunConfig, folder: Path, store: Store, console: Console) -> None:
+    """Curves, the plots of rollout correction, and trained turns, in the run folder."""
+    # Imported here: drawing is no part of being ready soon.
+    from rollout_bridge.rendering import Rendering
+    from trainer.run_report import write_run_report
+
+    rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
+    path = await write_run_report(folder, f"Serving {config.model}", store, rendering)
+    console.print(f"report: [bold]{path}[/]")
 
 
 async def status_line(store: Store) -> str:

@@ -74,3 +74,4 @@ async def test_serve_answers_records_judges_and_stops(tmp_path: Path) -> None:
         assert await asyncio.wait_for(process.wait(), 60) == 0
     assert process.stdout is not None
     assert b"stopped" in await process.stdout.read()
+    assert "Mean importance weight" in (tmp_path / "report.html").read_text()

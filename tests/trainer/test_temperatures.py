@@ -33,7 +33,9 @@ ROLLOUT = (-1.7, -1.9)
 
 def micro_batch() -> MicroBatch:
     """One prompt token, two tokens of a response."""
-    sequence = PackedSequence(ids=np.arange(3), spans=(TurnSpan(turn=0, start=1, end=3),))
+    sequence = PackedSequence(
+        ids=np.arange(3, dtype=np.int32), spans=(TurnSpan(turn=0, start=1, end=3),)
+    )
     return build_micro_batch([sequence], temperatures=[0.5])
 
 
@@ -76,7 +78,7 @@ def views() -> list[TurnView]:
 
 
 def assembled(scores: list[TurnScores] | None, **options) -> Assembled:
-    settings = RolloutCorrectionSettings(**({"importance_level": "token"} | options))
+    settings = replace(RolloutCorrectionSettings(importance_level="token"), **options)
     context = BatchContext(
         views=views(),
         before=scores,
@@ -100,6 +102,7 @@ def test_each_temperature_has_its_place():
         same(tokens.old_logprobs_sampled_BT, old_sampled)
         assert tokens.logprobs_BT.requires_grad
         assert tokens.logprobs_sampled_BT.requires_grad
+        assert tokens.support is not None
         assert tokens.support.student_BTK.requires_grad
         for fixed in (tokens.old_logprobs_BT, tokens.old_logprobs_sampled_BT):
             assert not fixed.requires_grad
@@ -135,6 +138,7 @@ def test_a_normalisation_over_the_batch_compares_at_the_sampling_temperature():
     settings = RolloutCorrectionSettings(importance_level="token", batch_normalize=True)
     ratios = torch.exp(torch.tensor(OLD_SAMPLED) - torch.tensor(ROLLOUT))
     corrected = Correction(settings).whole_batch(views(), before())
+    assert corrected is not None
     torch.testing.assert_close(corrected[0].weights, ratios / ratios.mean())
 
 
@@ -159,6 +163,7 @@ def test_the_start_and_the_teacher_are_scored_at_temperature_1(folder):
     mask = torch.tensor([[0, 0, 0, 1.0, 1.0]])
     expected = policy.token_logprobs(ids, mask, torch.full((1, 5), 0.5))
     prepared = Updater(policy, load(folder).freeze(), config).prepare([one])
+    assert prepared.before is not None
     plain, sampled = expected.logprobs_BT.detach(), expected.logprobs_sampled_BT.detach()
     torch.testing.assert_close(prepared.reference[0], plain)
     torch.testing.assert_close(prepared.before[0].logprobs, plain[0, 3:])

@@ -97,7 +97,9 @@ class HindsightOpd(_Options):
     horizon: PositiveInt | None = None
     """The teacher's advantage acts on the first tokens of a response only."""
     normalise: bool = False
-    """Standardise the teacher's and the reward's advantages, each on its own (ALGORITHMS 7.3)."""
+    """Standardise the teacher's gaps over the batch (ALGORITHMS 7.3); for rewards there is
+    `reward_baseline`.
+    """
     reward_baseline: Literal["none", "step", "prompt"] = "none"
     """Standardise rewards among equal step indices (ALGORITHMS 3.3) or equal prompts (8.7)."""
     opsm_delta: PositiveFloat | None = None

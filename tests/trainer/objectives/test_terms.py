@@ -7,6 +7,7 @@ of the sections named in options.py.
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from trainer.objectives.options import (
     TopkTailReverseKl,
 )
 from trainer.objectives.registry import objective_terms
+from trainer.objectives.side_samples import stale_surrogate
 
 # Policy over the policy before the step, at the sampling temperature; by turn, the geometric means
 # are 3/2 and 1/2.
@@ -94,7 +96,7 @@ def terms(tokens: TokenBatch, options) -> tuple[Tensor, list[Tensor]]:
     ]
 
 
-def opd(surrogate: str = "ppo", **options) -> HindsightOpd:
+def opd(surrogate: Any = "ppo", **options: Any) -> HindsightOpd:
     return HindsightOpd(surrogate=surrogate, **options)
 
 
@@ -262,6 +264,22 @@ def test_supports(name):
     assert not sampled.any()
 
 
+def test_the_two_clips_of_side_samples_are_not_each_others():
+    """Ratios 1.25 and .625; a half below, a tenth above: -1.1 log 1.75 and .625 log 2."""
+    support = batch().support
+    assert support is not None
+    found = stale_surrogate(
+        support.student_BTK,
+        support.old_BTK,
+        support.teacher_BTK,
+        advantage_reference="old",
+        clip_low=0.5,
+        clip_high=0.1,
+    )
+    expected = torch.tensor([-1.1 * math.log(1.75), 0.625 * math.log(2.0)], dtype=torch.float64)
+    torch.testing.assert_close(found.loss, expected.expand(1, 6, -1))
+
+
 @pytest.mark.parametrize(("is_clip", "factors"), [(2.0, (1.5, 0.5)), (1.2, (1.2, 0.5))])
 def test_the_weight_of_a_divergence_is_capped_and_detached(is_clip, factors):
     """The policy over the one before the step, the same at either temperature."""
@@ -288,7 +306,8 @@ def test_alpha_is_the_share_of_the_teacher(alpha):
     from_p, from_q = (
         sum(a * math.log(a / b) for a, b in zip(side, mixed, strict=True)) for side in (p, q)
     )
-    expected = {0.0: 0.0992728, 1.0: 0.1166225}.get(alpha, (1 - alpha) * from_p + alpha * from_q)
+    ends = {0.0: 0.0992728, 1.0: 0.1166225}
+    expected = ends[alpha] if alpha in ends else (1 - alpha) * from_p + alpha * from_q
     torch.testing.assert_close(found, torch.full_like(found, expected), atol=1e-7, rtol=0)
 
 
