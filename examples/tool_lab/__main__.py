@@ -24,7 +24,7 @@ def lab(
         str, typer.Option(help="What the users want: some of unit,order,title.")
     ] = "unit,order",
     open_users: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of users who say openly what they want.")
+        float, typer.Option(min=0, max=1, help="Share of users who ask openly for the default.")
     ] = 0.0,
     hints: Annotated[
         str, typer.Option(help="judge, or a control: none, off-topic, contrary.")

@@ -18,7 +18,7 @@ import openai
 
 from examples.tool_lab.domain import TOOLS
 from examples.tool_lab.episode import Episode
-from examples.tool_lab.preferences import TRAINED_KINDS, lab_users
+from examples.tool_lab.preferences import PREFERENCES, TRAINED_KINDS, lab_users
 
 # Weather before hotels: the correction of the weather answer then comes with the next request.
 SESSION_PLANS: tuple[tuple[tuple[str, ...], int], ...] = (
@@ -50,7 +50,7 @@ class AgentConfig:
     max_turns: int = 24
     preferences: Mapping[str, str] = field(default_factory=lambda: lab_users(TRAINED_KINDS))
     open_users: float = 0.0
-    """Share of users without hidden preferences, who say openly what they want and mind that."""
+    """Share of users without hidden preferences, who ask openly for the default and mind that."""
     extra_headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -82,6 +82,7 @@ def lab_episode(seed: int, config: AgentConfig, *, held_out: bool = False) -> Ep
         seed=rng.randrange(2**40),
         preferences={} if is_open else config.preferences,
         state_probability=OPEN_STATE_PROBABILITY if is_open else 0.0,
+        open_wishes={kind: PREFERENCES[kind].default for kind in config.preferences},
         request_kinds=kinds,
         held_out=held_out,
         farewell_probability=config.farewell_probability,

@@ -44,6 +44,7 @@ class Episode:
         request_kinds: Sequence[str],
         held_out: bool,
         state_probability: float = 0.0,
+        open_wishes: Mapping[str, str] | None = None,
         farewell_probability: float = 0.3,
         unavailable_probability: float = 0.0,
         leave_probability: float = 0.0,
@@ -56,6 +57,7 @@ class Episode:
             rng=random.Random(seed + 1),
             preferences=preferences,
             state_probability=state_probability,
+            open_wishes=open_wishes or {},
         )
         self._pending = list(request_kinds)
         self._farewell_probability = farewell_probability

@@ -28,8 +28,8 @@ class LabConfig(BaseModel):
     preferences: tuple[PreferenceKind, ...] = Field(default=TRAINED_KINDS, min_length=1)
     """What the users want, silently, and what is measured as success."""
     open_users: float = Field(default=0.0, ge=0, le=1)
-    """Share of users who want nothing silently and say openly what they want, either value of any
-    preference: what keeps instructions followed while the policy learns what others want.
+    """Share of users who want nothing silently and ask openly for what the others do not want: what
+    keeps instructions followed while the policy learns the silent preferences.
     """
     updates: int = Field(default=14, ge=0)
     """Steps after which learning ends; steps that a control makes the trainer skip count too."""

@@ -48,13 +48,14 @@ class Request:
 
 @dataclass(slots=True, kw_only=True)
 class User:
-    """One user: hidden `preferences` (kind -> value) and what they have said of them so far
-    (`told`).
+    """One user: hidden `preferences` (kind -> value), `open_wishes` that they mind only once they
+    have said them, and what they have said so far (`told`).
     """
 
     rng: random.Random
     preferences: Mapping[str, str]
     state_probability: float = 0.0
+    open_wishes: Mapping[str, str] = field(default_factory=dict)
     told: dict[str, str] = field(default_factory=dict)
     last_kind: str | None = None
 
@@ -69,8 +70,10 @@ class User:
         self.last_kind = kind
         if statable and is_new_kind and self.rng.random() < self.state_probability:
             preference = self.rng.choice(statable)
-            value = self.preferences.get(preference.kind) or self.rng.choice(
-                (preference.default, preference.alternative)
+            value = (
+                self.preferences.get(preference.kind)
+                or self.open_wishes.get(preference.kind)
+                or self.rng.choice((preference.default, preference.alternative))
             )
             request.stated[preference.kind] = value
             self.told[preference.kind] = value
