@@ -34,7 +34,8 @@ from trainer.self_check import self_check
 from trainer.staleness import oldest_allowed, steps_since
 from trainer.step_report import StepReport, hint_metrics, step_metrics, trained_results
 from trainer.teacher_models import EmaTeacher
-from trainer.update import Updater, UpdateReport
+from trainer.update import Updater
+from trainer.update_report import UpdateReport
 
 logger = logging.getLogger(__name__)
 

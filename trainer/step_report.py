@@ -13,7 +13,7 @@ from records.summary import VoteSummary
 from records.types import DropReason, Logprobs, ReadySample, SampleResult
 from rollout_bridge.scoring_metrics import drop_metric
 from trainer.manifest import Manifest
-from trainer.update import UpdateReport
+from trainer.update_report import UpdateReport
 
 HINT_DROPS = (
     DropReason.NO_HINT,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from records.types import DropReason, Logprobs, ReadySample
+from records.types import DropReason, ReadySample
 from trainer.batch_statistics import batch_statistics
 from trainer.batch_totals import BatchTotals
 from trainer.batch_view import view_turns
@@ -43,42 +43,7 @@ from trainer.token_batch import BatchContext, assemble
 from trainer.token_states import LogprobModel, TokenRequest
 from trainer.turn_scores import TurnScores, score_batches
 from trainer.turn_view import TurnSupport, TurnView
-
-STATISTIC_KEYS = frozenset(
-    {
-        "opd/adv_mean",
-        "opd/adv_std",
-        "opd/adv_abs_max",
-        "opd/adv_pos_frac",
-        "teacher_student_absdiff",
-        "ratio_max",
-        "opd/frac_opd_samples",
-        "opd/num_eligible_samples",
-        "opd/frac_tokens_with_kd",
-        "guard/nonfinite_tokens",
-        "guard/empty_batch",
-        "guard/modified_turns",
-        "guard/rejected_tokens",
-        "grad_norm",
-        "lr",
-        "turns",
-        "tokens",
-        "sequences",
-        "tokens_computed",
-    }
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateReport:
-    """`skipped` is None if the weights changed. `advantages` has [R] values per sample, in order,
-    NaN for a token that did not train. `warnings` are those of rollout correction.
-    """
-
-    skipped: DropReason | None
-    metrics: dict[str, float]
-    advantages: list[Logprobs]
-    warnings: tuple[str, ...] = ()
+from trainer.update_report import STATISTIC_KEYS, UpdateReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
