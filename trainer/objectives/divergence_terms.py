@@ -78,7 +78,9 @@ def self_distillation_terms(batch: TokenBatch, options: SelfDistillation) -> Tok
     )
     means: dict[str, Tensor] = {"opd/divergence": value_BT.detach()}
     if options.is_clip is not None:
-        weights = clipped_weights(batch.logprobs_BT, batch.old_logprobs_BT, is_clip=options.is_clip)
+        weights = clipped_weights(
+            batch.logprobs_sampled_BT, batch.old_logprobs_sampled_BT, is_clip=options.is_clip
+        )
         value_BT = value_BT * weights.weights
         means["opd/is_capped_frac"] = weights.capped
     return _terms(batch, value_BT * batch.weights_BT.detach(), means)

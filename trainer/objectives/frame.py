@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trainer.objectives.aggregate import AggregationMode, token_weights, weighted_sum
 from trainer.objectives.batch import GlobalCounts, TokenBatch, TokenTerms, select_finite
-from trainer.objectives.kl import k3_clamped, kl_estimate
+from trainer.objectives.kl import LOG_RATIO_LIMIT, k3_clamped, kl_estimate
 from trainer.objectives.kl_names import validate_kl_loss_name
 from trainer.objectives.kl_ratio import kl_with_ratio
 from trainer.objectives.options import ObjectiveOptions
@@ -153,20 +153,23 @@ def _reward_terms(clean: TokenBatch, settings: LossSettings) -> Tensor:
 
 
 def _reference_kl(clean: TokenBatch, settings: LossSettings) -> Tensor:
-    """The KL to the frozen start per token, with the ratio of its own where one is asked for."""
+    """The KL to the frozen start per token at temperature 1, with a ratio of its own, at the
+    sample's, where one is asked for.
+    """
     assert clean.reference_logprobs_BT is not None
     if settings.kl_ratio == "clipped":
         kl_BT = kl_estimate(settings.kl_type, clean.logprobs_BT, clean.reference_logprobs_BT)
         return kl_with_ratio(
             kl_BT,
-            clean.logprobs_BT,
-            clean.old_logprobs_BT,
+            clean.logprobs_sampled_BT,
+            clean.old_logprobs_sampled_BT,
             clip_low=settings.reward_clip_low,
             clip_high=settings.reward_clip_high,
         )
     ratio_BT = None
     if settings.kl_ratio == "unbiased":
-        ratio_BT = torch.exp((clean.logprobs_BT - clean.old_logprobs_BT).clamp(-20.0, 20.0))
+        gap_BT = clean.logprobs_sampled_BT - clean.old_logprobs_sampled_BT
+        ratio_BT = torch.exp(gap_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
     return kl_estimate(settings.kl_type, clean.logprobs_BT, clean.reference_logprobs_BT, ratio_BT)
 
 

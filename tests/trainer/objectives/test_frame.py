@@ -102,3 +102,17 @@ def test_what_is_missing_is_named():
 def test_k1_as_a_reference_loss_is_refused():
     with pytest.raises(ValueError, match="k1"):
         LossSettings(kl_type="k1")
+
+
+@pytest.mark.parametrize("kind", ["unbiased", "clipped"])
+def test_the_kls_ratio_is_at_the_samples_temperature_and_its_value_at_1(kind):
+    batch = worked_batch()
+    tempered = replace(
+        batch,
+        logprobs_sampled_BT=batch.old_logprobs_sampled_BT + 0.1,
+        old_logprobs_sampled_BT=batch.old_logprobs_sampled_BT,
+    )
+    settings = LossSettings(beta_kl=1.0, kl_type="k2", kl_ratio=kind)
+    result = objective_loss(tempered, HindsightOpd(), settings)
+    expected = 1.105171 * (0.02 + 0.005) / 2
+    assert float(result.reduced["kl_loss"]) == pytest.approx(expected, rel=1e-5)
