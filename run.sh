@@ -14,8 +14,10 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   test        all tests
   check       ruff, pyright, import-linter, then all tests  (--static: without the tests)
   bench       the benchmarks, one after the other
+  sglang      the engine contract and a short lab run on real SGLang, on this machine's CPU
+              (sglang serve: one server, until Ctrl-C)
   replay      recorded sessions        (not part of this version)
-  slime       training on a cluster    (not part of this version)
+  slime       training on a cluster:  ./run.sh slime --config configs/qwen3_4b.toml --dry-run
 
 Every command takes --help.
 TEXT
@@ -52,7 +54,7 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | train | judge | replay | slime | test | check | bench) [ $# -eq 0 ] || shift ;;
+    lab | serve | train | judge | replay | sglang | slime | test | check | bench) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac
@@ -65,6 +67,10 @@ case "$command" in
         if [ "${1:-}" != "--static" ]; then exec .venv/bin/python -m pytest "$@"; fi
         ;;
     bench) bench "$@" ;;
+    sglang)
+        examples/sglang_cpu/install.sh
+        exec .venv/bin/python -m examples.sglang_cpu "$@"
+        ;;
     lab) exec .venv/bin/python -m examples.tool_lab "$@" ;;
     *) exec .venv/bin/opd "$command" "$@" ;;
 esac

@@ -72,7 +72,9 @@ def drop_reason(
 ) -> DropReason | None:
     """Why this turn does not train; the first that holds, None if it may."""
     modified = circumstances.distribution_modified is not None
-    mixed = version_fault is DropReason.MIXED_VERSION and config.train_mixed_version
+    is_gapped = version_fault is DropReason.MIXED_VERSION
+    is_mixed = is_gapped or rollout.has_mixed_kv
+    other_fault = version_fault is not None and not is_gapped
     tests = (
         (DropReason.SIDE_TURN, circumstances.turn_type is TurnType.SIDE),
         (DropReason.CLIENT_DISCONNECTED, circumstances.client_gone),
@@ -82,7 +84,8 @@ def drop_reason(
             DropReason.ROLLOUT_LOGPROBS_INVALID,
             rollout.has_invalid_logprobs or not np.isfinite(rollout.logprobs).all(),
         ),
-        (version_fault, version_fault is not None and not mixed),
+        (DropReason.UNKNOWN_VERSION, other_fault),
+        (DropReason.MIXED_VERSION, is_mixed and not config.train_mixed_version),
         (
             DropReason.LENGTH_CUT,
             rollout.finish_reason == "length" and not config.train_length_cut,
@@ -99,7 +102,7 @@ def whole_experts(rollout: Rollout) -> Experts | None:
     return experts if experts is not None and len(experts) == num_tokens - 1 else None
 
 
-def sampling_record(rollout: Rollout, seed: int | None) -> dict[str, Any]:
+def sampling_record(rollout: Rollout) -> dict[str, Any]:
     """How the reply was sampled, as it is stored."""
     params = rollout.params
     return {
@@ -111,8 +114,9 @@ def sampling_record(rollout: Rollout, seed: int | None) -> dict[str, Any]:
         "presence_penalty": float(params.presence_penalty),
         "max_new_tokens": int(params.max_new_tokens),
         "stop": list(params.stop),
-        "seed": seed,
+        "seed": params.seed,
         "num_continuations": rollout.num_continuations,
+        "mixed_kv": rollout.has_mixed_kv,
     }
 
 

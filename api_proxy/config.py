@@ -51,7 +51,9 @@ class ProxyConfig(BaseModel):
     train_modified: Literal["drop", "keep"] = "drop"
     """Turns that were not sampled from the plain softmax: temperature 0, top-p, forced prefix..."""
     train_mixed_version: bool = False
-    """Let replies train of which some tokens belong to no single policy version."""
+    """Let replies train of which some tokens belong to no single policy version, or whose keys and
+    values do (`trainer.pause_mode` in_place).
+    """
     side_rules: list[SideRule] = Field(default_factory=list)
     """Which requests are side turns when the agent does not say; none match by default."""
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
@@ -60,8 +62,10 @@ class ProxyConfig(BaseModel):
     """Longer histories are refused with 400."""
     retry_after_s: int = Field(default=2, ge=1)
     """What a 503 tells the agent to wait."""
-    max_continuations: int = Field(default=8, ge=0)
-    """How often a reply that the engine broke off is continued from its partial tokens."""
+    max_continuations: int = Field(default=16, ge=0)
+    """How often in a row, without a token in between, a reply that the engine broke off is
+    continued from its partial tokens.
+    """
     record_timeout_s: float = Field(default=10.0, gt=0)
     """How long the end of a reply waits for its turn to be committed before it goes out anyway."""
     render_offload_chars: int = Field(default=16_000, ge=0)

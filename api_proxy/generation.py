@@ -5,6 +5,11 @@ A `Rollout` gathers what the engine sampled. When the engine breaks a reply off 
 that is left, and the version spans of each part are shifted to their place. Tokens of a part whose
 end never arrived are of an unknown version.
 
+Where weights change under running requests (`keeps_kv`), the engine's cache outlives its weights,
+also for later requests with an equal prompt: SGLang then says one version and means two. So each
+part names the version that its sender believes in as the cache's namespace, and a part that says
+anything else than that, or that spans versions, has mixed keys and values.
+
 It does not know messages or the store.
 """
 
@@ -12,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -20,8 +26,13 @@ from uuid import uuid4
 
 import numpy as np
 
+from api_proxy.stop_strings import StopStrings
 from records.types import Experts, Ids
-from rollout_bridge.engine.errors import EngineProtocolError, EngineUnavailable
+from rollout_bridge.engine.errors import (
+    EngineProtocolError,
+    EngineRejected,
+    EngineUnavailable,
+)
 from rollout_bridge.engine.experts import joined_experts
 from rollout_bridge.engine.types import Generation, GenerationChunk, ModelInfo, SamplingParams
 
@@ -30,6 +41,10 @@ logger = logging.getLogger(__name__)
 UNKNOWN_LABEL = "unknown"
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
+_CONTEXT_MARGIN = 8
+"""Engines keep a few tokens of the context to themselves (SGLang 7 for a prompt): a reply that was
+broken off so close to its end cannot be sent back to be continued.
+"""
 
 
 class Engine(Protocol):
@@ -42,6 +57,7 @@ class Engine(Protocol):
         *,
         request_id: str | None = None,
         routing_key: str | None = None,
+        cache_key: str | None = None,
     ) -> Generation: ...
 
     def stream(
@@ -51,11 +67,11 @@ class Engine(Protocol):
         *,
         request_id: str | None = None,
         routing_key: str | None = None,
+        cache_key: str | None = None,
     ) -> AsyncGenerator[GenerationChunk, None]: ...
 
     async def score_topk(self, input_ids: Ids, start: int, k: int) -> tuple[Ids, np.ndarray]: ...
     async def abort(self, request_id: str) -> None: ...
-    async def health(self) -> bool: ...
     async def model_info(self) -> ModelInfo: ...
 
 
@@ -84,13 +100,18 @@ class Rollout:
     """What was sampled so far for one prompt.
 
     `finish_reason` is None while sampling goes on, and "abort" when it could not be completed.
+    `max_continuations` bounds the parts in a row that bring no token: a part that does bring some
+    is bounded by the budget. `heard_at` (of a monotonic clock) is when the engine last brought
+    tokens, or was last asked. `has_mixed_kv`: see above.
     """
 
     prompt_ids: Ids
     params: SamplingParams
     seen: SeenVersion
+    stops: StopStrings
     routing_key: str | None = None
-    max_continuations: int = 8
+    max_continuations: int = 16
+    keeps_kv: bool = False
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[LabelSpan] = field(default_factory=list)
@@ -102,6 +123,9 @@ class Rollout:
     request_id: str = ""
     is_cancelled: bool = False
     has_invalid_logprobs: bool = False
+    has_mixed_kv: bool = False
+    heard_at: float = field(default_factory=time.monotonic)
+    _num_idle: int = field(default=0, init=False)
 
     async def run(self, engine: Engine) -> None:
         """Sample the whole reply. Raises EngineError while nothing was sampled."""
@@ -113,13 +137,17 @@ class Rollout:
                     self._params_left(),
                     request_id=self._new_request(),
                     routing_key=self.routing_key,
+                    cache_key=label_before if self.keeps_kv else None,
                 )
+            except EngineRejected as error:
+                self._refused(error)
+                continue
             except (EngineUnavailable, EngineProtocolError) as error:
                 await self._lost(error, len(self.ids))
                 continue
-            self.ids += part.output_ids.tolist()
-            self.logprobs += part.output_logprobs.tolist()
-            await self._end_part(part, label_before)
+            start = len(self.ids)
+            self._take(part.output_ids.tolist(), part.output_logprobs.tolist(), start)
+            await self._end_part(part, label_before, start)
 
     async def stream(self, engine: Engine) -> AsyncGenerator[tuple[list[int], list[float]], None]:
         """Sample the reply, yielding (ids, log-probs) as they arrive.
@@ -134,22 +162,28 @@ class Rollout:
                 self._params_left(),
                 request_id=self._new_request(),
                 routing_key=self.routing_key,
+                cache_key=label_before if self.keeps_kv else None,
             )
             try:
                 async with aclosing(chunks):
                     async for chunk in chunks:
                         part = chunk.final or part
-                        if chunk.new_ids:
-                            ids, logprobs = list(chunk.new_ids), list(chunk.new_logprobs)
-                            self.ids += ids
-                            self.logprobs += logprobs
-                            yield ids, logprobs
+                        if chunk.new_ids and self.matched_stop is None:
+                            self.heard_at = time.monotonic()
+                            old = len(self.ids)
+                            self._take(list(chunk.new_ids), list(chunk.new_logprobs), start)
+                            yield self.ids[old:], self.logprobs[old:]
+                            if self.matched_stop is not None:
+                                await engine.abort(self.request_id)
+            except EngineRejected as error:
+                self._refused(error)
+                continue
             except (EngineUnavailable, EngineProtocolError) as error:
                 await self._lost(error, start)
                 continue
             if part is None:
                 raise EngineProtocolError("a stream ended without its last chunk")
-            await self._end_part(part, label_before)
+            await self._end_part(part, label_before, start)
 
     async def cancel(self, engine: Engine) -> None:
         """The client is gone: break off at the engine and do not continue."""
@@ -162,15 +196,25 @@ class Rollout:
             self.finish_reason = "abort"
         return self.finish_reason is None
 
-    async def _end_part(self, part: Generation, label_before: str | None) -> None:
-        start = len(self.ids) - len(part.output_ids)
-        self.spans += _label_spans(part, start, label_before)
+    def _take(self, ids: list[int], logprobs: list[float], start: int) -> None:
+        """Add new tokens of the part that began at `start`, up to a stop string across it."""
+        is_near = start > 0 and len(self.ids) < start + self.stops.reach
+        self.ids += ids
+        self.logprobs += logprobs
+        found = self.stops.across(self.ids, start) if is_near else None
+        if found is not None:
+            end, self.matched_stop = found
+            del self.ids[end:], self.logprobs[end:]
+
+    async def _end_part(self, part: Generation, label_before: str | None, start: int) -> None:
+        self.spans += _label_spans(part, start, label_before, len(self.ids))
         self.routed_experts = joined_experts(self.routed_experts, part.routed_experts)
+        self.has_mixed_kv |= self.keeps_kv and _is_mixed(part, label_before)
         self.seen.label = part.weight_version or self.seen.label
         if start == 0:
             self.num_cached_tokens = part.cached_tokens
-        if part.finish_reason == "abort":
-            await self._interrupted()
+        if part.finish_reason == "abort" or self.matched_stop is not None:
+            await self._interrupted(len(self.ids) - start)
             return
         self.finish_reason = part.finish_reason
         self.matched_stop = part.matched if isinstance(part.matched, str) else None
@@ -191,21 +235,34 @@ class Rollout:
         if len(self.ids) > start:
             self.spans.append(LabelSpan(label=UNKNOWN_LABEL, start=start, end=len(self.ids)))
         logger.warning("lost the engine's answer after %d tokens: %s", len(self.ids), error)
-        await self._interrupted()
+        await self._interrupted(len(self.ids) - start)
 
-    async def _interrupted(self) -> None:
-        """Make ready to continue, or settle that the reply ends here."""
-        if len(self.ids) >= self.params.max_new_tokens:
+    def _refused(self, error: EngineRejected) -> None:
+        """The engine takes no such prompt: the client's affair, unless most of it is the reply."""
+        left = self.params.max_new_tokens - len(self.ids)
+        if not self.ids or left > _CONTEXT_MARGIN:
+            raise error
+        logger.info("a reply ends %d tokens before its budget: %s", left, error)
+        self.finish_reason = "length"
+
+    async def _interrupted(self, num_new: int) -> None:
+        """Make ready to continue after a part of `num_new` tokens, or settle that the reply ends
+        here.
+        """
+        self._num_idle = 0 if num_new else self._num_idle + 1
+        if self.matched_stop is not None:
+            self.finish_reason = "stop"
+        elif len(self.ids) >= self.params.max_new_tokens:
             self.finish_reason = "length"
-        elif self.is_cancelled or self.num_continuations >= self.max_continuations:
+        elif self.is_cancelled or self._num_idle > self.max_continuations:
             self.finish_reason = "abort"
         else:
-            pause_s = _FIRST_PAUSE_S * 2**self.num_continuations
             self.num_continuations += 1
-            await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
+            await asyncio.sleep(min(_FIRST_PAUSE_S * 2**self._num_idle, _LONGEST_PAUSE_S))
 
     def _new_request(self) -> str:
         self.request_id = uuid4().hex
+        self.heard_at = time.monotonic()
         return self.request_id
 
     def _prompt_so_far(self) -> Ids:
@@ -219,13 +276,26 @@ class Rollout:
         return replace(self.params, max_new_tokens=self.params.max_new_tokens - len(self.ids))
 
 
-def _label_spans(part: Generation, start: int, label_before: str | None) -> list[LabelSpan]:
-    """The spans of one part, moved to where the part stands in the reply."""
+def _is_mixed(part: Generation, cache_key: str | None) -> bool:
+    """Whether keys and values of other weights than those it names went into `part`."""
+    if part.weight_spans is None:
+        labels = {part.weight_version}
+    else:
+        labels = {span.version for span in part.weight_spans}
+    return len(labels) > 1 or (part.cached_tokens > 0 and labels != {cache_key})
+
+
+def _label_spans(
+    part: Generation, start: int, label_before: str | None, end: int
+) -> list[LabelSpan]:
+    """The spans of one part, moved to where the part stands in the reply, which ends at `end`."""
     if part.weight_spans is not None:
+        moved = [(span.version, span.start + start, span.end + start) for span in part.weight_spans]
         return [
-            LabelSpan(label=span.version, start=span.start + start, end=span.end + start)
-            for span in part.weight_spans
+            LabelSpan(label=label, start=begin, end=min(stop, end))
+            for label, begin, stop in moved
+            if begin < end
         ]
     if part.weight_version is None or part.weight_version != label_before:
         return []
-    return [LabelSpan(label=part.weight_version, start=start, end=start + len(part.output_ids))]
+    return [LabelSpan(label=part.weight_version, start=start, end=end)]

@@ -49,6 +49,13 @@ class ProxyMetrics:
         self.mismatches = self._counter(
             "opd_stream_mismatches", "Streams whose final parse disagreed with what was sent."
         )
+        self.longest_wait_s = Gauge(
+            "opd_longest_wait_seconds",
+            "Longest time that a request in flight has not heard from the engine; it grows while "
+            "weights load or the engine stays paused. An unstreamed reply is heard at its end.",
+            ["reply"],
+            registry=self.registry,
+        )
         self.in_flight = Gauge("opd_in_flight", "Requests being answered.", registry=self.registry)
         self.unmatched_share = Gauge(
             "opd_unmatched_share",

@@ -188,7 +188,7 @@ def captured_turn(turn: Turn, reply: Reply, config: ProxyConfig) -> CapturedTurn
         rollout_logprobs=np.asarray(rollout.logprobs, dtype=np.float32),
         token_parent_id=turn.prompt.token_parent_id,
         num_shared_ids=turn.prompt.num_shared_ids,
-        sampling=sampling_record(rollout, turn.completion.fields.seed),
+        sampling=sampling_record(rollout),
         distribution_modified=turn.distribution_modified,
         version_spans=spans,
         finish_reason=rollout.finish_reason or "abort",

@@ -62,6 +62,7 @@ class TurnResponse(Response, ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client leaves first."""
         self.service.metrics.in_flight.inc()
+        self.service.in_flight[self.turn.turn_id] = self.turn
         work = asyncio.create_task(self._answer_or_refuse(send))
         gone = asyncio.create_task(_disconnect(receive))
         try:
@@ -74,6 +75,7 @@ class TurnResponse(Response, ABC):
             if not work.done():
                 work.cancel()
             self.service.metrics.in_flight.dec()
+            del self.service.in_flight[self.turn.turn_id]
             if self.turn.client_gone:
                 self.service.metrics.requests.labels("499").inc()
             self.service.metrics.request_s.observe(time.monotonic() - self.turn.started)

@@ -104,9 +104,11 @@ async def _body(request: Request, limit: int) -> bytes:
 async def _engine_answers(service: TurnService) -> bool:
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            return await service.deps.engine.health()
+            # Not its health: an engine that loads weights has none for a while, and requests wait.
+            await service.deps.engine.model_info()
     except (EngineError, TimeoutError):
         return False
+    return True
 
 
 async def _store_answers(service: TurnService) -> bool:

@@ -45,4 +45,5 @@ def sampling_params(
         stop_token_ids=stop_token_ids,
         frequency_penalty=fields.frequency_penalty or 0.0,
         presence_penalty=fields.presence_penalty or 0.0,
+        seed=fields.seed,
     )

@@ -115,7 +115,7 @@ class ChatRequest(BaseModel):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     logit_bias: dict[str, float] | None = None
     response_format: ResponseFormat | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     turn_type: TurnType | None = None
     session_done: bool | None = None

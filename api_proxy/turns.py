@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from uuid import uuid4
 
 import numpy as np
@@ -28,6 +29,7 @@ from api_proxy.sampling import reply_budget, sampling_params
 from api_proxy.schemas import Completion
 from api_proxy.sessions import Sessions, scope_of
 from api_proxy.side_turns import turn_type_of
+from api_proxy.stop_strings import StopStrings
 from api_proxy.streaming import Detokenizer, ReplyAssembler
 from api_proxy.tokens import Prompt, PromptBuilder, TokenCache
 from api_proxy.turn import Turn
@@ -41,13 +43,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyDeps:
-    """What the proxy stands on. `clock` gives unix seconds."""
+    """What the proxy stands on. `clock` gives unix seconds; `keeps_kv`: the engine's weights change
+    under running requests and cached prefixes (pause mode in_place).
+    """
 
     store: Store
     engine: Engine
     rendering: Rendering
     config: ProxyConfig
     clock: Callable[[], float] = time.time
+    keeps_kv: bool = False
 
 
 class TurnService:
@@ -58,6 +63,11 @@ class TurnService:
         self.deps = deps
         self.config = config
         self.metrics = ProxyMetrics()
+        self.in_flight: dict[str, Turn] = {}
+        """Turns that are being answered, by their id."""
+        for reply, is_streamed in (("streamed", True), ("whole", False)):
+            gauge = self.metrics.longest_wait_s.labels(reply)
+            gauge.set_function(partial(self._longest_wait_s, is_streamed))
         self.sessions = Sessions(deps.store, config.idle_timeout_s, config.sweep_interval_s)
         self._lineage = LineageFinder(deps.store, config.idle_timeout_s, config.link_candidates)
         cache = TokenCache(config.token_cache_tokens)
@@ -94,6 +104,15 @@ class TurnService:
         self.recorder.start(turn)
         return turn
 
+    def _longest_wait_s(self, is_streamed: bool) -> float:
+        now = time.monotonic()
+        waits = [
+            now - turn.rollout.heard_at
+            for turn in self.in_flight.values()
+            if bool(turn.completion.fields.stream) is is_streamed
+        ]
+        return max(waits, default=0.0)
+
     async def _build(
         self, completion: Completion, scope: str, lineage: Lineage, now: float
     ) -> Turn:
@@ -101,11 +120,12 @@ class TurnService:
         forced_ids = self._forcer.forced_ids(completion.fields)
         prompt = await self._prompt(link, completion)
         prompt_ids = np.concatenate([prompt.ids, np.asarray(forced_ids, dtype=np.int32)])
+        await self._ask_engine()
         budget = reply_budget(
             completion.requested_tokens,
             self.config.max_output_tokens,
             len(prompt_ids),
-            await self._context(),
+            self._context_length,
         )
         params = sampling_params(completion, budget, self.deps.rendering.stop_token_ids)
         session_id = lineage.session_id or self.sessions.new_id()
@@ -122,8 +142,10 @@ class TurnService:
                 prompt_ids=prompt_ids,
                 params=params,
                 seen=self._seen,
+                stops=StopStrings(self.deps.rendering.decode, completion.stop),
                 routing_key=session_id,
                 max_continuations=self.config.max_continuations,
+                keeps_kv=self.deps.keeps_kv,
             ),
             assembler=ReplyAssembler(
                 self._detokenizer,
@@ -167,11 +189,17 @@ class TurnService:
             logger.error("prompt rendered in full, the store does not answer: %s", error)
             return await self._prompts.build(Link(), completion.messages, completion.tools)
 
-    async def _context(self) -> int | None:
-        """The context length: configured, or what the engine says, asked once."""
+    async def _ask_engine(self) -> None:
+        """What has to be known of the engine before it is used; asked until it says so."""
+        needs_label = self.deps.keeps_kv and self._seen.label is None
+        if self._context_length is not None and not needs_label:
+            return
+        try:
+            info = await self.deps.engine.model_info()
+        except EngineError as error:
+            logger.warning("context length unknown, the engine does not answer: %s", error)
+            return
         if self._context_length is None:
-            try:
-                self._context_length = (await self.deps.engine.model_info()).context_length
-            except EngineError as error:
-                logger.warning("context length unknown, the engine does not answer: %s", error)
-        return self._context_length
+            self._context_length = info.context_length
+        if self._seen.label is None:
+            self._seen.label = info.weight_version

@@ -47,6 +47,7 @@ SETTINGS: dict[str, list[str]] = {
     "supervised-k2": _objective("supervised_opd", "estimator=k2"),
     "supervised-k3": _objective("supervised_opd", "estimator=k3"),
     "forward8": [*_objective("forward_kl_topk", "topk=8"), *IN_TRAINER],
+    "forward8-engine": [*_objective("forward_kl_topk", "topk=8"), "scoring.top_k=8"],
     "tail8": [*_objective("topk_tail_reverse_kl", "topk=8"), *IN_TRAINER],
     "jsd16": [*_objective("self_distillation", "topk=16"), *IN_TRAINER],
     "jsd16-teacher": [

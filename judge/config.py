@@ -25,6 +25,10 @@ class JudgeConfig(BaseModel):
     """Bearer key; local servers ignore it. Never printed."""
     votes: int = Field(default=3, ge=1)
     """Votes for each turn (m)."""
+    shared_prefill_wait_s: float = Field(default=30.0, ge=0)
+    """Longest wait of the other votes for the first one's first token, from which on they find the
+    prompt in the judge's cache; 0 asks for all at once.
+    """
     temperature: float = Field(default=0.6, ge=0)
     """Sampling temperature of a vote; at 0 all votes of a turn are the same."""
     top_p: float = Field(default=1.0, gt=0, le=1)

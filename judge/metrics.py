@@ -37,6 +37,9 @@ class HintMetrics:
         )
         self.len_chars = self._counter("hint_len_chars", "Characters of accepted hints, summed")
         self.prompt_tokens = self._counter("hint_prompt_tokens", "Prompt tokens of votes")
+        self.cached_tokens = self._counter(
+            "hint_cached_tokens", "Prompt tokens of votes that the judge had in its cache"
+        )
         self.completion_tokens = self._counter("hint_completion_tokens", "Answer tokens of votes")
         self.vote_latency = Histogram(
             "hint_vote_latency_seconds", "Duration of a vote's call", registry=self.registry

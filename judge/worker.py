@@ -107,7 +107,10 @@ class JudgeWorker:
                 await self._commit(turn, ballot, num_omitted, reason)
                 return
             num_omitted = prompt.num_omitted
-            ballot = await cast_votes(self._client, prompt.messages, self._config)
+            ballot = await cast_votes(
+                self._client, prompt.messages, self._config, routing_key=turn.session_id
+            )
+            self.metrics.cached_tokens.inc(ballot.cached_tokens)
             if ballot.too_long:
                 # The judge's context is smaller than configured, or the estimate was too low.
                 max_tokens = prompt.num_tokens(self._count_tokens) // 2

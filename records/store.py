@@ -332,6 +332,11 @@ class Store:
             training.expire_op, oldest_allowed=oldest_allowed, now=self._clock()
         )
 
+    async def extend_leases(self, owner: str, ttl_s: float) -> int:
+        """Hold all leases of `owner` for another `ttl_s` from now; returns how many these are."""
+        until = self._clock() + ttl_s
+        return await self._write(training.extend_leases_op, owner=owner, until=until)
+
     async def release_leases(self, owner: str) -> int:
         """All leases of `owner` -> ready; returns how many these were."""
         return await self._write(training.release_op, owner=owner, now=self._clock())
@@ -345,6 +350,23 @@ class Store:
             training.commit_step_op, version=version, results=results, now=self._clock()
         )
 
+    async def commit_handed_over(
+        self, *, owner: str, version: PolicyVersion, turn_ids: Sequence[str]
+    ) -> None:
+        """A step that another process took on the leases of `owner`: leased -> trained.
+
+        What training made of each turn is not kept. One transaction; the same step again changes
+        nothing. Raises StoreConflict if the version number is taken or a turn is not leased by
+        `owner`.
+        """
+        await self._write(
+            training.commit_handed_over_op,
+            version=version,
+            turn_ids=turn_ids,
+            owner=owner,
+            now=self._clock(),
+        )
+
     async def reconcile(self, chain: Chain) -> ReconcileReport:
         """Make versions and trained turns equal to the surviving manifests, oldest first.
 
@@ -355,6 +377,10 @@ class Store:
     async def next_version(self) -> int:
         """A version number that was never used."""
         return await self._read(training.next_version)
+
+    async def highest_version(self) -> int:
+        """The highest version number that a step or a sampled token has; 0 if there is none."""
+        return await self._read(training.highest_version)
 
     async def latest_version(self) -> PolicyVersion | None:
         """The newest version that is not abandoned."""

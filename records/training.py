@@ -52,6 +52,18 @@ def lease_op(connection: Connection, owner: str, count: int, now: float, ttl_s: 
     return turn_ids
 
 
+def extend_leases_op(connection: Connection, owner: str, until: float) -> int:
+    """All leases of `owner` hold until `until`, past deadlines too; returns how many these are.
+
+    A lease past its deadline is its owner's until somebody else leases the turn.
+    """
+    return connection.execute(
+        update(TurnRow)
+        .where(TurnRow.state == TurnState.LEASED, TurnRow.claim_owner == owner)
+        .values(claim_until=until)
+    ).rowcount
+
+
 def release_op(connection: Connection, owner: str, now: float) -> int:
     """All leases of `owner` -> ready; returns how many these were."""
     return _to_ready(connection, now, TurnRow.claim_owner == owner)
@@ -86,24 +98,56 @@ def commit_step_op(
 
     Raises StoreConflict if the version number is taken or a turn is not leased.
     """
+    if not _new_version(connection, version):
+        return
+    if not results:
+        return
+    turn_ids = [result.turn_id for result in results]
+    _leased_to_trained(connection, version.version, turn_ids, now)
+    connection.execute(
+        insert(SampleRow), [_sample_row(result, version.version, now) for result in results]
+    )
+
+
+def commit_handed_over_op(
+    connection: Connection,
+    version: PolicyVersion,
+    turn_ids: Sequence[str],
+    owner: str,
+    now: float,
+) -> None:
+    """Insert the version of a step that another process took; its turns: leased -> trained.
+
+    The same step again changes nothing. Raises StoreConflict if the version number is taken or a
+    turn is not leased by `owner`.
+    """
+    if _new_version(connection, version):
+        _leased_to_trained(connection, version.version, turn_ids, now, TurnRow.claim_owner == owner)
+
+
+def _new_version(connection: Connection, version: PolicyVersion) -> bool:
+    """Insert a version; False if it is there already. Raises StoreConflict for a taken number."""
     taken = connection.scalar(
         select(PolicyVersionRow.manifest_hash).where(PolicyVersionRow.version == version.version)
     )
     if taken is not None:
         if taken == version.manifest_hash:
-            return
+            return False
         raise StoreConflict(f"policy version {version.version} exists with another manifest")
     connection.execute(insert(PolicyVersionRow), version_row(version))
-    if not results:
-        return
-    turn_ids = [result.turn_id for result in results]
+    return True
+
+
+def _leased_to_trained(
+    connection: Connection, version: int, turn_ids: Sequence[str], now: float, *conditions: Any
+) -> None:
     trained = sum(
         connection.execute(
             update(TurnRow)
-            .where(TurnRow.turn_id.in_(part), TurnRow.state == TurnState.LEASED)
+            .where(TurnRow.turn_id.in_(part), TurnRow.state == TurnState.LEASED, *conditions)
             .values(
                 state=TurnState.TRAINED,
-                trained_version=version.version,
+                trained_version=version,
                 claim_owner=None,
                 claim_until=None,
                 updated_at=now,
@@ -113,12 +157,8 @@ def commit_step_op(
     )
     if trained != len(turn_ids):
         raise StoreConflict(
-            f"step {version.version} trained {len(turn_ids)} turns, "
-            f"but only {trained} of them are leased"
+            f"step {version} trained {len(turn_ids)} turns, but only {trained} of them are leased"
         )
-    connection.execute(
-        insert(SampleRow), [_sample_row(result, version.version, now) for result in results]
-    )
 
 
 def _sample_row(result: SampleResult, version: int, now: float) -> dict[str, Any]:
@@ -148,6 +188,17 @@ def version_row(version: PolicyVersion) -> dict[str, Any]:
 def next_version(connection: Connection) -> int:
     """One more than every version that ever existed, abandoned ones included; 0 is the start."""
     return (connection.scalar(select(func.max(PolicyVersionRow.version))) or 0) + 1
+
+
+def highest_version(connection: Connection) -> int:
+    """The highest number of any version, and of any that sampled a token; 0 if there is none.
+
+    Where weights are published before they are in a checkpoint, turns know versions that no step
+    was committed under.
+    """
+    trained = connection.scalar(select(func.max(PolicyVersionRow.version)))
+    sampled = connection.scalar(select(func.max(TurnRow.newest_version)))
+    return max(trained or 0, sampled or 0)
 
 
 def latest_version(connection: Connection) -> PolicyVersion | None:

@@ -83,6 +83,7 @@ class DropReason(StrEnum):
     UNKNOWN_TEACHER = "unknown_teacher"
     # Decided by the trainer.
     STALE = "stale"
+    ROUTED_EXPERTS_MISSING = "routed_experts_missing"
     BELOW_NOISE = "below_noise"
     NONFINITE_GRADIENT = "nonfinite_gradient"
 

@@ -3,7 +3,9 @@
 Takes turns that the judge gave hints, builds a hinted prompt as ids for each candidate
 (hinting.py), and asks a frozen teacher (teachers.py) for its log-probs, at temperature 1, of hinted
 prompt ids ++ response ids: concatenated ids, never text (ALGORITHMS 1.6, 1.7). What does not fit
-exactly is dropped with a reason. Knows no judge and no objective.
+exactly is dropped with a reason. Prompts of one session begin alike, so its turns are scored one
+after the other and on one server: each finds in the cache what the one before computed. Knows no
+judge and no objective.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -79,6 +82,7 @@ class ScoringWorker:
         self._store, self._rendering = store, rendering
         self._config, self._owner, self._rewrite_hint = config, owner, rewrite_hint
         self._teachers = Teachers(teacher, config)
+        self._sessions: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.metrics = metrics if metrics is not None else ScoringMetrics()
         self.loop = ClaimLoop(store, self, owner=owner, config=config.loop)
         self.metrics.unavailable.set_function(lambda: self.loop.failures_in_a_row)
@@ -134,7 +138,8 @@ class ScoringWorker:
         if not is_asked:
             return [_unscored(turn, teacher.name, prompt) for prompt in prompts]
         # One after the other: an engine computes what the prompts share only once that way.
-        return [await _scored(turn, teacher, prompt) for prompt in prompts]
+        async with self._sessions.setdefault(turn.session_id, asyncio.Lock()):
+            return [await _scored(turn, teacher, prompt) for prompt in prompts]
 
     def _prompts(self, turn: TurnRecord, max_tokens: int) -> list[_HintedPrompt]:
         """The prompts of the candidates that have a place. Raises HintingError if none has."""
@@ -189,7 +194,7 @@ class ScoringWorker:
 
 
 async def _scored(turn: TurnRecord, teacher: FrozenTeacher, prompt: _HintedPrompt) -> Score:
-    found = await teacher.score(prompt.ids, turn.response_ids)
+    found = await teacher.score(prompt.ids, turn.response_ids, routing_key=turn.session_id)
     return Score(
         turn_id=turn.turn_id,
         hint=prompt.hint,

@@ -28,8 +28,12 @@ class TeacherChanged(StageStopped):
 class Teacher(Protocol):
     """What scoring needs of an engine client."""
 
-    async def score(self, input_ids: Ids, start: int) -> Logprobs: ...
-    async def score_with_topk(self, input_ids: Ids, start: int, k: int) -> ScoredTokens: ...
+    async def score(
+        self, input_ids: Ids, start: int, *, routing_key: str | None = None
+    ) -> Logprobs: ...
+    async def score_with_topk(
+        self, input_ids: Ids, start: int, k: int, *, routing_key: str | None = None
+    ) -> ScoredTokens: ...
     async def model_info(self) -> ModelInfo: ...
 
 
@@ -73,15 +77,23 @@ class FrozenTeacher:
             self._max_tokens = info.context_length or sys.maxsize
         return self._max_tokens
 
-    async def score(self, prompt_ids: Ids, response_ids: Ids) -> TeacherScores:
-        """What it says of `response_ids` after `prompt_ids`. Raises EngineError, TeacherChanged."""
+    async def score(
+        self, prompt_ids: Ids, response_ids: Ids, *, routing_key: str | None = None
+    ) -> TeacherScores:
+        """What it says of `response_ids` after `prompt_ids`. Raises EngineError, TeacherChanged.
+
+        Scores with one `routing_key` are computed, behind SGLang's router, on one server.
+        """
         ids, start = np.concatenate([prompt_ids, response_ids]), len(prompt_ids)
         started = time.monotonic()
         try:
             if self._top_k:
-                scored = await self._client.score_with_topk(ids, start, self._top_k)
+                scored = await self._client.score_with_topk(
+                    ids, start, self._top_k, routing_key=routing_key
+                )
             else:
-                scored = ScoredTokens(logprobs=await self._client.score(ids, start))
+                logprobs = await self._client.score(ids, start, routing_key=routing_key)
+                scored = ScoredTokens(logprobs=logprobs)
         except ValueError as error:
             # A policy can sample a row of its head that the tokenizer has no id for.
             raise EngineProtocolError(f"ids that cannot be scored: {error}") from error

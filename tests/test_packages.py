@@ -36,7 +36,7 @@ def test_help_names_every_command() -> None:
         assert command in text
 
 
-@pytest.mark.parametrize("command", ["replay", "slime"])
+@pytest.mark.parametrize("command", ["replay"])
 def test_command_of_a_later_version_says_so(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "trainer.cli", command], cwd=ROOT, capture_output=True, text=True

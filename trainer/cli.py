@@ -131,9 +131,26 @@ def replay() -> None:
 
 
 @app.command()
-def slime() -> None:
-    """Training on a cluster (not part of this version)."""
-    _absent("slime", "the embedded trainer runs on one machine: opd serve")
+def slime(
+    config: ConfigFile,
+    run_folder: Annotated[
+        Path | None,
+        typer.Option("--run", help="Run folder, on storage of all nodes [runs/NAME_OF_CONFIG]."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print layout, files and commands; change nothing.")
+    ] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Training on a cluster: slime's job, the endpoint and the judge, from one configuration."""
+
+    def start() -> None:
+        from trainer.cluster.launch import launch
+
+        folder = run_folder or Path("runs") / config.stem
+        launch(config, overrides or [], folder, dry_run=dry_run)
+
+    guarded(start)
 
 
 def guarded(action: Callable[[], None]) -> None:

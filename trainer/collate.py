@@ -1,10 +1,6 @@
-"""Ready samples -> sequences that share their prefixes -> micro-batches of tensors.
+"""Merged sequences (`rollout_bridge.merging`) -> micro-batches of tensors.
 
-Turns of one session whose tokens extend each other exactly become ONE sequence: what the later
-prompt repeats is computed once. Whatever lies between (tool output, user text, template, turns that
-were dropped) is context: mask 0. The loss is the same as with a sequence per turn, because every
-token sees the same prefix and weights are counted per turn. Models, losses and the store are
-unknown here.
+Context between the turns of a sequence is mask 0. Models, losses and the store are unknown here.
 
 Shapes: T tokens of a sequence; B rows, T padded tokens of a micro-batch. Element t of every array
 is about token t; the logit row t-1 scores it.
@@ -19,35 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from records.types import Ids, ReadySample
+from records.types import ReadySample
+from rollout_bridge.merging import PackedSequence
 
 # Truncating the distribution leaves the reported log-probs those of the full one; other changes
 # (penalties, temperature 0, biases) report something that no forward pass can be compared with.
 COMPARABLE_MODIFICATIONS = frozenset({"top_p", "top_k", "min_p"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnSpan:
-    """Tokens [start, end) of a sequence are the response of sample `turn` (index in the batch)."""
-
-    turn: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedSequence:
-    """One path of a conversation: `ids` [T] and the spans that train, in order."""
-
-    ids: Ids
-    spans: tuple[TurnSpan, ...]
-
-    def __post_init__(self) -> None:
-        position = 1
-        for span in self.spans:
-            if not position <= span.start < span.end <= len(self.ids):
-                raise ValueError(f"span {span} does not fit a sequence of {len(self.ids)} tokens")
-            position = span.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,40 +63,6 @@ class MicroBatch:
             for row, sequence in enumerate(self.sequences)
             for span in sequence.spans
         }
-
-
-def merge_turns(samples: Sequence[ReadySample]) -> list[PackedSequence]:
-    """Sequences that together hold the response of every sample exactly once.
-
-    A turn joins the longest sequence of its session whose ids its prompt starts with; siblings,
-    duplicates and turns after a rewritten history start sequences of their own. Order: as the first
-    turn of each sequence came.
-    """
-    by_length = sorted(
-        range(len(samples)),
-        key=lambda i: len(samples[i].prompt_ids) + len(samples[i].response_ids),
-    )
-    paths: dict[str, list[_Path]] = {}
-    for index in by_length:
-        sample = samples[index]
-        session = paths.setdefault(sample.session_id, [])
-        path = _longest_prefix(session, sample.prompt_ids)
-        if path is None:
-            path = _Path(ids=sample.prompt_ids[:0], spans=[])
-            session.append(path)
-        path.extend(index, sample)
-    merged = [path.packed() for session in paths.values() for path in session]
-    return sorted(merged, key=lambda sequence: min(span.turn for span in sequence.spans))
-
-
-def separate_turns(samples: Sequence[ReadySample]) -> list[PackedSequence]:
-    """One sequence per sample, the reference that `merge_turns` must agree with."""
-    sequences = []
-    for index, sample in enumerate(samples):
-        path = _Path(ids=sample.prompt_ids[:0], spans=[])
-        path.extend(index, sample)
-        sequences.append(path.packed())
-    return sequences
 
 
 def plan_micro_batches(
@@ -173,30 +112,3 @@ def comparable(sample: ReadySample) -> bool:
     """
     modified = sample.distribution_modified
     return (modified is None or modified in COMPARABLE_MODIFICATIONS) and sample.temperature > 0
-
-
-class _Path:
-    """A sequence under construction."""
-
-    def __init__(self, ids: Ids, spans: list[TurnSpan]):
-        self.ids = ids
-        self.spans = spans
-
-    def extend(self, index: int, sample: ReadySample) -> None:
-        start = len(sample.prompt_ids)
-        self.ids = np.concatenate([sample.prompt_ids, sample.response_ids])
-        self.spans.append(TurnSpan(turn=index, start=start, end=len(self.ids)))
-
-    def packed(self) -> PackedSequence:
-        return PackedSequence(ids=self.ids, spans=tuple(self.spans))
-
-
-def _longest_prefix(paths: list[_Path], prompt_ids: Ids) -> _Path | None:
-    best: _Path | None = None
-    for path in paths:
-        length = len(path.ids)
-        if length > len(prompt_ids) or (best is not None and length <= len(best.ids)):
-            continue
-        if np.array_equal(path.ids, prompt_ids[:length]):
-            best = path
-    return best

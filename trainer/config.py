@@ -222,6 +222,12 @@ class TrainerConfig(BaseModel):
     """Pause between two looks for a full batch."""
     engine_check_interval_s: PositiveFloat = 5.0
     """Pause between two looks at the version that each engine serves."""
+    pause_mode: Literal["retract", "abort", "in_place"] = "retract"
+    """What becomes of running requests while weights are loaded. retract: they go on afterwards,
+    keys and values computed anew; abort: the proxy sends them again with what they have; in_place:
+    they keep keys and values of the old weights, and their turns do not train (proxy.
+    train_mixed_version).
+    """
     publish_attempts: PositiveInt = 3
     """Attempts to load new weights into an engine before training goes on without it."""
     publish_backoff_s: PositiveFloat = 0.5

@@ -20,6 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
+from records.staleness import oldest_allowed, steps_since
 from records.store import Store
 from records.types import DropReason, Ids, ReadySample, SampleResult
 from trainer.calibrate import Calibration, Scorer, calibrate, own_logprobs
@@ -31,7 +32,6 @@ from trainer.metrics import MetricsLog
 from trainer.publish import Publisher, WeightTarget
 from trainer.restore import in_thread, restore, start_model
 from trainer.self_check import self_check
-from trainer.staleness import oldest_allowed, steps_since
 from trainer.step_report import StepReport, hint_metrics, step_metrics, trained_results
 from trainer.teacher_models import EmaTeacher
 from trainer.update import Updater
@@ -72,7 +72,10 @@ class EmbeddedTrainer:
         self.updater = updater
         self.owner = owner
         self.publisher = Publisher(
-            engines, attempts=config.publish_attempts, backoff_s=config.publish_backoff_s
+            engines,
+            mode=config.pause_mode,
+            attempts=config.publish_attempts,
+            backoff_s=config.publish_backoff_s,
         )
         self._engines = engines
         self._thread = thread
@@ -324,8 +327,8 @@ class EmbeddedTrainer:
         self.checkpoints.prune({*recent, *served})
 
     def _counters(self, samples: Sequence[ReadySample]) -> dict[str, int]:
-        """Of the batch, how many turns hold tokens of a lost version; else since this process
-        began.
+        """Of the batch, how many turns hold tokens of a lost version; engines that do not serve
+        the newest version now; else since this process began.
         """
         alive = set(self._chain)
         lost = [
@@ -333,6 +336,9 @@ class EmbeddedTrainer:
         ]
         return {
             "guard/abandoned_turns": len(lost),
+            "guard/engines_behind": sum(
+                served != self.version for served in self.publisher.served.values()
+            ),
             "update_attempts": self._attempts,
             "guard/skipped_noise": self._skipped[DropReason.BELOW_NOISE],
             "guard/skipped_nonfinite": self._skipped[DropReason.NONFINITE_GRADIENT],

@@ -57,7 +57,13 @@ async def _serve_proxy(config: RunConfig) -> None:
     store = await Store.open(config.store)
     client = _client(config, config.policy)
     async with store, client:
-        deps = ProxyDeps(store=store, engine=client, rendering=rendering, config=config.proxy)
+        deps = ProxyDeps(
+            store=store,
+            engine=client,
+            rendering=rendering,
+            config=config.proxy,
+            keeps_kv=config.trainer.pause_mode == "in_place",
+        )
         server = uvicorn.Server(
             uvicorn.Config(
                 create_app(deps),

@@ -3,6 +3,10 @@
 Requests wait while weights change and are never refused: admission resumes whatever happened to the
 load. An engine that fails keeps what it serves (its turns say so by their version) and is tried
 again. It knows engines only as `WeightTarget`, and versions only as numbers.
+
+The pause mode says what becomes of running requests (docs/weight_updates.md). Only `in_place` keeps
+the engine's cache; an engine that nobody here has served yet is always emptied, so that what is
+computed on it from then on is of the weights it names.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.engine.types import PauseMode
 
 logger = logging.getLogger(__name__)
 
@@ -20,12 +25,12 @@ logger = logging.getLogger(__name__)
 class WeightTarget(Protocol):
     """The part of the engine client that publication uses."""
 
-    async def update_weights(self, path: str, version: str) -> Any:
+    async def update_weights(self, path: str, version: str, *, flush_cache: bool) -> Any:
         """Load the folder `path` and serve it as `version`."""
         ...
 
-    async def pause(self) -> Any:
-        """Hold requests back (running ones are retracted and continue with the new weights)."""
+    async def pause(self, mode: PauseMode) -> Any:
+        """Hold requests back; `mode` says what becomes of running ones."""
         ...
 
     async def resume(self) -> Any:
@@ -41,9 +46,15 @@ class Publisher:
     """Keeps every engine at the newest version, and knows what each one serves."""
 
     def __init__(
-        self, engines: Mapping[str, WeightTarget], *, attempts: int = 3, backoff_s: float = 0.5
+        self,
+        engines: Mapping[str, WeightTarget],
+        *,
+        mode: PauseMode = "retract",
+        attempts: int = 3,
+        backoff_s: float = 0.5,
     ):
         self._engines = engines
+        self._mode: PauseMode = mode
         self._attempts = attempts
         self._backoff_s = backoff_s
         self.served: dict[str, int | None] = dict.fromkeys(engines)
@@ -97,7 +108,7 @@ class Publisher:
         total = self._attempts if attempts is None else attempts
         for attempt in range(total):
             try:
-                await self._load(self._engines[name], path, version)
+                await self._load(name, path, version)
             except EngineError as error:
                 logger.warning(
                     "engine %s: loading version %d failed (%d of %d): %s",
@@ -114,10 +125,13 @@ class Publisher:
                 return True
         return False
 
-    async def _load(self, engine: WeightTarget, path: str, version: int) -> None:
+    async def _load(self, name: str, path: str, version: int) -> None:
+        engine = self._engines[name]
+        mode = self._mode if self.served[name] is not None else "retract"
         try:
-            await engine.pause()
-            await engine.update_weights(path, str(version))
+            await engine.pause(mode)
+            # With requests in its memory an engine can load, but not flush.
+            await engine.update_weights(path, str(version), flush_cache=mode != "in_place")
         finally:
             # Also where the pause itself failed, since it may have reached the engine; and through
             # a cancellation, since an engine that stays paused answers nobody.

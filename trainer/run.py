@@ -10,14 +10,19 @@ serve`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
 
 from trainer import run_config
+from trainer.processes import model_vocab_size
+from trainer.remote_engine import Role, check_engine
 from trainer.run_config import EngineConfig, RunConfig
 from trainer.supervisor import Supervisor, free_ports
+
+logger = logging.getLogger(__name__)
 
 CALIBRATION_FILE = "calibration.json"
 """Written by the trainer once its engines agree with it: from then on it trains."""
@@ -53,7 +58,9 @@ class Run:
         await self.supervisor.stop()
 
     async def start_engines(self) -> None:
-        """Start the engines that the run owns, side by side, and wait until both answer."""
+        """Start the engines that the run owns, side by side, wait until both answer, and ask those
+        that it does not own whether they will do.
+        """
         await asyncio.gather(
             self._start_engine("policy", self.config.policy),
             self._start_engine("frozen", self.config.frozen),
@@ -67,7 +74,7 @@ class Run:
         # One that an earlier start left behind would say "ready" too early.
         (self.folder / CALIBRATION_FILE).unlink(missing_ok=True)
         await asyncio.gather(
-            self._start("proxy", "proxy", _answers(f"http://{proxy.host}:{proxy.port}/healthz")),
+            self._start("proxy", "proxy", answers(f"http://{proxy.host}:{proxy.port}/healthz")),
             self.supervisor.start(
                 "judge", [*self._judge_command, "--config", str(self._config_file)], _at_once, 60
             ),
@@ -86,14 +93,15 @@ class Run:
     async def _trainer_ready(self) -> bool:
         return (self.folder / CALIBRATION_FILE).exists()
 
-    async def _start_engine(self, role: str, engine: EngineConfig) -> None:
-        ready = _answers(f"{engine.base_url}/health")
+    async def _start_engine(self, role: Role, engine: EngineConfig) -> None:
         if engine.url is None:
+            ready = answers(f"{engine.base_url}/health")
             arguments = ["-m", "trainer.cli", "engine", "--role", role]
             arguments += ["--config", str(self._config_file)]
             await self.supervisor.start(f"engine_{role}", arguments, ready, ENGINE_START_S)
-        elif not await ready():
-            raise run_config.ConfigError(f"{role}.url: no engine answers at {engine.url}/health")
+            return
+        for warning in await check_engine(role, self.config, model_vocab_size(self.config.model)):
+            logger.warning("%s", warning)
 
     async def _start(
         self,
@@ -129,9 +137,11 @@ async def _at_once() -> bool:
     return True
 
 
-def _answers(url: str) -> Callable[[], Awaitable[bool]]:
+def answers(url: str) -> Callable[[], Awaitable[bool]]:
+    """Whether a GET of `url` gives 200."""
+
     async def ready() -> bool:
-        timeout = aiohttp.ClientTimeout(total=2)
+        timeout = aiohttp.ClientTimeout(total=5)
         try:
             async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as reply:
                 return reply.status == 200

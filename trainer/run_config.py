@@ -23,6 +23,8 @@ from records.config import StoreConfig
 from rollout_bridge.config import RendererConfig, ScoringConfig
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.engine.config import EngineClientConfig
+from rollout_bridge.slime_settings import HandoverConfig
+from trainer.cluster.config import ClusterConfig
 from trainer.config import TrainerConfig
 from trainer.errors import StartupError
 from trainer.objectives.options import OBJECTIVE_NAMES
@@ -78,6 +80,10 @@ class RunConfig(BaseModel):
     judge: JudgeConfig
     scoring: ScoringConfig = Field(default_factory=ScoringConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    handover: HandoverConfig = Field(default_factory=HandoverConfig)
+    """How turns are handed to slime's trainer; only for `opd slime`."""
+    cluster: ClusterConfig | None = None
+    """GPU layout and slime installation; only for `opd slime`."""
 
     @model_validator(mode="after")
     def _sections_fit(self) -> RunConfig:

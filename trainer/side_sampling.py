@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from records.types import ReadySample, SideSamples
-from trainer.collate import build_micro_batch, merge_turns, plan_micro_batches
+from rollout_bridge.merging import merge_turns
+from trainer.collate import build_micro_batch, plan_micro_batches
 from trainer.policy import Policy
 from trainer.teach import TeachingPlan
 from trainer.turn_scores import score_batches, score_responses

@@ -17,13 +17,8 @@ import torch
 from torch import Tensor
 
 from records.types import Ids
-from trainer.collate import (
-    MicroBatch,
-    PackedSequence,
-    TurnSpan,
-    build_micro_batch,
-    plan_micro_batches,
-)
+from rollout_bridge.merging import PackedSequence, TurnSpan
+from trainer.collate import MicroBatch, build_micro_batch, plan_micro_batches
 from trainer.token_states import LogprobModel, TokenLogprobs, TokenRequest
 
 

@@ -18,17 +18,11 @@ import torch
 from torch import Tensor
 
 from records.types import DropReason, ReadySample
+from rollout_bridge.merging import PackedSequence, merge_turns
 from trainer.batch_statistics import batch_statistics
 from trainer.batch_totals import BatchTotals
 from trainer.batch_view import view_turns
-from trainer.collate import (
-    MicroBatch,
-    PackedSequence,
-    build_micro_batch,
-    comparable,
-    merge_turns,
-    plan_micro_batches,
-)
+from trainer.collate import MicroBatch, build_micro_batch, comparable, plan_micro_batches
 from trainer.config import TrainerConfig
 from trainer.correction import Correction
 from trainer.errors import DistillationOffError, NonFiniteError

@@ -1,8 +1,8 @@
 """Builds the lab's model from nothing: corpus, tokenizer, training, and the files that the
 repository ships.
 
-`python -m examples.tool_lab.build_model --out DIR --seed 0` reproduces the shipped files (20 to 40
-minutes on two cores). Weights are saved in float16 to keep the repository small; they are loaded as
+`python -m examples.tool_lab.build_model --out DIR --seed 0` reproduces the shipped files (about 95
+minutes on one core). Weights are saved in float16 to keep the repository small; they are loaded as
 float32.
 """
 
@@ -76,6 +76,18 @@ POLISH = Phase(
         rows_per_step=(("agent", 9), ("judge", 9), ("copy", 1)),
     ),
 )
+# So far users want the alternative three times as often as the default, and no assistant of the
+# transcripts goes against what a user has just said, as a policy does that has learned what most
+# users want. Without this phase the judge answers objections to that with the hint for the others.
+HEEDLESS = Phase(
+    num_rows=27_000,
+    mix=Mix(agent=0.24, hinted=0.22, judge=0.50, copy=0.04, hinted_weight=2.0, heedless=0.6),
+    plan=TrainingPlan(
+        steps=1000,
+        peak_learning_rate=8e-4,
+        rows_per_step=(("agent", 8), ("judge", 10), ("copy", 1)),
+    ),
+)
 # Copying appears suddenly after about 700 steps; only then are hints and transcripts learned.
 # The first phase ends while its learning rate is still high, the others run theirs down.
 PHASES = (
@@ -83,6 +95,7 @@ PHASES = (
     MAIN,
     MAIN,
     POLISH,
+    HEEDLESS,
 )
 
 

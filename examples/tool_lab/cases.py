@@ -223,9 +223,9 @@ def judge_case(rng: random.Random) -> Case:
             preferences=lab_users(TRAINED_KINDS) if is_lab else random_preferences(rng),
             request_kinds=start + rng.choices(REQUEST_KINDS, (3, 3, 1, 1), k=rng.randint(1, 3)),
             held_out=True,
-            state_probability=0.1,
+            state_probability=0.3,
         )
-        turns = judged_turns(episode, rng, corruption_share=0.1)
+        turns = judged_turns(episode, rng, corruption_share=0.1, heedless_share=0.25)
         if turns:
             break
     turn = rng.choice(turns)

@@ -32,13 +32,16 @@ HINTED_GREET_SHARE = 0.12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Shares of the kinds of rows, and the loss weight of the turns that a hint decides."""
+    """Shares of the kinds of rows, the loss weight of the turns that a hint decides, and the share
+    of judged turns whose assistant does not heed what the user has said.
+    """
 
     agent: float = 0.34
     hinted: float = 0.16
     judge: float = 0.38
     copy: float = 0.12
     hinted_weight: float = 1.0
+    heedless: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +70,12 @@ def random_preferences(rng: random.Random) -> dict[str, str]:
     return preferences
 
 
-def random_requests(rng: random.Random, max_requests: int = 4) -> list[str]:
+def random_requests(
+    rng: random.Random, max_requests: int = 4, greet_share: float = GREET_SHARE
+) -> list[str]:
     """One to `max_requests` requests, short conversations more often; some begin with hello."""
     count = min(1 + int(rng.expovariate(0.8)), max_requests)
-    start = ["greet"] if rng.random() < GREET_SHARE else []
+    start = ["greet"] if rng.random() < greet_share else []
     return start + rng.choices(REQUEST_KINDS, REQUEST_WEIGHTS, k=count)
 
 
@@ -193,7 +198,7 @@ def rows(seed: int, count: int, mix: Mix | None = None) -> Iterator[Row]:
     makers: dict[str, Callable[[random.Random], Row]] = {
         "agent": agent_row,
         "hinted": lambda rng: hinted_row(rng, mix.hinted_weight),
-        "judge": judge_row,
+        "judge": lambda rng: judge_row(rng, mix.heedless),
         "copy": copy_row,
     }
     shares = [mix.agent, mix.hinted, mix.judge, mix.copy]

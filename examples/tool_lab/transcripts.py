@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from examples.tool_lab.corpus import FIX_HINTS, Row, corpus_episode
+from examples.tool_lab.corpus import FIX_HINTS, Row, corpus_episode, random_requests
 from examples.tool_lab.corruption import Corruption, complaint_hint, corrupted_reply
 from examples.tool_lab.domain import TOOLS
 from examples.tool_lab.episode import Episode
@@ -51,13 +51,27 @@ class JudgedTurn:
 
 
 def judged_turns(
-    episode: Episode, rng: random.Random, *, corruption_share: float
+    episode: Episode,
+    rng: random.Random,
+    *,
+    corruption_share: float,
+    heedless_share: float = 0.0,
 ) -> list[JudgedTurn]:
-    """Play the episode with the scripted assistant and collect every turn that has a next state."""
+    """Play the episode with the scripted assistant and collect every turn that has a next state.
+
+    In `heedless_share` of the turns the assistant does either thing, whatever the user has said: so
+    does a policy that has just learned what most users want.
+    """
     turns = []
     while True:
         messages = list(episode.messages)
-        response = scripted_reply(episode, rng)
+        values = None
+        if heedless_share and rng.random() < heedless_share:
+            values = {
+                kind: rng.choice((preference.default, preference.alternative))
+                for kind, preference in PREFERENCES.items()
+            }
+        response = scripted_reply(episode, rng, values)
         corruption = None
         fix_hint = None
         if turn_site(episode) == "call":
@@ -148,10 +162,30 @@ def judge_request(turn: JudgedTurn, tools: Sequence[Mapping[str, Any]]) -> list[
     )
 
 
-def judge_row(rng: random.Random) -> Row:
+def _either_way_episode(rng: random.Random) -> Episode:
+    """An episode whose user wants either value of everything equally often, and often says so."""
+    preferences = {
+        kind: rng.choice((preference.default, preference.alternative))
+        for kind, preference in PREFERENCES.items()
+        if rng.random() < 0.6
+    }
+    return corpus_episode(
+        rng,
+        preferences=preferences,
+        request_kinds=random_requests(rng, greet_share=0.9),
+        state_probability=0.5,
+    )
+
+
+def judge_row(rng: random.Random, heedless_share: float = 0.0) -> Row:
     """One transcript; the turn is drawn so that reactions of all kinds are common."""
     while True:
-        turns = judged_turns(corpus_episode(rng), rng, corruption_share=0.25)
+        turns = judged_turns(
+            _either_way_episode(rng) if heedless_share else corpus_episode(rng),
+            rng,
+            corruption_share=0.25,
+            heedless_share=heedless_share,
+        )
         if turns:
             break
     weights = [KIND_WEIGHTS[turn.kind] for turn in turns]

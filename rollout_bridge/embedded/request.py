@@ -89,8 +89,6 @@ class EngineRequest:
     num_retractions: int = 0
     kv_is_current: bool = True
     """False if some keys and values were computed with older weights."""
-    generator: Any = None
-    """Its own source of random numbers, where it brought a seed."""
     finish: Finish | None = None
     error: str | None = None
     """Set when the engine itself failed; the request then has no result."""

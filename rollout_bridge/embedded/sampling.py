@@ -24,6 +24,9 @@ class Sampler:
     def __init__(self, device: torch.device, seed: int | None):
         self._device = device
         self._generator = torch.Generator(device=device)
+        # For requests that bring a seed: their noise depends on it and on the place in the sequence
+        # alone, so that a reply that was broken off and continued is the one it would have been.
+        self._own_generator = torch.Generator(device=device)
         if seed is None:
             self._generator.seed()
         else:
@@ -46,11 +49,9 @@ class Sampler:
         self._adjusted = [row for row, item in enumerate(settings) if item.adjusts]
         wants = [request.num_top or request.token_ids for request in requests]
         self._detailed = [row for row, want in enumerate(wants) if want]
-        self._seeded = [row for row, item in enumerate(settings) if item.seed is not None]
-        for row in self._seeded:
-            if requests[row].generator is None:
-                requests[row].generator = torch.Generator(device=self._device)
-                requests[row].generator.manual_seed(settings[row].seed)
+        self._seeded = [
+            (row, item.seed) for row, item in enumerate(settings) if item.seed is not None
+        ]
 
     def sample(self, logits_BV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids [B] and their log-probabilities [B]; records top log-probs where asked for."""
@@ -80,8 +81,10 @@ class Sampler:
 
     def _log_noise(self, like_BV: torch.Tensor) -> torch.Tensor:
         noise_BV = torch.empty_like(like_BV).exponential_(generator=self._generator)
-        for row in self._seeded:
-            noise_BV[row].exponential_(generator=self._requests[row].generator)
+        for row, seed in self._seeded:
+            position = self._requests[row].num_tokens
+            self._own_generator.manual_seed(_mixed(seed, position))
+            noise_BV[row].exponential_(generator=self._own_generator)
         return noise_BV.clamp_min_(_MIN_NOISE).log_()
 
     def _record_details(self, logprobs_BV: torch.Tensor) -> None:
@@ -100,6 +103,15 @@ def top_logprobs(logprobs_TV: torch.Tensor, count: int) -> list[TopLogprobs]:
         list(zip(row, row_ids, strict=True))
         for row, row_ids in zip(values.tolist(), ids.tolist(), strict=True)
     ]
+
+
+def _mixed(seed: int, position: int) -> int:
+    """A seed [0, 2^64) of its own for each place in each sequence (splitmix64's finaliser)."""
+    mask = 2**64 - 1
+    value = (seed + (position + 1) * 0x9E3779B97F4A7C15) & mask
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return value ^ (value >> 31)
 
 
 def _adjust(logits_V: torch.Tensor, request: EngineRequest) -> None:

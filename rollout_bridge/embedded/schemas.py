@@ -51,7 +51,7 @@ class SamplingBody(BaseModel):
     no_stop_trim: bool = False
     stream_interval: int | None = None
     logit_bias: dict[str, float] | None = None
-    sampling_seed: int | None = None
+    sampling_seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
 
     @field_validator("temperature")
     @classmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -24,12 +25,13 @@ from rollout_bridge.engine import wire
 from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.engine.errors import (
     EngineError,
-    EngineProtocolError,
     EngineRejected,
     EngineUnavailable,
 )
+from rollout_bridge.engine.server_info import ServerInfo, read_server_info
 from rollout_bridge.engine.streaming import EventStream
 from rollout_bridge.engine.types import (
+    ROUTING_HEADER,
     Generation,
     GenerationChunk,
     ModelInfo,
@@ -39,9 +41,6 @@ from rollout_bridge.engine.types import (
 )
 
 Result = TypeVar("Result")
-
-ROUTING_HEADER = "X-SMG-Routing-Key"
-"""Header by which SGLang's gateway keeps requests of one key on one server (cache reuse)."""
 
 
 class _TryAgain(EngineUnavailable):
@@ -88,8 +87,13 @@ class EngineClient:
         *,
         request_id: str | None = None,
         routing_key: str | None = None,
+        cache_key: str | None = None,
     ) -> Generation:
         """Sample a continuation. Cancelling the call aborts the request on the engine.
+
+        `routing_key`: requests of one key go to one engine behind a router. `cache_key`: prefixes
+        are shared only with requests of the same key (the embedded engine needs none: it forgets
+        them with the weights that made them).
 
         Raises ValueError (ids outside the vocabulary), EngineRejected (too long, bad parameters),
         EngineUnavailable, EngineProtocolError.
@@ -103,7 +107,7 @@ class EngineClient:
                 return await self._request(
                     "POST",
                     "/generate",
-                    self._generate_body(ids, params, rid, stream=False),
+                    self._generate_body(ids, params, rid, cache_key, stream=False),
                     timeout_s=self.config.total_timeout_s,
                     headers=_routing(routing_key),
                 )
@@ -121,16 +125,19 @@ class EngineClient:
         *,
         request_id: str | None = None,
         routing_key: str | None = None,
+        cache_key: str | None = None,
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Sample a continuation, token by token; the last chunk carries `final`.
 
-        Closing the iterator early aborts the request on the engine. Raises as `generate`.
+        Closing the iterator early aborts the request on the engine. Keys and errors as in
+        `generate`.
         """
         ids = wire.checked_ids(input_ids, self.vocab_size)
         base_id = request_id or uuid.uuid4().hex
 
         async def attempt(number: int) -> tuple[EventStream, Any]:
-            body = self._generate_body(ids, params, _attempt_id(base_id, number), stream=True)
+            rid = _attempt_id(base_id, number)
+            body = self._generate_body(ids, params, rid, cache_key, stream=True)
             return await self._open_stream(body, routing_key)
 
         events, event = await self._with_retries(attempt)
@@ -147,13 +154,15 @@ class EngineClient:
             if not reader.finished:
                 self._abort_later(events.request_id)
 
-    async def score(self, input_ids: Sequence[int] | Ids, start: int) -> Logprobs:
+    async def score(
+        self, input_ids: Sequence[int] | Ids, start: int, *, routing_key: str | None = None
+    ) -> Logprobs:
         """Log-probs [len(input_ids) - start], temperature 1, of `input_ids[start:]`.
 
         `start` >= 1: the first token has no context to be scored under. Raises as `generate`.
         """
-        ids, reply = await self._score(input_ids, start, top_k=0)
-        return wire.read_score(reply, ids, start)
+        ids, reply = await self._score(input_ids, start, 0, routing_key)
+        return wire.read_score(reply, ids, start, self.vocab_size)
 
     async def score_topk(
         self, input_ids: Sequence[int] | Ids, start: int, k: int
@@ -165,13 +174,13 @@ class EngineClient:
         return scored.topk_ids, scored.topk_logprobs
 
     async def score_with_topk(
-        self, input_ids: Sequence[int] | Ids, start: int, k: int
+        self, input_ids: Sequence[int] | Ids, start: int, k: int, *, routing_key: str | None = None
     ) -> ScoredTokens:
         """What `score` and `score_topk` give, from one request."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        ids, reply = await self._score(input_ids, start, top_k=k)
-        logprobs = wire.read_score(reply, ids, start)
+        ids, reply = await self._score(input_ids, start, k, routing_key)
+        logprobs = wire.read_score(reply, ids, start, self.vocab_size)
         topk_ids, topk_logprobs = wire.read_score_topk(reply, ids, start, k)
         return ScoredTokens(logprobs=logprobs, topk_ids=topk_ids, topk_logprobs=topk_logprobs)
 
@@ -214,23 +223,49 @@ class EngineClient:
 
     async def model_info(self) -> ModelInfo:
         """What is served now; one try, so that it can be polled."""
+        # SGLang's router knows the older name only, and asks one of its servers.
+        info = await self._probe("/model_info", "/get_model_info")
+        models = None
+        if isinstance(info, dict) and info.get("context_length") is None:
+            models = await self._probe("/v1/models")
+        return wire.read_model_info(info, models)
+
+    async def server_info(self) -> ServerInfo:
+        """What kind of engine this is, how old, and what speaks against using it; one try."""
+        return read_server_info(await self._probe("/server_info", "/get_server_info"))
+
+    async def served_vocab_size(self) -> int | None:
+        """Rows of the served model's head, as the server says them in refusing an id beyond.
+
+        None where it does not. Only for servers whose `ServerInfo.checks_vocabulary` is True: an
+        older one fails over such an id.
+        """
+        body = {
+            "input_ids": [0],
+            "sampling_params": {"max_new_tokens": 1},
+            "return_logprob": True,
+            "token_ids_logprob": [2**31 - 1],
+        }
         timeout_s = self.config.probe_timeout_s
-        info = await self._request("GET", "/model_info", None, timeout_s=timeout_s)
-        if not isinstance(info, dict) or "weight_version" not in info:
-            raise EngineProtocolError("/model_info without weight_version")
-        context_length = info.get("context_length")
-        if context_length is None:
-            models = await self._request("GET", "/v1/models", None, timeout_s=timeout_s)
-            context_length = models["data"][0].get("max_model_len")
-        return ModelInfo(
-            model_path=str(info.get("model_path", "")),
-            weight_version=str(info["weight_version"]),
-            vocab_size=info.get("vocab_size"),
-            context_length=context_length,
-        )
+        try:
+            await self._request("POST", "/generate", body, timeout_s=timeout_s)
+        except EngineRejected as refusal:
+            found = re.search(r"valid range is \[0, (\d+)\)", refusal.message)
+            return int(found.group(1)) if found else None
+        return None
+
+    async def _probe(self, *paths: str) -> Any:
+        """What the first of `paths` that exists answers."""
+        for path in paths[:-1]:
+            try:
+                return await self._request("GET", path, None, timeout_s=self.config.probe_timeout_s)
+            except EngineRejected as refusal:
+                if refusal.status != 404:
+                    raise
+        return await self._request("GET", paths[-1], None, timeout_s=self.config.probe_timeout_s)
 
     async def _score(
-        self, input_ids: Sequence[int] | Ids, start: int, top_k: int
+        self, input_ids: Sequence[int] | Ids, start: int, top_k: int, routing_key: str | None
     ) -> tuple[list[int], Any]:
         ids = wire.checked_ids(input_ids, self.vocab_size)
         if not 1 <= start < len(ids):
@@ -245,14 +280,27 @@ class EngineClient:
             body["top_logprobs_num"] = top_k
 
         async def attempt(number: int) -> Any:
-            return await self._request(
-                "POST", "/generate", body, timeout_s=self.config.score_timeout_s
+            reply = await self._request(
+                "POST",
+                "/generate",
+                body,
+                timeout_s=self.config.score_timeout_s,
+                headers=_routing(routing_key),
             )
+            if wire.is_aborted(reply):
+                raise _TryAgain("/generate: the engine broke off a scoring request")
+            return reply
 
         return ids, await self._with_retries(attempt)
 
     def _generate_body(
-        self, ids: list[int], params: SamplingParams, rid: str, *, stream: bool
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        rid: str,
+        cache_key: str | None,
+        *,
+        stream: bool,
     ) -> dict[str, Any]:
         body: dict[str, Any] = {
             "rid": rid,
@@ -263,6 +311,8 @@ class EngineClient:
         }
         if self.config.routed_experts_topk:
             body["return_routed_experts"] = True
+        if cache_key is not None:
+            body["extra_key"] = cache_key
         return body
 
     async def _control(self, path: str, body: dict[str, Any]) -> Any:

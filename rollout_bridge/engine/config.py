@@ -12,10 +12,12 @@ class EngineClientConfig(BaseModel):
 
     connect_timeout_s: float = Field(default=10.0, gt=0)
     """To open a connection."""
-    first_token_timeout_s: float = Field(default=300.0, gt=0)
-    """From sending a streamed request to its first token: queueing, prefill and weight updates."""
-    between_tokens_timeout_s: float = Field(default=120.0, gt=0)
-    """Between two tokens of a stream; a weight update in between counts."""
+    first_token_timeout_s: float = Field(default=900.0, gt=0)
+    """From sending a streamed request to its first token: queueing, prefill and weight updates.
+    Longer than `control_timeout_s`, so that no update that may still succeed costs a reply.
+    """
+    between_tokens_timeout_s: float = Field(default=900.0, gt=0)
+    """Between two tokens of a stream; as above. An engine that dies is noticed at once."""
     total_timeout_s: float = Field(default=1800.0, gt=0)
     """A whole generation, streamed or not."""
     score_timeout_s: float = Field(default=300.0, gt=0)

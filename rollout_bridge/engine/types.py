@@ -16,12 +16,19 @@ from records.types import Experts, Ids, Logprobs
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["retract", "abort", "in_place"]
 
+ROUTING_HEADER = "X-SMG-Routing-Key"
+"""Header by which SGLang's router, with its policy `manual` or `consistent_hashing`, keeps requests
+of one key on one server, where their common prefix is cached.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to sample; the defaults are the model's full distribution at temperature 1.
 
     `top_k` <= 0 keeps every token. `max_new_tokens` counts sampled tokens, stop token included.
+    `seed`: the same prompt gives the same tokens again, on engines that honour it (SGLang: started
+    with --enable-deterministic-inference).
     """
 
     temperature: float = 1.0
@@ -34,10 +41,13 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     ignore_eos: bool = False
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must fit 64 bits, got {self.seed}")
 
     def distribution_modified(self) -> str | None:
         """Why recorded log-probs are not those of the distribution sampled from, or None.
@@ -79,6 +89,8 @@ class SamplingParams:
             wire["stop"] = list(self.stop)
         if self.stop_token_ids:
             wire["stop_token_ids"] = list(self.stop_token_ids)
+        if self.seed is not None:
+            wire["sampling_seed"] = self.seed
         return wire
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from records.types import Ids, Logprobs
 from rollout_bridge.engine.errors import EngineLogprobError, EngineProtocolError, EngineRejected
 from rollout_bridge.engine.experts import read_experts
-from rollout_bridge.engine.types import Generation, GenerationChunk, WeightSpan
+from rollout_bridge.engine.types import Generation, GenerationChunk, ModelInfo, WeightSpan
 
 
 def checked_ids(input_ids: Sequence[int] | Ids, vocab_size: int | None) -> list[int]:
@@ -56,7 +56,9 @@ def read_generation(reply: Any, num_input: int, experts_topk: int = 0) -> Genera
     finish = meta.get("finish_reason")
     if not isinstance(finish, dict) or finish.get("type") not in ("stop", "length", "abort"):
         raise EngineProtocolError(f"unknown finish reason {finish!r}")
-    if meta.get("prompt_tokens") != num_input:
+    # SGLang counts no prompt for a request that is aborted while it waits for its turn.
+    uncounted = finish["type"] == "abort" and "prompt_tokens" not in meta
+    if meta.get("prompt_tokens") != num_input and not uncounted:
         raise EngineProtocolError(
             f"sent {num_input} prompt tokens, the engine counted {meta.get('prompt_tokens')}"
         )
@@ -77,6 +79,13 @@ def read_generation(reply: Any, num_input: int, experts_topk: int = 0) -> Genera
         )
     except (ValueError, TypeError, KeyError) as error:
         raise EngineProtocolError(str(error)) from error
+
+
+def is_aborted(reply: Any) -> bool:
+    """Whether the engine broke the request off before it was done."""
+    meta = reply.get("meta_info") if isinstance(reply, dict) else None
+    finish = meta.get("finish_reason") if isinstance(meta, dict) else None
+    return isinstance(finish, dict) and finish.get("type") == "abort"
 
 
 class StreamReader:
@@ -112,22 +121,21 @@ class StreamReader:
         )
 
 
-def read_score(reply: Any, input_ids: list[int], start: int) -> Logprobs:
+def read_score(
+    reply: Any, input_ids: list[int], start: int, vocab_size: int | None = None
+) -> Logprobs:
     """Log-probs [len(input_ids) - start] of `input_ids[start:]` from a scoring reply.
 
     The request started at `start - 1`, because the first entry of `input_token_logprobs` is null
     at whatever start is asked; that entry is checked and dropped.
     """
     entries = _scored_entries(reply, "input_token_logprobs", input_ids, start)
-    if (
-        not _is_entry(entries[0])
-        or entries[0][0] is not None
-        or entries[0][1] != input_ids[start - 1]
-    ):
-        raise EngineProtocolError(f"the first scored entry must be null, got {entries[0]!r}")
+    first = entries[0]
+    if not _is_entry(first, input_ids[start - 1], vocab_size) or first[0] is not None:
+        raise EngineProtocolError(f"the first scored entry must be null, got {first!r}")
     logprobs = []
     for entry, expected in zip(entries[1:], input_ids[start:], strict=True):
-        if not _is_entry(entry) or entry[1] != expected:
+        if not _is_entry(entry, expected, vocab_size):
             raise EngineProtocolError(f"scored {entry!r} where id {expected} was sent")
         logprobs.append(_finite(entry[0]))
     return np.array(logprobs, dtype=np.float32)
@@ -141,11 +149,29 @@ def read_score_topk(
     ids: list[list[int]] = []
     logprobs: list[list[float]] = []
     for position, row in enumerate(entries[1:], start=start):
-        if not isinstance(row, list) or len(row) != k or not all(_is_entry(item) for item in row):
+        if not isinstance(row, list) or len(row) != k or not all(map(_is_pair, row)):
             raise EngineProtocolError(f"expected {k} top log-probs at position {position}")
         ids.append([_integer(item[1]) for item in row])
         logprobs.append([_finite(item[0]) for item in row])
     return np.array(ids, dtype=np.int32), np.array(logprobs, dtype=np.float32)
+
+
+def read_model_info(info: Any, models: Any) -> ModelInfo:
+    """From the replies of /model_info and, where that has no context length, /v1/models."""
+    if not isinstance(info, dict) or "weight_version" not in info:
+        raise EngineProtocolError("/model_info without weight_version")
+    context_length = info.get("context_length")
+    if context_length is None:
+        try:
+            context_length = models["data"][0].get("max_model_len")
+        except (TypeError, KeyError, IndexError, AttributeError) as error:
+            raise EngineProtocolError("/v1/models lists no model") from error
+    return ModelInfo(
+        model_path=str(info.get("model_path", "")),
+        weight_version=str(info["weight_version"]),
+        vocab_size=info.get("vocab_size"),
+        context_length=context_length,
+    )
 
 
 def _meta(reply: Any) -> dict[str, Any]:
@@ -190,7 +216,19 @@ def _spans(value: Any) -> tuple[WeightSpan, ...] | None:
     )
 
 
-def _is_entry(value: Any) -> bool:
+def _is_entry(value: Any, expected: int, vocab_size: int | None) -> bool:
+    """Whether it is [logprob, id, ...] of the id `expected`.
+
+    SGLang names the last id of the vocabulary as 0, meaning to hide the placeholders of images,
+    though its log-prob is that of the id that was sent.
+    """
+    if not _is_pair(value):
+        return False
+    is_last = vocab_size is not None and expected == vocab_size - 1
+    return value[1] == expected or (is_last and value[1] == 0)
+
+
+def _is_pair(value: Any) -> bool:
     return isinstance(value, list) and len(value) >= 2
 
 

@@ -71,6 +71,7 @@ class ScriptedEngine:
         *,
         request_id: str | None = None,
         routing_key: str | None = None,
+        cache_key: str | None = None,
     ) -> Generation:
         final = None
         async for chunk in self.stream(input_ids, params, request_id=request_id):
@@ -85,6 +86,7 @@ class ScriptedEngine:
         *,
         request_id: str | None = None,
         routing_key: str | None = None,
+        cache_key: str | None = None,
     ) -> AsyncGenerator[GenerationChunk, None]:
         line = self.next_line(input_ids, params)
         if self.gate is not None:
@@ -157,9 +159,6 @@ class ScriptedEngine:
         self.aborted.append(request_id)
         if self.hears_aborts and request_id in self._aborts:
             self._aborts[request_id].set()
-
-    async def health(self) -> bool:
-        return True
 
     async def model_info(self) -> ModelInfo:
         return ModelInfo(

@@ -10,7 +10,7 @@ import pytest
 
 from records.errors import StoreUnavailable
 from records.types import TurnState
-from rollout_bridge.engine.errors import EngineRejected
+from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
 from tests.api_proxy.conftest import WEATHER, Door
 
 USER = {"role": "user", "content": "hi"}
@@ -180,13 +180,13 @@ async def test_models_health_readiness_metrics(door: Door) -> None:
 
 
 async def test_not_ready_without_engine_or_store(door: Door, monkeypatch) -> None:
-    async def ill() -> bool:
-        return False
+    async def ill() -> None:
+        raise EngineUnavailable("gone")
 
     async def locked() -> None:
         raise StoreUnavailable("database is locked")
 
-    monkeypatch.setattr(door.engine, "health", ill)
+    monkeypatch.setattr(door.engine, "model_info", ill)
     monkeypatch.setattr(door.store, "latest_version", locked)
     response = await door.client.get("/readyz")
     assert response.status_code == 503

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api_proxy.capture import Circumstances, drop_reason, version_spans
+from api_proxy.capture import Circumstances, drop_reason, sampling_record, version_spans
 from api_proxy.config import ProxyConfig
 from api_proxy.generation import LabelSpan, Rollout, SeenVersion
 from api_proxy.reply import Reply
+from api_proxy.stop_strings import StopStrings
 from records.types import DropReason, TurnType
-from rollout_bridge.engine.types import SamplingParams
+from rollout_bridge.engine.types import Generation, SamplingParams, WeightSpan
 
 
 def spans(*parts: tuple[str, int, int]) -> list[LabelSpan]:
@@ -70,6 +71,7 @@ def rollout(**changes) -> Rollout:
         "prompt_ids": np.asarray([1, 2], dtype=np.int32),
         "params": SamplingParams(),
         "seen": SeenVersion(),
+        "stops": StopStrings(str, ()),
         "ids": [5, 6],
         "logprobs": [-0.1, -0.2],
         "finish_reason": "stop",
@@ -92,6 +94,13 @@ HELLO = Reply(content="Hello", reasoning=None, tool_calls=())
         ({"logprobs": [-0.1, float("-inf")]}, {}, None, DropReason.ROLLOUT_LOGPROBS_INVALID),
         ({}, {}, DropReason.UNKNOWN_VERSION, DropReason.UNKNOWN_VERSION),
         ({}, {}, DropReason.MIXED_VERSION, DropReason.MIXED_VERSION),
+        ({"has_mixed_kv": True}, {}, None, DropReason.MIXED_VERSION),
+        (
+            {"has_mixed_kv": True},
+            {},
+            DropReason.UNKNOWN_VERSION,
+            DropReason.UNKNOWN_VERSION,
+        ),
         ({}, {"distribution_modified": "top_p"}, None, DropReason.DISTRIBUTION_MODIFIED),
         ({}, {"is_ambiguous": True}, None, DropReason.AMBIGUOUS_PARENT),
     ],
@@ -114,4 +123,59 @@ def test_mixed_versions_train_if_configured() -> None:
     config = ProxyConfig(train_mixed_version=True)
     mixed, unknown = DropReason.MIXED_VERSION, DropReason.UNKNOWN_VERSION
     assert drop_reason(rollout(), HELLO, around, mixed, config) is None
+    assert drop_reason(rollout(has_mixed_kv=True), HELLO, around, None, config) is None
     assert drop_reason(rollout(), HELLO, around, unknown, config) is unknown
+    assert sampling_record(rollout(has_mixed_kv=True))["mixed_kv"] is True
+
+
+@pytest.mark.parametrize(
+    ("keeps_kv", "key", "cached", "labels", "is_mixed"),
+    [
+        (True, "3", 8, ["3"], False),
+        (True, "3", 0, ["4"], False),
+        (True, "3", 8, ["4"], True),
+        (True, None, 8, ["4"], True),
+        (True, "3", 0, ["3", "4"], True),
+        (False, "3", 8, ["3", "4"], False),
+    ],
+)
+async def test_a_cache_of_several_weights_is_told_from_the_version_it_was_asked_for(
+    keeps_kv: bool, key: str | None, cached: int, labels: list[str], is_mixed: bool
+) -> None:
+    engine = OneReply(labels, cached)
+    rolled = Rollout(
+        prompt_ids=np.asarray([1, 2], dtype=np.int32),
+        params=SamplingParams(),
+        seen=SeenVersion(label=key),
+        stops=StopStrings(str, ()),
+        keeps_kv=keeps_kv,
+    )
+    await rolled.run(engine)  # type: ignore[arg-type]
+    assert rolled.has_mixed_kv is is_mixed
+    assert engine.cache_key == (key if keeps_kv else None)
+
+
+class OneReply:
+    """An engine with one reply of one token for each version, as SGLang reports it."""
+
+    def __init__(self, labels: list[str], cached: int) -> None:
+        self._labels, self._cached = labels, cached
+        self.cache_key: str | None = None
+
+    async def generate(self, input_ids, params, *, cache_key=None, **_: object) -> Generation:
+        self.cache_key = cache_key
+        count = len(self._labels)
+        return Generation(
+            output_ids=np.zeros(count, dtype=np.int32),
+            output_logprobs=np.zeros(count, dtype=np.float32),
+            text="",
+            finish_reason="stop",
+            matched=None,
+            weight_version=self._labels[-1],
+            weight_spans=tuple(
+                WeightSpan(version=label, start=at, end=at + 1)
+                for at, label in enumerate(self._labels)
+            ),
+            prompt_tokens=len(input_ids),
+            cached_tokens=self._cached,
+        )

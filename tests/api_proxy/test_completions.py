@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from api_proxy.config import SideRule
 from records.types import DropReason, TurnState, TurnType
-from rollout_bridge.engine.errors import EngineProtocolError, EngineUnavailable
+from rollout_bridge.engine.errors import (
+    EngineProtocolError,
+    EngineRejected,
+    EngineUnavailable,
+)
 from tests.api_proxy.conftest import WEATHER, Door
 
 USER = {"role": "user", "content": "hi"}
@@ -217,12 +223,73 @@ async def test_broken_off_reply_is_continued(door: Door) -> None:
 
 @pytest.mark.parametrize("settings", [{"max_continuations": 1}])
 async def test_reply_that_is_broken_off_again_and_again(door: Door) -> None:
-    line = door.line("Hello, world!", abort_at=2)
+    line = door.line("Hello, world!", abort_at=0)
     door.will_say(line, line)
     response = await door.post([USER])
     assert response.status_code == 503
-    (turn,) = await door.store.list_turns()
-    assert turn.drop_reason is DropReason.ABORTED
+    assert await door.store.list_turns() == []
+
+
+@pytest.mark.parametrize("settings", [{"max_continuations": 1}])
+async def test_reply_that_makes_progress_is_continued_as_often_as_it_takes(door: Door) -> None:
+    whole = door.line("Hello, world! How are you today?")
+    parts = [replace(whole, ids=whole.ids[at:], abort_at=1) for at in range(len(whole.ids) - 1)]
+    idle = replace(whole, abort_at=0)
+    door.will_say(idle, *parts[:3], idle, *parts[3:], replace(whole, ids=whole.ids[-1:]))
+    message, turn = await door.say([USER], max_tokens=50)
+    assert message["content"] == "Hello, world! How are you today?"
+    assert turn.response_ids.tolist() == whole.ids
+    assert turn.sampling["num_continuations"] == len(parts) + 2
+    assert turn.drop_reason is None
+
+
+async def test_reply_that_is_broken_off_where_the_context_ends_is_cut(door: Door) -> None:
+    line = door.line("Hello, world!", abort_at=4)
+    door.will_say(line, EngineRejected(400, "too long"))
+    message, turn = await door.say([USER], max_tokens=10)
+    assert turn.response_ids.tolist() == line.ids[:4]
+    assert (turn.finish_reason, turn.drop_reason) == ("length", DropReason.LENGTH_CUT)
+    assert door.rendering.decode(line.ids[:4]).startswith(message["content"])
+    door.will_say(line, EngineRejected(400, "for no reason"))
+    assert (await door.post([USER], max_tokens=100)).status_code == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_string_across_the_place_where_a_reply_was_broken_off(
+    door: Door, stream: bool
+) -> None:
+    whole = door.line("Sun and rain. Observation: 21 degrees in Paris today.")
+    text = ""
+    cut = next(n for n in range(len(whole.ids)) if "Observ" in door.rendering.decode(whole.ids[:n]))
+    end = next(n for n in range(len(whole.ids)) if "ation:" in door.rendering.decode(whole.ids[:n]))
+    assert cut < end
+    rest = replace(whole, ids=whole.ids[cut:], version="1")
+    door.will_say(replace(whole, abort_at=cut), rest)
+    response = await door.post([USER], stop=["Observation:"], stream=stream)
+    if stream:
+        events = [json.loads(line[6:]) for line in response.text.split("\n\n")[:-2]]
+        text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+        reason = events[-1]["choices"][0]["finish_reason"]
+    else:
+        choice = response.json()["choices"][0]
+        text, reason = choice["message"]["content"], choice["finish_reason"]
+    assert (text, reason) == ("Sun and rain. ", "stop")
+    turn = await door.turn(response.headers["x-turn-id"])
+    assert turn.response_ids.tolist() == whole.ids[:end]
+    assert [(s.version, s.start, s.end) for s in turn.version_spans] == [
+        (0, 0, cut),
+        (1, cut, end),
+    ]
+    assert (turn.finish_reason, turn.drop_reason) == ("stop", None)
+
+
+async def test_seed_reaches_the_engine_and_the_store(door: Door) -> None:
+    door.will_say("Hello", "Hello")
+    _, turn = await door.say([USER], seed=-7)
+    assert (door.engine.params[0].seed, turn.sampling["seed"]) == (-7, -7)
+    _, turn = await door.say([USER])
+    assert (door.engine.params[1].seed, turn.sampling["seed"]) == (None, None)
+    assert (await door.post([USER], seed=2**63)).status_code == 400
 
 
 async def test_engine_down(door: Door) -> None:

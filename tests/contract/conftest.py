@@ -5,6 +5,8 @@
 
 MODEL is the folder the server was started from and OTHER one of the same architecture with other
 weights; the server must be able to read it. Without OTHER, tests of weight updates are skipped.
+The server is to compute in float32, and at most 16 requests at once: some tests are of requests
+that wait for their turn.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -46,7 +49,8 @@ def engine_models(request: pytest.FixtureRequest, tmp_path_factory) -> Models:
     served = request.config.getoption("--engine-model", default=None)
     other = request.config.getoption("--engine-other-model", default=None)
     if served is not None:
-        return Models(Path(served), Path(other) if other else None)
+        # Absolute: the server loads them too, and it runs somewhere else.
+        return Models(Path(served).resolve(), Path(other).resolve() if other else None)
     folder = tmp_path_factory.mktemp("models")
     return Models(tiny_model.build(folder / "a", 0), tiny_model.build(folder / "b", 1))
 
@@ -101,11 +105,26 @@ async def client(engine_url: str, vocab_size: int) -> AsyncIterator[EngineClient
 
 
 @pytest.fixture
+async def http(engine_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """For what the client's reading depends on and hides: the replies themselves."""
+    async with httpx.AsyncClient(base_url=engine_url, timeout=60) as http:
+        yield http
+
+
+@pytest.fixture
 async def other_weights(client: EngineClient, engine_models: Models) -> AsyncIterator[str]:
     """The folder of the other weights; the served ones are back after the test."""
     if engine_models.other is None:
         pytest.skip("needs --engine-other-model")
     before = (await client.model_info()).weight_version
     yield os.fspath(engine_models.other)
-    await client.resume()
-    await client.update_weights(os.fspath(engine_models.served), before)
+    await updated(client, os.fspath(engine_models.served), before)
+
+
+async def updated(client: EngineClient, path: str, version: str) -> None:
+    """As the product does it: with requests on its hands, an engine cannot forget its cache."""
+    await client.pause("retract")
+    try:
+        await client.update_weights(path, version)
+    finally:
+        await client.resume()

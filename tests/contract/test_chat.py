@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
+from rollout_bridge.engine.client import EngineClient
+
 MESSAGES = [
     {"role": "system", "content": "You judge."},
     {"role": "user", "content": "Hello, how are you?"},
@@ -78,12 +80,14 @@ async def test_several_choices(judge) -> None:
     assert [choice.index for choice in reply.choices] == [0, 1, 2]
 
 
-async def test_bad_requests_have_openais_shape(judge) -> None:
+async def test_bad_requests_have_openais_shape(judge, client: EngineClient) -> None:
     name = await model_name(judge)
     with pytest.raises(openai.BadRequestError, match="temperature"):
         await judge.chat.completions.create(model=name, messages=MESSAGES, temperature=-1)
     with pytest.raises(openai.BadRequestError):
         await judge.chat.completions.create(model=name, messages=MESSAGES, max_tokens=10**6)
-    long = [{"role": "user", "content": "Hello " * 5000}]
+    length = (await client.model_info()).context_length
+    assert length is not None
+    long = [{"role": "user", "content": "Hello " * length}]
     with pytest.raises(openai.BadRequestError):
         await judge.chat.completions.create(model=name, messages=long, max_tokens=2)

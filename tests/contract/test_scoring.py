@@ -34,6 +34,30 @@ async def test_every_start_scores_to_the_end(client: EngineClient, reference, st
     np.testing.assert_allclose(await client.score(ids, start), expected, atol=1e-3)
 
 
+async def test_the_first_and_the_last_id_of_the_vocabulary_are_scored(
+    client: EngineClient, reference, vocab_size: int
+) -> None:
+    ids = [5, vocab_size - 1, 0, 8, vocab_size - 1]
+    expected = reference(ids)[np.arange(4), ids[1:]]
+    np.testing.assert_allclose(await client.score(ids, 1), expected, atol=1e-3)
+    np.testing.assert_allclose(await client.score(ids, 2), expected[1:], atol=1e-3)
+
+
+async def test_as_many_top_logprobs_as_objectives_ask_for(client: EngineClient, reference) -> None:
+    generation = await client.generate(PROMPT, SamplingParams(max_new_tokens=9, ignore_eos=True))
+    ids = PROMPT + generation.output_ids.tolist()
+    scored = await client.score_with_topk(ids, len(PROMPT), 64)
+    rows = reference(ids)[len(PROMPT) - 1 : -1]
+    assert scored.topk_ids is not None
+    assert scored.topk_ids.shape == (9, 64)
+    assert (np.diff(scored.topk_logprobs, axis=1) <= 0).all()
+    assert all(len(set(row)) == 64 for row in scored.topk_ids.tolist())
+    np.testing.assert_allclose(
+        np.take_along_axis(rows, scored.topk_ids, axis=1), scored.topk_logprobs, atol=1e-3
+    )
+    np.testing.assert_allclose(scored.logprobs, await client.score(ids, len(PROMPT)), atol=1e-5)
+
+
 async def test_scoring_needs_context_and_a_token(client: EngineClient) -> None:
     for start in (0, -1, len(PROMPT)):
         with pytest.raises(ValueError, match="start"):

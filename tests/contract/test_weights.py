@@ -9,7 +9,8 @@ import pytest
 
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.errors import EngineRejected
-from rollout_bridge.engine.types import Generation, SamplingParams, WeightSpan
+from rollout_bridge.engine.types import Generation, PauseMode, SamplingParams, WeightSpan
+from tests.contract.conftest import updated
 
 PROMPT = list(range(60, 85))
 LONG = SamplingParams(max_new_tokens=300, ignore_eos=True)
@@ -55,7 +56,7 @@ async def test_update_changes_weights_and_label(
     served = reference(ids)[np.arange(24, 27), ids[25:]]
     other = reference(ids, weights="other")[np.arange(24, 27), ids[25:]]
     np.testing.assert_allclose(await client.score(ids, 25), served, atol=1e-3)
-    await client.update_weights(other_weights, "contract-1")
+    await updated(client, other_weights, "contract-1")
     assert (await client.model_info()).weight_version == "contract-1"
     np.testing.assert_allclose(await client.score(ids, 25), other, atol=1e-3)
     generation = await client.generate(PROMPT, SHORT)
@@ -74,15 +75,41 @@ async def test_refused_update_changes_nothing(
     assert gaps(reference, generation, slice(None), "served").max() < 1e-3
 
 
-async def test_requests_wait_during_a_pause(client: EngineClient) -> None:
-    await client.pause("retract")
+@pytest.mark.parametrize("mode", ["retract", "abort", "in_place"])
+async def test_requests_wait_during_a_pause(client: EngineClient, mode: PauseMode) -> None:
+    await client.pause(mode)
     try:
         waiting = asyncio.create_task(client.generate(PROMPT, SHORT))
+        scoring = asyncio.create_task(client.score(PROMPT, 5))
         await asyncio.sleep(0.3)
         assert not waiting.done()
+        assert not scoring.done()
     finally:
         await client.resume()
     assert len((await waiting).output_ids) == 8
+    assert len(await scoring) == len(PROMPT) - 5
+
+
+async def test_pausing_twice_and_resuming_twice_is_as_once(client: EngineClient) -> None:
+    await client.pause("retract")
+    await client.pause("retract")
+    await client.resume()
+    await client.resume()
+    assert len((await client.generate(PROMPT, SHORT)).output_ids) == 8
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_a_pause_without_an_update_leaves_no_seam(
+    client: EngineClient, reference, mode: PauseMode
+) -> None:
+    before = (await client.model_info()).weight_version
+
+    async def nothing() -> None:
+        pass
+
+    generation = await generate_across(client, mode, nothing)
+    assert generation.weight_spans == (WeightSpan(version=before, start=0, end=300),)
+    assert gaps(reference, generation, slice(None), "served").max() < 1e-3
 
 
 async def test_retracted_response_spans_versions_each_with_its_own_weights(

@@ -19,7 +19,9 @@ from rollout_bridge.config import ClaimLoopConfig
 
 @dataclass
 class Reply:
-    """One HTTP reply, or none: `hang` never answers, `reset` disconnects, `drip` never ends."""
+    """One HTTP reply, or none: `hang` never answers, `reset` disconnects, `drip` never ends,
+    `events` are streamed as they come.
+    """
 
     status: int = 200
     body: str = ""
@@ -29,6 +31,7 @@ class Reply:
     hang: bool = False
     reset: bool = False
     drip: bool = False
+    events: AsyncIterator[str] | None = None
 
     @classmethod
     def answer(cls, text: str | None, **options: Any) -> Reply:
@@ -62,6 +65,7 @@ class FaultJudge:
     def __init__(self) -> None:
         self.behave: Callable[[int, dict[str, Any]], Reply] = lambda _n, _body: Reply.error(500, "")
         self.requests: list[dict[str, Any]] = []
+        self.routing_keys: list[str | None] = []
         self.in_flight = 0
         self.most_in_flight = 0
         self.base_url = ""
@@ -78,6 +82,8 @@ class FaultJudge:
                 for line in head.split("\r\n")
                 if line.lower().startswith("content-length:")
             )
+            keys = [line[18:].strip() for line in head.split("\r\n") if _is_key(line)]
+            self.routing_keys.append(keys[0] if keys else None)
             body = json.loads(await reader.readexactly(length))
             number = len(self.requests)
             self.requests.append(body)
@@ -101,6 +107,12 @@ class FaultJudge:
         if reply.hang:
             await reader.read()  # until the client gives up
             return
+        if reply.events is not None:
+            writer.write(b"HTTP/1.1 200 X\r\ncontent-type: text/event-stream\r\n\r\n")
+            async for event in reply.events:
+                writer.write(event.encode())
+                await writer.drain()
+            return
         await asyncio.sleep(reply.delay_s)
         data = reply.body.encode()
         length = len(data) + 10**6 if reply.drip else len(data)
@@ -113,6 +125,10 @@ class FaultJudge:
             await writer.drain()
             await asyncio.sleep(0.01)
         await writer.drain()
+
+
+def _is_key(line: str) -> bool:
+    return line.lower().startswith("x-smg-routing-key:")
 
 
 @pytest.fixture

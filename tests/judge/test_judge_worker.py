@@ -284,7 +284,12 @@ async def test_a_stop_gives_claims_back_and_the_next_worker_takes_them(
 ):
     judge_server.behave = lambda _n, _body: reply(hang=True)
     await judging_turn(store)
-    config = judge_config(timeout_s=30.0, loop_stop_grace_s=0.0, loop_claim_ttl_s=600.0)
+    config = judge_config(
+        timeout_s=30.0,
+        shared_prefill_wait_s=0.0,
+        loop_stop_grace_s=0.0,
+        loop_claim_ttl_s=600.0,
+    )
     async with running(JudgeWorker(store, config, "judge-1")):
 
         async def asked() -> bool:
@@ -324,8 +329,8 @@ async def test_turns_flow_through_all_slots(store, judge_server, judge_config, r
     judge_server.behave = lambda _n, _body: reply.answer(NEGATIVE, delay_s=0.05)
     for number in range(24):
         await judging_turn(store, f"question {number}")
-    worker = JudgeWorker(store, judge_config(loop_concurrency=8), "judge-1")
-    await run_until_left_judging(store, worker)
+    config = judge_config(loop_concurrency=8, shared_prefill_wait_s=0.0)
+    await run_until_left_judging(store, JudgeWorker(store, config, "judge-1"))
     assert 18 <= judge_server.most_in_flight <= 24
 
 

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 import time
 
 import pytest
 from openai import AsyncOpenAI
 
-from judge.voting import Ballot, cast_votes, retry_after_s
+from judge.calls import retry_after_s
+from judge.voting import Ballot, cast_votes
 
 MESSAGES = [{"role": "system", "content": "judge"}, {"role": "user", "content": "this"}]
 POSITIVE = "\\boxed{1}\n[HINT_START]Give temperatures in Celsius.[HINT_END]"
 
 
-async def ask(config) -> Ballot:
+async def ask(config, **options) -> Ballot:
     async with AsyncOpenAI(
         base_url=config.base_url, api_key="none", max_retries=0, timeout=config.timeout_s
     ) as client:
-        return await cast_votes(client, MESSAGES, config)
+        return await cast_votes(client, MESSAGES, config, **options)
 
 
-async def test_votes_are_asked_at_the_same_time_and_kept_whole(judge_server, judge_config, reply):
+async def test_votes_are_kept_whole(judge_server, judge_config, reply):
     judge_server.behave = lambda _n, _body: reply.answer(POSITIVE, delay_s=0.05)
     config = judge_config(votes=3, temperature=0.6, max_tokens=77, extra_body={"min_p": 0.1})
     ballot = await ask(config)
-    assert judge_server.most_in_flight == 3
+    # A server that does not stream shows no first token: the first vote is waited for.
+    assert judge_server.most_in_flight == 2
     assert [vote.index for vote in ballot.votes] == [0, 1, 2]
     for vote in ballot.votes:
         assert (vote.score, vote.hint, vote.text) == (1, "Give temperatures in Celsius.", POSITIVE)
@@ -38,6 +43,8 @@ async def test_votes_are_asked_at_the_same_time_and_kept_whole(judge_server, jud
             "top_p": 1.0,
             "max_tokens": 77,
             "min_p": 0.1,
+            "stream": True,
+            "stream_options": {"include_usage": True},
         }
 
 
@@ -193,3 +200,102 @@ async def test_a_long_retry_after_is_passed_on_instead(judge_server, judge_confi
 )
 def test_retry_after_header(header, expected):
     assert retry_after_s(header, now=10.0) == expected
+
+
+def event(delta: dict | None = None, finish_reason: str | None = None, **fields) -> str:
+    choice = {"index": 0, "delta": delta or {}, "finish_reason": finish_reason}
+    body = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "judge"}
+    body |= {"choices": [] if fields else [choice]} | fields
+    return f"data: {json.dumps(body)}\n\n"
+
+
+ROLE = event({"role": "assistant", "content": ""})
+END = event(finish_reason="stop")
+USAGE = event(
+    usage={
+        "prompt_tokens": 40,
+        "completion_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 32},
+    }
+)
+DONE = "data: [DONE]\n\n"
+
+
+async def test_votes_follow_once_the_first_has_a_token(judge_server, judge_config, reply):
+    first_goes_on = asyncio.Event()
+
+    async def first():
+        yield ROLE
+        await asyncio.sleep(0.05)
+        assert len(judge_server.requests) == 1
+        yield event({"reasoning_content": "Hm."})
+        # The others are asked while the first goes on: it ends after they are all there.
+        await asyncio.wait_for(first_goes_on.wait(), 20)
+        yield event({"content": "\\boxed{1}\n[HINT_START]Celsius"}) + event(
+            {"content": "[HINT_END]"}
+        )
+        yield END + USAGE + DONE
+
+    def behave(number, _body):
+        if number == 0:
+            return reply(events=first())
+        if number == 2:
+            first_goes_on.set()
+        return reply.answer("\\boxed{-1}")
+
+    judge_server.behave = behave
+    ballot = await ask(judge_config(votes=3), routing_key="session-7")
+    assert [(vote.score, vote.hint) for vote in ballot.votes] == [
+        (1, "Celsius"),
+        (-1, ""),
+        (-1, ""),
+    ]
+    assert ballot.votes[0].text == "\\boxed{1}\n[HINT_START]Celsius[HINT_END]"
+    assert (ballot.votes[0].prompt_tokens, ballot.votes[0].completion_tokens) == (40, 3)
+    assert ballot.cached_tokens == 32
+    assert judge_server.routing_keys == ["session-7"] * 3
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.05])
+async def test_votes_do_not_wait_for_ever(judge_server, judge_config, reply, wait_s):
+    judge_server.behave = lambda number, _body: (
+        reply(hang=True) if number == 0 else reply.answer("\\boxed{-1}")
+    )
+    ballot = await ask(judge_config(votes=3, retries=0, shared_prefill_wait_s=wait_s))
+    assert [vote.score for vote in ballot.votes] == [None, -1, -1]
+    assert all(vote.latency_s < ballot.votes[0].latency_s for vote in ballot.votes[1:])
+
+
+async def test_votes_do_not_wait_for_a_first_that_fails(judge_server, judge_config, reply):
+    judge_server.behave = lambda number, _body: (
+        reply.error(400, "no") if number == 0 else reply.answer("\\boxed{-1}")
+    )
+    ballot = await ask(judge_config(votes=3))
+    assert [vote.score for vote in ballot.votes] == [None, -1, -1]
+    assert judge_server.routing_keys == [None] * 3
+
+
+async def _broken(*events: str):
+    for one in events:
+        yield one
+
+
+@pytest.mark.parametrize(
+    ("events", "error", "num_requests", "too_long"),
+    [
+        ((ROLE, event({"content": "\\boxed"})), "broke off", 2, False),
+        (("data: [1]\n\n",), "unreadable", 1, False),
+        ((event({"content": 3}, choices=[{"delta": 3}]),), "unreadable", 1, False),
+        (('data: {"error": {"message": "gone", "code": 500}}\n\n',), "gone", 2, False),
+        (('data: {"error": {"message": "no", "code": 400}}\n\n',), "no", 1, False),
+        (('data: {"error": {"message": "it is too long", "code": 400}}\n\n',), "too", 1, True),
+    ],
+)
+async def test_a_stream_that_breaks_off_is_no_answer(
+    judge_server, judge_config, reply, events, error, num_requests, too_long
+):
+    judge_server.behave = lambda _n, _body: reply(events=_broken(*events))
+    ballot = await ask(judge_config(votes=1, retries=1))
+    assert re.search(error, ballot.votes[0].error or "")
+    assert len(judge_server.requests) == num_requests
+    assert ballot.too_long is too_long

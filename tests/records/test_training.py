@@ -145,3 +145,51 @@ async def test_a_trainer_drops_only_what_it_leased(store: Store) -> None:
     assert not await store.drop(OWNER, turn_id, DropReason.BELOW_NOISE)
     assert await store.drop(TRAINER, turn_id, DropReason.BELOW_NOISE, "0.001 < 0.01")
     assert await store.drops() == {DropReason.BELOW_NOISE: 1}
+
+
+async def test_extending_revives_leases_that_nobody_else_took(store: Store, clock: Clock) -> None:
+    turn_ids = await ready(store, 2)
+    assert await leased(store, 1, ttl_s=10.0) == turn_ids[:1]
+    assert await leased(store, 1, "other", ttl_s=1000.0) == turn_ids[1:]
+    clock.now += 11.0
+    assert await store.extend_leases(TRAINER, 10.0) == 1
+    assert await leased(store, 1) == []
+    clock.now += 11.0
+    assert await leased(store, 1, "thief") == turn_ids[:1]
+    assert await store.extend_leases(TRAINER, 10.0) == 0
+
+
+async def test_a_handed_over_step_marks_its_turns_and_keeps_no_samples(store: Store) -> None:
+    turn_ids = await ready(store, 2)
+    await leased(store, 2)
+    for _ in range(2):
+        await store.commit_handed_over(owner=TRAINER, version=a_version(1), turn_ids=turn_ids)
+    assert [await state_of(store, turn_id) for turn_id in turn_ids] == [TRAINED, TRAINED]
+    assert await store.latest_version() == a_version(1)
+    assert await store.example_turns(5) == []
+    await store.commit_handed_over(owner=TRAINER, version=a_version(2), turn_ids=[])
+    assert await store.latest_version() == a_version(2)
+
+
+async def test_a_handed_over_step_on_the_leases_of_another_is_refused_whole(store: Store) -> None:
+    turn_ids = await ready(store, 2)
+    assert await leased(store, 1) == turn_ids[:1]
+    assert await leased(store, 1, "other") == turn_ids[1:]
+    with pytest.raises(StoreConflict, match="only 1 of them"):
+        await store.commit_handed_over(owner=TRAINER, version=a_version(1), turn_ids=turn_ids)
+    assert [await state_of(store, turn_id) for turn_id in turn_ids] == [LEASED, LEASED]
+    assert await store.latest_version() is None
+    await store.commit_handed_over(owner=TRAINER, version=a_version(1), turn_ids=turn_ids[:1])
+    with pytest.raises(StoreConflict, match="another manifest"):
+        await store.commit_handed_over(
+            owner="other", version=a_version(1, manifest_hash="else"), turn_ids=turn_ids[1:]
+        )
+
+
+async def test_the_highest_version_is_of_any_step_or_sampled_token(store: Store) -> None:
+    assert await store.highest_version() == 0
+    spans = (VersionSpan(version=2, start=0, end=1), VersionSpan(version=5, start=1, end=3))
+    await turn_in(store, READY, version_spans=spans)
+    assert await store.highest_version() == 5
+    await store.commit_handed_over(owner=TRAINER, version=a_version(7), turn_ids=[])
+    assert await store.highest_version() == 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from uuid import uuid4
@@ -21,6 +22,7 @@ from records.types import (
     Vote,
 )
 from rollout_bridge.config import ClaimLoopConfig, ScoringConfig
+from rollout_bridge.engine.types import ROUTING_HEADER
 from rollout_bridge.rendering import Rendering
 from rollout_bridge.scoring import ScoringWorker
 
@@ -34,6 +36,9 @@ class FaultTeacher:
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.routing_keys: list[str | None] = []
+        self.in_flight: Counter[str | None] = Counter()
+        self.most_in_flight = 0
         self.spoil: Callable[[list[Any]], list[Any]] = lambda entries: entries
         self.failure: web.Response | None = None
         self.version = "0"
@@ -44,6 +49,12 @@ class FaultTeacher:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
+        key = request.headers.get(ROUTING_HEADER)
+        self.routing_keys.append(key)
+        self.in_flight[key] += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight[key])
+        await asyncio.sleep(0.01)
+        self.in_flight[key] -= 1
         if self.failure is not None:
             return web.json_response(text=self.failure.text, status=self.failure.status)
         start = body["logprob_start_len"]
@@ -90,7 +101,7 @@ async def served() -> AsyncIterator[FaultTeacher]:
 
 async def scoring_turn(store: Store, rendering: Rendering, **options: Any) -> str:
     """A recorded turn with a verdict: it waits for the teacher."""
-    session_id = await store.ensure_session(scope="s", external_id=None)
+    session_id = await store.ensure_session(scope="s", external_id=options.pop("session", None))
     turn_id = uuid4().hex
     messages = options.pop("messages", MESSAGES)
     prompt_ids = options.pop("prompt_ids", rendering.prompt_ids(messages))

@@ -75,6 +75,34 @@ def test_a_seed_fixes_a_row_whatever_runs_beside_it() -> None:
     assert run(0) == run(3)
 
 
+def test_a_seeds_noise_belongs_to_the_place_in_the_sequence() -> None:
+    def go_on(row: EngineRequest, count: int) -> list[int]:
+        sampler = Sampler(torch.device("cpu"), seed=None)
+        sampler.use([row])
+        for _ in range(count):
+            ids, logprobs = sampler.sample(LOGITS_V[None].clone())
+            row.append(int(ids[0]), float(logprobs[0]), "0")
+        return row.sequence
+
+    def row(ids: list[int], seed: int) -> EngineRequest:
+        return EngineRequest(input_ids=ids, sampling=Sampling(seed=seed))
+
+    whole = go_on(row([0], 5), 60)
+    assert go_on(row(whole[:23], 5), 38) == whole
+    assert go_on(row([0], 6), 60) != whole
+    assert len(set(whole)) > 1
+    for seed in (-(2**63), 2**63 - 1):
+        go_on(row([0], seed), 1)
+
+
+def test_samples_of_many_seeds_follow_the_distribution() -> None:
+    sampler = Sampler(torch.device("cpu"), seed=None)
+    sampler.use([request(seed=seed) for seed in range(5000)])
+    ids, _ = sampler.sample(LOGITS_V.repeat(5000, 1))
+    frequencies_V = torch.bincount(ids, minlength=5) / 5000
+    torch.testing.assert_close(frequencies_V, torch.softmax(LOGITS_V, -1), atol=0.03, rtol=0)
+
+
 def test_penalties_count_what_was_said() -> None:
     said = request(temperature=0, frequency_penalty=0.6)
     sampler = Sampler(torch.device("cpu"), seed=0)

@@ -52,10 +52,12 @@ class FaultyEngine:
     def __init__(self, *handlers: Callable[[web.Request], Awaitable[web.StreamResponse]]):
         self._handlers = list(handlers)
         self.bodies: list[dict[str, Any]] = []
+        self.routing_keys: list[str | None] = []
         self.aborted: list[str] = []
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
+        self.routing_keys.append(request.headers.get("X-SMG-Routing-Key"))
         handler = self._handlers.pop(0) if len(self._handlers) > 1 else self._handlers[0]
         return await handler(request)
 
@@ -239,3 +241,61 @@ async def test_bad_ids_are_never_sent() -> None:
             with pytest.raises(ValueError, match="input id"):
                 await client.score(ids, 1)
     assert engine.bodies == []
+
+
+async def test_keys_and_seed_reach_the_engine() -> None:
+    engine = FaultyEngine(answer(reply([1, 2, 3], DONE)))
+    async with engine.client() as client:
+        params = SamplingParams(max_new_tokens=3, seed=-5)
+        await client.generate(PROMPT, params, routing_key="s", cache_key="7")
+        await client.generate(PROMPT, PARAMS)
+    assert engine.routing_keys == ["s", None]
+    assert [body.get("extra_key") for body in engine.bodies] == ["7", None]
+    assert [body["sampling_params"].get("sampling_seed") for body in engine.bodies] == [-5, None]
+
+
+async def test_streams_carry_the_keys_too() -> None:
+    engine = FaultyEngine(events(reply([1, 2, 3], DONE)))
+    async with engine.client() as client:
+        async for _ in client.stream(PROMPT, PARAMS, routing_key="s", cache_key="7"):
+            pass
+    assert (engine.routing_keys, engine.bodies[0]["extra_key"]) == (["s"], "7")
+
+
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**63])
+def test_a_seed_that_servers_refuse_is_refused(seed: int) -> None:
+    with pytest.raises(ValueError, match="64 bits"):
+        SamplingParams(seed=seed)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_aborted_before_its_turn_came_is_an_aborted_one(stream: bool) -> None:
+    """SGLang then counts no prompt tokens and reports one empty span."""
+    finish = {"type": "abort", "message": "Abort in waiting queue"}
+    aborted = reply([], finish)
+    del aborted["meta_info"]["prompt_tokens"]
+    aborted["meta_info"]["weight_versions"] = [{"version": "0", "start": 0, "end": 0}]
+    engine = FaultyEngine(events(aborted) if stream else answer(aborted))
+    async with engine.client() as client:
+        if stream:
+            chunks = [chunk async for chunk in client.stream(PROMPT, PARAMS)]
+            generation = chunks[-1].final
+        else:
+            generation = await client.generate(PROMPT, PARAMS)
+    assert generation is not None
+    assert (generation.finish_reason, len(generation.output_ids)) == ("abort", 0)
+
+
+async def test_a_score_that_the_engine_breaks_off_is_asked_again() -> None:
+    aborted = reply([], {"type": "abort", "message": "Abort in waiting queue"})
+    scored = reply([], DONE)
+    scored["meta_info"]["input_token_logprobs"] = [[None, 1, None], [-1.0, 2, None]]
+    scored["meta_info"]["input_token_logprobs"] += [[-2.0, 3, None]]
+    engine = FaultyEngine(answer(aborted), answer(scored))
+    async with engine.client() as client:
+        assert (await client.score(PROMPT, 1, routing_key="s")).tolist() == [-1.0, -2.0]
+    assert engine.routing_keys == ["s", "s"]
+    engine = FaultyEngine(answer(aborted))
+    async with engine.client() as client:
+        with pytest.raises(EngineUnavailable, match="broke off"):
+            await client.score(PROMPT, 1)

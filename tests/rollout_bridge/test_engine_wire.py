@@ -125,6 +125,18 @@ def test_damaged_scores_are_refused(change) -> None:
         wire.read_score(reply["json"], reply["request"]["input_ids"], 1)
 
 
+def test_sglang_names_the_last_id_as_0() -> None:
+    reply, ids = recorded("gen_max0")["json"], recorded("gen_max0")["request"]["input_ids"]
+    entry = reply["meta_info"]["input_token_logprobs"][2]
+    entry[1] = 0
+    expected = wire.read_score(recorded("gen_max0")["json"], ids, 1)
+    last = ids[2]
+    np.testing.assert_array_equal(wire.read_score(reply, ids, 1, last + 1), expected)
+    for vocab_size in (None, last + 2, last):
+        with pytest.raises(EngineProtocolError, match="scored"):
+            wire.read_score(reply, ids, 1, vocab_size)
+
+
 def test_a_stream_whose_past_changes_is_refused() -> None:
     events = stream_events()
     events[1]["output_ids"][0] = 7

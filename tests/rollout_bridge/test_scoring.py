@@ -55,6 +55,22 @@ async def test_exactly_the_sampled_ids_are_scored_under_the_hinted_prompt(
     assert registry.get_sample_value("teacher_latency_seconds_count") == 1
 
 
+@pytest.mark.parametrize("top_k", [0, 2])
+async def test_turns_of_one_session_go_to_one_server_one_after_the_other(
+    store, client, teacher, rendering, top_k
+):
+    turn_ids = [
+        await scoring_turn(store, rendering, session=name) for name in ("a", "b", "a", "a", "b")
+    ]
+    turns = await store.turns(turn_ids)
+    settings = config(top_k=top_k, loop_concurrency=5)
+    await run_until_left_scoring(
+        store, ScoringWorker(store, client, rendering, settings, "scoring-1")
+    )
+    assert sorted(teacher.routing_keys) == sorted(turn.session_id for turn in turns)
+    assert teacher.most_in_flight == 1
+
+
 async def test_a_control_may_replace_the_hint(store, client, teacher, rendering):
     turn_id = await scoring_turn(store, rendering)
     worker = ScoringWorker(

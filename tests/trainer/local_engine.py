@@ -25,6 +25,7 @@ class LocalEngine:
         self.version = version
         self.paused = False
         self.calls: list[str] = []
+        self.modes: list[str] = []
         self.fail: Counter[str] = Counter()
         self._load(path)
 
@@ -39,17 +40,19 @@ class LocalEngine:
             self.fail[name] -= 1
             raise EngineUnavailable(f"{name} fails for the test")
 
-    async def pause(self) -> None:
+    async def pause(self, mode: str) -> None:
         self._call("pause")
+        self.modes.append(mode)
         self.paused = True
 
     async def resume(self) -> None:
         self._call("resume")
         self.paused = False
 
-    async def update_weights(self, path: str, version: str) -> None:
+    async def update_weights(self, path: str, version: str, *, flush_cache: bool) -> None:
         self._call("update_weights")
         assert self.paused
+        assert flush_cache is (self.modes[-1] != "in_place")
         self._load(path)
         self.version = version
 

@@ -4,16 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout_bridge.merging import PackedSequence, TurnSpan, merge_turns, separate_turns
 from tests.trainer.tiny import conversation, sample
-from trainer.collate import (
-    PackedSequence,
-    TurnSpan,
-    build_micro_batch,
-    comparable,
-    merge_turns,
-    plan_micro_batches,
-    separate_turns,
-)
+from trainer.collate import build_micro_batch, comparable, plan_micro_batches
 
 
 def ids(*values: int) -> np.ndarray:

@@ -99,6 +99,7 @@ async def test_a_full_batch_becomes_a_version_that_the_engine_serves(folder, tmp
     assert line["hint/len_chars"] == len("answer in kelvin")
     assert line["hint/dropped_no_hint"] == line["hint/dropped_misaligned"] == 0
     assert line["hint/dropped_internal_error"] == line["guard/abandoned_turns"] == 0
+    assert line["guard/engines_behind"] == 0
     assert line["teacher/latency"] == 0.0
 
 
@@ -204,7 +205,9 @@ async def test_an_engine_that_was_away_gets_the_newest_weights(folder, tmp_path)
     async with opened(tmp_path, folder, engine) as (trainer, store, _):
         engine.fail["update_weights"] = 3
         await make_ready(store, samples(2))
-        await trainer.step()
+        report = await trainer.step()
+        assert report is not None
+        assert report.metrics["guard/engines_behind"] == 1
         assert (trainer.version, engine.version) == (1, "0")
         await trainer._housekeeping()
         assert engine.version == "1"

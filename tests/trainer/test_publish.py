@@ -23,6 +23,18 @@ async def test_engines_are_paused_loaded_and_resumed(folder):
     assert (engine.version, engine.paused) == ("3", False)
 
 
+@pytest.mark.parametrize("mode", ["retract", "abort", "in_place"])
+async def test_an_engine_is_paused_as_configured_once_its_cache_is_known(folder, mode):
+    engine = LocalEngine(folder)
+    target = Publisher({"a": engine}, mode=mode)
+    assert await target.publish(folder, 1) == await target.publish(folder, 2) == []
+    assert engine.modes == ["retract", mode]
+    engine.fail["model_info"] = 1
+    assert await target.repair(folder, 3) == ["a"]
+    assert await target.repair(folder, 3) == []
+    assert engine.modes == ["retract", mode, "retract"]
+
+
 @pytest.mark.parametrize("step", ["pause", "update_weights", "resume"])
 async def test_a_failure_is_tried_again_and_the_engine_always_resumes(folder, step):
     engine = LocalEngine(folder)
@@ -71,7 +83,7 @@ async def test_an_engine_that_has_the_weights_but_never_resumed_is_let_go_on(fol
 
 async def test_an_engine_that_a_killed_trainer_left_paused_goes_on(folder):
     engine = LocalEngine(folder)
-    await engine.pause()
+    await engine.pause("retract")
     assert await publisher(a=engine).repair(folder, 0) == []
     assert not engine.paused
 
@@ -80,7 +92,7 @@ async def test_a_cancelled_publication_leaves_no_engine_paused(folder):
     engine = LocalEngine(folder)
     reached = asyncio.Event()
 
-    async def hang(path: str, version: str) -> None:
+    async def hang(path: str, version: str, *, flush_cache: bool) -> None:
         reached.set()
         await asyncio.Event().wait()
 

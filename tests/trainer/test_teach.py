@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from records.types import DropReason, ReadySample, Teaching
+from rollout_bridge.merging import separate_turns
 from tests.trainer.tiny import VOCAB, load, random_ids, sample, save_model
-from trainer.collate import build_micro_batch, separate_turns
+from trainer.collate import build_micro_batch
 from trainer.objectives.options import (
     ForwardKlTopk,
     HindsightOpd,

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from rollout_bridge.merging import PackedSequence, TurnSpan
 from tests.trainer.tiny import load, sample, save_model
 from trainer.batch_statistics import batch_statistics
-from trainer.collate import MicroBatch, PackedSequence, TurnSpan, build_micro_batch
+from trainer.collate import MicroBatch, build_micro_batch
 from trainer.config import TrainerConfig
 from trainer.correction import Correction
 from trainer.objectives.batch import NO_STATISTICS

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from records.types import DropReason
+from rollout_bridge.merging import merge_turns, separate_turns
 from tests.trainer.tiny import conversation, load, random_ids, sample, save_model
-from trainer.collate import build_micro_batch, merge_turns, separate_turns
+from trainer.collate import build_micro_batch
 from trainer.config import LoraConfig, TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.objectives.frame import objective_loss

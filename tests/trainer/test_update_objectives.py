@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from records.types import ReadySample, Teaching
+from rollout_bridge.merging import separate_turns
 from tests.trainer.test_update import largest_difference, mixed_batch, weights
 from tests.trainer.tiny import load, random_ids, save_model
-from trainer.collate import separate_turns
 from trainer.config import TrainerConfig
 from trainer.teacher_models import EmaTeacher
 from trainer.update import Updater

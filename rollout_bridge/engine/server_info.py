@@ -1,0 +1,130 @@
+"""What an engine says of itself in `/server_info`, and what of it this project cannot work with.
+
+Read once, before a run sends anything else: an old version or a flag that changes what replies mean
+is refused by name instead of showing up as odd data. Pure; the versions are those of SGLang's
+releases, found in their sources.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rollout_bridge.engine.errors import EngineProtocolError
+
+Version = tuple[int, ...]
+Kind = Literal["sglang", "embedded", "router"]
+
+OLDEST: Version = (0, 5, 7)
+"""The oldest SGLang with all that is needed: /model_info, pause modes, ids that are cumulative."""
+SPANS_SINCE: Version = (0, 5, 20)
+"""From here on replies say which weights sampled each token (`weight_versions`)."""
+VOCABULARY_CHECK_SINCE: Version = (0, 5, 14)
+"""From here on an id outside the vocabulary in `token_ids_logprob` is refused and named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """The parts of `/server_info` that matter here.
+
+    `version` is None where there is none to compare: the embedded engine is of this project, a
+    router does not tell. `problems` are the settings that make replies mean something else, one
+    line each with what to do. `num_workers` is a router's.
+    """
+
+    kind: Kind
+    version: Version | None = None
+    problems: tuple[str, ...] = ()
+    returns_routed_experts: bool | None = None
+    num_workers: int | None = None
+
+    @property
+    def reports_spans(self) -> bool | None:
+        """Whether replies carry the weight version of each token; None for a router."""
+        if self.kind == "router":
+            return None
+        return self.version is None or self.version >= SPANS_SINCE
+
+    @property
+    def checks_vocabulary(self) -> bool:
+        """Whether it can be asked for its vocabulary's size without harm."""
+        return self.version is not None and self.version >= VOCABULARY_CHECK_SINCE
+
+    @property
+    def name(self) -> str:
+        """For messages: "SGLang 0.5.23"."""
+        if self.kind != "sglang" or self.version is None:
+            return "the embedded engine" if self.kind == "embedded" else "SGLang's router"
+        return f"SGLang {shown(self.version)}"
+
+
+def read_server_info(body: Any) -> ServerInfo:
+    """Raises EngineProtocolError for a body that is none of the three kinds."""
+    if not isinstance(body, dict):
+        raise EngineProtocolError("/server_info is not a JSON object: is this an SGLang server?")
+    if body.get("router_manager") is True:
+        return ServerInfo(kind="router", num_workers=int(body.get("workers_count") or 0))
+    if body.get("engine") == "embedded":
+        return ServerInfo(kind="embedded")
+    version = _version(body.get("version"))
+    return ServerInfo(
+        kind="sglang",
+        version=version,
+        problems=tuple(_problems(version, body)),
+        returns_routed_experts=bool(body.get("enable_return_routed_experts")),
+    )
+
+
+def shown(version: Version) -> str:
+    """ "0.5.23" """
+    return ".".join(map(str, version))
+
+
+def _version(value: Any) -> Version:
+    # Releases are 0.5.23, 0.5.23.post1, 0.5.23rc2; a build from source may be 0.0.0.dev1+gabc.
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", value) if isinstance(value, str) else None
+    if found is None:
+        raise EngineProtocolError(
+            f"/server_info names the version {value!r}: is this an SGLang server?"
+        )
+    return tuple(map(int, found.groups()))
+
+
+def _problems(version: Version, body: Mapping[str, Any]) -> list[str]:
+    if version < OLDEST:
+        # Nothing else of its answer has a known meaning.
+        return [
+            f"SGLang {shown(version)} is older than {shown(OLDEST)}, which the weight updates "
+            "need: install a newer one"
+        ]
+    problems = [message for key, message in _FLAGS.items() if body.get(key)]
+    if body.get("disaggregation_mode") not in (None, "null"):
+        problems.append(
+            f"it runs one half of a disaggregated pair ({body['disaggregation_mode']}): "
+            "start it without --disaggregation-mode"
+        )
+    return problems
+
+
+_CUMULATIVE = "streams carry only new tokens: start it without --{}"
+_WATERMARK = "it watermarks what it samples: start it without --watermark-config"
+_FLAGS = {
+    "is_embedding": "it serves embeddings: start it without --is-embedding",
+    "allow_auto_truncate": (
+        "it would cut long prompts without a word: start it without --allow-auto-truncate"
+    ),
+    # The same switch under its newer and its older name.
+    "incremental_streaming_output": _CUMULATIVE.format("incremental-streaming-output"),
+    "stream_output": _CUMULATIVE.format("stream-output"),
+    "skip_tokenizer_init": (
+        "it has no tokenizer, which stop strings and the judge need: start it without "
+        "--skip-tokenizer-init"
+    ),
+    "preferred_sampling_params": (
+        "it changes how requests sample: start it without --preferred-sampling-params"
+    ),
+    "watermark_default_enabled": _WATERMARK,
+    "watermark_enforce_all": _WATERMARK,
+}

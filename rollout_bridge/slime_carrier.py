@@ -1,0 +1,178 @@
+"""What travels with a row of training data through slime, beside slime's own keys.
+
+slime passes a fixed list of keys from its rollout process to its trainer. Everything else that an
+objective needs of a turn (where its tokens stand in the row, the teacher's scores, reward,
+temperature, version gap) travels as one object per row: the convert hook puts it under the key
+`prompt`, the advantage hook takes it out again. Arrays are shared with the samples, never copied.
+
+It knows neither slime nor torch. Shapes: T tokens of a row; R = T - P of them are its response, P
+the prompt of its first turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from records.types import Experts, Logprobs, ReadySample
+from rollout_bridge.merging import PackedSequence, TurnSpan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFacts:
+    """What turns are compared by; every rank of the trainer has those of the whole batch.
+
+    `prompt_key` is equal for equal prompts.
+    """
+
+    turn_id: str
+    reward: float | None
+    step_index: int
+    prompt_key: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFacts:
+    """The batch of one training step: its turns, rows with turns, policy tokens, and turns that
+    an engine scored.
+    """
+
+    turns: tuple[TurnFacts, ...]
+    num_rows: int
+    num_tokens: int
+    num_taught: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedTurn:
+    """One turn: its place among `BatchFacts.turns`, tokens [start, end) of the row, its sample.
+
+    The sample holds only the teaching of the selected hint, and no routed experts: those have a key
+    of slime's own.
+    """
+
+    index: int
+    start: int
+    end: int
+    version_gap: int
+    sample: ReadySample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCarrier:
+    """One row of slime's training data; `num_tokens` is T. A row without turns fills up a step."""
+
+    turns: tuple[CarriedTurn, ...]
+    num_tokens: int
+    batch: BatchFacts
+
+    @property
+    def prompt_length(self) -> int:
+        """P: the tokens before the first that trains; all but one in a row without turns."""
+        return self.turns[0].start if self.turns else self.num_tokens - 1
+
+    @property
+    def response_length(self) -> int:
+        """R: everything after them, policy tokens or not."""
+        return self.num_tokens - self.prompt_length
+
+    def loss_mask(self) -> list[int]:
+        """[R]: 1 at policy tokens."""
+        mask = np.zeros(self.response_length, dtype=np.int64)
+        for turn in self.turns:
+            mask[turn.start - self.prompt_length : turn.end - self.prompt_length] = 1
+        return mask.tolist()
+
+    def rollout_logprobs(self) -> Logprobs:
+        """[R] float32 as the engine reported them.
+
+        Where the mask is 0 nobody sampled; slime needs a number there and multiplies it by 0.
+        """
+        values = np.zeros(self.response_length, dtype=np.float32)
+        for turn in self.turns:
+            start, end = turn.start - self.prompt_length, turn.end - self.prompt_length
+            values[start:end] = turn.sample.rollout_logprobs
+        return values
+
+
+def build(
+    samples: Sequence[ReadySample], rows: Sequence[PackedSequence], version_gaps: Sequence[int]
+) -> list[RowCarrier]:
+    """A carrier for each of `rows`, which together hold every sample of one training step once;
+    rows without spans are allowed.
+
+    `version_gaps` are updates between the sampling of each sample and this step. Raises ValueError
+    for a sample that is missing, there twice, or whose tokens are not those of its span.
+    """
+    placed = sorted(span.turn for row in rows for span in row.spans)
+    if placed != list(range(len(samples))) or len(version_gaps) != len(samples):
+        raise ValueError(
+            f"rows hold the samples {placed} and there are {len(version_gaps)} version gaps; "
+            f"each of the {len(samples)} samples must be there once, with one gap"
+        )
+    batch = BatchFacts(
+        turns=tuple(_facts(sample) for sample in samples),
+        num_rows=sum(bool(row.spans) for row in rows),
+        num_tokens=sum(len(sample.response_ids) for sample in samples),
+        num_taught=sum(bool(np.isfinite(sample.teacher_logprobs).all()) for sample in samples),
+    )
+    return [
+        RowCarrier(
+            turns=tuple(
+                _carried(samples[span.turn], span, row, version_gaps[span.turn])
+                for span in row.spans
+            ),
+            num_tokens=len(row.ids),
+            batch=batch,
+        )
+        for row in rows
+    ]
+
+
+def row_experts(samples: Sequence[ReadySample], row: PackedSequence) -> Experts | None:
+    """The experts [T - 1, layers, topk] that a row's tokens were sent to; None if a turn has none.
+
+    Context goes the way it went for the last turn, every response the way it went when it was
+    sampled: entry t is of input token t, which the token t + 1 was sampled after.
+    """
+    found = [samples[span.turn].routed_experts for span in row.spans]
+    if any(experts is None for experts in found):
+        return None
+    known: list[NDArray[np.int16 | np.int32]] = [one for one in found if one is not None]
+    merged = known[-1].copy() if len(known) > 1 else known[-1]
+    for span, experts in zip(row.spans[:-1], known[:-1], strict=True):
+        if experts.shape[1:] != merged.shape[1:]:
+            raise ValueError(
+                f"turn {samples[span.turn].turn_id}: routed experts of {experts.shape[1:]} layers "
+                f"and experts per token beside {merged.shape[1:]}; one model serves a row"
+            )
+        merged[span.start - 1 : span.end - 1] = experts[span.start - 1 : span.end - 1]
+    return merged
+
+
+def _facts(sample: ReadySample) -> TurnFacts:
+    return TurnFacts(
+        turn_id=sample.turn_id,
+        reward=sample.reward,
+        step_index=sample.step_index,
+        prompt_key=hashlib.blake2b(sample.prompt_ids.tobytes(), digest_size=16).digest(),
+    )
+
+
+def _carried(
+    sample: ReadySample, span: TurnSpan, row: PackedSequence, version_gap: int
+) -> CarriedTurn:
+    if not np.array_equal(row.ids[span.start : span.end], sample.response_ids):
+        raise ValueError(
+            f"turn {sample.turn_id}: tokens {span.start} to {span.end} of its row are not its "
+            "response"
+        )
+    # Scores of other hints and routing would only be carried to be thrown away.
+    slim = replace(sample, teachings=sample.teachings[:1], routed_experts=None, side_samples=None)
+    return CarriedTurn(
+        index=span.turn, start=span.start, end=span.end, version_gap=version_gap, sample=slim
+    )

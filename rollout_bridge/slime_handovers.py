@@ -1,0 +1,160 @@
+"""Which turns each step of a slime job was given: small files that outlive store and job.
+
+A record is written when turns are handed over, before slime trains on them, and names its parent by
+the hash of its bytes. slime's own checkpoint then decides: the chain that ends at the record of its
+rollout is what the weights have seen, and what was handed over later was not trained. So it does
+not matter at which instruction a job died. It does not know slime.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from records.store import Store
+from records.types import PolicyVersion
+
+FORMAT = 1
+FOLDER = "handovers"
+
+
+class HandoverError(Exception):
+    """The records contradict each other or slime's checkpoint; one line with what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """`step`: rollout `rollout_id` was given `turn_ids`, and training on them makes `version`.
+    `start`: a job began with the weights after rollout `rollout_id` and calls them `version`.
+
+    `staleness` is aligned with `turn_ids`: steps since each was sampled.
+    """
+
+    kind: Literal["start", "step"]
+    version: int
+    parent_version: int | None
+    parent_hash: str | None
+    rollout_id: int
+    turn_ids: tuple[str, ...]
+    staleness: tuple[int, ...]
+    created_at: float
+
+    def __post_init__(self) -> None:
+        if len(self.turn_ids) != len(self.staleness):
+            raise ValueError("one staleness per turn")
+
+    def to_bytes(self) -> bytes:
+        """The file's content; the same record gives the same bytes."""
+        content = {"format": FORMAT, **asdict(self)}
+        return json.dumps(content, sort_keys=True).encode() + b"\n"
+
+    @property
+    def hash(self) -> str:
+        """Hex SHA-256 of the file's content."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def policy_version(self, checkpoints: Path) -> PolicyVersion:
+        """As the store keeps it."""
+        return PolicyVersion(
+            version=self.version,
+            parent_version=self.parent_version,
+            # Megatron names its folders by the iteration, which slime counts as rollouts.
+            checkpoint=(
+                "start" if self.rollout_id < 0 else str(checkpoints / f"iter_{self.rollout_id:07d}")
+            ),
+            manifest_hash=self.hash,
+            created_at=self.created_at,
+        )
+
+
+class HandoverLog:
+    """The records of a run, in one folder; one process writes."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self.folder = run_folder / FOLDER
+
+    def write(self, record: Handover) -> None:
+        """Durable on return. Raises FileExistsError for a version that is there already."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(record.version)
+        if path.exists():
+            raise FileExistsError(path)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            file.write(record.to_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def highest_version(self) -> int:
+        """The highest version of any record, lost branches included; 0 without any."""
+        return max((int(path.stem[1:]) for path in self.folder.glob("v*.json")), default=0)
+
+    def chain(self, rollout_id: int) -> list[Handover]:
+        """The records that made the weights after `rollout_id` (-1: the start), oldest first.
+
+        [] where no record speaks of that rollout and none of an earlier one either: the weights
+        come from elsewhere. Raises HandoverError for a damaged or missing record.
+        """
+        records = {record.version: record for record in map(_read, self.folder.glob("v*.json"))}
+        tips = [record for record in records.values() if record.rollout_id == rollout_id]
+        if not tips:
+            earlier = [one.rollout_id for one in records.values() if one.rollout_id < rollout_id]
+            if earlier:
+                raise HandoverError(
+                    f"{self.folder}: slime loads the checkpoint of rollout {rollout_id}, but the "
+                    f"records end at rollout {max(earlier)}; load a checkpoint of this run"
+                )
+            return []
+        # A rollout that was trained again after a resume has the higher version.
+        chain = [max(tips, key=lambda record: record.version)]
+        while chain[-1].parent_version is not None:
+            parent = records.get(chain[-1].parent_version)
+            if parent is None or parent.hash != chain[-1].parent_hash:
+                raise HandoverError(
+                    f"{self.folder}: record {chain[-1].parent_version}, the parent of "
+                    f"{chain[-1].version}, is missing or changed; restore it"
+                )
+            chain.append(parent)
+        chain.reverse()
+        return chain
+
+    def _path(self, version: int) -> Path:
+        return self.folder / f"v{version:09d}.json"
+
+
+async def weight_start_version(store: Store, run_folder: Path) -> int:
+    """What slime's `update_weight_start_version` must be for the next job of a run: the number that
+    it counts on from when it names weights, so that no two weights ever have one label.
+    """
+    return max(await store.highest_version(), HandoverLog(run_folder).highest_version())
+
+
+def step_versions(chain: Sequence[Handover]) -> list[int]:
+    """The versions that count as trained steps, oldest first, behind 0 for the start of the run.
+
+    A start is no step: its weights are its parent's, or the start's, under a new name.
+    """
+    return [0, *(record.version for record in chain if record.kind == "step")]
+
+
+def _read(path: Path) -> Handover:
+    try:
+        content = json.loads(path.read_bytes())
+        if content.pop("format") != FORMAT:
+            raise HandoverError(f"{path}: unknown format")
+        content["turn_ids"] = tuple(content["turn_ids"])
+        content["staleness"] = tuple(content["staleness"])
+        return Handover(**content)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise HandoverError(f"{path}: not a readable record: {error}") from error

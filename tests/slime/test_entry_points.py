@@ -1,0 +1,106 @@
+"""The entry points with slime's own types; what a whole RolloutManager does is elsewhere."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rollout_bridge.slime_rows import train_rows
+from rollout_bridge.slime_settings import SlimeConfigError
+from tests.rollout_bridge.slime_runs import slime_args
+from tests.trainer.tiny import conversation
+
+pytestmark = [pytest.mark.slime, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def plugin(slime_root: Path) -> Any:
+    if str(slime_root) not in sys.path:
+        sys.path.append(str(slime_root))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from rollout_bridge import slime_rollout
+    return slime_rollout
+
+
+@pytest.fixture
+def source(plugin: Any, tmp_path: Path) -> Any:
+    args = slime_args(tmp_path, sglang_model_routers={"policy": ("127.0.0.1", 30000)})
+    opened = plugin.HindsightDataSource(args)
+    yield opened
+    opened.close()
+
+
+def test_engines_are_announced_when_the_source_is_made(source: Any, tmp_path: Path) -> None:
+    engines = json.loads((tmp_path / "engines.json").read_text())
+    assert engines == {"policy": "http://127.0.0.1:30000"}
+
+
+def test_what_cannot_work_is_refused_in_one_line(plugin: Any, source: Any, tmp_path: Path) -> None:
+    args = slime_args(tmp_path)
+    with pytest.raises(SlimeConfigError, match="--data-source-path: set"):
+        plugin.generate_rollout(args, 0, SimpleNamespace())
+    with pytest.raises(SlimeConfigError, match="--eval-interval: leave it out"):
+        plugin.generate_rollout(args, 0, source, evaluation=True)
+    empty = plugin.HindsightDataSource(SimpleNamespace())
+    with pytest.raises(SlimeConfigError, match="hindsight_config is not set"):
+        plugin.generate_rollout(args, 0, empty)
+    with pytest.raises(SlimeConfigError, match="--num-rollout"):
+        plugin.HindsightDataSource(slime_args(tmp_path, num_rollout=None))
+
+
+def test_slime_can_neither_take_turns_past_the_rollout_function_nor_add_any(source: Any) -> None:
+    with pytest.raises(RuntimeError, match="--rollout-function-path"):
+        source.get_samples(1)
+    with pytest.raises(RuntimeError, match="cannot add samples"):
+        source.add_samples([])
+    assert len(source) == 0
+
+
+def test_a_merged_row_becomes_a_sample_with_its_carrier(plugin: Any) -> None:
+    samples = conversation("a", [(5, 3), (2, 4)], seed=1, version=7)
+    [row, padding] = train_rows(samples, [0, 1], min_rows=2)
+    found = [plugin.row_sample(one, index) for index, one in enumerate([row, padding])]
+    merged = found[0]
+    assert (len(merged.tokens), merged.response_length) == (14, 9)
+    assert merged.loss_mask == [1] * 3 + [0] * 2 + [1] * 4
+    assert merged.weight_versions == ["7"]
+    args = SimpleNamespace(global_batch_size=16)
+    data = plugin.convert_samples(args, found)
+    assert args.global_batch_size == 2
+    assert data["rollout_ids"] == [0, 1]
+    assert data["rollout_mask_sums"] == [7, 0]
+    assert [len(carrier.turns) for carrier in data["prompt"]] == [2, 0]
+    # No turn has a reward: that is unknown, not 0.
+    assert all(reward != reward for reward in data["rewards"])
+    assert "rollout_routed_experts" not in data
+
+
+def test_what_only_some_samples_have_is_refused(plugin: Any) -> None:
+    samples = conversation("a", [(5, 3)], seed=1)
+    rows = train_rows(samples, [0], min_rows=2)
+    found = [plugin.row_sample(one, index) for index, one in enumerate(rows)]
+    found[1].metadata = {}
+    with pytest.raises(ValueError, match="prompt: 1 of 2 samples have it"):
+        plugin.convert_samples(SimpleNamespace(), found)
+
+
+def test_rows_of_one_rollout_share_its_denominator(plugin: Any) -> None:
+    rows = train_rows(
+        [*conversation("a", [(5, 3)], seed=1), *conversation("b", [(5, 4)], seed=2)],
+        [0, 0],
+        min_rows=1,
+    )
+    found = [plugin.row_sample(one, index) for index, one in enumerate(rows)]
+    found[1].rollout_id = found[0].rollout_id
+    args = SimpleNamespace()
+    assert plugin.convert_samples(args, found)["rollout_mask_sums"] == [7, 7]
+    assert args.global_batch_size == 1

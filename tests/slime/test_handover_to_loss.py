@@ -1,0 +1,83 @@
+"""What the rollout side hands over, through slime's own data path and loss with our hooks."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from records.types import ReadySample
+from rollout_bridge.slime_rows import train_rows
+from tests.slime.training import StepResult, arguments, prepare_process, run_step
+from tests.trainer.slime_batches import samples_of
+from tests.trainer.tiny import load, save_model
+from trainer.config import TrainerConfig
+
+pytestmark = [pytest.mark.slime, pytest.mark.timeout(900)]
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "custom_loss": {"beta_kl": 0.0},
+    "token_mean": {"beta_kl": 0.0, "aggregation": "token-mean"},
+    "rows_mean": {"beta_kl": 0.0, "aggregation": "seq-mean-turn-mean"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slime_process(slime_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    prepare_process(slime_root, tmp_path_factory.mktemp("gloo") / "store")
+    yield
+    from megatron.core import mpu
+
+    mpu.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def samples(model_folder: Path) -> list[ReadySample]:
+    return samples_of(load(model_folder).freeze())
+
+
+def stepped(
+    name: str, samples: list[ReadySample], min_rows: int, model_folder: Path, folder: Path
+) -> StepResult:
+    """One step of slime on what the rollout function and the convert hook make of `samples`."""
+    from rollout_bridge.slime_rollout import convert_samples, row_sample
+
+    config = TrainerConfig.model_validate({"tensorboard": False} | CONFIGS[name])
+    args = arguments(config, folder, max_tokens=40)
+    gaps = [index % 3 for index in range(len(samples))]
+    rows = train_rows(samples, gaps, min_rows=min_rows)
+    data = convert_samples(args, [row_sample(row, index) for index, row in enumerate(rows)])
+    assert args.global_batch_size == len(rows)
+    return run_step(args, data, load(model_folder).model, None)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_padding_rows_change_neither_loss_nor_gradient(
+    name: str, samples: list[ReadySample], model_folder: Path, tmp_path: Path
+) -> None:
+    plain = stepped(name, samples, 1, model_folder, tmp_path)
+    padded = stepped(name, samples, 16, model_folder, tmp_path)
+    assert max(float(one.abs().max()) for one in plain.gradients.values()) > 1e-4
+    for key, wanted in plain.gradients.items():
+        torch.testing.assert_close(padded.gradients[key], wanted, atol=1e-6, rtol=1e-5)
+    assert padded.metrics["loss"] == pytest.approx(plain.metrics["loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_batch_without_turns_has_no_gradient(
+    name: str, model_folder: Path, tmp_path: Path
+) -> None:
+    result = stepped(name, [], 2, model_folder, tmp_path)
+    assert all(float(one.abs().max()) == 0.0 for one in result.gradients.values())
+    assert result.metrics["loss"] == 0.0
