@@ -31,7 +31,9 @@ def plan_of(config: Path, overrides: list[str] | None = None) -> Plan:
 def dry_run(config: Path) -> str:
     """What `opd slime --dry-run` prints."""
     text = show(plan_of(config))
-    return text.replace(shlex.quote(sys.executable), "PYTHON").replace(str(REPOSITORY), "REPOSITORY")
+    return text.replace(shlex.quote(sys.executable), "PYTHON").replace(
+        str(REPOSITORY), "REPOSITORY"
+    )
 
 
 def values(name: str = "qwen3_4b") -> dict[str, Any]:
