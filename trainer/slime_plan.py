@@ -55,6 +55,11 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
         return "slime takes one step on each batch: set trainer.epochs_per_batch = 1"
     if trainer.lora is not None:
         return "slime trains all weights: leave trainer.lora out"
+    if trainer.pause_mode == "in_place":
+        return (
+            "slime aborts running requests for an update and flushes the cache: set "
+            "trainer.pause_mode = abort, or leave it out"
+        )
     if trainer.correction.settings().batch_normalize:
         return (
             "correction.batch_normalize needs what slime does not give before its first "

@@ -1,37 +1,28 @@
 """The one client of every engine: SGLang or the embedded one, over HTTP.
 
-One pooled aiohttp session; every wait is finite; transport errors and 5xx are tried again, never
-after the first token of a stream. Replies are checked in `wire`. It knows neither torch nor
-messages: ids go out, ids and log-probs come back.
+Which requests there are, and what their replies must hold (`wire`); how they get there is
+`transport`. It knows neither torch nor messages: ids go out, ids and log-probs come back.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
-import aiohttp
 import numpy as np
-import orjson
-import tenacity
 from numpy.typing import NDArray
 
 from records.types import Ids, Logprobs
 from rollout_bridge.engine import wire
 from rollout_bridge.engine.config import EngineClientConfig
-from rollout_bridge.engine.errors import (
-    EngineError,
-    EngineRejected,
-    EngineUnavailable,
-)
+from rollout_bridge.engine.errors import EngineError, EngineRejected
 from rollout_bridge.engine.server_info import ServerInfo, read_server_info
 from rollout_bridge.engine.streaming import EventStream
+from rollout_bridge.engine.transport import EngineTransport, TryAgain, routing_headers
 from rollout_bridge.engine.types import (
-    ROUTING_HEADER,
     Generation,
     GenerationChunk,
     ModelInfo,
@@ -39,12 +30,6 @@ from rollout_bridge.engine.types import (
     SamplingParams,
     ScoredTokens,
 )
-
-Result = TypeVar("Result")
-
-
-class _TryAgain(EngineUnavailable):
-    """A failure that another attempt may cure."""
 
 
 class EngineClient:
@@ -63,8 +48,7 @@ class EngineClient:
         self.base_url = base_url.rstrip("/")
         self.config = config or EngineClientConfig()
         self.vocab_size = vocab_size
-        self._session: aiohttp.ClientSession | None = None
-        self._background: set[asyncio.Task[None]] = set()
+        self._http = EngineTransport(self.base_url, self.config)
 
     async def __aenter__(self) -> EngineClient:
         return self
@@ -74,11 +58,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """Finish pending aborts and close the connections."""
-        if self._background:
-            await asyncio.gather(*self._background, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._http.close()
 
     async def generate(
         self,
@@ -104,18 +84,18 @@ class EngineClient:
         async def attempt(number: int) -> Any:
             rid = _attempt_id(base_id, number)
             try:
-                return await self._request(
+                return await self._http.request(
                     "POST",
                     "/generate",
                     self._generate_body(ids, params, rid, cache_key, stream=False),
                     timeout_s=self.config.total_timeout_s,
-                    headers=_routing(routing_key),
+                    headers=routing_headers(routing_key),
                 )
             except asyncio.CancelledError:
-                self._abort_later(rid)
+                self._http.abort_later(rid)
                 raise
 
-        reply = await self._with_retries(attempt)
+        reply = await self._http.with_retries(attempt)
         return wire.read_generation(reply, len(ids), self.config.routed_experts_topk)
 
     async def stream(
@@ -138,9 +118,9 @@ class EngineClient:
         async def attempt(number: int) -> tuple[EventStream, Any]:
             rid = _attempt_id(base_id, number)
             body = self._generate_body(ids, params, rid, cache_key, stream=True)
-            return await self._open_stream(body, routing_key)
+            return await self._http.open_stream(body, routing_key)
 
-        events, event = await self._with_retries(attempt)
+        events, event = await self._http.with_retries(attempt)
         reader = wire.StreamReader(len(ids), self.config.routed_experts_topk)
         try:
             while True:
@@ -152,7 +132,7 @@ class EngineClient:
         finally:
             events.close()
             if not reader.finished:
-                self._abort_later(events.request_id)
+                self._http.abort_later(events.request_id)
 
     async def score(
         self, input_ids: Sequence[int] | Ids, start: int, *, routing_key: str | None = None
@@ -191,32 +171,30 @@ class EngineClient:
         when the folder cannot be loaded; the engine then keeps its weights and label.
         """
         body = {"model_path": path, "weight_version": version, "flush_cache": flush_cache}
-        reply = await self._control("/update_weights_from_disk", body)
+        reply = await self._http.control("/update_weights_from_disk", body)
         if not isinstance(reply, dict) or reply.get("success") is not True:
             raise EngineRejected(400, wire.error_message(reply, "weights were not updated"))
 
     async def pause(self, mode: PauseMode = "retract") -> None:
         """Stop generating; new requests wait until `resume`, they are not refused."""
-        await self._control("/pause_generation", {"mode": mode})
+        await self._http.control("/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        await self._control("/continue_generation", {})
+        await self._http.control("/continue_generation", {})
 
     async def abort(self, request_id: str) -> None:
         """Stop a request; it finishes with reason `abort`. Unknown ids are ignored."""
-        await self._request(
-            "POST", "/abort_request", {"rid": request_id}, timeout_s=self.config.probe_timeout_s
-        )
+        await self._http.abort(request_id)
 
     async def flush_cache(self) -> None:
         """Forget cached prefixes."""
-        await self._control("/flush_cache", {})
+        await self._http.control("/flush_cache", {})
 
     async def health(self) -> bool:
         """True if the engine answers 200 in time; a paused SGLang does not."""
         try:
-            await self._request("GET", "/health", None, timeout_s=self.config.probe_timeout_s)
+            await self._http.request("GET", "/health", None, timeout_s=self.config.probe_timeout_s)
         except EngineError:
             return False
         return True
@@ -224,15 +202,15 @@ class EngineClient:
     async def model_info(self) -> ModelInfo:
         """What is served now; one try, so that it can be polled."""
         # SGLang's router knows the older name only, and asks one of its servers.
-        info = await self._probe("/model_info", "/get_model_info")
+        info = await self._http.probe("/model_info", "/get_model_info")
         models = None
         if isinstance(info, dict) and info.get("context_length") is None:
-            models = await self._probe("/v1/models")
+            models = await self._http.probe("/v1/models")
         return wire.read_model_info(info, models)
 
     async def server_info(self) -> ServerInfo:
         """What kind of engine this is, how old, and what speaks against using it; one try."""
-        return read_server_info(await self._probe("/server_info", "/get_server_info"))
+        return read_server_info(await self._http.probe("/server_info", "/get_server_info"))
 
     async def served_vocab_size(self) -> int | None:
         """Rows of the served model's head, as the server says them in refusing an id beyond.
@@ -248,21 +226,11 @@ class EngineClient:
         }
         timeout_s = self.config.probe_timeout_s
         try:
-            await self._request("POST", "/generate", body, timeout_s=timeout_s)
+            await self._http.request("POST", "/generate", body, timeout_s=timeout_s)
         except EngineRejected as refusal:
             found = re.search(r"valid range is \[0, (\d+)\)", refusal.message)
             return int(found.group(1)) if found else None
         return None
-
-    async def _probe(self, *paths: str) -> Any:
-        """What the first of `paths` that exists answers."""
-        for path in paths[:-1]:
-            try:
-                return await self._request("GET", path, None, timeout_s=self.config.probe_timeout_s)
-            except EngineRejected as refusal:
-                if refusal.status != 404:
-                    raise
-        return await self._request("GET", paths[-1], None, timeout_s=self.config.probe_timeout_s)
 
     async def _score(
         self, input_ids: Sequence[int] | Ids, start: int, top_k: int, routing_key: str | None
@@ -280,18 +248,18 @@ class EngineClient:
             body["top_logprobs_num"] = top_k
 
         async def attempt(number: int) -> Any:
-            reply = await self._request(
+            reply = await self._http.request(
                 "POST",
                 "/generate",
                 body,
                 timeout_s=self.config.score_timeout_s,
-                headers=_routing(routing_key),
+                headers=routing_headers(routing_key),
             )
             if wire.is_aborted(reply):
-                raise _TryAgain("/generate: the engine broke off a scoring request")
+                raise TryAgain("/generate: the engine broke off a scoring request")
             return reply
 
-        return ids, await self._with_retries(attempt)
+        return ids, await self._http.with_retries(attempt)
 
     def _generate_body(
         self,
@@ -315,131 +283,7 @@ class EngineClient:
             body["extra_key"] = cache_key
         return body
 
-    async def _control(self, path: str, body: dict[str, Any]) -> Any:
-        async def attempt(number: int) -> Any:
-            return await self._request("POST", path, body, timeout_s=self.config.control_timeout_s)
-
-        return await self._with_retries(attempt)
-
-    async def _with_retries(self, attempt: Callable[[int], Awaitable[Result]]) -> Result:
-        retrying = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self.config.attempts),
-            wait=tenacity.wait_exponential_jitter(
-                multiplier=self.config.retry_wait_s,
-                max=self.config.retry_wait_max_s,
-                jitter=self.config.retry_wait_s,
-            ),
-            retry=tenacity.retry_if_exception_type(_TryAgain),
-            reraise=True,
-        )
-        async for try_ in retrying:
-            with try_:
-                return await attempt(try_.retry_state.attempt_number)
-        raise AssertionError("unreachable: the last attempt returns or raises")
-
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        body: Any,
-        *,
-        timeout_s: float,
-        headers: dict[str, str] | None = None,
-    ) -> Any:
-        """One attempt; returns the parsed body (text where it is not JSON)."""
-        session = self._open_session()
-        data = None if body is None else orjson.dumps(body)
-        try:
-            async with session.request(
-                method,
-                self.base_url + path,
-                data=data,
-                headers={"Content-Type": "application/json", **(headers or {})},
-                timeout=self._timeout(timeout_s),
-            ) as response:
-                content = await response.read()
-        except (aiohttp.ServerTimeoutError, aiohttp.ClientError, OSError) as error:
-            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
-                raise EngineUnavailable(f"{path}: no answer within {timeout_s} s") from error
-            raise _TryAgain(f"{path}: {type(error).__name__}: {error}") from error
-        return _checked_body(path, response.status, content)
-
-    async def _open_stream(
-        self, body: dict[str, Any], routing_key: str | None
-    ) -> tuple[EventStream, Any]:
-        """Send, and wait for the first event."""
-        session = self._open_session()
-        opened: EventStream | None = None
-        try:
-            async with asyncio.timeout(self.config.first_token_timeout_s):
-                response = await session.post(
-                    self.base_url + "/generate",
-                    data=orjson.dumps(body),
-                    headers={"Content-Type": "application/json", **_routing(routing_key)},
-                    timeout=self._timeout(self.config.total_timeout_s),
-                )
-                opened = EventStream(response, body["rid"])
-                if response.status != 200:
-                    _checked_body("/generate", response.status, await response.read())
-                event = await opened.next(self.config.first_token_timeout_s)
-        except BaseException as error:
-            # Whatever ended the wait, cancellation included, the engine must not go on alone.
-            if opened is not None:
-                opened.close()
-                if not isinstance(error, EngineRejected):
-                    self._abort_later(body["rid"])
-            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
-                raise EngineUnavailable(
-                    f"no first token within {self.config.first_token_timeout_s} s"
-                ) from error
-            if isinstance(error, aiohttp.ClientError | OSError) or (
-                type(error) is EngineUnavailable
-            ):
-                raise _TryAgain(f"/generate: {type(error).__name__}: {error}") from error
-            raise
-        return opened, event
-
-    def _abort_later(self, request_id: str) -> None:
-        async def abort() -> None:
-            # An engine that cannot be reached has dropped the request with its connection.
-            with contextlib.suppress(EngineError):
-                await self.abort(request_id)
-
-        task = asyncio.get_running_loop().create_task(abort())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    def _timeout(self, total_s: float) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(total=total_s, sock_connect=self.config.connect_timeout_s)
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=self.config.pool_size, keepalive_timeout=30, ttl_dns_cache=300
-                )
-            )
-        return self._session
-
-
-def _checked_body(path: str, status: int, content: bytes) -> Any:
-    """The body of a 2xx answer; raises _TryAgain for 5xx and EngineRejected for the rest."""
-    try:
-        body = orjson.loads(content) if content else None
-    except orjson.JSONDecodeError:
-        body = content.decode("utf-8", "replace")
-    if 200 <= status < 300:
-        return body
-    message = wire.error_message(body, str(body)[:500] if body else "no message")
-    if status >= 500:
-        raise _TryAgain(f"{path}: {status}: {message}")
-    raise EngineRejected(status, message)
-
 
 def _attempt_id(request_id: str, number: int) -> str:
     """A server may still hold the id of a broken attempt, so each attempt has its own."""
     return request_id if number == 1 else f"{request_id}_retry{number - 1}"
-
-
-def _routing(routing_key: str | None) -> dict[str, str]:
-    return {} if routing_key is None else {ROUTING_HEADER: routing_key}

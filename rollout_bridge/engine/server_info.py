@@ -125,6 +125,10 @@ _FLAGS = {
     "preferred_sampling_params": (
         "it changes how requests sample: start it without --preferred-sampling-params"
     ),
+    "enable_deterministic_inference": (
+        "requests without a seed all get the same one, so that equal prompts (votes!) have equal "
+        "answers: start it without --enable-deterministic-inference"
+    ),
     "watermark_default_enabled": _WATERMARK,
     "watermark_enforce_all": _WATERMARK,
 }

@@ -73,6 +73,7 @@ def test_what_is_too_old_is_refused_by_its_version(version: str) -> None:
         ("skip_tokenizer_init", True, "--skip-tokenizer-init"),
         ("preferred_sampling_params", {"top_k": 5}, "--preferred-sampling-params"),
         ("watermark_enforce_all", True, "--watermark-config"),
+        ("enable_deterministic_inference", True, "--enable-deterministic-inference"),
         ("disaggregation_mode", "prefill", "--disaggregation-mode"),
     ],
 )

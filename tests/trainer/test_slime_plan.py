@@ -56,6 +56,7 @@ def test_what_engines_score_can_be_trained_in_slime(values):
         ({"objective": {"name": "sparse_kl"}}, "needs a teacher in the trainer"),
         ({"epochs_per_batch": 2}, "epochs_per_batch = 1"),
         ({"lora": {}}, "lora"),
+        ({"pause_mode": "in_place"}, "trainer.pause_mode = abort"),
         ({"correction": {"batch_normalize": True}}, "batch_normalize"),
         ({"objective": {"surrogate": "m2po"}, "correction": {"mode": "bypass"}}, "m2po"),
     ],
