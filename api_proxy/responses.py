@@ -1,5 +1,7 @@
 """Answers a prepared turn over ASGI: whole or as a stream, watching whether the client stays.
 
+How the answer is worded is the business of the `Format` that it is given.
+
 Errors that come before the first byte keep their HTTP status; later ones are an event in the
 stream. The turn is committed before the last chunk goes out. When the client leaves, the engine is
 told to break off at once, and what had been sampled is recorded as `client_disconnected`.
@@ -25,6 +27,7 @@ from api_proxy.errors import (
     internal_error,
     invalid,
 )
+from api_proxy.formats import EndedReply, Format, Logprobs
 from api_proxy.reply import Reply
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
@@ -42,18 +45,14 @@ _KEEP_ALIVE_S = 15.0
 
 
 class TurnResponse(Response, ABC):
-    """The response to one chat completion request."""
+    """The response to one request for a turn."""
 
-    def __init__(self, service: TurnService, turn: Turn) -> None:
+    def __init__(self, service: TurnService, turn: Turn, wording: Format) -> None:
         super().__init__()
         self.service = service
         self.turn = turn
         self.engine = service.deps.engine
-        self.head = wire.ReplyHead(
-            turn_id=turn.turn_id,
-            model=service.config.model_name,
-            created=int(turn.created),
-        )
+        self.wording = wording
 
     @abstractmethod
     async def answer(self, send: Send) -> None:
@@ -86,7 +85,8 @@ class TurnResponse(Response, ABC):
         except (ApiError, EngineError) as error:
             refusal = as_api_error(error, self.service.config.retry_after_s)
             self.service.metrics.requests.labels(str(refusal.status)).inc()
-            await send_whole(send, refusal.status, refusal.body(), refusal.headers)
+            status, body = self.wording.refusal(refusal)
+            await send_whole(send, status, body, refusal.headers)
         except asyncio.CancelledError:
             if not self.turn.client_gone:
                 raise
@@ -111,8 +111,18 @@ class TurnResponse(Response, ABC):
         await self.service.recorder.record(self.turn, reply)
         return reply
 
-    def usage(self) -> wire.Usage:
-        """The tokens of this request, counted."""
+    def ended(self, reply: Reply, logprobs: Logprobs | None) -> EndedReply:
+        """The reply at its end, its tokens counted."""
+        rollout = self.turn.rollout
+        return EndedReply(
+            reply=reply,
+            reason=rollout.finish_reason or "stop",
+            matched_stop=rollout.matched_stop,
+            usage=self._usage(),
+            logprobs=logprobs,
+        )
+
+    def _usage(self) -> wire.Usage:
         rollout = self.turn.rollout
         usage = wire.Usage(
             prompt_tokens=len(rollout.prompt_ids),
@@ -147,8 +157,7 @@ class WholeResponse(TurnResponse):
         if rollout.finish_reason == "abort":
             raise EngineUnavailable("the engine keeps breaking the reply off")
         logprobs = await self._logprobs() if turn.completion.fields.logprobs else None
-        reason = wire.finish_reason(rollout.finish_reason or "stop", reply)
-        body = wire.completion_body(self.head, reply, reason, self.usage(), logprobs)
+        body = self.wording.whole(turn, self.ended(reply, logprobs))
         self.service.metrics.requests.labels("200").inc()
         await send_whole(send, 200, body, self.reply_headers())
 
@@ -172,9 +181,9 @@ class WholeResponse(TurnResponse):
 class StreamResponse(TurnResponse):
     """The reply as server-sent events, each as soon as its text is certain."""
 
-    def __init__(self, service: TurnService, turn: Turn) -> None:
-        super().__init__(service, turn)
-        self.writer = wire.ChunkWriter(self.head, turn.completion.include_usage)
+    def __init__(self, service: TurnService, turn: Turn, wording: Format) -> None:
+        super().__init__(service, turn, wording)
+        self.writer = wording.writer(turn)
         self._is_started = False
         self._num_listed = 0
 
@@ -187,7 +196,7 @@ class StreamResponse(TurnResponse):
                 raise
             refusal = as_api_error(error, self.service.config.retry_after_s)
             logger.warning("stream of turn %s broke off: %s", self.turn.turn_id, refusal.code)
-            await self._send(send, wire.error_event(refusal))
+            await self._send(send, self.writer.error(refusal))
             await self._send(send, b"", is_last=True)
         finally:
             keep_alive.cancel()
@@ -202,7 +211,7 @@ class StreamResponse(TurnResponse):
                         is_first = False
                         latency_s = time.monotonic() - turn.started
                         self.service.metrics.first_token_s.observe(latency_s)
-                        await self._send(send, self.writer.role())
+                        await self._send(send, self.writer.start())
                     for delta in turn.assembler.push(ids):
                         await self._send(send, self.writer.delta(delta, self._new_logprobs()))
         except EngineError:
@@ -217,9 +226,8 @@ class StreamResponse(TurnResponse):
             return
         if rollout.finish_reason == "abort":
             raise EngineUnavailable("the engine keeps breaking the reply off")
-        reason = wire.finish_reason(rollout.finish_reason or "stop", reply)
-        end = self.writer.finish(reason, self._new_logprobs())
-        await self._send(send, end + self.writer.usage(self.usage()) + wire.DONE, is_last=True)
+        end = self.writer.end(self.ended(reply, self._new_logprobs()))
+        await self._send(send, end, is_last=True)
 
     def _new_logprobs(self) -> list[dict] | None:
         """Entries of the tokens that no chunk listed yet, if they were asked for."""
@@ -251,7 +259,13 @@ class StreamResponse(TurnResponse):
         """While the engine is silent (weights are loading), tell the client that it is heard."""
         while True:
             await asyncio.sleep(_KEEP_ALIVE_S)
-            await self._send(send, wire.KEEP_ALIVE)
+            await self._send(send, self.writer.keep_alive)
+
+
+def answer(service: TurnService, turn: Turn, wording: Format) -> TurnResponse:
+    """The response to a prepared turn, streamed if the client asked for that."""
+    kind = StreamResponse if turn.completion.fields.stream else WholeResponse
+    return kind(service, turn, wording)
 
 
 def as_api_error(error: ApiError | EngineError, retry_after_s: int) -> ApiError:

@@ -8,9 +8,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from api_proxy.errors import ApiError, body_too_large, model_not_found
-from api_proxy.responses import StreamResponse, WholeResponse
-from api_proxy.schemas import parse_completion
+from api_proxy.admission import admitted
+from api_proxy.errors import model_not_found
+from api_proxy.formats import ChatFormat
+from api_proxy.responses import answer
+from api_proxy.schemas import Completion, parse_completion
 from api_proxy.turns import TurnService
 from records.errors import StoreError
 from rollout_bridge.engine.errors import EngineError
@@ -24,17 +26,12 @@ _PROBE_TIMEOUT_S = 3.0
 async def chat_completions(request: Request) -> Response:
     """OpenAI's chat completions; the answered turn is recorded."""
     service: TurnService = request.app.state.service
-    config = service.config
-    try:
-        raw = await _body(request, config.max_body_bytes)
-        completion = parse_completion(raw, request.headers, config.max_messages)
-        if completion.fields.model != config.model_name:
-            raise model_not_found(completion.fields.model)
-        turn = await service.prepare(completion, request.headers.get("authorization"))
-    except ApiError as error:
-        service.metrics.requests.labels(str(error.status)).inc()
-        raise
-    return (StreamResponse if completion.fields.stream else WholeResponse)(service, turn)
+
+    async def parse(raw: bytes, _scope: str) -> Completion:
+        return parse_completion(raw, request.headers, service.config.max_messages)
+
+    turn = await admitted(request, parse)
+    return answer(service, turn, ChatFormat(service.config.model_name))
 
 
 @router.get("/v1/models")
@@ -84,21 +81,6 @@ def _model(request: Request) -> dict[str, Any]:
         "created": int(request.app.state.started),
         "owned_by": "policy",
     }
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    """The request's body. Raises ApiError 413 once it is longer than `limit` bytes."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise body_too_large(limit)
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise body_too_large(limit)
-        parts.append(part)
-    return b"".join(parts)
 
 
 async def _engine_answers(service: TurnService) -> bool:

@@ -158,7 +158,16 @@ def parse_completion(raw: bytes, headers: Mapping[str, str], max_messages: int) 
 
     Raises ApiError 400 on anything that cannot be served.
     """
-    body = _json_object(raw)
+    return completion_of(json_object(raw), headers, max_messages)
+
+
+def completion_of(
+    body: dict[str, Any], headers: Mapping[str, str], max_messages: int
+) -> Completion:
+    """The request whose fields are `body`: what a client sent, or what another API's request means.
+
+    Raises ApiError 400 on anything that cannot be served.
+    """
     messages = body.get("messages")
     if isinstance(messages, list) and len(messages) > max_messages:
         raise invalid(
@@ -183,7 +192,8 @@ def parse_completion(raw: bytes, headers: Mapping[str, str], max_messages: int) 
     )
 
 
-def _json_object(raw: bytes) -> dict[str, Any]:
+def json_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises ApiError 400 if it is none."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:

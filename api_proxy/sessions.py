@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
+from collections.abc import Mapping
 from uuid import uuid4
 
 from records.errors import StoreError
@@ -19,6 +20,12 @@ logger = logging.getLogger(__name__)
 
 _KNOWN_NAMES = 10_000
 ANONYMOUS = "anonymous"
+
+
+def authorization_of(headers: Mapping[str, str]) -> str | None:
+    """The credentials of a request: `Authorization`, or the `x-api-key` of Anthropic's clients."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (f"Bearer {key}" if key else None)
 
 
 def scope_of(authorization: str | None) -> str:

@@ -1,0 +1,98 @@
+"""How a reply is worded: the seam between answering a turn and the API that asked for it.
+
+`responses` samples, records and sends; what it sends is the business of a `Format`, one for each
+API that this endpoint speaks. The one of chat completions stands here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from api_proxy import wire
+from api_proxy.errors import ApiError
+from api_proxy.reply import Delta, Reply
+from api_proxy.turn import Turn
+
+Logprobs = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedReply:
+    """A reply at its end: `reason` is why sampling ended ("stop" or "length"), `matched_stop` the
+    stop string that ended it. `logprobs` are entries of tokens that no delta listed; None if they
+    were not asked for.
+    """
+
+    reply: Reply
+    reason: str
+    matched_stop: str | None
+    usage: wire.Usage
+    logprobs: Logprobs | None
+
+
+class StreamWriter(Protocol):
+    """The events of one streamed reply, as bytes to send."""
+
+    @property
+    def keep_alive(self) -> bytes: ...
+    def start(self) -> bytes: ...
+    def delta(self, delta: Delta, logprobs: Logprobs | None = None) -> bytes: ...
+    def end(self, ended: EndedReply) -> bytes: ...
+    def error(self, error: ApiError) -> bytes: ...
+
+
+class Format(Protocol):
+    """The wording of one API. `refusal` gives HTTP status and body of an error."""
+
+    def refusal(self, error: ApiError) -> tuple[int, dict[str, Any]]: ...
+    def whole(self, turn: Turn, ended: EndedReply) -> dict[str, Any]: ...
+    def writer(self, turn: Turn) -> StreamWriter: ...
+
+
+class ChatFormat:
+    """OpenAI's chat completions."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def refusal(self, error: ApiError) -> tuple[int, dict[str, Any]]:
+        """OpenAI's error."""
+        return error.status, error.body()
+
+    def whole(self, turn: Turn, ended: EndedReply) -> dict[str, Any]:
+        """A `chat.completion`."""
+        reason = wire.finish_reason(ended.reason, ended.reply)
+        return wire.completion_body(
+            self._head(turn), ended.reply, reason, ended.usage, ended.logprobs
+        )
+
+    def writer(self, turn: Turn) -> StreamWriter:
+        """The chunks of a stream."""
+        return _ChatStream(wire.ChunkWriter(self._head(turn), turn.completion.include_usage))
+
+    def _head(self, turn: Turn) -> wire.ReplyHead:
+        return wire.ReplyHead(turn_id=turn.turn_id, model=self._model, created=int(turn.created))
+
+
+class _ChatStream:
+    """Chunks in their order."""
+
+    keep_alive = wire.KEEP_ALIVE
+
+    def __init__(self, chunks: wire.ChunkWriter) -> None:
+        self._chunks = chunks
+
+    def start(self) -> bytes:
+        return self._chunks.role()
+
+    def delta(self, delta: Delta, logprobs: Logprobs | None = None) -> bytes:
+        return self._chunks.delta(delta, logprobs)
+
+    def end(self, ended: EndedReply) -> bytes:
+        reason = wire.finish_reason(ended.reason, ended.reply)
+        last = self._chunks.finish(reason, ended.logprobs)
+        return last + self._chunks.usage(ended.usage) + wire.DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return wire.error_event(error)
