@@ -17,16 +17,25 @@ class SentCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """What may be sent now; exactly one of content, reasoning and tool_call is set.
+class CallDelta:
+    """A piece of the tool call at `index` among the reply's calls.
 
-    `index` is the position of `tool_call` among the reply's calls.
+    The first piece carries `id` and `name` and no arguments; each further one a fragment of them.
     """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What may be sent now; exactly one of content, reasoning and call is set."""
 
     content: str = ""
     reasoning: str = ""
-    tool_call: SentCall | None = None
-    index: int = 0
+    call: CallDelta | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
-"""Sampled ids into what the client sees, while they arrive: text, reasoning, complete tool calls.
+"""Sampled ids into what the client sees, while they arrive: text, reasoning, tool calls.
 
 A `ReplyAssembler` is fed ids as the engine samples them and says what may be sent now. Held back
 are incomplete UTF-8, whitespace that may turn out to be trailing, the start of what may become a
-stop string or a marker, and everything from a tool call's start until that call is complete. The
+stop string or a marker, and a tool call until its name is known; its arguments are then sent as
+they are written. (Families that do not write calls as JSON: each call when it is complete.) The
 rendering's own parse of all ids is the truth: it decides where text begins and, at the end, what
 the whole reply is. Between these moments text is decoded incrementally, so that a long reply is not
 parsed again for each token. An unstreamed reply goes through the same `finish`: both say the same.
@@ -14,12 +15,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from api_proxy.reply import Delta, Reply, SentCall
+from api_proxy.reply import CallDelta, Delta, Reply, SentCall
 from records.types import Ids
+from rollout_bridge.call_text import CallReader
 
 _MARKERS = ("<think>", "</think>", "<tool_call>")
 """Text that may open another part of a reply where a tokenizer has no single token for it."""
@@ -37,6 +40,8 @@ class Call(Protocol):
     def ok(self) -> bool: ...
     @property
     def raw(self) -> str: ...
+    @property
+    def open_at(self) -> int | None: ...
 
 
 class Parsed(Protocol):
@@ -108,6 +113,23 @@ class IncrementalText:
             self._num_read = len(self._window)
 
 
+class _OpenCall:
+    """The text of a call that is being written, from the id at `start` on."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], start: int) -> None:
+        self.start = start
+        self.reader = CallReader()
+        self._text = IncrementalText(decode)
+        self._num_read = 0
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Add ids; returns what is now certain of the arguments."""
+        self._text.push(ids)
+        new = self._text.text[self._num_read :]
+        self._num_read = len(self._text.text)
+        return self.reader.push(new)
+
+
 class ReplyAssembler:
     """One reply in the making.
 
@@ -140,6 +162,8 @@ class ReplyAssembler:
         self._content = ""
         self._reasoning = ""
         self._calls: list[SentCall] = []
+        """As far as they were sent."""
+        self._open: _OpenCall | None = None
         if forced_ids:
             self.push(forced_ids)
 
@@ -161,9 +185,9 @@ class ReplyAssembler:
             if "</think>" not in reasoning:
                 return self._send_reasoning(_held_back(reasoning, _MARKERS))
             self._mode = "probe"
-        if self._mode == "calls" and ">" not in self._detokenizer.decode(fresh):
-            return []
-        return self._probe()
+        if self._mode == "calls" and not self._may_end_a_call(fresh):
+            return self._go_on_with_call(fresh)
+        return self._probe(fresh)
 
     def finish(
         self, response_ids: Sequence[int], matched_stop: str | None = None
@@ -180,11 +204,12 @@ class ReplyAssembler:
         shown = [call.raw for call in calls if not (self._allow_calls and call.name)]
         content = "\n".join(text for text in (parsed.content, *shown) if text)
         end = self._stop_position(content, matched_stop)
-        self.mismatched = not content[:end].startswith(self._content)
+        self.mismatched |= not content[:end].startswith(self._content)
         deltas = self._send_reasoning(parsed.reasoning or "")
         deltas += self._send_content(content[:end])
         if end is None:
             deltas += self._send_calls(sendable)
+        self.mismatched |= len(self._calls) != (len(sendable) if end is None else 0)
         reply = Reply(
             content=self._content,
             reasoning=self._reasoning or None,
@@ -203,7 +228,13 @@ class ReplyAssembler:
         ids = np.asarray(self._ids, dtype=np.int32)
         return self._detokenizer.parser.parse(ids, self._tools, self._prompt_ids)
 
-    def _probe(self) -> list[Delta]:
+    def _may_end_a_call(self, fresh: Sequence[int]) -> bool:
+        """Whether the parser should look again: at a marker where these are tokens."""
+        if self._open is not None:
+            return not self._detokenizer.marker_ids.isdisjoint(fresh)
+        return ">" in self._detokenizer.decode(fresh)
+
+    def _probe(self, fresh: Sequence[int]) -> list[Delta]:
         """Let the parser say what the ids so far are, and which part of the reply goes on."""
         parsed = self._parse()
         reasoning = parsed.reasoning or ""
@@ -211,7 +242,7 @@ class ReplyAssembler:
             self._mode = "calls"
             end = self._stop_position(parsed.content)
             deltas = self._send_reasoning(reasoning) + self._send_content(parsed.content[:end])
-            return deltas if end is not None else deltas + self._send_settled(parsed.tool_calls)
+            return deltas if end is not None else deltas + self._probed(parsed.tool_calls, fresh)
         if parsed.content:
             self._follow("content", parsed.content)
             return self._send_reasoning(reasoning) + self._send_content(
@@ -230,21 +261,55 @@ class ReplyAssembler:
             self._mode = mode
             self._start = len(decoded) - len(tail)
 
-    def _send_settled(self, calls: Sequence[Call]) -> list[Delta]:
-        """Send the calls that more ids cannot change: the last one only when it is whole."""
-        settled = list(calls) if calls[-1].ok else list(calls[:-1])
-        return self._send_calls([call for call in settled if self._allow_calls and call.name])
+    def _probed(self, calls: Sequence[Call], fresh: Sequence[int]) -> list[Delta]:
+        """Send of `calls` what more ids cannot change: the last may still be written."""
+        last = calls[-1]
+        settled = list(calls) if last.ok and last.open_at is None else list(calls[:-1])
+        deltas = self._send_calls([call for call in settled if self._allow_calls and call.name])
+        if last.open_at is None or not self._allow_calls:
+            self._open = None
+            return deltas
+        if self._open is None or self._open.start != last.open_at:
+            self._open = _OpenCall(self._detokenizer.decode, last.open_at)
+            fresh = self._ids[last.open_at :]
+        return deltas + self._go_on_with_call(fresh)
+
+    def _go_on_with_call(self, fresh: Sequence[int]) -> list[Delta]:
+        """Send what `fresh` adds to the call that is being written."""
+        if self._open is None:
+            return []
+        is_new = self._open.reader.name is None
+        arguments = self._open.push(fresh)
+        name = self._open.reader.name
+        if name is None:
+            return []
+        deltas = [self._begin_call(name)] if is_new else []
+        return deltas + self._send_arguments(len(self._calls) - 1, arguments)
 
     def _send_calls(self, calls: Sequence[Call]) -> list[Delta]:
-        """Send those of `calls` that were not sent yet."""
+        """Send what is missing of `calls`, which are whole."""
         deltas = []
-        for call in calls[len(self._calls) :]:
-            sent = SentCall(
-                id=f"call_{secrets.token_hex(12)}", name=call.name, arguments=call.arguments_json
-            )
-            deltas.append(Delta(tool_call=sent, index=len(self._calls)))
-            self._calls.append(sent)
+        for index, call in enumerate(calls):
+            if index == len(self._calls):
+                deltas.append(self._begin_call(call.name))
+            sent = self._calls[index]
+            if call.name != sent.name or not call.arguments_json.startswith(sent.arguments):
+                self.mismatched = True
+                continue
+            deltas += self._send_arguments(index, call.arguments_json[len(sent.arguments) :])
         return deltas
+
+    def _begin_call(self, name: str) -> Delta:
+        call = SentCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments="")
+        self._calls.append(call)
+        return Delta(call=CallDelta(index=len(self._calls) - 1, id=call.id, name=name))
+
+    def _send_arguments(self, index: int, arguments: str) -> list[Delta]:
+        if not arguments:
+            return []
+        sent = self._calls[index]
+        self._calls[index] = replace(sent, arguments=sent.arguments + arguments)
+        return [Delta(call=CallDelta(index=index, arguments=arguments))]
 
     def _send_reasoning(self, reasoning: str) -> list[Delta]:
         """Send what `reasoning` has beyond what was sent."""
@@ -277,7 +342,7 @@ class ReplyAssembler:
         found = [at for stop in self._stop if (at := content.find(stop)) >= 0]
         if found:
             return min(found)
-        if matched_stop:
+        if matched_stop and not self._calls:
             for text in (matched_stop.rstrip(), matched_stop.strip()):
                 if text and content.endswith(text):
                     return len(content) - len(text)

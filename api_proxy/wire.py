@@ -94,7 +94,7 @@ class ChunkWriter:
         return self._event({"role": "assistant", "content": ""})
 
     def delta(self, delta: Delta, logprobs: list[dict[str, Any]] | None = None) -> bytes:
-        """One chunk of content, reasoning or a whole tool call."""
+        """One chunk of content, reasoning or a tool call."""
         return self._event(_delta_body(delta), logprobs)
 
     def finish(self, reason: str, logprobs: list[dict[str, Any]] | None = None) -> bytes:
@@ -160,17 +160,16 @@ def _token_entry(
 
 
 def _delta_body(delta: Delta) -> dict[str, Any]:
-    if delta.tool_call is None:
+    if delta.call is None:
         if delta.reasoning:
             return {"reasoning_content": delta.reasoning}
         return {"content": delta.content}
-    call = delta.tool_call
-    function = {"name": call.name, "arguments": call.arguments}
-    return {
-        "tool_calls": [
-            {"index": delta.index, "id": call.id, "type": "function", "function": function}
-        ]
-    }
+    piece: dict[str, Any] = {"index": delta.call.index}
+    function: dict[str, Any] = {"arguments": delta.call.arguments}
+    if delta.call.id is not None:
+        piece |= {"id": delta.call.id, "type": "function"}
+        function = {"name": delta.call.name, **function}
+    return {"tool_calls": [{**piece, "function": function}]}
 
 
 def _sse(body: dict[str, Any]) -> bytes:

@@ -24,6 +24,7 @@ import numpy as np
 
 from records.messages import Message
 from records.types import Ids
+from rollout_bridge.call_text import read_call
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.template_messages import template_messages
 
@@ -50,16 +51,18 @@ _NAMED_CALL = re.compile(
 class ParsedCall:
     """One block that the policy meant as a tool call.
 
-    `arguments_json` goes to the client as it stands. `ok` says that there is a name and that the
-    arguments are a JSON object; otherwise `arguments_json` is the text found in their place and
-    `name` is what could be read, "" if nothing. `raw` is the block's decoded text, markers
-    included: what to show as content when there is no name to call.
+    `arguments_json` goes to the client as it stands: as it was sampled, where the family writes
+    JSON. `ok` says that there is a name and that the arguments are a JSON object; otherwise
+    `arguments_json` is the text found in their place and `name` is what could be read, "" if
+    nothing. `raw` is the block's decoded text, markers included: what to show as content when there
+    is no name to call. `open_at`: the block has no end yet, and its text begins at this id.
     """
 
     name: str
     arguments_json: str
     ok: bool
     raw: str
+    open_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,15 +290,11 @@ class Rendering:
 
     def _parsed_call(self, call: Any, ids: list[int]) -> ParsedCall:
         raw = call.raw if call.token_span is None else self.decode(ids[slice(*call.token_span)])
-        if call.name:
-            arguments_json, ok = _arguments_json(call.arguments)
-            return ParsedCall(name=call.name, arguments_json=arguments_json, ok=ok, raw=raw)
-        named = _NAMED_CALL.match(call.raw)
-        if named is None:
-            return ParsedCall(name="", arguments_json=call.raw, ok=False, raw=raw)
-        # The block's own closing brace is not part of the arguments; a template writes it again.
-        text = (named["arguments"] or "").rstrip().removesuffix("}")
-        return ParsedCall(name=named["name"], arguments_json=text, ok=False, raw=raw)
+        open_at = None
+        if call.token_span is not None and call.status.name == "UNCLOSED_BLOCK":
+            open_at = call.token_span[0] + 1
+        name, arguments_json, ok = _name_and_arguments(call)
+        return ParsedCall(name=name, arguments_json=arguments_json, ok=ok, raw=raw, open_at=open_at)
 
 
 class _TemplateErrors:
@@ -311,21 +310,38 @@ class _TemplateErrors:
             raise ValueError(f"the chat template cannot render these messages: {error}") from error
 
 
+def _name_and_arguments(call: Any) -> tuple[str, str, bool]:
+    """Name ("" if there is none), arguments for the client, and whether these are a JSON object."""
+    written = read_call(call.raw)
+    if written is not None:
+        return *written, _is_object(written[1])
+    if call.name:
+        return call.name, *_arguments_json(call.arguments)
+    named = _NAMED_CALL.match(call.raw)
+    if named is None:
+        return "", call.raw, False
+    # The block's own closing brace is not part of the arguments; a template writes it again.
+    return named["name"], (named["arguments"] or "").rstrip().removesuffix("}"), False
+
+
 def _arguments_json(arguments: Any) -> tuple[str, bool]:
     """A parsed call's arguments as text for the client, and whether they are a JSON object."""
     if isinstance(arguments, str):
-        try:
-            return arguments, isinstance(json.loads(arguments), dict)
-        except ValueError:
-            return arguments, False
+        return arguments, _is_object(arguments)
+    text = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    return text, _is_object(text)
+
+
+def _is_object(text: str) -> bool:
+    """Whether `text` is a JSON object; Infinity and NaN, which Python reads, are not JSON."""
     try:
-        text = json.dumps(
-            {} if arguments is None else arguments, ensure_ascii=False, allow_nan=False
-        )
+        return isinstance(json.loads(text, parse_constant=_refuse_constant), dict)
     except ValueError:
-        # Infinity or NaN: Python reads and writes them, JSON does not have them.
-        return json.dumps(arguments, ensure_ascii=False), False
-    return text, arguments is None or isinstance(arguments, dict)
+        return False
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _package_config(config: RendererConfig) -> Any:

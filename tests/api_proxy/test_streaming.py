@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api_proxy.reply import Delta, Reply
+from api_proxy.reply import Delta, Reply, SentCall
 from api_proxy.streaming import Detokenizer, IncrementalText, ReplyAssembler
 from rollout_bridge.rendering import Rendering
 from tests.api_proxy.conftest import WEATHER
@@ -29,6 +30,12 @@ REPLIES = [
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": \n</tool_call>\n' + CALL,
     "Text.\n<tool_call>\nnot json\n</tool_call>",
     '<tool_call>\n{"name": "get_weather", "argum',
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "a</tool_call>',
+    '<tool_call>{"name": "get_weather", "arguments": {"city": "x" <tool_call>',
+    '<tool_call>{"name": "get_weather", "arguments": {"city": "}{\\"", "b": [{}]}, "x": 1}',
+    '<tool_call>{"name": "get_weather", "arguments": {}}} </tool_call>',
+    '<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"}</tool_call>',
+    '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": 1}"}</tool_call>',
     "",
     "   ",
 ]
@@ -63,6 +70,22 @@ def comparable(reply: Reply) -> tuple:
     return reply.content, reply.reasoning, calls
 
 
+def joined_calls(deltas: list[Delta]) -> list[SentCall]:
+    """The calls as a client puts them together; pieces of one call come one after the other."""
+    calls: list[SentCall] = []
+    for piece in (delta.call for delta in deltas if delta.call):
+        if piece.id is not None:
+            assert piece.index == len(calls)
+            assert (piece.name, piece.arguments) != (None, "")
+            calls.append(SentCall(id=piece.id, name=piece.name or "", arguments=""))
+        else:
+            assert (piece.index, piece.name) == (len(calls) - 1, None)
+            assert piece.arguments
+            arguments = calls[-1].arguments + piece.arguments
+            calls[-1] = replace(calls[-1], arguments=arguments)
+    return calls
+
+
 def assert_same(rendering: Rendering, ids: list[int], cuts: list[int], **options) -> None:
     deltas, reply, stream = streamed(rendering, ids, cuts, **options)
     _, whole = assembler(rendering, **options).finish(ids)
@@ -70,9 +93,7 @@ def assert_same(rendering: Rendering, ids: list[int], cuts: list[int], **options
     assert comparable(reply) == comparable(whole)
     assert "".join(delta.content for delta in deltas) == reply.content
     assert "".join(delta.reasoning for delta in deltas) == (reply.reasoning or "")
-    calls = [delta.tool_call for delta in deltas if delta.tool_call]
-    assert tuple(calls) == reply.tool_calls
-    assert [delta.index for delta in deltas if delta.tool_call] == list(range(len(calls)))
+    assert tuple(joined_calls(deltas)) == reply.tool_calls
 
 
 @pytest.mark.parametrize("text", REPLIES)
@@ -116,13 +137,41 @@ def test_text_comes_as_it_is_sampled(rendering: Rendering) -> None:
         assert sent == said
 
 
-def test_a_call_is_sent_as_soon_as_it_is_complete(rendering: Rendering) -> None:
+def test_a_call_is_sent_as_it_is_sampled(rendering: Rendering) -> None:
     stream = assembler(rendering)
-    first = encode(rendering, CALL)
-    assert [delta for token in first[:-1] for delta in stream.push([token])] == []
-    (delta,) = stream.push(first[-1:])
-    assert delta.tool_call is not None
-    assert delta.tool_call.name == "get_weather"
+    text = '<tool_call>\n{"name": "get_weather", "arguments": {"city":  "Par\\u00eds", "n": [1]}}'
+    deltas: list[Delta] = []
+    ids = encode(rendering, text)
+    for count, token in enumerate(ids, start=1):
+        deltas += stream.push([token])
+        said = rendering.decode(ids[:count])
+        _, head, arguments = said.partition('"arguments": ')
+        (call,) = joined_calls(deltas) or [None]
+        if not head or not arguments:
+            assert call is None
+            continue
+        assert call is not None
+        assert call.name == "get_weather"
+        # Its own last brace is the block's; whitespace waits for what follows.
+        expected = arguments if count < len(ids) else arguments[:-1]
+        assert expected.startswith(call.arguments)
+        assert len(call.arguments) >= len(expected.removesuffix("}").rstrip())
+    pieces = [delta.call for delta in deltas if delta.call]
+    assert pieces[0].arguments == ""
+    assert len(pieces) > 4
+    end, reply = stream.finish([*ids, *encode(rendering, "\n</tool_call>")])
+    assert end == []
+    assert reply.tool_calls[0].arguments == '{"city":  "Par\\u00eds", "n": [1]}'
+
+
+def test_a_call_of_another_form_is_sent_when_it_is_complete(rendering: Rendering) -> None:
+    stream = assembler(rendering)
+    ids = encode(
+        rendering, '<tool_call>\n{"arguments": {"city": "Rome"}, "name": "w"}\n</tool_call>'
+    )
+    assert [delta for token in ids[:-1] for delta in stream.push([token])] == []
+    (call,) = joined_calls(stream.push(ids[-1:]))
+    assert (call.name, call.arguments) == ("w", '{"city": "Rome"}')
 
 
 @pytest.mark.parametrize(
@@ -152,7 +201,7 @@ def test_forced_ids_open_the_reply_without_being_sampled(rendering: Rendering) -
     ids = encode(rendering, CALL.removeprefix("<tool_call>\n"))
     deltas, reply, _ = streamed(rendering, ids, list(range(1, len(ids))), forced_ids=forced)
     assert [call.name for call in reply.tool_calls] == ["get_weather"]
-    assert len(deltas) == 1
+    assert tuple(joined_calls(deltas)) == reply.tool_calls
 
 
 def test_incremental_text_equals_the_decoded_whole(rendering: Rendering) -> None:

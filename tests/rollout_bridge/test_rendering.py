@@ -319,7 +319,8 @@ def test_text_reasoning_and_calls_are_told_apart(rendering_name, request):
         ('{"name": "noop", "arguments": {"a": }}', "noop", '{"a": }'),
         ('{"name": "noop", "arguments": "x"}', "noop", "x"),
         ('{"name": "noop", "arguments": [1]}', "noop", "[1]"),
-        ('{"name": "noop", "arguments": {"a": 1e999}}', "noop", '{"a": Infinity}'),
+        ('{"name": "noop", "arguments": {"a": NaN}}', "noop", '{"a": NaN}'),
+        ('{"arguments": {"a": 1e999}, "name": "noop"}', "noop", '{"a": Infinity}'),
         ('{"name": "noop"', "noop", ""),
         ('{"arguments": {}}', "", '{"arguments": {}}'),
         ("nonsense", "", "nonsense"),
@@ -338,6 +339,12 @@ def test_a_call_cut_short_is_kept(plain):
     (call,) = plain.parse(ids_of(plain, text), TOOLS).tool_calls
     assert (call.name, call.arguments_json, call.ok) == ("get_weather", '{"city": "Par', False)
     assert call.raw == text
+
+
+def test_arguments_are_the_text_that_was_sampled(plain):
+    text = '<tool_call>\n{"name": "noop", "arguments":  {"a" :1.0,"b":"\\u00e9"} }\n</tool_call>'
+    (call,) = plain.parse(ids_of(plain, text + "<|im_end|>"), TOOLS).tool_calls
+    assert (call.arguments_json, call.ok, call.open_at) == ('{"a" :1.0,"b":"\\u00e9"}', True, None)
 
 
 def test_arguments_in_a_json_string_are_passed_on(plain):
