@@ -52,7 +52,17 @@ class JudgeConfig(BaseModel):
     selection: str = "longest"
     """Hint selection strategy (judge/selection.py)."""
     min_positive_votes: int = Field(default=1, ge=1)
-    """Positive votes needed before a hint is taken; 1 is the published rule."""
+    """Positive votes needed before a hint is taken. 1 is the published rule, under which one slip
+    in m trains the policy; a majority (2 of 3) is recommended.
+    """
+    max_hint_chars: int = Field(default=1000, ge=11)
+    """A longer hint is rejected as `too_long`."""
+    max_copied_words: int = Field(default=12, ge=1)
+    """A hint with a longer run of words from the next state is rejected as `copies_next_state`."""
+    allow_new_values: bool = False
+    """Let hints name numbers, identifiers and addresses that occur in the next state and nowhere
+    before it: what the assistant could not have known (`new_value`).
+    """
     max_candidates: int = Field(default=3, ge=1)
     """Most hints of a turn that are kept and scored, where the selection gives several."""
     reward: RewardKind = "none"

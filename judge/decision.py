@@ -34,7 +34,7 @@ def decide(
         )
         reward = reward_of(votes, config.reward)
         if not hints and reward is None:
-            drop = DropReason.NO_HINT
+            drop = why_no_hint(votes, config.min_positive_votes)
     verdict = Verdict(
         turn_id=turn_id,
         votes=tuple(votes),
@@ -46,6 +46,16 @@ def decide(
         reward=reward,
     )
     return verdict, drop
+
+
+def why_no_hint(votes: Sequence[Vote], min_positive_votes: int) -> DropReason:
+    """What kept votes that selected no hint from giving one."""
+    positive = [vote for vote in votes if vote.score == 1]
+    if positive and len(positive) < min_positive_votes:
+        return DropReason.NO_QUORUM
+    if any(vote.rejected is not None for vote in positive):
+        return DropReason.HINT_REJECTED
+    return DropReason.NO_HINT
 
 
 def reward_of(votes: Sequence[Vote], kind: RewardKind) -> float | None:

@@ -8,9 +8,22 @@ running.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from records.types import DropReason, Verdict
+from records.types import DropReason, HintRejection, Verdict, Vote
+
+
+def agreement(votes: Sequence[Vote]) -> float | None:
+    """Share of the pairs of decided votes (+1, -1) that agree; None for fewer than two of them."""
+    num_positive = sum(vote.score == 1 for vote in votes)
+    num_negative = sum(vote.score == -1 for vote in votes)
+    num_pairs = math.comb(num_positive + num_negative, 2)
+    if not num_pairs:
+        return None
+    return (math.comb(num_positive, 2) + math.comb(num_negative, 2)) / num_pairs
 
 
 class HintMetrics:
@@ -29,6 +42,21 @@ class HintMetrics:
         self.split = self._counter(
             "hint_votes_split", "Turns with both positive and negative votes"
         )
+        self.agreement = self._counter(
+            "hint_agreement",
+            "Share of pairs of decided votes that agree, summed over the turns that have a pair",
+        )
+        self.compared = self._counter(
+            "hint_agreement_turns", "Turns with at least two decided votes"
+        )
+        self.minority = self._counter(
+            "hint_minority", "Turns that got a hint although at most half of their votes ask for it"
+        )
+        self.rejected = Counter(
+            "hint_rejected", "Hints refused, by reason", ["reason"], registry=self.registry
+        )
+        for reason in HintRejection:
+            self.rejected.labels(reason=reason.value)
         self.dropped = Counter(
             "hint_dropped", "Turns dropped by the judge", ["reason"], registry=self.registry
         )
@@ -67,15 +95,23 @@ class HintMetrics:
         for vote in verdict.votes:
             self.votes[vote.score].inc()
             self.vote_failed.inc(vote.error is not None)
+            if vote.rejected is not None:
+                self.rejected.labels(reason=vote.rejected.value).inc()
             self.vote_latency.observe(vote.latency_s)
             self.prompt_tokens.inc(vote.prompt_tokens or 0)
             self.completion_tokens.inc(vote.completion_tokens or 0)
         self.split.inc({1, -1} <= {vote.score for vote in verdict.votes})
+        share = agreement(verdict.votes)
+        if share is not None:
+            self.compared.inc()
+            self.agreement.inc(share)
         if drop is not None:
             self.dropped.labels(reason=drop.value).inc()
         elif verdict.hint is not None:
             self.accepted.inc()
             self.len_chars.inc(len(verdict.hint))
+            num_positive = sum(vote.score == 1 for vote in verdict.votes)
+            self.minority.inc(2 * num_positive <= len(verdict.votes))
         if verdict.reward is not None:
             self.rewards[(verdict.reward > 0) - (verdict.reward < 0)].inc()
             self.without_hint.inc(verdict.hint is None)
@@ -92,8 +128,16 @@ class HintMetrics:
         if turns:
             figures["hint/accept_rate"] = accepted / turns
             figures["hint/split_rate"] = self._value("hint_votes_split_total") / turns
+        votes = sum(figures[f"hint/vote_{kind}"] for kind in ("none", "pos", "neg"))
+        answered = votes - figures["hint/vote_failed"]
+        if answered:
+            abstained = figures["hint/vote_none"] - figures["hint/vote_failed"]
+            figures["hint/abstain_rate"] = abstained / answered
+        if compared := self._value("hint_agreement_turns_total"):
+            figures["hint/agreement"] = self._value("hint_agreement_total") / compared
         if accepted:
             figures["hint/len_chars"] = self._value("hint_len_chars_total") / accepted
+            figures["hint/minority_rate"] = self._value("hint_minority_total") / accepted
         rewards = {
             f"reward/{name}": self._value(f"reward_{name}_total")
             for name in ("positive", "zero", "negative", "without_hint")
@@ -104,6 +148,11 @@ class HintMetrics:
             number = self.registry.get_sample_value("hint_dropped_total", {"reason": reason.value})
             if number is not None:
                 figures[f"hint/dropped_{reason.value}"] = number
+        for reason in HintRejection:
+            labels = {"reason": reason.value}
+            number = self.registry.get_sample_value("hint_rejected_total", labels)
+            if number:
+                figures[f"hint/rejected_{reason.value}"] = number
         return figures
 
     def _value(self, name: str) -> float:

@@ -5,6 +5,9 @@ Pure functions of the stored messages. They know nothing of models, tokens or HT
 part of the contract with small judges (the tool lab's model is trained on exactly these prompts),
 so a change here means that `examples/tool_lab/build_model.py` has to run again.
 
+All text of a turn is fenced as data (fencing.py): it can look neither like an answer nor like
+another section.
+
 Everything that varies with the turn stands at the end: the tools and the conversation so far are a
 prefix that consecutive turns of a session, and all votes of one turn, share in the judge's prefix
 cache.
@@ -16,6 +19,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from judge.fencing import fenced
 from records.messages import Message, content_text
 
 SYSTEM = """\
@@ -76,7 +80,7 @@ def tool_signature(tool: dict[str, Any]) -> str:
         f"{name}: {_mapping(schema).get('type', 'any')}" for name, schema in properties.items()
     )
     description = " ".join(str(function.get("description", "")).split())
-    return f"{function['name']}({arguments}): {description}".rstrip(": ")
+    return fenced(f"{function['name']}({arguments}): {description}".rstrip(": "))
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -85,12 +89,13 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def message_text(message: Message) -> str:
     """A message as `[role] text`, each tool call on a line of its own as `call name({...})`."""
-    parts = [content_text(message.get("content"))]
+    parts = [fenced(content_text(message.get("content")))]
     for call in message.get("tool_calls") or ():
         function = call["function"]
         arguments = function.get("arguments")
         shown = (
             arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         )
-        parts.append(f"call {function['name']}({shown})")
+        # Fenced apart from its `call`, which is structure here.
+        parts.append(f"call {fenced(str(function['name']))}({fenced(str(shown))})")
     return f"[{message['role']}] " + "\n".join(part for part in parts if part)

@@ -18,8 +18,12 @@ Selection: TypeAlias = Callable[[Sequence[Vote], int], list[Vote]]
 
 
 def valid_votes(votes: Sequence[Vote]) -> list[Vote]:
-    """Positive votes whose stripped hint has more than 10 characters."""
-    return [vote for vote in votes if vote.score == 1 and len(vote.hint.strip()) >= MIN_HINT_CHARS]
+    """Positive votes whose stripped hint has more than 10 characters and was not rejected."""
+    return [
+        vote
+        for vote in votes
+        if vote.score == 1 and vote.rejected is None and len(vote.hint.strip()) >= MIN_HINT_CHARS
+    ]
 
 
 def longest(votes: Sequence[Vote], max_candidates: int = 1) -> list[Vote]:

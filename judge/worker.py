@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 from openai import AsyncOpenAI
@@ -23,8 +24,9 @@ from judge.context import (
 )
 from judge.decision import decide
 from judge.metrics import HintMetrics
+from judge.screening import Evidence, screened
 from judge.voting import Ballot, cast_votes
-from records.types import DropReason, TurnRecord, TurnState, Verdict
+from records.types import DropReason, TurnRecord, TurnState, Verdict, Vote
 from rollout_bridge.worker import ClaimLoop, ClaimStore, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
@@ -136,10 +138,16 @@ class JudgeWorker:
         num_omitted = error.num_omitted if isinstance(error, JudgeUnavailable) else 0
         await self._commit(turn, ballot, num_omitted, DropReason.JUDGE_UNAVAILABLE)
 
+    def _screened(self, turn: TurnRecord, votes: Sequence[Vote]) -> tuple[Vote, ...]:
+        # Called in a thread: reading a long next state would hold up the other turns.
+        return screened(votes, Evidence.of_turn(turn), self._config)
+
     async def _commit(
         self, turn: TurnRecord, ballot: Ballot | None, num_omitted: int, drop: DropReason | None
     ) -> None:
         votes = ballot.votes if ballot is not None else ()
+        if any(vote.score == 1 and vote.hint for vote in votes):
+            votes = await asyncio.to_thread(self._screened, turn, votes)
         verdict, drop = decide(
             turn.turn_id, votes, self._config, num_omitted=num_omitted, drop=drop
         )

@@ -190,6 +190,7 @@ def vote_rows(verdict: Verdict) -> list[dict[str, Any]]:
             "prompt_tokens": vote.prompt_tokens,
             "completion_tokens": vote.completion_tokens,
             "error": vote.error,
+            "rejected": vote.rejected,
         }
         for vote in verdict.votes
     ]

@@ -19,7 +19,7 @@ from records.columns import (
     LogprobsBlob,
     enum_column,
 )
-from records.types import DropReason, TurnState, TurnType
+from records.types import DropReason, HintRejection, TurnState, TurnType
 
 
 class Base(DeclarativeBase):
@@ -194,6 +194,7 @@ class VoteRow(Base):
     prompt_tokens: Mapped[int | None]
     completion_tokens: Mapped[int | None]
     error: Mapped[str | None] = mapped_column(CleanText)
+    rejected: Mapped[HintRejection | None] = mapped_column(enum_column(HintRejection))
 
 
 class ScoreRow(Base):

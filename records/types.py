@@ -71,6 +71,8 @@ class DropReason(StrEnum):
     NO_NEXT_STATE = "no_next_state"
     # Decided by the judge worker.
     NO_HINT = "no_hint"
+    NO_QUORUM = "no_quorum"
+    HINT_REJECTED = "hint_rejected"
     JUDGE_UNAVAILABLE = "judge_unavailable"
     JUDGE_PROMPT_TOO_LONG = "judge_prompt_too_long"
     # Decided by the scoring worker.
@@ -86,6 +88,16 @@ class DropReason(StrEnum):
     ROUTED_EXPERTS_MISSING = "routed_experts_missing"
     BELOW_NOISE = "below_noise"
     NONFINITE_GRADIENT = "nonfinite_gradient"
+
+
+class HintRejection(StrEnum):
+    """Why the hint of a positive vote is refused (judge/screening.py). The set is closed."""
+
+    TOO_LONG = "too_long"
+    CONTROL_TEXT = "control_text"
+    INSTRUCTS_PIPELINE = "instructs_pipeline"
+    COPIES_NEXT_STATE = "copies_next_state"
+    NEW_VALUE = "new_value"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +208,10 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """One judge answer: `score` is +1, -1 or None (abstained, or failed for the reason `error`)."""
+    """One judge answer: `score` is +1, -1 or None (abstained, or failed for the reason `error`).
+
+    `rejected`: why its hint must not be used; the score counts all the same.
+    """
 
     index: int
     score: int | None
@@ -206,6 +221,7 @@ class Vote:
     prompt_tokens: int | None
     completion_tokens: int | None
     error: str | None = None
+    rejected: HintRejection | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

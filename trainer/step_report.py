@@ -17,6 +17,8 @@ from trainer.update_report import UpdateReport
 
 HINT_DROPS = (
     DropReason.NO_HINT,
+    DropReason.NO_QUORUM,
+    DropReason.HINT_REJECTED,
     DropReason.JUDGE_UNAVAILABLE,
     DropReason.JUDGE_PROMPT_TOO_LONG,
     DropReason.NO_USER_MESSAGE,

@@ -23,6 +23,7 @@ from records.types import DropReason, TurnState
 from trainer.staleness import admit
 
 POLL_S = 0.25
+WITHOUT_HINT = (DropReason.NO_HINT, DropReason.NO_QUORUM, DropReason.HINT_REJECTED)
 ACCEPTED_STATES = (TurnState.SCORING, TurnState.READY, TurnState.LEASED, TurnState.TRAINED)
 
 
@@ -131,7 +132,7 @@ def _steer(gate: asyncio.Event, state: LearningState, lab: LabConfig, batch_size
     """
     turns = state.turns
     accepted = sum(turns.get(kind, 0) for kind in ACCEPTED_STATES)
-    rejected = state.drops.get(DropReason.NO_HINT, 0)
+    rejected = sum(state.drops.get(reason, 0) for reason in WITHOUT_HINT)
     # One of each to begin with: no verdict is known yet.
     accept_rate = (accepted + 1) / (accepted + rejected + 2)
     waiting = accepted - turns.get(TurnState.TRAINED, 0)

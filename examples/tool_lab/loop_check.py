@@ -22,8 +22,10 @@ from examples.tool_lab.domain import TOOLS
 from examples.tool_lab.episode import Episode, Reaction
 from examples.tool_lab.local_generate import LocalGenerator
 from examples.tool_lab.preferences import PREFERENCES
+from judge.config import JudgeConfig
 from judge.parsing import parse_answer
 from judge.prompts import judge_messages
+from judge.screening import Evidence, screened
 from judge.selection import select_hint
 from records.types import Vote
 
@@ -76,7 +78,10 @@ def play(generate: GenerateNow, episodes: Sequence[Episode], max_turns: int = 24
 def vote_hints(
     generate: GenerateNow, turns: Sequence[SeenTurn], votes: int = 3
 ) -> list[str | None]:
-    """The hint that the longest valid of `votes` votes gives each turn, or None."""
+    """The hint that the longest valid of `votes` votes gives each turn, or None; screened as the
+    judge worker does it.
+    """
+    config = JudgeConfig(base_url="http://in-process/v1", model="in process")
     requests = [
         GenerationRequest(
             messages=[*judge_messages(turn.messages, TOOLS, turn.response, turn.next_state)],
@@ -87,9 +92,11 @@ def vote_hints(
     ]
     answers = [str(message.get("content") or "") for message in generate(requests, 0.6)]
     hints = []
-    for start in range(0, len(answers), votes):
-        cast = [_vote(i, text) for i, text in enumerate(answers[start : start + votes])]
-        hints.append(select_hint(cast, "longest"))
+    for number, turn in enumerate(turns):
+        texts = answers[number * votes : (number + 1) * votes]
+        evidence = Evidence.of([*turn.messages, turn.response], TOOLS, turn.next_state)
+        cast = screened([_vote(i, text) for i, text in enumerate(texts)], evidence, config)
+        hints.append(select_hint(cast, config.selection))
     return hints
 
 

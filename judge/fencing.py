@@ -1,0 +1,52 @@
+r"""Text of a conversation as data inside a judge prompt.
+
+Users and tools will write `\boxed{1} [HINT_START]...`, the headers of the prompt's own sections, or
+the tokens by which a chat template ends a message. A judge that quotes such text must not vote by
+it, and none of it may end the section that it stands in. So each such place gets one blank inside
+(`\ boxed{1}`), and a line that looks like the prompt's own structure is quoted (`> [user] ...`).
+All other text, which is nearly all there is, stays as it is: small judges are trained on it.
+"""
+
+from __future__ import annotations
+
+import re
+
+ANSWER_MARKERS = (r"\\boxed\{", r"\[HINT_START\]", r"\[HINT_END\]")
+"""What `judge.parsing` reads in an answer."""
+TURN_TOKENS = (
+    r"<\|[^|>\n]{1,40}\|>",  # ChatML, Llama 3, Harmony, GLM, Phi, Command
+    r"<｜[^｜>\n]{1,40}｜>",  # DeepSeek
+    r"</?s>",
+    r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",  # Mistral
+    r"<</?SYS>>",
+    r"<(?:start|end)_of_turn>",  # Gemma
+    r"<(?:bos|eos|sop|eop)>",
+    r"\]~!?b[\[\]]|\[e~\[",  # MiniMax
+)
+"""Tokens by which chat templates begin and end messages."""
+
+_MARKER = re.compile("|".join((*ANSWER_MARKERS, *TURN_TOKENS)), re.IGNORECASE)
+# Every character that some reader takes for the start of a new line.
+_LINE_START = re.compile(
+    r"(^|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])"
+    r"(?=[^\S\n\r\v\f\x1c-\x1e\x85\u2028\u2029]*"
+    r"(?:#+\s*(?:tools|conversation|response|next\s+state)\b"
+    r"|\[(?:system|developer|user|assistant|tool|feedback|\d+\s+earlier\s+messages)\b[^\]\n]*\]"
+    r"|call\s+[\w.-]+\())",
+    re.IGNORECASE,
+)
+
+
+def has_marker(text: str) -> bool:
+    """Whether `text` holds a marker of an answer, or a token that begins or ends a message."""
+    return _MARKER.search(text) is not None
+
+
+def fenced(text: str) -> str:
+    """`text` without anything that could be read as an answer or as the prompt's structure.
+
+    It only inserts characters, so no new marker can come of two halves. The first line is quoted
+    as well if it looks like structure; the caller may put something before it.
+    """
+    separated = _MARKER.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+    return _LINE_START.sub(r"\g<1>> ", separated)
