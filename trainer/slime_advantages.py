@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_bridge.slime_carrier import BatchFacts, CarriedTurn, RowCarrier
+from rollout_bridge.slime_carrier import CarriedTurn, RowCarrier
 from trainer.batch_statistics import batch_statistics
 from trainer.batch_view import view_turn
 from trainer.collate import comparable
@@ -82,39 +82,14 @@ def prepare(
     each other, NonFiniteError and DistillationOffError as the embedded trainer does.
     """
     carriers = take_carriers(rollout_data)
-    student = rollout_data.get("log_probs")
-    if not student:
-        raise ValueError(
-            "slime did not compute log_probs before the step: set --get-mismatch-metrics, or use "
-            "the loss type custom_loss"
-        )
-    device = student[0].device
-    facts = carriers[0].batch
-    step = Step(
-        trainer=trainer,
-        counts=GlobalCounts(turns=0, sequences=0, tokens=0.0),
-        statistics=NO_STATISTICS,
-        scale=float(rollout_data["global_batch_sizes"][0]),
-        num_rows=len(carriers),
-        comparable_share=0.0,
-        advantage_sum=0.0,
-    )
-    states = _states(args, rollout_data, carriers, facts, step, device)
-    local = row_batch(states, rollout_data["loss_masks"], device)
-    before = joined(student, states, ranks)
+    step = _new_step(rollout_data, carriers, trainer)
+    states = _states(args, rollout_data, carriers, step)
+    local = row_batch(states, rollout_data["loss_masks"], _device(rollout_data))
+    before = joined(rollout_data["log_probs"], states, ranks)
     figures, assembled = _figures(local, before, states, step, ranks)
     clean, num_nonfinite = select_finite(assembled)
-    own_counts = GlobalCounts.of(clean.mask_BT, clean.turn_ids_BT)
-    own = RankFigures(facts, own_counts, figures, float(num_nonfinite))
-    parts: list[RankFigures] = ranks.of_all(own)
-    everything = [one for part in parts for one in part.turns]
-    check_complete(parts, carriers)
-    for part in parts:
-        step.counts = step.counts + part.counts
-    nonfinite = sum(part.nonfinite for part in parts)
-    check_finite(nonfinite, step.counts.tokens, trainer)
-    clean = replace(clean, statistics=_statistics(trainer, everything))
-    step.statistics = clean.statistics
+    everything = _agree(clean, num_nonfinite, figures, carriers, step, ranks)
+    clean = replace(clean, statistics=step.statistics)
     weights_BT = _weights(clean, step)
     advantages_BT = _advantages(clean, trainer)
     comparable_BT = local.batch.spread(
@@ -126,12 +101,12 @@ def prepare(
     step.comparable_share = sum(share for share, _ in shares)
     step.advantage_sum = float((advantages_BT.abs() * clean.mask_BT).sum())
     metrics = batch_metrics(
-        everything,
-        facts,
+        everything.turns,
+        carriers[0].batch,
         Correction(trainer.correction.settings()),
         moments=[moment for _, moment in shares],
         tokens=step.counts.tokens,
-        num_nonfinite=nonfinite,
+        num_nonfinite=everything.nonfinite,
     )
     check_taught(metrics)
     if args.loss_type == "policy_loss":
@@ -143,14 +118,66 @@ def prepare(
     return Prepared(advantages=parted(local.rows(advantages_BT), states, ranks), metrics=metrics)
 
 
+def _device(rollout_data: dict[str, Any]) -> torch.device:
+    student = rollout_data.get("log_probs")
+    if not student:
+        raise ValueError(
+            "slime did not compute log_probs before the step: set --get-mismatch-metrics, or use "
+            "the loss type custom_loss"
+        )
+    return student[0].device
+
+
+def _new_step(
+    rollout_data: dict[str, Any], carriers: Sequence[RowCarrier], trainer: TrainerConfig
+) -> Step:
+    """A step of which nothing is known yet."""
+    return Step(
+        trainer=trainer,
+        counts=GlobalCounts(turns=0, sequences=0, tokens=0.0),
+        statistics=NO_STATISTICS,
+        scale=float(rollout_data["global_batch_sizes"][0]),
+        num_rows=len(carriers),
+        comparable_share=0.0,
+        advantage_sum=0.0,
+    )
+
+
+def _agree(
+    clean: TokenBatch,
+    num_nonfinite: Tensor,
+    figures: list[TurnFigures],
+    carriers: Sequence[RowCarrier],
+    step: Step,
+    ranks: Ranks,
+) -> RankFigures:
+    """The figures of all ranks as one; sets the counts and statistics of `step`."""
+    counts = GlobalCounts.of(clean.mask_BT, clean.turn_ids_BT)
+    facts = carriers[0].batch
+    own = RankFigures(facts, counts, figures, float(num_nonfinite))
+    parts: list[RankFigures] = ranks.of_all(own)
+    check_complete(parts, carriers)
+    for part in parts:
+        step.counts = step.counts + part.counts
+    everything = RankFigures(
+        facts,
+        step.counts,
+        [one for part in parts for one in part.turns],
+        sum(part.nonfinite for part in parts),
+    )
+    check_finite(everything.nonfinite, step.counts.tokens, step.trainer)
+    step.statistics = _statistics(step.trainer, everything.turns)
+    return everything
+
+
 def _states(
     args: Any,
     rollout_data: dict[str, Any],
     carriers: Sequence[RowCarrier],
-    facts: BatchFacts,
     step: Step,
-    device: torch.device,
 ) -> list[RowState]:
+    device = _device(rollout_data)
+    facts = carriers[0].batch
     plan = TeachingPlan(
         options=step.trainer.objective,
         model=None,

@@ -9,11 +9,14 @@ Shapes: R tokens of a row's response, r those of them on this rank; B rows, T co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer.config import TrainerConfig
 from trainer.correction import Correction
 from trainer.errors import DistillationOffError
 from trainer.objectives.frame import ObjectiveResult, objective_loss
@@ -59,68 +62,83 @@ def micro_batch_loss(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _OwnTokens:
+    """This rank's policy tokens: `mine` [r] of each row, between whole rows and flat values."""
+
+    rows: RowBatch
+    ranks: Ranks
+    mine: list[Tensor]
+
+    @classmethod
+    def of(cls, rows: RowBatch, ranks: Ranks) -> _OwnTokens:
+        masks = parted(rows.rows(rows.batch.mask_BT), rows.states, ranks)
+        return cls(rows, ranks, [mask > 0 for mask in masks])
+
+    def flat(self, whole: list[Tensor]) -> Tensor:
+        """[R, ...] of each row -> [N, ...]."""
+        return self.chosen(parted(whole, self.rows.states, self.ranks))
+
+    def chosen(self, parts: Sequence[Tensor]) -> Tensor:
+        """[r, ...] of each row -> [N, ...]."""
+        return torch.cat([part[mine] for part, mine in zip(parts, self.mine, strict=True)])
+
+    def columns(self, values: Tensor) -> Tensor:
+        """[N] or [N, K] -> [B, T] or [B, T, K] of all ranks."""
+        numbers = [int(mine.sum()) for mine in self.mine]
+        parts = [_scatter(*pair) for pair in zip(values.split(numbers), self.mine, strict=True)]
+        return self.rows.columns(joined(parts, self.rows.states, self.ranks))
+
+
 def _logprobs(
     args: Any, batch: dict[str, Any], logits: Tensor, rows: RowBatch, ranks: Ranks
 ) -> TokenLogprobs:
     """Log-probs of the policy tokens of all rows, out of this rank's part of them."""
-    step = rows.states[0].step
-    options = step.trainer.objective
-    plan = TeachingPlan(
-        options=options,
-        model=None,
-        vocab_size=args.vocab_size,
-        max_tokens=0,
-        device=logits.device,
-    )
-    support_rows: list[Tensor] | None = None
-    if options.support != "none":
-        supports = [view.support for view in rows.views]
-        ids = [support.ids for support in supports if support is not None]
-        support_rows = rows.rows(rows.batch.spread(ids, fill=0))
-    ids_rows = rows.rows(rows.batch.ids_BT)
-    mask_rows = rows.rows(rows.batch.mask_BT)
-    heat_rows = rows.rows(rows.batch.temperatures_BT)
-    mine = [place > 0 for place in parted(mask_rows, rows.states, ranks)]
-
-    def wanted(whole: list[Tensor]) -> Tensor:
-        """[R, ...] of each row -> those of this rank's policy tokens."""
-        parts = parted(whole, rows.states, ranks)
-        return torch.cat([part[chosen] for part, chosen in zip(parts, mine, strict=True)])
-
+    trainer = rows.states[0].step.trainer
+    own = _OwnTokens.of(rows, ranks)
     places = ranks.scoring_places(args, batch, logits.shape[1])
     found = logits_logprobs(
         logits[0],
-        torch.cat(
-            [place.to(logits.device)[chosen] for place, chosen in zip(places, mine, strict=True)]
-        ),
-        LogitsRequest(
-            ids_N=wanted(ids_rows),
-            temperatures_N=wanted(heat_rows),
-            support_ids_NK=None if support_rows is None else wanted(support_rows),
-            top_k=plan.support_size if options.compares_topk else 0,
-            entropy_gradient=step.trainer.beta_entropy != 0,
-        ),
+        own.chosen([place.to(logits.device) for place in places]),
+        _request(args, trainer, rows, own),
         ranks,
-        chunk_tokens=step.trainer.logprob_chunk_tokens,
+        chunk_tokens=trainer.logprob_chunk_tokens,
     )
-
-    def columns(values: Tensor) -> Tensor:
-        """[N] or [N, K] of this rank's policy tokens -> [B, T] or [B, T, K] of all."""
-        numbers = [int(chosen.sum()) for chosen in mine]
-        parts = [_scatter(*pair) for pair in zip(values.split(numbers), mine, strict=True)]
-        return rows.columns(joined(parts, rows.states, ranks))
-
-    logprobs_BT = columns(found.logprobs_N)
+    logprobs_BT = own.columns(found.logprobs_N)
     # Not by this rank's own tokens: context ranks must agree on what they exchange.
     same = bool((rows.batch.temperatures_BT == 1.0).all())
     top_ids = found.topk_ids_NK
     return TokenLogprobs(
         logprobs_BT=logprobs_BT,
-        logprobs_sampled_BT=logprobs_BT if same else columns(found.sampled_N),
-        entropy_BT=columns(found.entropy_N),
-        support_BTK=None if found.support_NK is None else columns(found.support_NK),
+        logprobs_sampled_BT=logprobs_BT if same else own.columns(found.sampled_N),
+        entropy_BT=own.columns(found.entropy_N),
+        support_BTK=None if found.support_NK is None else own.columns(found.support_NK),
         # Context ranks add floats; ids are exact in them.
-        topk_ids_BTK=None if top_ids is None else columns(top_ids.double()).long(),
+        topk_ids_BTK=None if top_ids is None else own.columns(top_ids.double()).long(),
+    )
+
+
+def _request(args: Any, trainer: TrainerConfig, rows: RowBatch, own: _OwnTokens) -> LogitsRequest:
+    """What the objective wants to know of this rank's policy tokens."""
+    options = trainer.objective
+    support_ids_NK: Tensor | None = None
+    if options.support != "none":
+        supports = [view.support for view in rows.views]
+        ids = [support.ids for support in supports if support is not None]
+        support_ids_NK = own.flat(rows.rows(rows.batch.spread(ids, fill=0)))
+    plan = TeachingPlan(
+        options=options,
+        model=None,
+        vocab_size=args.vocab_size,
+        max_tokens=0,
+        device=rows.batch.ids_BT.device,
+    )
+    return LogitsRequest(
+        ids_N=own.flat(rows.rows(rows.batch.ids_BT)),
+        temperatures_N=own.flat(rows.rows(rows.batch.temperatures_BT)),
+        support_ids_NK=support_ids_NK,
+        top_k=plan.support_size if options.compares_topk else 0,
+        entropy_gradient=trainer.beta_entropy != 0,
     )
 
 
