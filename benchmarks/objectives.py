@@ -3,10 +3,11 @@ hotel order, and a title to address the user by, which the base uses about 2% of
 
     python benchmarks/objectives.py --settings tail8 k1 --seeds 0 1 2 --updates 25
 
-Every run is the lab's own command. Afterwards each kept version of the weights is evaluated on
-held-out names: the first update at which all preferences reach 0.8 (and the seconds of learning
-until then), the other skills, a contrary instruction in the prompt, as ratios to before. A finished
-run is not run again: results lie in OUT/SETTING-SEED/objectives.json.
+Every run is the lab's own command. Afterwards the kept versions of the weights are evaluated on
+held-out names, one after the other until all preferences reach 0.8 (after how many updates and
+seconds of learning?), and the last one on the other skills and a contrary instruction in the
+prompt, as ratios to before. A finished run is not run again: results lie in
+OUT/SETTING-SEED/objectives.json.
 """
 
 from __future__ import annotations
@@ -133,10 +134,12 @@ async def evaluate_run(folder: Path, seed: int, every: int, samples: int) -> dic
         weights = folder / "checkpoints" / f"step_{row['version']:06d}"
         worst, by_kind = await _success(str(weights), every, seed)
         curve.append({"update": row["step"], **by_kind})
-        if worst >= TARGET and reached["updates"] is None:
+        if worst >= TARGET:
             reached = {"updates": row["step"], "seconds": round(row["time"] - first, 1)}
+            break
     newest = str(folder / "checkpoints" / f"step_{steps[-1]['version']:06d}")
-    before, after = await _rates(str(MODEL), samples, seed), await _rates(newest, samples, seed)
+    before = await _rates_before(folder.parent / f"before-{seed}-{samples}.json", samples, seed)
+    after = await _rates(newest, samples, seed)
     return {
         "reached": reached,
         "updates": len(steps),
@@ -156,6 +159,14 @@ async def evaluate_run(folder: Path, seed: int, every: int, samples: int) -> dic
 async def _success(weights: str, n: int, seed: int) -> tuple[float, dict[str, float]]:
     rates = await _evaluate(weights, n, seed, ["success"])
     return min(rates.values()), rates
+
+
+async def _rates_before(kept: Path, samples: int, seed: int) -> dict[str, float]:
+    """Of the start, which all runs of a seed share."""
+    if not kept.exists():
+        rates = await _rates(str(MODEL), samples, seed)
+        kept.write_text(json.dumps(rates, indent=1) + "\n")
+    return json.loads(kept.read_text())
 
 
 async def _rates(weights: str, n: int, seed: int) -> dict[str, float]:
