@@ -19,17 +19,20 @@ __all__ = ["ProxyDeps", "create_app"]
 
 
 def create_app(deps: ProxyDeps) -> FastAPI:
-    """The application. While it runs it closes idle sessions; at its end it commits what waits."""
+    """The application. While it runs it closes idle sessions and takes in what was spilled; at its end it
+    commits what waits."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         service: TurnService = app.state.service
+        await service.spool.start()
         stop = asyncio.Event()
         sweeper = asyncio.create_task(service.sessions.sweep(stop))
         yield
         stop.set()
         await sweeper
         await service.recorder.drain()
+        await service.spool.close()
 
     app = FastAPI(title="policy endpoint", lifespan=lifespan, openapi_url=None)
     app.state.service = TurnService(deps)

@@ -67,7 +67,11 @@ class ProxyConfig(BaseModel):
     continued from its partial tokens.
     """
     record_timeout_s: float = Field(default=10.0, gt=0)
-    """How long the end of a reply waits for its turn to be committed before it goes out anyway."""
+    """How long the end of a reply waits for its turn to be committed; after that the turn is kept
+    in the spill file and the reply goes out.
+    """
+    spill_retry_s: float = Field(default=1.0, gt=0)
+    """Pause between two attempts to bring spilled turns to the store."""
     render_offload_chars: int = Field(default=16_000, ge=0)
     """Histories longer than this are rendered in a thread, so that other replies keep streaming."""
     token_cache_tokens: int = Field(default=4_000_000, ge=0)

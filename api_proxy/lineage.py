@@ -34,6 +34,8 @@ class Lineage:
     session_id: str | None
     has_history: bool
     """Whether the request contains an assistant message, so that a link was to be expected."""
+    is_deferred: bool = False
+    """Whether the store could not be asked: the request is linked when its turn is stored."""
 
 
 class LineageFinder:

@@ -33,13 +33,27 @@ class ProxyMetrics:
         )
         self.turns = self._counter("opd_turns", "Turns recorded, by drop reason.", "drop_reason")
         self.failed_turns = self._counter(
-            "opd_store_failed_turns", "Turns that the store did not take."
+            "opd_store_failed_turns", "Turns that were lost: neither stored nor spilled."
+        )
+        self.spilled = self._counter(
+            "opd_store_spilled", "What the store did not take and a spill file did.", "what"
+        )
+        self.taken_in = self._counter(
+            "opd_store_taken_in", "Records of spill files that the store took later."
+        )
+        self.spill_torn = self._counter(
+            "opd_store_spill_torn", "Spill files that ended in a record cut off by a crash."
+        )
+        self.spill_waiting = Gauge(
+            "opd_store_spill_waiting",
+            "Spilled records that wait for the store, and files of dead processes. Not 0: alarm.",
+            registry=self.registry,
         )
         self.failed_lookups = self._counter(
             "opd_store_failed_lookups", "Requests answered without being linked: no store."
         )
         self.failed_next_states = self._counter(
-            "opd_store_failed_next_states", "Next states that the store did not take."
+            "opd_store_failed_next_states", "Next states lost: neither stored nor spilled."
         )
         self.links = self._counter("opd_links", "Requests, by how they were linked.", "how")
         self.next_states = self._counter("opd_next_states", "Turns that got their next state.")
@@ -76,6 +90,9 @@ class ProxyMetrics:
     def linked(self, lineage: Lineage) -> None:
         """Count how a request was linked."""
         link = lineage.link
+        if lineage.is_deferred:
+            self.links.labels("deferred").inc()
+            return
         if not lineage.has_history:
             self.links.labels("first").inc()
             return

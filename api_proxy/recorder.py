@@ -1,7 +1,7 @@
 """Writes turns: what a request tells while it is answered, and the turn itself at its end.
 
-A store that does not answer never costs the agent its reply: what is lost is counted and logged,
-and the content of a request never is.
+A store that does not answer never costs the agent its reply: what it does not take is spilled
+(spool.py). The content of a request is never logged.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from api_proxy.lineage import LineageFinder
 from api_proxy.metrics import ProxyMetrics
 from api_proxy.reply import Reply
 from api_proxy.sessions import Sessions
+from api_proxy.spool import Spool
 from api_proxy.tokens import ParentTokens, TokenCache
 from api_proxy.turn import Turn
 from records.errors import StoreError, StoreUnavailable
+from records.spilled import Addition
 from records.store import Store
 from records.types import CapturedTurn
 
@@ -45,6 +47,7 @@ class TurnRecorder:
         sessions: Sessions,
         lineage: LineageFinder,
         cache: TokenCache,
+        spool: Spool,
         metrics: ProxyMetrics,
         config: ProxyConfig,
     ) -> None:
@@ -52,6 +55,7 @@ class TurnRecorder:
         self._sessions = sessions
         self._lineage = lineage
         self._cache = cache
+        self._spool = spool
         self._metrics = metrics
         self._config = config
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -61,6 +65,8 @@ class TurnRecorder:
         turn.notes = self._spawn(self._note(turn))
 
     async def _note(self, turn: Turn) -> None:
+        if turn.is_link_deferred:
+            return
         if not turn.is_session_kept:
             await self._keep_session(turn)
         parent = turn.link.parent
@@ -68,10 +74,15 @@ class TurnRecorder:
             return
         try:
             taken = await self._store.set_next_state(parent.turn_id, list(turn.link.next_state))
-        except StoreError as error:
+        except StoreUnavailable:
+            if not await self._spool.add(self._addition(turn, None)):
+                self._lineage.forget(parent.turn_id)
+                self._metrics.failed_next_states.inc()
+            return
+        except (StoreError, ValueError) as error:
             self._lineage.forget(parent.turn_id)
             self._metrics.failed_next_states.inc()
-            logger.error("next state of turn %s lost: %s", parent.turn_id, error)
+            logger.error("next state of turn %s lost: %s", parent.turn_id, type(error).__name__)
             return
         if taken:
             self._metrics.next_states.inc()
@@ -86,7 +97,7 @@ class TurnRecorder:
         return turn.is_session_kept
 
     async def record(self, turn: Turn, reply: Reply) -> None:
-        """Commit the turn, if anything was sampled; wait for it, but not for ever.
+        """Commit the turn, if anything was sampled; after a while without the store, spill it.
 
         A turn is committed once, also when a reply that is being committed is cut off.
         """
@@ -95,6 +106,8 @@ class TurnRecorder:
         done, _ = await asyncio.wait({turn.commit}, timeout=self._config.record_timeout_s)
         if not done:
             logger.error("turn %s is not committed yet, its reply ends anyway", turn.turn_id)
+            if turn.captured is not None:
+                await self._spill(turn, turn.captured)
 
     def _begin_commit(self, turn: Turn, reply: Reply) -> asyncio.Task[None]:
         if turn.assembler.mismatched:
@@ -102,30 +115,67 @@ class TurnRecorder:
             logger.warning("turn %s: streamed text differs from the final parse", turn.turn_id)
         self._metrics.continuations.inc(turn.rollout.num_continuations)
         turn.latency_s = time.monotonic() - turn.started
-        return self._spawn(self._commit(turn, reply))
+        if turn.rollout.ids:
+            try:
+                turn.captured = captured_turn(turn, reply, self._config)
+            except ValueError as error:  # the engine's spans contradict themselves
+                self._lost(turn, error)
+        return self._spawn(self._commit(turn))
 
-    async def _commit(self, turn: Turn, reply: Reply) -> None:
+    async def _commit(self, turn: Turn) -> None:
         if turn.notes is not None:
             await asyncio.wait({turn.notes})
-        if turn.rollout.ids:
-            await self._store_turn(turn, reply)
+        if turn.captured is not None:
+            await self._store_turn(turn, turn.captured)
         if turn.completion.session_done:
             await self._close(turn)
 
-    async def _store_turn(self, turn: Turn, reply: Reply) -> None:
+    async def _store_turn(self, turn: Turn, captured: CapturedTurn) -> None:
         try:
-            captured = captured_turn(turn, reply, self._config)
-            if not turn.is_session_kept and not await self._keep_session(turn):
-                raise StoreUnavailable("its session could not be written")
-            await self._store.record_turn(captured, scope=turn.scope)
+            if self._spool.is_waiting:
+                await self._spill(turn, captured)
+            elif turn.is_link_deferred:
+                await self._spool.store_addition(self._addition(turn, captured))
+            else:
+                await self._record(turn, captured)
+        except StoreUnavailable:
+            await self._spill(turn, captured)
         except (StoreError, ValueError, RecursionError) as error:
-            # ValueError: the engine's spans, or the turn, contradict themselves; RecursionError:
-            # something in the request is nested too deeply to be written.
-            self._metrics.failed_turns.inc()
-            logger.error("turn %s was not stored: %s", turn.turn_id, error)
+            # ValueError: the turn contradicts itself; RecursionError: something in the request is
+            # nested too deeply to be written.
+            self._lost(turn, error)
             return
-        self._metrics.recorded(captured.drop_reason)
         self._remember(captured)
+
+    async def _record(self, turn: Turn, captured: CapturedTurn) -> None:
+        if not turn.is_session_kept and not await self._keep_session(turn):
+            raise StoreUnavailable("its session could not be written")
+        await self._store.record_turn(captured, scope=turn.scope)
+        self._metrics.recorded(captured.drop_reason)
+
+    def _lost(self, turn: Turn, error: Exception) -> None:
+        self._metrics.failed_turns.inc()
+        logger.error("turn %s was not stored: %s", turn.turn_id, error)
+
+    async def _spill(self, turn: Turn, captured: CapturedTurn) -> None:
+        """Keep a turn beside the store, once; with it the next state that its request carried."""
+        if turn.is_spilled:
+            return
+        turn.is_spilled = True
+        if not await self._spool.add(self._addition(turn, captured)):
+            self._metrics.failed_turns.inc()
+
+    def _addition(self, turn: Turn, captured: CapturedTurn | None) -> Addition:
+        parent, next_state = turn.link.parent, turn.link.next_state
+        return Addition(
+            scope=turn.scope,
+            created_at=turn.created,
+            turn=captured,
+            answers=parent.turn_id if parent is not None and next_state else None,
+            next_state=next_state,
+            session_name=turn.completion.session,
+            is_deferred=turn.is_link_deferred,
+        )
 
     async def _close(self, turn: Turn) -> None:
         try:

@@ -58,7 +58,9 @@ async def healthz() -> dict[str, str]:
 async def readyz(request: Request) -> JSONResponse:
     """Engine and store answer; 503 names what does not."""
     service: TurnService = request.app.state.service
-    engine, store = await asyncio.gather(_engine_answers(service), _store_answers(service))
+    engine, answers = await asyncio.gather(_engine_answers(service), _store_answers(service))
+    # A store that can be read may still refuse to write: a full disk, a lock.
+    store = answers and not service.spool.is_waiting
     is_ready = engine and store
     return JSONResponse(
         {"status": "ok" if is_ready else "unavailable", "engine": engine, "store": store},

@@ -11,7 +11,7 @@ from api_proxy.linking import Link
 from api_proxy.schemas import Completion
 from api_proxy.streaming import ReplyAssembler
 from api_proxy.tokens import Prompt
-from records.types import TurnType
+from records.types import CapturedTurn, TurnType
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,8 +19,9 @@ class Turn:
     """One request on its way.
 
     `notes` is the task that writes what the request itself tells, `commit` the one that writes the
-    turn; `is_session_kept` says that the session is in the store. `created` is in unix seconds,
-    `started` of a monotonic clock.
+    turn; `is_session_kept` says that the session is in the store, `is_link_deferred` that the store
+    could not be asked where the turn belongs; `captured` is the turn as the store takes it.
+    `created` is in unix seconds, `started` of a monotonic clock.
     """
 
     turn_id: str
@@ -37,6 +38,9 @@ class Turn:
     started: float = field(default_factory=time.monotonic)
     client_gone: bool = False
     is_session_kept: bool = False
+    is_link_deferred: bool = False
     notes: asyncio.Task[None] | None = None
     commit: asyncio.Task[None] | None = None
+    captured: CapturedTurn | None = None
+    is_spilled: bool = False
     latency_s: float = 0.0

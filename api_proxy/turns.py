@@ -1,8 +1,8 @@
 """From a checked request to a turn that can be sampled: its lineage, its session, its prompt.
 
 What the request itself tells (its session goes on; an earlier turn got its next state) begins to be
-written at the same time. Without the store a request is answered unlinked: that is counted and
-logged, and costs the agent nothing.
+written at the same time. Without the store a request is answered unlinked, and linked when its turn
+is stored: that is counted and logged, and costs the agent nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from api_proxy.sampling import reply_budget, sampling_params
 from api_proxy.schemas import Completion
 from api_proxy.sessions import Sessions, scope_of
 from api_proxy.side_turns import turn_type_of
+from api_proxy.spool import Spool
 from api_proxy.stop_strings import StopStrings
 from api_proxy.streaming import Detokenizer, ReplyAssembler
 from api_proxy.tokens import Prompt, PromptBuilder, TokenCache
@@ -78,10 +79,18 @@ class TurnService:
         self._detokenizer = Detokenizer(deps.rendering)
         self._seen = SeenVersion()
         self._context_length = config.context_length
+        self.spool = Spool(
+            store=deps.store,
+            sessions=self.sessions,
+            lineage=self._lineage,
+            metrics=self.metrics,
+            retry_s=config.spill_retry_s,
+        )
         self.recorder = TurnRecorder(
             store=deps.store,
             sessions=self.sessions,
             lineage=self._lineage,
+            spool=self.spool,
             cache=cache,
             metrics=self.metrics,
             config=config,
@@ -135,6 +144,7 @@ class TurnService:
             scope=scope,
             session_id=session_id,
             is_session_kept=lineage.session_id is not None,
+            is_link_deferred=lineage.is_deferred,
             link=link,
             prompt=prompt,
             turn_type=turn_type_of(completion, self.config.side_rules),
@@ -160,7 +170,10 @@ class TurnService:
         )
 
     async def _find(self, scope: str, completion: Completion, now: float) -> Lineage:
-        """The request's lineage; without the store, that of a conversation never seen."""
+        """The request's lineage; without the store it is found out later."""
+        deferred = Lineage(link=Link(), session_id=None, has_history=False, is_deferred=True)
+        if self.spool.is_waiting:
+            return deferred
         try:
             async with asyncio.timeout(self.config.record_timeout_s):
                 session_id = None
@@ -171,8 +184,8 @@ class TurnService:
                 )
         except (StoreError, TimeoutError) as error:
             self.metrics.failed_lookups.inc()
-            logger.error("request not linked, the store does not answer: %s", error)
-            return Lineage(link=Link(), session_id=None, has_history=False)
+            logger.error("request not linked yet, the store does not answer: %s", error)
+            return deferred
         except RecursionError:
             raise invalid("The messages are nested too deeply.", "messages") from None
 

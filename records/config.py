@@ -27,6 +27,12 @@ class StoreConfig(BaseModel):
     """Most write operations that share one transaction."""
     reader_connections: int = Field(default=4, ge=1)
     """Connections of this process that only read."""
+    spill_folder: Path | None = Field(default=None, strict=False)
+    """Where the proxy keeps what the database does not take; unset: beside a SQLite file, and in
+    the run folder with PostgreSQL. On a disk of its own it outlives one that is full.
+    """
+    spill_reserve_bytes: int = Field(default=16 * 2**20, ge=0)
+    """Room that each proxy reserves there when it starts, for the time when the disk is full."""
 
     @field_validator("url")
     @classmethod
@@ -53,6 +59,15 @@ class StoreConfig(BaseModel):
     def is_sqlite(self) -> bool:
         """Whether this is a SQLite file (else PostgreSQL)."""
         return make_url(self.url).drivername == SQLITE
+
+    @property
+    def spill_path(self) -> Path:
+        """The folder of the spill files. Raises ValueError for PostgreSQL without one."""
+        if self.spill_folder is not None:
+            return self.spill_folder
+        if self.sqlite_path is None:
+            raise ValueError("store.spill_folder: name a folder, PostgreSQL has no file beside it")
+        return Path(f"{self.sqlite_path}-spill")
 
     @property
     def sqlite_path(self) -> Path | None:

@@ -25,8 +25,9 @@ T = TypeVar("T")
 _SQLITE_BUSY = ("database is locked", "database table is locked", "database schema is locked")
 # serialization_failure, deadlock_detected, lock_not_available
 _POSTGRESQL_CONFLICT = ("40001", "40P01", "55P03")
-# connection_exception class, too_many_connections, admin / crash shutdown, cannot_connect_now
-_POSTGRESQL_GONE = ("08", "53300", "57P")
+# The classes of lost connections, of missing resources (disk, memory, connections) and of failing
+# disks; shutdowns; a server that only reads for now.
+_POSTGRESQL_GONE = ("08", "53", "57P", "58", "25006")
 
 
 class Transactions(Protocol):
@@ -145,7 +146,7 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether the server could not be reached or hung up, or waiting for a lock took too long."""
+    """Whether the server could not be reached, hung up, or lacks disk, memory or connections."""
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or _sqlstate(error).startswith(_POSTGRESQL_GONE)
     return isinstance(error, OSError)

@@ -25,6 +25,7 @@ from records import (
     scores,
     sessions,
     side_samples,
+    spilled,
     summary,
     training,
 )
@@ -35,6 +36,7 @@ from records.errors import StoreUnavailable, UnknownTurn
 from records.messages import Message
 from records.reconcile import Chain, ReconcileReport
 from records.schema import migrate_op
+from records.spilled import Addition
 from records.summary import ExampleTurn, VoteSummary
 from records.types import (
     CapturedTurn,
@@ -227,6 +229,13 @@ class Store:
         prompt_ids, response_ids = await self.turn_tokens(parent_id)
         turns.check_shared_part(turn, prompt_ids, response_ids)
 
+    async def take_in(self, addition: Addition) -> bool:
+        """Store what a request adds (turn, next state, session), all or nothing.
+
+        Returns whether its turn is new; adding it again changes nothing. Raises as `record_turn`.
+        """
+        return await self.writer.run_bulk(spilled.take_in_op, spilled.prepare(addition))
+
     async def set_next_state(self, turn_id: str, next_state: list[Message]) -> bool:
         """Give a turn its next state: awaiting_next_state or dropped(no_next_state) -> judging.
 
@@ -406,6 +415,10 @@ class Store:
             return (await self.turns([turn_id]))[0]
         except UnknownTurn:
             return None
+
+    async def has_turn(self, turn_id: str) -> bool:
+        """Whether a turn is stored."""
+        return await self._read(turns.token_count, turn_id=turn_id) is not None
 
     async def turns(self, turn_ids: Sequence[str]) -> list[TurnRecord]:
         """Turns by id, in this order. Raises UnknownTurn."""

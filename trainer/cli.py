@@ -157,12 +157,13 @@ def guarded(action: Callable[[], None]) -> None:
     """Run `action`; bad input and failed children end in one clear message instead of a
     traceback.
     """
+    from records.errors import StoreError
     from rollout_bridge.engine.errors import EngineError
     from trainer.errors import StartupError
 
     try:
         action()
-    except (StartupError, EngineError) as error:
+    except (StartupError, EngineError, StoreError) as error:
         typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:

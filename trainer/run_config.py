@@ -131,7 +131,11 @@ def build(values: dict[str, Any]) -> RunConfig:
 
 def load(path: Path, overrides: list[str] | None = None) -> RunConfig:
     """The configuration file of a run, with overrides laid over it."""
-    return build(merge(read_toml(path), parse_overrides(overrides or [])))
+    config = build(merge(read_toml(path), parse_overrides(overrides or [])))
+    if config.store.is_sqlite or config.store.spill_folder is not None:
+        return config
+    store = config.store.model_copy(update={"spill_folder": path.parent / "spill"})
+    return config.model_copy(update={"store": store})
 
 
 def read_toml(path: Path) -> dict[str, Any]:

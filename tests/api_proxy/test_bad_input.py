@@ -197,7 +197,8 @@ async def test_a_store_that_fails_costs_no_reply(door: Door, monkeypatch) -> Non
     async def locked(*args: Any, **kwargs: Any) -> None:
         raise StoreUnavailable("database is locked")
 
-    for name in ("record_turn", "set_next_state", "ensure_session", "turns_by_response_node"):
+    names = ("record_turn", "set_next_state", "ensure_session", "turns_by_response_node", "take_in")
+    for name in names:
         monkeypatch.setattr(door.store, name, locked)
     door.will_say("Hello.", "Fine.")
     first = await door.post([USER], session_id="a")
@@ -206,7 +207,8 @@ async def test_a_store_that_fails_costs_no_reply(door: Door, monkeypatch) -> Non
     second = await door.post(history, stream=True)
     assert second.text.endswith("data: [DONE]\n\n")
     metrics = (await door.client.get("/metrics")).text
-    assert "opd_store_failed_turns_total 2.0" in metrics
+    assert 'opd_store_spilled_total{what="turn"} 2.0' in metrics
+    assert "opd_store_failed_turns_total 0.0" in metrics
 
 
 @pytest.mark.parametrize("settings", [{"record_timeout_s": 0.2}])
