@@ -139,7 +139,9 @@ class Spool:
         if not self._orphans:
             return
         # Files of several processes: their records in the order in which they were written.
-        for record in heapq.merge(*(orphan.read() for orphan in self._orphans), key=lambda record: record.at):
+        for record in heapq.merge(
+            *(orphan.read() for orphan in self._orphans), key=lambda record: record.at
+        ):
             await self._take_in(record)
         for orphan in self._orphans:
             self._count_damage(orphan)

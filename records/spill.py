@@ -31,7 +31,6 @@ _MAGIC = b"OPDS"
 _HEADER = struct.Struct("<4sQd16s")
 """Magic, bytes of the payload, unix seconds, digest of the three."""
 _DIGEST_BYTES = 16
-_NOTHING = bytes(_HEADER.size)
 _ZEROS = bytes(2**20)
 
 
@@ -76,7 +75,8 @@ class SpillFile:
             os.rename(hidden, path)
             _sync_folder(folder)
         except OSError as error:
-            hidden.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                hidden.unlink(missing_ok=True)
             raise StoreUnavailable(
                 f"no room to keep what the database may refuse: {folder}: {error.strerror}; "
                 "free the disk, or set store.spill_folder"
@@ -109,7 +109,8 @@ class SpillFile:
             os.fsync(self._descriptor)
         except OSError:
             with contextlib.suppress(OSError):
-                _write(self._descriptor, _NOTHING, self.end)
+                written = os.fstat(self._descriptor).st_size - self.end
+                self._blank(self.end, min(len(data), written))
             raise
         self.end += len(data)
 
@@ -142,14 +143,17 @@ class SpillFile:
     def clear(self) -> None:
         """Forget all records; their room stays reserved, their content is overwritten."""
         used = self.end
-        _write(self._descriptor, _NOTHING, 0)
+        self._blank(0, _HEADER.size)
         os.fsync(self._descriptor)
-        for offset in range(_HEADER.size, used, len(_ZEROS)):
-            _write(self._descriptor, _ZEROS[: used - offset], offset)
+        self._blank(0, used)
         if used > self._reserve_bytes:
             os.ftruncate(self._descriptor, max(self._reserve_bytes, _HEADER.size))
         os.fsync(self._descriptor)
         self.end = 0
+
+    def _blank(self, start: int, length: int) -> None:
+        for offset in range(0, length, len(_ZEROS)):
+            _write(self._descriptor, _ZEROS[: length - offset], start + offset)
 
     def remove(self) -> None:
         """Delete the file. One with damage in its middle is kept, under another name."""

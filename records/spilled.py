@@ -125,9 +125,7 @@ def prepare(addition: Addition) -> PreparedAddition:
     """Raises ValueError as `turn_writes.prepare` does."""
     prepared = None
     if addition.turn is not None:
-        prepared = turns.prepare(
-            addition.turn, scope=addition.scope, now=addition.created_at
-        )
+        prepared = turns.prepare(addition.turn, scope=addition.scope, now=addition.created_at)
     return PreparedAddition(addition=addition, turn=prepared)
 
 
@@ -155,9 +153,7 @@ def _take_in(connection: Connection, prepared: PreparedAddition) -> bool:
     if turn is None or is_stored:
         return False
     row = turn.turn
-    sessions.ensure_op(
-        connection, row["scope"], None, row["session_id"], addition.created_at
-    )
+    sessions.ensure_op(connection, row["scope"], None, row["session_id"], addition.created_at)
     parent = row["parent_turn_id"]
     if parent is not None and not _is_stored(connection, parent):
         turn = replace(turn, turn={**row, "parent_turn_id": None})

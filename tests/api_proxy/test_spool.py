@@ -1,0 +1,203 @@
+"""A disk that is full and a database that is locked: the agent gets its answers, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from api_proxy.app import ProxyDeps, create_app
+from api_proxy.config import ProxyConfig
+from records.config import StoreConfig
+from records.spill import waiting_files
+from records.store import Store
+from records.types import TurnRecord, TurnState
+from rollout_bridge.rendering import Rendering
+from tests.api_proxy.conftest import Door
+from tests.api_proxy.scripted_engine import ScriptedEngine
+
+QUICK = {"record_timeout_s": 0.3, "spill_retry_s": 0.05}
+USER = {"role": "user", "content": "How warm is it?"}
+REPLY = {"role": "user", "content": "I wanted Celsius."}
+THANKS = {"role": "user", "content": "Thanks."}
+
+
+@asynccontextmanager
+async def a_door(
+    config: StoreConfig, rendering: Rendering, clock: Callable[[], float]
+) -> AsyncIterator[Door]:
+    """A proxy with a store of its own, as a process has it."""
+    engine = ScriptedEngine()
+    async with await Store.open(config, clock) as store:
+        deps = ProxyDeps(
+            store=store,
+            engine=engine,
+            rendering=rendering,
+            config=ProxyConfig(**QUICK),
+            clock=clock,
+        )
+        app = create_app(deps)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with (
+            httpx.AsyncClient(transport=transport, base_url="http://proxy") as client,
+            app.router.lifespan_context(app),
+        ):
+            yield Door(app=app, client=client, store=store, engine=engine, rendering=rendering)
+
+
+async def answered(door: Door, messages: list[dict], said: str) -> list[dict]:
+    """One streamed request; the conversation with its answer."""
+    door.will_say(said)
+    response = await door.post(messages, stream=True)
+    assert response.text.endswith("data: [DONE]\n\n")
+    return [*messages, {"role": "assistant", "content": said}]
+
+
+async def settled(door: Door) -> None:
+    """Until nothing waits for the store."""
+    async with asyncio.timeout(60):
+        while door.app.state.service.spool.is_waiting:
+            await asyncio.sleep(0.02)
+
+
+async def metric(door: Door, line: str) -> bool:
+    return line in (await door.client.get("/metrics")).text.splitlines()
+
+
+async def readiness(door: Door) -> int:
+    return (await door.client.get("/readyz")).status_code
+
+
+async def conversation(store: Store) -> list[TurnRecord]:
+    """All turns, oldest first."""
+    refs = await store.list_turns()
+    return sorted(
+        await store.turns([ref.turn_id for ref in refs]), key=lambda turn: turn.created_at
+    )
+
+
+def check_linked(turns: list[TurnRecord]) -> None:
+    """Three turns of one session: each the parent of the next, with its next state."""
+    first, second, third = turns
+    assert {turn.session_id for turn in turns} == {first.session_id}
+    assert (second.parent_turn_id, third.parent_turn_id) == (first.turn_id, second.turn_id)
+    assert (first.next_state, second.next_state) == ([REPLY], [THANKS])
+    assert [turn.state for turn in turns] == [
+        TurnState.JUDGING,
+        TurnState.JUDGING,
+        TurnState.AWAITING_NEXT_STATE,
+    ]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another program holds the write lock."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+async def test_a_locked_database_delays_the_turns_and_loses_none(
+    tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
+) -> None:
+    path = tmp_path / "records.db"
+    config = StoreConfig.sqlite(path, busy_timeout_s=0.5, lock_retries=0)
+    async with a_door(config, rendering, clock) as door:
+        history = await answered(door, [USER], "It is 70 F.")
+        assert await readiness(door) == 200
+        with locked(path):
+            history = await answered(door, [*history, REPLY], "It is 21 C.")
+            history = await answered(door, [*history, THANKS], "You are welcome.")
+            assert len(await conversation(door.store)) == 1
+            assert await readiness(door) == 503
+            assert await metric(door, 'opd_store_spilled_total{what="turn"} 2.0')
+        await settled(door)
+        assert await readiness(door) == 200
+        assert await metric(door, "opd_store_failed_turns_total 0.0")
+        assert await metric(door, "opd_store_spill_waiting 0.0")
+        turns = await conversation(door.store)
+        check_linked(turns)
+        # Afterwards everything goes its usual way again, with the prompt extended.
+        await answered(door, [*history, USER], "Still 21 C.")
+        fourth = (await conversation(door.store))[-1]
+        assert fourth.parent_turn_id == turns[2].turn_id
+
+
+async def fill(store: Store, pages: int | None) -> None:
+    """Let the database file grow no further (None: as far as it likes)."""
+    limit = text(f"PRAGMA max_page_count={pages or 1_000_000}")
+    await store.writer.run(lambda connection: connection.execute(limit).all())
+
+
+async def test_a_full_database_spills_and_a_later_process_takes_it_in(
+    tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
+) -> None:
+    config = StoreConfig.sqlite(tmp_path / "records.db")
+    async with a_door(config, rendering, clock) as door:
+        history = await answered(door, [USER], "It is 70 F.")
+        await fill(door.store, 1)
+        history = await answered(door, [*history, REPLY], "It is 21 C. " * 500)
+        await answered(door, [*history, THANKS], "You are welcome. " * 500)
+        assert await readiness(door) == 503
+    assert len(waiting_files(config.spill_path)) == 1
+    async with a_door(config, rendering, clock) as door:
+        check_linked(await conversation(door.store))
+        assert await readiness(door) == 200
+        assert await metric(door, "opd_store_taken_in_total 2.0")
+    assert list(config.spill_path.iterdir()) == []
+
+
+async def test_what_was_taken_in_already_changes_nothing(
+    tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
+) -> None:
+    config = StoreConfig.sqlite(tmp_path / "records.db")
+    async with a_door(config, rendering, clock) as door:
+        history = await answered(door, [USER], "It is 70 F.")
+        await fill(door.store, 1)
+        history = await answered(door, [*history, REPLY], "It is 21 C. " * 500)
+        await answered(door, [*history, THANKS], "You are welcome. " * 500)
+    (waiting,) = waiting_files(config.spill_path)
+    kept = waiting.read_bytes()
+    for _ in range(2):  # as if the process had died before it removed the file
+        async with a_door(config, rendering, clock) as door:
+            check_linked(await conversation(door.store))
+        waiting.write_bytes(kept)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_a_full_disk_leaves_the_reserved_room(
+    small_disk: Path, rendering: Rendering, clock: Callable[[], float]
+) -> None:
+    config = StoreConfig.sqlite(small_disk / "records.db", spill_reserve_bytes=2**20)
+    async with a_door(config, rendering, clock) as door:
+        history = await answered(door, [USER], "It is 70 F.")
+        ballast = small_disk / "ballast"
+        with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while True:
+                file.write(bytes(4096))
+        history = await answered(door, [*history, REPLY], "It is 21 C. " * 500)
+        history = await answered(door, [*history, THANKS], "You are welcome. " * 500)
+        assert await readiness(door) == 503
+        assert await metric(door, "opd_store_failed_turns_total 0.0")
+        ballast.unlink()
+        await settled(door)
+        check_linked(await conversation(door.store))
