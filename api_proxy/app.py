@@ -19,8 +19,9 @@ __all__ = ["ProxyDeps", "create_app"]
 
 
 def create_app(deps: ProxyDeps) -> FastAPI:
-    """The application. While it runs it closes idle sessions and takes in what was spilled; at its end it
-    commits what waits."""
+    """The application. While it runs it closes idle sessions and takes in what was spilled; at its
+    end it commits what waits.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:

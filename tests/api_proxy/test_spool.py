@@ -1,8 +1,10 @@
-"""A disk that is full and a database that is locked: the agent gets its answers, nothing is lost."""
+"""A disk that is full, a database that is locked: the agent has its answers, nothing is lost."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 import sqlite3
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,7 +25,7 @@ from rollout_bridge.rendering import Rendering
 from tests.api_proxy.conftest import Door
 from tests.api_proxy.scripted_engine import ScriptedEngine
 
-QUICK = {"record_timeout_s": 0.3, "spill_retry_s": 0.05}
+QUICK = {"record_timeout_s": 30.0, "spill_retry_s": 0.05}
 USER = {"role": "user", "content": "How warm is it?"}
 REPLY = {"role": "user", "content": "I wanted Celsius."}
 THANKS = {"role": "user", "content": "Thanks."}
@@ -191,9 +193,10 @@ async def test_a_full_disk_leaves_the_reserved_room(
     async with a_door(config, rendering, clock) as door:
         history = await answered(door, [USER], "It is 70 F.")
         ballast = small_disk / "ballast"
-        with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(4096))
+        assert shutil.disk_usage(small_disk).free == 0
         history = await answered(door, [*history, REPLY], "It is 21 C. " * 500)
         history = await answered(door, [*history, THANKS], "You are welcome. " * 500)
         assert await readiness(door) == 503
