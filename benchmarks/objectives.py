@@ -112,7 +112,8 @@ def run_once(
     overrides = ["trainer.keep_checkpoints=1000", *SETTINGS[setting], *arguments.set]
     command = [sys.executable, "-m", "examples.tool_lab", "--seed", str(seed)]
     command += ["--updates", str(arguments.updates), "--eval-samples", "32"]
-    command += ["--open-users", str(arguments.open_users)]
+    # On a busy machine too, updates are what ends a run.
+    command += ["--max-seconds", "7200", "--open-users", str(arguments.open_users)]
     command += ["--preferences", ",".join(TRAINABLE_KINDS), "--run", str(folder)]
     command += [word for one in overrides for word in ("--set", one)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -32,7 +32,7 @@ SESSION_PLANS: tuple[tuple[tuple[str, ...], int], ...] = (
 )
 OPEN_STATE_PROBABILITY = 0.9
 """Requests in which an open user says what they want, if the last one was of another kind."""
-GREET_SHARE = 0.5
+GREET_SHARE = 0.8
 """Sessions that begin with hello, where users care how they are addressed."""
 
 
