@@ -20,6 +20,17 @@ Parse: TypeAlias = Callable[[bytes, str], Awaitable[Completion]]
 async def admitted(request: Request, parse: Parse) -> Turn:
     """The turn that a request asks for, ready to be sampled. Raises ApiError; refusals count."""
     service: TurnService = request.app.state.service
+    completion, authorization = await checked(request, parse)
+    try:
+        return await service.prepare(completion, authorization)
+    except ApiError as error:
+        service.metrics.requests.labels(str(error.status)).inc()
+        raise
+
+
+async def checked(request: Request, parse: Parse) -> tuple[Completion, str | None]:
+    """What a request asks for, and its credentials. Raises ApiError; refusals count."""
+    service: TurnService = request.app.state.service
     config = service.config
     try:
         authorization = authorization_of(request.headers)
@@ -27,10 +38,10 @@ async def admitted(request: Request, parse: Parse) -> Turn:
         completion = await parse(raw, scope_of(authorization))
         if completion.fields.model != config.model_name:
             raise model_not_found(completion.fields.model)
-        return await service.prepare(completion, authorization)
     except ApiError as error:
         service.metrics.requests.labels(str(error.status)).inc()
         raise
+    return completion, authorization
 
 
 async def body_of(request: Request, limit: int) -> bytes:

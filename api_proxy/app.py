@@ -12,6 +12,10 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api_proxy import errors
+from api_proxy.messages_api.errors import refusal as messages_refusal
+from api_proxy.messages_api.routes import router as messages_router
+from api_proxy.responses_api.routes import refusal as responses_refusal
+from api_proxy.responses_api.routes import router as responses_router
 from api_proxy.routes import router
 from api_proxy.turns import ProxyDeps, TurnService
 
@@ -39,5 +43,7 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     app.state.service = TurnService(deps)
     app.state.started = deps.clock()
     app.include_router(router)
-    errors.install(app)
+    app.include_router(messages_router)
+    app.include_router(responses_router)
+    errors.install(app, {"/v1/messages": messages_refusal, "/v1/responses": responses_refusal})
     return app

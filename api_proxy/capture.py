@@ -116,6 +116,7 @@ def sampling_record(rollout: Rollout) -> dict[str, Any]:
         "stop": list(params.stop),
         "seed": params.seed,
         "num_continuations": rollout.num_continuations,
+        "num_cached_tokens": rollout.num_cached_tokens,
         "mixed_kv": rollout.has_mixed_kv,
     }
 

@@ -9,7 +9,8 @@ response here; messages name the field at fault and never repeat the content of 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -96,25 +97,50 @@ def engine_unavailable(retry_after_s: int) -> ApiError:
     )
 
 
+def store_unavailable(retry_after_s: int) -> ApiError:
+    """503: what the request refers to cannot be read; the agent may try again."""
+    return ApiError(
+        503,
+        "The store does not answer at the moment. Please try again.",
+        kind="server_error",
+        code="store_unavailable",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
 def internal_error() -> ApiError:
     """500: a fault of this server."""
     return ApiError(500, "The server had an error.", kind="server_error", code="internal_error")
 
 
-def install(app: FastAPI) -> None:
-    """Make every error response of `app` one of OpenAI's shape."""
+Shape: TypeAlias = Callable[[ApiError], tuple[int, dict[str, Any]]]
+"""HTTP status and body of an error, as one API words it."""
 
-    @app.exception_handler(ApiError)
-    async def on_api_error(_request: Request, error: ApiError) -> JSONResponse:
+
+def install(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
+    """Make every error response of `app` one of OpenAI's shape, or of that in `shapes` whose key
+    the path begins with.
+    """
+
+    def respond(request: Request, error: ApiError) -> JSONResponse:
+        for prefix, shape in shapes.items():
+            if request.url.path.startswith(prefix):
+                status, body = shape(error)
+                return JSONResponse(body, status_code=status, headers=error.headers)
         return error.response()
 
+    @app.exception_handler(ApiError)
+    async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
+        return respond(request, error)
+
     @app.exception_handler(HTTPException)
-    async def on_http_error(_request: Request, error: HTTPException) -> JSONResponse:
+    async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
         code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
         headers = dict(error.headers) if error.headers else {}
-        return ApiError(error.status_code, str(error.detail), code=code, headers=headers).response()
+        refusal = ApiError(error.status_code, str(error.detail), code=code, headers=headers)
+        return respond(request, refusal)
 
     @app.exception_handler(Exception)
-    async def on_fault(_request: Request, error: Exception) -> JSONResponse:
+    async def on_fault(request: Request, error: Exception) -> JSONResponse:
         logger.error("request failed: %s", type(error).__name__)
-        return internal_error().response()
+        return respond(request, internal_error())

@@ -6,6 +6,7 @@ API that this endpoint speaks. The one of chat completions stands here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,7 +29,19 @@ class EndedReply:
     reason: str
     matched_stop: str | None
     usage: wire.Usage
+    num_reasoning_tokens: int
     logprobs: Logprobs | None
+
+
+def num_reasoning_tokens(ids: Sequence[int], reasoning: str | None, end_id: int | None) -> int:
+    """How many of a reply's ids are its reasoning: those up to the id that ends it.
+
+    Without that id the reply was cut while it reasoned, if the family has such an id at all; for
+    families that have none it is 0.
+    """
+    if not reasoning or end_id is None:
+        return 0
+    return ids.index(end_id) + 1 if end_id in ids else len(ids)
 
 
 class StreamWriter(Protocol):

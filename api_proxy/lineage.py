@@ -52,9 +52,16 @@ class LineageFinder:
         self._answered: OrderedDict[str, None] = OrderedDict()
 
     async def find(
-        self, *, scope: str, messages: Sequence[Message], session_id: str | None, now: float
+        self,
+        *,
+        scope: str,
+        messages: Sequence[Message],
+        session_id: str | None,
+        now: float,
+        parent_turn_id: str | None = None,
     ) -> Lineage:
-        """The lineage of a request; `session_id` is set if the client named its session.
+        """The lineage of a request; `session_id` is set if the client named its session, and
+        `parent_turn_id` if it named the turn whose answer its newest assistant message is.
 
         Raises StoreError.
         """
@@ -62,7 +69,9 @@ class LineageFinder:
         if index is None:
             return Lineage(link=Link(), session_id=session_id, has_history=False)
         path = path_ids(scope, messages)
-        link = await self._by_path(scope, messages, path, index, session_id)
+        link = await self._by_path(scope, messages, path, index, session_id, parent_turn_id)
+        if link.how == "none" and parent_turn_id is not None:
+            link = await self._by_name(scope, messages, index, parent_turn_id)
         if link.how == "none":
             link = await self._by_fingerprint(scope, messages, index, session_id, now)
         if link.parent is not None and link.next_state:
@@ -81,8 +90,11 @@ class LineageFinder:
         path: Sequence[str],
         index: int,
         session_id: str | None,
+        parent_turn_id: str | None,
     ) -> Link:
         matches = await self._store.turns_by_response_node(scope, [path[index]])
+        # Equal conversations have equal paths: only the client can tell them apart.
+        matches = [ref for ref in matches if ref.turn_id == parent_turn_id] or matches
         siblings = []
         if len(matches) > 1:
             # Only then does it matter which of them an earlier, equal request answered.
@@ -128,6 +140,16 @@ class LineageFinder:
             for ref, turn in zip(self._current(refs), turns, strict=True)
         ]
         return link_by_fingerprint(messages, index, candidates, session_id)
+
+    async def _by_name(
+        self, scope: str, messages: Sequence[Message], index: int, parent_turn_id: str
+    ) -> Link:
+        """The turn that the client named, though what stands before its answer has changed."""
+        refs = await self._store.turns_by_fingerprint(scope, fingerprint(messages[index]), 0.0)
+        named = [ref for ref in self._current(refs) if ref.turn_id == parent_turn_id]
+        if not named:
+            return Link()
+        return Link(how="fingerprint", parent=named[0], next_state=tuple(messages[index + 1 :]))
 
     @staticmethod
     def _preference(ref: TurnRef, session_id: str | None) -> tuple[bool, bool, float]:

@@ -174,6 +174,7 @@ class TurnRecorder:
             answers=parent.turn_id if parent is not None and next_state else None,
             next_state=next_state,
             session_name=turn.completion.session,
+            continues=turn.completion.parent_turn_id,
             is_deferred=turn.is_link_deferred,
         )
 
@@ -245,5 +246,6 @@ def captured_turn(turn: Turn, reply: Reply, config: ProxyConfig) -> CapturedTurn
         latency_s=turn.latency_s,
         drop_reason=drop_reason(rollout, reply, circumstances, version_fault, config),
         teacher_key=turn.completion.teacher,
+        request_echo=turn.completion.request_echo if turn.completion.is_retrievable else None,
         routed_experts=whole_experts(rollout),
     )

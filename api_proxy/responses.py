@@ -27,7 +27,7 @@ from api_proxy.errors import (
     internal_error,
     invalid,
 )
-from api_proxy.formats import EndedReply, Format, Logprobs
+from api_proxy.formats import EndedReply, Format, Logprobs, num_reasoning_tokens
 from api_proxy.reply import Reply
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
@@ -119,6 +119,9 @@ class TurnResponse(Response, ABC):
             reason=rollout.finish_reason or "stop",
             matched_stop=rollout.matched_stop,
             usage=self._usage(),
+            num_reasoning_tokens=num_reasoning_tokens(
+                rollout.ids, reply.reasoning, self.service.deps.rendering.reasoning_end_id
+            ),
             logprobs=logprobs,
         )
 

@@ -123,7 +123,11 @@ class ChatRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A checked request: its fields, and the client's own messages and tools."""
+    """A checked request: its fields, and the client's own messages and tools.
+
+    `request_echo` is what the response repeats of it, and what its client may read again later if
+    `is_retrievable`; `parent_turn_id` the turn that it says it continues.
+    """
 
     fields: ChatRequest
     messages: list[Message]
@@ -132,6 +136,9 @@ class Completion:
     turn_type: TurnType | None
     session_done: bool
     teacher: str | None = None
+    request_echo: dict[str, Any] | None = None
+    is_retrievable: bool = False
+    parent_turn_id: str | None = None
 
     @property
     def stop(self) -> tuple[str, ...]:

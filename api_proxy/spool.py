@@ -205,6 +205,7 @@ class Spool:
             messages=turn.messages,
             session_id=session_id,
             now=addition.created_at,
+            parent_turn_id=addition.continues,
         )
         link = lineage.link
         reason = turn.drop_reason

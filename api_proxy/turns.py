@@ -113,6 +113,11 @@ class TurnService:
         self.recorder.start(turn)
         return turn
 
+    async def count_prompt_tokens(self, completion: Completion) -> int:
+        """Tokens of the prompt, rendered in full. Raises ApiError."""
+        forced_ids = self._forcer.forced_ids(completion.fields)
+        return len((await self._prompt(Link(), completion)).ids) + len(forced_ids)
+
     def _longest_wait_s(self, is_streamed: bool) -> float:
         now = time.monotonic()
         waits = [
@@ -180,7 +185,11 @@ class TurnService:
                 if completion.session is not None:
                     session_id = await self.sessions.named(scope, completion.session)
                 return await self._lineage.find(
-                    scope=scope, messages=completion.messages, session_id=session_id, now=now
+                    scope=scope,
+                    messages=completion.messages,
+                    session_id=session_id,
+                    now=now,
+                    parent_turn_id=completion.parent_turn_id,
                 )
         except (StoreError, TimeoutError) as error:
             self.metrics.failed_lookups.inc()

@@ -118,6 +118,7 @@ class TurnRow(Base):
         BigInteger, ForeignKey("policy_versions.version")
     )
     teacher_key: Mapped[str | None] = mapped_column(CleanText)
+    request_echo: Mapped[Any] = mapped_column(JsonText, nullable=True)
     __table_args__ = (
         Index(None, "state", "created_at"),
         Index(None, "session_id", "created_at"),

@@ -13,9 +13,9 @@ from sqlalchemy import Connection, inspect, text
 
 from records.errors import StoreSchemaError
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest revision in `records/migrations/versions`."""
-KNOWN = ("0001", "0002", HEAD)
+KNOWN = ("0001", "0002", "0003", HEAD)
 """Every revision that this program can migrate from, and the newest."""
 VERSION_TABLE = "alembic_version"
 

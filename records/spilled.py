@@ -37,7 +37,8 @@ FORMAT = 1
 class Addition:
     """What one request adds. `next_state` belongs to the turn `answers`.
 
-    `session_name` is what the client calls its session. With `is_deferred` the request was
+    `session_name` is what the client calls its session, `continues` the turn that it says it
+    continues. With `is_deferred` the request was
     answered without asking the store where it belongs: that is still to be found out.
     """
 
@@ -47,6 +48,7 @@ class Addition:
     answers: str | None = None
     next_state: tuple[Message, ...] = ()
     session_name: str | None = None
+    continues: str | None = None
     is_deferred: bool = False
 
     @property

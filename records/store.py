@@ -11,13 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from records import (
     claims,
+    echoes,
     linking,
     loading,
     ready_samples,
@@ -235,6 +236,14 @@ class Store:
         Returns whether its turn is new; adding it again changes nothing. Raises as `record_turn`.
         """
         return await self.writer.run_bulk(spilled.take_in_op, spilled.prepare(addition))
+
+    async def request_echo(self, scope: str, turn_id: str) -> dict[str, Any] | None:
+        """What the client of this scope may read again of its request; None if nothing."""
+        return await self._read(echoes.load, scope=scope, turn_id=turn_id)
+
+    async def erase_request_echo(self, scope: str, turn_id: str) -> bool:
+        """Let no client ask for this turn again; False if none could."""
+        return await self._write(echoes.erase_op, scope=scope, turn_id=turn_id)
 
     async def set_next_state(self, turn_id: str, next_state: list[Message]) -> bool:
         """Give a turn its next state: awaiting_next_state or dropped(no_next_state) -> judging.

@@ -174,6 +174,7 @@ def _turn_row(
         "finish_reason": turn.finish_reason,
         "latency_s": turn.latency_s,
         "teacher_key": turn.teacher_key,
+        "request_echo": turn.request_echo,
         "created_at": now,
         "updated_at": now,
     }

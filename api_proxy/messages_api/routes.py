@@ -1,0 +1,70 @@
+"""The routes of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from api_proxy.admission import admitted, checked
+from api_proxy.errors import ApiError
+from api_proxy.formats import EndedReply, StreamWriter
+from api_proxy.messages_api import errors
+from api_proxy.messages_api.reply import message_body
+from api_proxy.messages_api.request import chat_body
+from api_proxy.messages_api.stream import MessageStream
+from api_proxy.responses import answer
+from api_proxy.schemas import Completion, completion_of, json_object
+from api_proxy.turn import Turn
+from api_proxy.turns import TurnService
+
+router = APIRouter()
+
+
+class MessagesFormat:
+    """The wording of a reply."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def refusal(self, error: ApiError) -> tuple[int, dict[str, Any]]:
+        """Anthropic's error."""
+        return errors.refusal(error)
+
+    def whole(self, turn: Turn, ended: EndedReply) -> dict[str, Any]:
+        """A message."""
+        return message_body(turn.turn_id, self._model, ended)
+
+    def writer(self, turn: Turn) -> StreamWriter:
+        """The events of a stream."""
+        return MessageStream(turn.turn_id, self._model, len(turn.rollout.prompt_ids))
+
+
+@router.post("/v1/messages")
+async def messages(request: Request) -> Response:
+    """Anthropic's messages; the answered turn is recorded."""
+    service: TurnService = request.app.state.service
+
+    async def parse(raw: bytes, _scope: str) -> Completion:
+        return _completion(request, raw)
+
+    turn = await admitted(request, parse)
+    return answer(service, turn, MessagesFormat(service.config.model_name))
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request) -> dict[str, int]:
+    """The tokens of a prompt, which is neither sampled from nor recorded."""
+    service: TurnService = request.app.state.service
+
+    async def parse(raw: bytes, _scope: str) -> Completion:
+        return _completion(request, raw, needs_budget=False)
+
+    completion, _ = await checked(request, parse)
+    return {"input_tokens": await service.count_prompt_tokens(completion)}
+
+
+def _completion(request: Request, raw: bytes, *, needs_budget: bool = True) -> Completion:
+    body = chat_body(json_object(raw), needs_budget=needs_budget)
+    return completion_of(body, request.headers, request.app.state.service.config.max_messages)

@@ -1,0 +1,162 @@
+"""What a request to `/v1/responses` means as a chat completion. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from api_proxy.errors import ApiError, invalid, unsupported
+from api_proxy.responses_api.items import messages_of
+from api_proxy.responses_api.schemas import FunctionTool, ResponsesRequest, TextFormat
+from records.messages import Message
+
+_SAME_FIELDS = ("temperature", "top_p", "stream", "parallel_tool_calls", "top_logprobs")
+_PROJECT_FIELDS = ("session_id", "turn_type", "session_done")
+_ECHOED_FIELDS = ("previous_response_id", "metadata", "tool_choice", "parallel_tool_calls")
+_ECHOED_FIELDS += ("temperature", "top_p", "max_output_tokens", "top_logprobs", "text")
+_ECHOED_FIELDS += ("user", "safety_identifier", "prompt_cache_key")
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
+"""Reasoning is sent in the clear, so that nothing is lost without its encrypted form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Previous:
+    """The conversation up to an earlier response, its reply included and its instructions not."""
+
+    turn_id: str
+    messages: Sequence[Message]
+
+
+def parsed(body: dict[str, Any]) -> ResponsesRequest:
+    """The request in `body`. Raises ApiError 400 with the name of the first fault."""
+    _refuse_unsupported(body)
+    try:
+        request = ResponsesRequest.model_validate(body)
+    except ValidationError as error:
+        raise _worded(error) from None
+    for name in request.include or ():
+        if name not in _INCLUDED:
+            raise unsupported(f"'include' of {name[:100]!r} is not supported.", "include")
+    return request
+
+
+def chat_body(
+    body: dict[str, Any], request: ResponsesRequest, previous: Previous | None
+) -> dict[str, Any]:
+    """The fields of the chat completion that `request`, parsed from `body`, asks for.
+
+    Raises ApiError 400 on what is not supported.
+    """
+    messages: list[Message] = []
+    if request.instructions:
+        messages.append({"role": "system", "content": request.instructions})
+    if previous is not None:
+        messages += previous.messages
+    messages += messages_of(request.input)
+    if not messages:
+        raise invalid("One of 'input' and 'instructions' is required.", "input")
+    chat = {name: body[name] for name in _PROJECT_FIELDS if name in body}
+    chat |= {"model": request.model, "messages": messages}
+    for name in _SAME_FIELDS:
+        if getattr(request, name) is not None:
+            chat[name] = getattr(request, name)
+    if request.max_output_tokens is not None:
+        chat["max_completion_tokens"] = request.max_output_tokens
+    if request.top_logprobs or _LOGPROBS in (request.include or ()):
+        chat["logprobs"] = True
+    if request.tools:
+        chat["tools"] = [_tool(tool, index) for index, tool in enumerate(request.tools)]
+    if request.tool_choice is not None:
+        chat["tool_choice"] = _choice(request.tool_choice)
+    if request.text is not None and request.text.format is not None:
+        chat["response_format"] = _response_format(request.text.format)
+    return chat
+
+
+def echo_of(body: dict[str, Any], request: ResponsesRequest, created_at: float) -> dict[str, Any]:
+    """What the response repeats of its request, and what continuing it later needs.
+
+    `has_instructions`: the first message of the prompt is not carried over to the next response.
+    Raises ApiError 400 on what cannot be repeated.
+    """
+    echoed = {name: body[name] for name in _ECHOED_FIELDS if body.get(name) is not None}
+    try:
+        orjson.dumps([[echoed, body.get("tools")]])
+    except TypeError:
+        # It was read, but could not be written again.
+        raise invalid("The request is nested too deeply.") from None
+    return {
+        "api": "responses",
+        "created_at": int(created_at),
+        "has_instructions": bool(request.instructions),
+        **echoed,
+    }
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    for name in ("background", "conversation", "prompt", "context_management", "moderation"):
+        if body.get(name):
+            raise unsupported(f"'{name}' is not supported.", name)
+    if body.get("truncation") not in (None, "disabled"):
+        raise unsupported("Only 'truncation' = 'disabled' is supported.", "truncation")
+
+
+def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+    """A function as chat completions have it. `strict` is left out: it is not enforced, and what
+    is written here is shown to the model.
+    """
+    if tool.get("type", "function") != "function":
+        raise unsupported(
+            f"Tools of type {str(tool['type'])[:100]!r} are not supported, only functions are.",
+            f"tools[{index}].type",
+        )
+    try:
+        function = FunctionTool.model_validate(tool).model_dump(exclude_none=True)
+    except ValidationError as error:
+        raise _worded(error, f"tools[{index}]") from None
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: str | dict[str, Any]) -> Any:
+    if isinstance(choice, str):
+        return choice
+    if choice.get("type") != "function":
+        kind = str(choice.get("type"))[:100]
+        raise unsupported(f"'tool_choice' of type {kind!r} is not supported.", "tool_choice")
+    return {"type": "function", "function": {"name": choice.get("name")}}
+
+
+def _response_format(wanted: TextFormat) -> dict[str, Any]:
+    if wanted.type != "json_schema":
+        return {"type": wanted.type}
+    schema = {"name": wanted.name or "output", "schema": wanted.schema_, "strict": wanted.strict}
+    named = {key: value for key, value in schema.items() if value is not None}
+    return {"type": "json_schema", "json_schema": named}
+
+
+def _worded(error: ValidationError, where: str = "") -> ApiError:
+    """The first fault, with OpenAI's way of naming its place."""
+    fault = error.errors(include_input=False, include_url=False)[0]
+    param = where
+    for step in fault["loc"]:
+        if isinstance(step, int):
+            param += f"[{step}]"
+        elif step not in _TAGS:
+            param += f".{step}" if param else step
+    if fault["type"] == "union_tag_invalid":
+        context = fault.get("ctx", {})
+        tag, expected = str(context.get("tag"))[:100], context.get("expected_tags")
+        return unsupported(
+            f"{param}: {tag!r} is not supported here, only {expected}.", f"{param}.type"
+        )
+    code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_value"
+    return invalid(f"Invalid value for '{param}': {fault['msg']}.", param or None, code)
+
+
+_TAGS = ("message", "function_call", "function_call_output", "reasoning")
+"""Steps that a discriminated union adds to the place of a fault."""

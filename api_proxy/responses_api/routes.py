@@ -1,0 +1,175 @@
+"""The routes of OpenAI's Responses API."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from api_proxy.admission import admitted, checked
+from api_proxy.errors import ApiError, invalid, unsupported
+from api_proxy.formats import EndedReply, StreamWriter
+from api_proxy.responses import answer
+from api_proxy.responses_api import stored
+from api_proxy.responses_api.items import reply_items
+from api_proxy.responses_api.reply import Head, page_of, status_of, usage_body
+from api_proxy.responses_api.request import chat_body, echo_of, parsed
+from api_proxy.responses_api.stream import ResponseStream
+from api_proxy.schemas import Completion, completion_of, json_object
+from api_proxy.sessions import authorization_of, scope_of
+from api_proxy.turn import Turn
+from api_proxy.turns import TurnService
+
+router = APIRouter()
+
+_PARAMS = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+"""What a field of chat completions is called here."""
+
+
+class ResponsesFormat:
+    """The wording of a reply."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def refusal(self, error: ApiError) -> tuple[int, dict[str, Any]]:
+        """OpenAI's error."""
+        return refusal(error)
+
+    def whole(self, turn: Turn, ended: EndedReply) -> dict[str, Any]:
+        """A `response`."""
+        status = status_of(ended.reason)
+        output = reply_items(turn.turn_id, ended.reply.message(), status)
+        _list_logprobs(output, ended.logprobs)
+        usage = usage_body(ended.usage, ended.num_reasoning_tokens)
+        return self._head(turn).body(status, output, usage)
+
+    def writer(self, turn: Turn) -> StreamWriter:
+        """The events of a stream."""
+        return ResponseStream(self._head(turn))
+
+    def _head(self, turn: Turn) -> Head:
+        completion = turn.completion
+        echo = completion.request_echo
+        assert echo is not None
+        first = completion.messages[0]
+        return Head(
+            turn_id=turn.turn_id,
+            model=self._model,
+            instructions=first["content"] if echo["has_instructions"] else None,
+            tools=completion.tools,
+            echo=echo,
+        )
+
+
+def refusal(error: ApiError) -> tuple[int, dict[str, Any]]:
+    """OpenAI's error, with the fields' names in this API."""
+    body = error.body()
+    param = error.param or ""
+    for name, own in _PARAMS.items():
+        if param == name or param.startswith((f"{name}.", f"{name}[")):
+            body["error"]["param"] = own + param.removeprefix(name)
+    return error.status, body
+
+
+def _list_logprobs(output: list[dict[str, Any]], logprobs: list[dict[str, Any]] | None) -> None:
+    """Put log-probs with the text that they belong to."""
+    for item in output:
+        if item["type"] == "message" and logprobs:
+            item["content"][0]["logprobs"] = logprobs
+
+
+@router.post("/v1/responses")
+async def create(request: Request) -> Response:
+    """OpenAI's responses; the answered turn is recorded."""
+    service: TurnService = request.app.state.service
+
+    async def parse(raw: bytes, scope: str) -> Completion:
+        return await _completion(request, raw, scope)
+
+    turn = await admitted(request, parse)
+    return answer(service, turn, ResponsesFormat(service.config.model_name))
+
+
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(request: Request) -> dict[str, Any]:
+    """The tokens of a prompt, which is neither sampled from nor recorded."""
+    service: TurnService = request.app.state.service
+
+    async def parse(raw: bytes, scope: str) -> Completion:
+        return await _completion(request, raw, scope)
+
+    completion, _ = await checked(request, parse)
+    count = await service.count_prompt_tokens(completion)
+    return {"object": "response.input_tokens", "input_tokens": count}
+
+
+@router.get("/v1/responses/{response_id}")
+async def retrieve(request: Request, response_id: str) -> dict[str, Any]:
+    """A response that was sent earlier."""
+    service: TurnService = request.app.state.service
+    if request.query_params.get("stream", "false").lower() == "true":
+        raise unsupported("A response that was sent cannot be streamed again.", "stream")
+    found = await stored.response_of(service, _scope(request), response_id)
+    return found.body(service.config.model_name, service.deps.rendering.reasoning_end_id)
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete(request: Request, response_id: str) -> dict[str, Any]:
+    """Make a response unreadable; its turn stays recorded."""
+    await stored.delete(request.app.state.service, _scope(request), response_id)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(request: Request, response_id: str) -> dict[str, Any]:
+    """What a response answered."""
+    found = await stored.response_of(request.app.state.service, _scope(request), response_id)
+    query = request.query_params
+    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
+    if not limit.isdecimal() or not 1 <= int(limit) <= 100:
+        raise invalid("'limit' must be an integer from 1 to 100.", "limit")
+    if order not in ("asc", "desc"):
+        raise invalid("'order' must be 'asc' or 'desc'.", "order")
+    page = page_of(found.input_items(), int(limit), order, after)
+    if page is None:
+        raise invalid("'after' names no item of this response.", "after")
+    return page
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel(request: Request, response_id: str) -> dict[str, Any]:
+    """Refused: there are no responses in the background."""
+    await stored.response_of(request.app.state.service, _scope(request), response_id)
+    raise unsupported("Only background responses can be cancelled.", "background")
+
+
+def _scope(request: Request) -> str:
+    return scope_of(authorization_of(request.headers))
+
+
+async def _completion(request: Request, raw: bytes, scope: str) -> Completion:
+    service: TurnService = request.app.state.service
+    body = json_object(raw)
+    if "input" in body:
+        body["input"] = await stored.with_references(service, scope, body["input"])
+    asked = parsed(body)
+    previous = None
+    if asked.previous_response_id is not None:
+        found = await stored.response_of(service, scope, asked.previous_response_id)
+        previous = found.previous()
+    completion = completion_of(
+        chat_body(body, asked, previous), request.headers, service.config.max_messages
+    )
+    return replace(
+        completion,
+        request_echo=echo_of(body, asked, service.deps.clock()),
+        is_retrievable=asked.store is not False,
+        parent_turn_id=previous.turn_id if previous else None,
+    )
