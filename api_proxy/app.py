@@ -11,20 +11,21 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api_proxy import errors
+from api_proxy import errors, retention
 from api_proxy.messages_api.errors import refusal as messages_refusal
 from api_proxy.messages_api.routes import router as messages_router
 from api_proxy.responses_api.routes import refusal as responses_refusal
 from api_proxy.responses_api.routes import router as responses_router
 from api_proxy.routes import router
 from api_proxy.turns import ProxyDeps, TurnService
+from records.housekeeping import Housekeeping
 
 __all__ = ["ProxyDeps", "create_app"]
 
 
 def create_app(deps: ProxyDeps) -> FastAPI:
-    """The application. While it runs it closes idle sessions and takes in what was spilled; at its
-    end it commits what waits.
+    """The application. While it runs it closes idle sessions, deletes expired ones and takes in
+    what was spilled; at its end it commits what waits.
     """
 
     @asynccontextmanager
@@ -32,10 +33,19 @@ def create_app(deps: ProxyDeps) -> FastAPI:
         service: TurnService = app.state.service
         await service.spool.start()
         stop = asyncio.Event()
-        sweeper = asyncio.create_task(service.sessions.sweep(stop))
+        sweepers = asyncio.gather(
+            service.sessions.sweep(stop),
+            retention.sweep(
+                Housekeeping(deps.store, deps.clock),
+                deps.store.config.retention,
+                service.metrics,
+                service.sessions,
+                stop,
+            ),
+        )
         yield
         stop.set()
-        await sweeper
+        await sweepers
         await service.recorder.drain()
         await service.spool.close()
 

@@ -55,6 +55,12 @@ class ProxyMetrics:
         self.failed_next_states = self._counter(
             "opd_store_failed_next_states", "Next states lost: neither stored nor spilled."
         )
+        self.expired_sessions = self._counter(
+            "opd_retention_sessions", "Sessions deleted because of their age."
+        )
+        self.expired_turns = self._counter(
+            "opd_retention_turns", "Turns deleted because of their session's age."
+        )
         self.links = self._counter("opd_links", "Requests, by how they were linked.", "how")
         self.next_states = self._counter("opd_next_states", "Turns that got their next state.")
         self.bridge = self._counter("opd_bridge", "Prompts, by how their ids were made.", "how")

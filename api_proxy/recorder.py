@@ -144,6 +144,9 @@ class TurnRecorder:
             # ValueError: the turn contradicts itself; RecursionError: something in the request is
             # nested too deeply to be written.
             self._lost(turn, error)
+            if turn.completion.session is not None:
+                # It may have been deleted; the next request of that name starts it anew.
+                self._sessions.forget_names()
             return
         self._remember(captured)
 
@@ -247,5 +250,6 @@ def captured_turn(turn: Turn, reply: Reply, config: ProxyConfig) -> CapturedTurn
         drop_reason=drop_reason(rollout, reply, circumstances, version_fault, config),
         teacher_key=turn.completion.teacher,
         request_echo=turn.completion.request_echo if turn.completion.is_retrievable else None,
+        user_id=turn.completion.user_id,
         routed_experts=whole_experts(rollout),
     )

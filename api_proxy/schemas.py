@@ -116,6 +116,8 @@ class ChatRequest(BaseModel):
     logit_bias: dict[str, float] | None = None
     response_format: ResponseFormat | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     turn_type: TurnType | None = None
     session_done: bool | None = None
@@ -152,6 +154,11 @@ class Completion:
         """The reply budget that the client asked for."""
         newer = self.fields.max_completion_tokens
         return newer if newer is not None else self.fields.max_tokens
+
+    @property
+    def user_id(self) -> str | None:
+        """The end user that the client answers for, under OpenAI's newer or older name."""
+        return self.fields.safety_identifier or self.fields.user or None
 
     @property
     def include_usage(self) -> bool:

@@ -59,6 +59,10 @@ class Sessions:
             self._names.popitem(last=False)
         return session_id
 
+    def forget_names(self) -> None:
+        """Ask the store for every name again: sessions were deleted."""
+        self._names.clear()
+
     @staticmethod
     def new_id() -> str:
         """An id for a session that starts now; `create` creates it."""

@@ -12,6 +12,17 @@ SQLITE = "sqlite+aiosqlite"
 POSTGRESQL = "postgresql+asyncpg"
 
 
+class RetentionConfig(BaseModel):
+    """How long sessions are kept."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    max_age_days: float | None = Field(default=None, gt=0)
+    """Sessions not seen for this long are deleted, trained or not; unset: they are kept."""
+    sweep_interval_s: float = Field(default=3600.0, gt=0)
+    """Pause between two searches for such sessions."""
+
+
 class StoreConfig(BaseModel):
     """The database of a run."""
 
@@ -27,6 +38,7 @@ class StoreConfig(BaseModel):
     """Most write operations that share one transaction."""
     reader_connections: int = Field(default=4, ge=1)
     """Connections of this process that only read."""
+    retention: RetentionConfig = Field(default_factory=RetentionConfig)
     spill_folder: Path | None = Field(default=None, strict=False)
     """Where the proxy keeps what the database does not take; unset: beside a SQLite file, and in
     the run folder with PostgreSQL. On a disk of its own it outlives one that is full.

@@ -22,8 +22,10 @@ from records.types import Ids, Logprobs, TurnRecord, VersionSpan
 TokenTriple = tuple[Ids, Ids, Logprobs]
 
 
-def load_turns(connection: Connection, turn_ids: Sequence[str]) -> list[TurnRecord]:
-    """The turns in the order asked for. Raises UnknownTurn or StoreCorrupt.
+def load_turns(
+    connection: Connection, turn_ids: Sequence[str], *, skip_unknown: bool = False
+) -> list[TurnRecord]:
+    """The turns in the order asked for. Raises UnknownTurn (or leaves them out) or StoreCorrupt.
 
     Turns of a batch share the dicts of the messages that they share: copy before changing one.
     """
@@ -35,6 +37,8 @@ def load_turns(connection: Connection, turn_ids: Sequence[str]) -> list[TurnReco
             .where(TurnRow.turn_id.in_(part))
         )
         rows.update((row.turn_id, row) for row in connection.execute(statement))
+    if skip_unknown:
+        turn_ids = [turn_id for turn_id in turn_ids if turn_id in rows]
     for turn_id in turn_ids:
         if turn_id not in rows:
             raise UnknownTurn(turn_id)

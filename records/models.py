@@ -62,6 +62,7 @@ class NodeRow(Base):
     depth: Mapped[int]
     body_hash: Mapped[str] = mapped_column(Text)
     body: Mapped[Any] = mapped_column(JsonText)
+    __table_args__ = (Index(None, "parent_id"),)
 
 
 class VariantRow(Base):
@@ -119,12 +120,17 @@ class TurnRow(Base):
     )
     teacher_key: Mapped[str | None] = mapped_column(CleanText)
     request_echo: Mapped[Any] = mapped_column(JsonText, nullable=True)
+    user_id: Mapped[str | None] = mapped_column(CleanText)
     __table_args__ = (
         Index(None, "state", "created_at"),
         Index(None, "session_id", "created_at"),
         Index(None, "prompt_node_id"),
         Index(None, "response_node_id"),
         Index(None, "scope", "fingerprint", "created_at"),
+        # Who deletes asks what still refers to a row.
+        Index(None, "parent_turn_id"),
+        Index(None, "toolset_hash"),
+        Index(None, "user_id"),
     )
 
 
@@ -145,6 +151,7 @@ class TokensRow(Base):
     prompt_ids: Mapped[Any] = mapped_column(IdsBlob)
     response_ids: Mapped[Any] = mapped_column(IdsBlob)
     rollout_logprobs: Mapped[Any] = mapped_column(LogprobsBlob)
+    __table_args__ = (Index(None, "token_parent_id"),)
 
 
 class ExpertsRow(Base):
@@ -235,6 +242,24 @@ class SampleRow(Base):
     advantage_mean: Mapped[float] = mapped_column(Double)
     advantage_abs_max: Mapped[float] = mapped_column(Double)
     advantages: Mapped[Any] = mapped_column(LogprobsBlob)
+    created_at: Mapped[float] = mapped_column(Double)
+
+
+class DeletionRow(Base):
+    """A session that was deleted: nothing of it is written again. `reason`: forget or retention."""
+
+    __tablename__ = "deletions"
+    session_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    deleted_at: Mapped[float] = mapped_column(Double)
+    reason: Mapped[str] = mapped_column(Text)
+
+
+class BackupRow(Base):
+    """A backup that was taken, so that what it holds can be named when it is to be forgotten."""
+
+    __tablename__ = "backups"
+    backup_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    location: Mapped[str] = mapped_column(CleanText)
     created_at: Mapped[float] = mapped_column(Double)
 
 

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, bindparam, select, update
 
+from records.deletion import is_deleted
 from records.models import SessionRow, TurnRow
 from records.sql import chunks, insert_missing, rows_in
 from records.types import DropReason, TurnState
@@ -44,8 +45,13 @@ def find_external(connection: Connection, scope: str, external_id: str) -> str |
 def ensure_op(
     connection: Connection, scope: str, external_id: str | None, session_id: str | None, now: float
 ) -> str:
-    """Create the session or note that it was seen. Raises ValueError for another scope's."""
+    """Create the session or note that it was seen.
+
+    Raises ValueError for another scope's, and for one that was deleted.
+    """
     wanted = session_id or uuid4().hex
+    if session_id is not None and is_deleted(connection, session_id):
+        raise ValueError(f"session {session_id!r} was deleted")
     if external_id is not None:
         wanted = find_external(connection, scope, external_id) or wanted
     insert_missing(

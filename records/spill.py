@@ -18,7 +18,7 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,6 +179,42 @@ def orphans(folder: Path, own: Path | None = None) -> list[SpillFile]:
 def waiting_files(folder: Path) -> list[Path]:
     """Files with at least one record, of living and dead processes."""
     return [path for path in sorted(folder.glob(f"*{SUFFIX}")) if _has_records(path)]
+
+
+def withdraw(folder: Path, is_unwanted: Callable[[bytes], bool]) -> tuple[int, list[Path]]:
+    """Take records out of the files of processes that are gone.
+
+    Returns how many these were, and the files of living processes that hold records.
+    """
+    num_withdrawn = 0
+    for file in orphans(folder):
+        kept: list[SpillRecord] = []
+        records = list(file.read())
+        for record in records:
+            if is_unwanted(record.payload):
+                num_withdrawn += 1
+            else:
+                kept.append(record)
+        if len(kept) == len(records):
+            file.close()
+            continue
+        if kept:
+            successor = SpillFile.create(folder, 0)
+            for record in kept:
+                successor.append(record.at, record.payload)
+            successor.close()
+        # A crash before this leaves records twice, which taking in does not mind.
+        file.path.unlink()
+        file.close()
+    living = [path for path in waiting_files(folder) if not _is_orphan(path)]
+    return num_withdrawn, living
+
+
+def _is_orphan(path: Path) -> bool:
+    file = SpillFile.orphan(path)
+    if file is not None:
+        file.close()
+    return file is not None
 
 
 def _has_records(path: Path) -> bool:

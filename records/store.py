@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from records import (
@@ -97,6 +97,12 @@ class Store:
         """Commit what waits and disconnect."""
         await self.writer.close()
         await self._reader_engine.dispose()
+
+    async def vacuum(self) -> None:
+        """PostgreSQL: give deleted rows' room back, so that it is written over."""
+        engine = self._reader_engine.execution_options(isolation_level="AUTOCOMMIT")
+        async with engine.connect() as connection:
+            await connection.execute(text("VACUUM"))
 
     async def __aenter__(self) -> Self:
         return self
@@ -273,7 +279,7 @@ class Store:
         turn_ids = await self._write(
             claims.claim_op, state=state, owner=owner, limit=limit, now=self._clock(), ttl_s=ttl_s
         )
-        return await self._read(loading.load_turns, turn_ids=turn_ids)
+        return await self._read(loading.load_turns, turn_ids=turn_ids, skip_unknown=True)
 
     async def extend_claims(self, owner: str, turn_ids: Sequence[str], ttl_s: float) -> int:
         """Hold claims for another `ttl_s` from now; returns how many are still the owner's."""
@@ -308,7 +314,10 @@ class Store:
         if not wanted:
             raise ValueError("a turn is scored under at least one candidate")
         turn_id, now = wanted[0].turn_id, self._clock()
-        prompt_ids, response_ids = await self.turn_tokens(turn_id)
+        try:
+            prompt_ids, response_ids = await self.turn_tokens(turn_id)
+        except UnknownTurn:  # deleted while it was scored
+            return False
         rows = scores.score_rows(wanted, prompt_ids, response_ids, now)
         scored = claims.ScoredTurn(owner=owner, turn_id=turn_id, rows=rows, now=now)
         return await self.writer.run_bulk(claims.score_op, scored)

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, and_, bindparam, or_, select, update
 from records import sessions
 from records.arrays import as_ids, checksum
 from records.columns import dump_json
+from records.deletion import admit_writer
 from records.errors import StoreConflict
 from records.messages import Message, fingerprint, path_ids
 from records.models import ExpertsRow, NodeRow, TokensRow, ToolsetRow, TurnRow, VariantRow
@@ -175,6 +176,7 @@ def _turn_row(
         "latency_s": turn.latency_s,
         "teacher_key": turn.teacher_key,
         "request_echo": turn.request_echo,
+        "user_id": turn.user_id,
         "created_at": now,
         "updated_at": now,
     }
@@ -190,6 +192,7 @@ def record_op(connection: Connection, prepared: Sequence[PreparedTurn]) -> list[
     Raises StoreConflict if a turn id holds other tokens, ValueError for an unknown session or if
     the shared ids are not those of the token parent.
     """
+    admit_writer(connection)
     new = _not_recorded(connection, prepared)
     if new:
         now = max(one.turn["created_at"] for one in new)

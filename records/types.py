@@ -56,6 +56,8 @@ class DropReason(StrEnum):
 
     # Decided by whatever stage had the turn in hand.
     INTERNAL_ERROR = "internal_error"
+    # Its content was asked to be deleted while it was on its way, or is being deleted.
+    FORGOTTEN = "forgotten"
     # Decided when the reply is recorded.
     SIDE_TURN = "side_turn"
     ABORTED = "aborted"
@@ -118,10 +120,11 @@ class CapturedTurn:
     log-probabilities at the sampling temperature. If `token_parent_id` is set, the first
     `num_shared_ids` prompt ids equal the first ids of that turn's prompt + response (bridged
     prompts), and the store keeps only the rest. A `drop_reason` stores the turn as dropped.
-    `teacher_key` names the teacher that the client asked for. `request_echo` are the fields of the
-    request that its client may read again with the reply; None: it may not ask for it again.
-    `routed_experts` [T, layers, topk] are the experts that a mixture-of-experts engine sent each
-    token to, T = P + R - 1: the last token went through no layer.
+    `teacher_key` names the teacher that the client asked for, `user_id` the end user that it
+    answers for. `request_echo` are the fields of the request that its client may read again with
+    the reply; None: it may not ask for it again. `routed_experts` [T, layers, topk] are the experts
+    that a mixture-of-experts engine sent each token to, T = P + R - 1: the last token went through
+    no layer.
     """
 
     turn_id: str
@@ -145,6 +148,7 @@ class CapturedTurn:
     teacher_key: str | None = None
     request_echo: dict[str, Any] | None = None
     routed_experts: Experts | None = None
+    user_id: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.rollout_logprobs) != len(self.response_ids):

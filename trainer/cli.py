@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from trainer.records_cli import app as records_app
+
 app = typer.Typer(
     name="opd",
     help="On-policy distillation from hindsight, for agents that use tools.",
@@ -16,6 +18,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(records_app)
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="The run's configuration (TOML).")]
 Overrides = Annotated[

@@ -1,0 +1,45 @@
+"""`opd records`: the commands on a run's records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from trainer.records_commands import Outcome
+
+app = typer.Typer(name="records", help="Keep, check and delete what a run recorded.")
+
+ConfigFile = Annotated[
+    Path, typer.Option("--config", help="The run's configuration: config.toml of its folder.")
+]
+
+
+@app.command()
+def forget(
+    config: ConfigFile,
+    session: Annotated[
+        str | None, typer.Option(help="A session, by its id or by the name that the client gave.")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(help="All sessions of an end user (`user` in the requests).")
+    ] = None,
+) -> None:
+    """Delete sessions everywhere, and say which policy versions were trained on them."""
+    from trainer import records_commands
+
+    _show(lambda: records_commands.forget(config, session, user))
+
+
+def _show(action: Callable[[], Outcome]) -> None:
+    from trainer.cli import guarded
+
+    outcomes: list[Outcome] = []
+    guarded(lambda: outcomes.append(action()))
+    for line in outcomes[0].lines:
+        typer.echo(line)
+    if not outcomes[0].is_well:
+        raise typer.Exit(1)
