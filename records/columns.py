@@ -7,6 +7,7 @@ by U+FFFD.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from enum import StrEnum
 from typing import Any
@@ -31,6 +32,11 @@ def dump_json(value: Any) -> str:
     except UnicodeEncodeError:
         return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return text
+
+
+def content_hash(value: Any) -> str:
+    """Hex SHA-256 of a JSON value's stored form."""
+    return hashlib.sha256(dump_json(value).encode()).hexdigest()
 
 
 def clean_text(text: str) -> str:

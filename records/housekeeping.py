@@ -16,9 +16,10 @@ from sqlalchemy import Connection, delete, insert, select, text
 
 from records import deletion
 from records.deletion import Deleted, Reason
-from records.models import BackupRow, PolicyVersionRow
+from records.models import BackupRow, DeletionRow, PolicyVersionRow, TurnRow
 from records.sql import table_of
 from records.store import Store
+from records.types import PolicyVersion, TurnState
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,18 @@ class Housekeeping:
         """These policy versions and all that descend from them."""
         return await self._store._read(_descendants, versions=versions)
 
+    async def versions(self) -> dict[int, PolicyVersion]:
+        """All policy versions by their number."""
+        return await self._store._read(_versions)
+
+    async def trained_turns(self) -> dict[str, int]:
+        """Turn id -> the version that trained it."""
+        return await self._store._read(_trained_turns)
+
+    async def has_deletions(self) -> bool:
+        """Whether anything was ever deleted."""
+        return await self._store._read(_has_deletions)
+
     async def backups(self) -> list[Backup]:
         """All backups that were taken of this store, oldest first."""
         return await self._store._read(_backups)
@@ -140,6 +153,22 @@ def _truncate_log(connection: Connection) -> None:
 def _backups(connection: Connection) -> list[Backup]:
     statement = select(table_of(BackupRow)).order_by(BackupRow.created_at)
     return [Backup(**row._mapping) for row in connection.execute(statement)]
+
+
+def _has_deletions(connection: Connection) -> bool:
+    return connection.scalar(select(DeletionRow.session_id).limit(1)) is not None
+
+
+def _versions(connection: Connection) -> dict[int, PolicyVersion]:
+    rows = connection.execute(select(table_of(PolicyVersionRow)))
+    return {row.version: PolicyVersion(**row._mapping) for row in rows}
+
+
+def _trained_turns(connection: Connection) -> dict[str, int]:
+    trained = select(TurnRow.turn_id, TurnRow.trained_version).where(
+        TurnRow.state == TurnState.TRAINED, TurnRow.trained_version.is_not(None)
+    )
+    return {turn_id: version for turn_id, version in connection.execute(trained) if version}
 
 
 def _descendants(connection: Connection, versions: Sequence[int]) -> list[int]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, exists, insert, or_, select, update
 
 from records.errors import StoreConflict
-from records.models import PolicyVersionRow, TurnRow
+from records.models import PolicyVersionRow, ScoreRow, TurnRow, VerdictRow
 from records.sql import chunks
 from records.training import release_all_op, version_row
-from records.types import PolicyVersion, TurnState
+from records.types import DropReason, PolicyVersion, TurnState
 
 Chain = Sequence[tuple[PolicyVersion, Sequence[str]]]
 
@@ -62,9 +62,25 @@ def reconcile_op(connection: Connection, chain: Chain, now: float) -> ReconcileR
     }
     returned = [turn_id for turn_id in in_store if turn_id not in on_chain]
     for part in chunks(returned):
+        again = TurnRow.turn_id.in_(part)
+        # What taught it may have been deleted since (records/deletion.py).
+        taught = or_(
+            exists().where(ScoreRow.turn_id == TurnRow.turn_id),
+            exists().where(VerdictRow.turn_id == TurnRow.turn_id, VerdictRow.reward.is_not(None)),
+        )
         connection.execute(
             update(TurnRow)
-            .where(TurnRow.turn_id.in_(part))
+            .where(again, ~taught)
+            .values(
+                state=TurnState.DROPPED,
+                drop_reason=DropReason.FORGOTTEN,
+                trained_version=None,
+                updated_at=now,
+            )
+        )
+        connection.execute(
+            update(TurnRow)
+            .where(again, taught)
             .values(state=TurnState.READY, trained_version=None, updated_at=now)
         )
     marked, unknown = _mark_trained(

@@ -6,7 +6,6 @@ is taken; `record_op` only writes. It decides nothing about which turns train: t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from sqlalchemy import Connection, and_, bindparam, or_, select, update
 
 from records import sessions
 from records.arrays import as_ids, checksum
-from records.columns import dump_json
+from records.columns import content_hash
 from records.deletion import admit_writer
 from records.errors import StoreConflict
 from records.messages import Message, fingerprint, path_ids
@@ -82,7 +81,7 @@ def prepare(turn: CapturedTurn, *, scope: str, now: float) -> PreparedTurn:
     node_ids = path_ids(scope, messages)
     toolset = None
     if turn.tools:
-        toolset = {"toolset_hash": _content_hash(turn.tools), "body": turn.tools}
+        toolset = {"toolset_hash": content_hash(turn.tools), "body": turn.tools}
     prompt_ids = as_ids(turn.prompt_ids)
     shared = turn.num_shared_ids
     tokens = {
@@ -135,7 +134,7 @@ def _path_rows(scope: str, node_ids: list[str], messages: list[Message]) -> list
             "scope": scope,
             "parent_id": parent,
             "depth": depth,
-            "body_hash": _content_hash(message),
+            "body_hash": content_hash(message),
             "body": message,
         }
         for depth, (node, parent, message) in enumerate(
@@ -180,10 +179,6 @@ def _turn_row(
         "created_at": now,
         "updated_at": now,
     }
-
-
-def _content_hash(value: Any) -> str:
-    return hashlib.sha256(dump_json(value).encode()).hexdigest()
 
 
 def record_op(connection: Connection, prepared: Sequence[PreparedTurn]) -> list[None]:

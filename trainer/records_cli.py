@@ -34,6 +34,41 @@ def forget(
     _show(lambda: records_commands.forget(config, session, user))
 
 
+@app.command()
+def backup(
+    config: ConfigFile,
+    destination: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],
+) -> None:
+    """Copy the database while it is used, and verify the copy."""
+    from trainer import records_commands
+
+    _show(lambda: records_commands.backup(config, destination))
+
+
+@app.command()
+def restore(
+    config: ConfigFile,
+    source: Annotated[Path, typer.Argument(help="A file that `opd records backup` wrote.")],
+) -> None:
+    """Bring a backup back as the run's database. Nothing is overwritten."""
+    from trainer import records_commands
+
+    _show(lambda: records_commands.restore(config, source))
+
+
+@app.command()
+def verify(
+    config: ConfigFile,
+    backup: Annotated[
+        Path | None, typer.Option(help="Check this backup instead of the run's database.")
+    ] = None,
+) -> None:
+    """Check schema, references, token checksums, turn states and checkpoints; change nothing."""
+    from trainer import records_commands
+
+    _show(lambda: records_commands.verify(config, backup))
+
+
 def _show(action: Callable[[], Outcome]) -> None:
     from trainer.cli import guarded
 

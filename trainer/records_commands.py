@@ -12,16 +12,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
+from sqlalchemy.engine import make_url
+
+from records.backup import BackupFile, take
+from records.backup import restore as bring_back
 from records.config import StoreConfig
 from records.deletion import Deleted
-from records.housekeeping import Housekeeping
+from records.housekeeping import Backup, Housekeeping
 from records.messages import path_ids
 from records.spill import withdraw
 from records.spilled import Addition, decode
 from records.store import Store
+from records.verify import verify_database
 from trainer import run_config
 from trainer.errors import StartupError
+from trainer.verify_checkpoints import checkpoint_problems
 
 _PATIENCE_S = 30.0
 """How long to wait for a step that is being taken, and for living spill files to empty."""
@@ -152,3 +159,99 @@ async def _withdraw(folder: Path, is_unwanted: Callable[[bytes], bool], outcome:
             return
         await asyncio.sleep(0.5)
         waited_s += 0.5
+
+
+def backup(config_file: Path, destination: Path) -> Outcome:
+    """Copy the database to a file and verify the copy."""
+    config = run_config.load(config_file)
+    outcome = Outcome()
+    asyncio.run(_backup(config.store, destination.absolute(), outcome))
+    return outcome
+
+
+async def _backup(config: StoreConfig, destination: Path, outcome: Outcome) -> None:
+    async with await Store.open(config) as store:
+        keeper = Housekeeping(store, time.time)
+        # Noted before: also a backup that is cut short may hold what is to be forgotten later.
+        noted = Backup(backup_id=uuid4().hex, location=str(destination), created_at=time.time())
+        await keeper.note_backup(noted)
+        try:
+            made = await asyncio.to_thread(
+                take, config, destination, noted.backup_id, noted.created_at
+            )
+        except BaseException:
+            await keeper.forget_backup(noted.backup_id)
+            raise
+    outcome.lines.append(f"backup: {destination} ({made.size} bytes, sha256 {made.sha256})")
+    if config.is_sqlite:
+        await _verify_database(StoreConfig.sqlite(destination), outcome)
+
+
+def restore(config_file: Path, source: Path) -> Outcome:
+    """Bring a backup back as the run's database, where none is, and verify it."""
+    config = run_config.load(config_file)
+    outcome = Outcome()
+    asyncio.run(_restore(config.store, source.absolute(), outcome))
+    return outcome
+
+
+async def _restore(config: StoreConfig, source: Path, outcome: Outcome) -> None:
+    made = await bring_back(source, config)
+    taken = datetime.fromtimestamp(made.created_at, UTC).isoformat("T", "seconds")
+    outcome.lines.append(f"restored: {source}, as it was at {taken}")
+    outcome.lines.append(
+        "sessions that were forgotten later are in it again: forget them again by their ids"
+    )
+    async with await Store.open(config):
+        pass  # brings an older schema forward
+    await _verify_database(config, outcome)
+
+
+def verify(config_file: Path, backup_file: Path | None) -> Outcome:
+    """Check a run's database and its checkpoints, or a backup."""
+    config = run_config.load(config_file)
+    outcome = Outcome()
+    if backup_file is not None:
+        asyncio.run(_verify_backup(backup_file.absolute(), outcome))
+    else:
+        asyncio.run(_verify_run(config.store, config_file.parent / "checkpoints", outcome))
+    return outcome
+
+
+async def _verify_backup(path: Path, outcome: Outcome) -> None:
+    made = BackupFile.read(path)
+    made.check(path)
+    if made.kind == "postgresql":
+        outcome.lines.append(
+            f"{path}: its bytes are those of the backup; what they hold is checked where it is "
+            "restored"
+        )
+        return
+    await _verify_database(StoreConfig.sqlite(path), outcome)
+
+
+async def _verify_run(config: StoreConfig, checkpoints: Path, outcome: Outcome) -> None:
+    await _verify_database(config, outcome)
+    if not outcome.is_well or not checkpoints.is_dir():
+        return
+    async with await Store.open(config) as store:
+        keeper = Housekeeping(store, time.time)
+        problems = checkpoint_problems(
+            checkpoints,
+            await keeper.versions(),
+            await keeper.trained_turns(),
+            may_lack_turns=await keeper.has_deletions(),
+        )
+    for problem in problems:
+        outcome.problem(f"checkpoints: {problem}")
+    if not problems:
+        outcome.lines.append(f"{checkpoints}: manifests and store agree")
+
+
+async def _verify_database(config: StoreConfig, outcome: Outcome) -> None:
+    name = config.sqlite_path or make_url(config.url).render_as_string(hide_password=True)
+    problems = await verify_database(config)
+    for problem in problems:
+        outcome.problem(f"{name}: {problem}")
+    if not problems:
+        outcome.lines.append(f"{name}: schema, references, checksums and states are in order")

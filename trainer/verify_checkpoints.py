@@ -1,0 +1,92 @@
+"""Whether a run's checkpoints and its store tell the same story. Reads; imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from records.types import PolicyVersion
+from trainer.errors import CheckpointError
+from trainer.manifest import FILE_NAME, Manifest, chain_to
+
+
+def checkpoint_problems(
+    folder: Path,
+    versions: Mapping[int, PolicyVersion],
+    trained: Mapping[str, int],
+    *,
+    may_lack_turns: bool,
+) -> list[str]:
+    """What is wrong with the checkpoints in `folder`, a line each.
+
+    `versions` and `trained` (turn id -> version) are the store's. With `may_lack_turns` turns of
+    the manifests may be gone from it: deletion takes them.
+    """
+    problems: list[str] = []
+    known: dict[int, Manifest] = {}
+    for path in sorted(folder.glob("step_*")):
+        try:
+            manifest = Manifest.read(path)
+            known[manifest.version] = manifest
+            problems += _file_problems(path, manifest)
+        except CheckpointError as error:
+            problems.append(str(error))
+    alive = [number for number in known if number in versions and not versions[number].abandoned]
+    if not alive:
+        return problems
+    newest = max(alive)
+    try:
+        chain = chain_to(known[newest], known)
+    except CheckpointError as error:
+        return [*problems, str(error)]
+    for manifest in chain[1:]:
+        row = versions.get(manifest.version)
+        if row is None:
+            problems.append(f"version {manifest.version} has a checkpoint and is not in the store")
+        elif row.manifest_hash != manifest.hash:
+            problems.append(f"version {manifest.version}: the store knows another manifest")
+    return problems + _turn_problems(chain, trained, may_lack_turns)
+
+
+def _file_problems(folder: Path, manifest: Manifest) -> list[str]:
+    if all(path.name == FILE_NAME for path in folder.iterdir()):
+        return []  # pruned: older checkpoints keep their manifests only
+    problems = []
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != entry.size:
+            problems.append(f"{path} is missing or cut")
+            continue
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
+                problems.append(f"{path} has changed")
+    return problems
+
+
+def _turn_problems(
+    chain: list[Manifest], trained: Mapping[str, int], may_lack_turns: bool
+) -> list[str]:
+    problems = []
+    on_chain = {turn_id: link.version for link in chain for turn_id in link.turn_ids}
+    missing = sorted(turn_id for turn_id in on_chain if turn_id not in trained)
+    if missing and not may_lack_turns:
+        problems.append(
+            f"{len(missing)} turns of the manifests are not trained in the store: {missing[0]}, ..."
+        )
+    other = sorted(
+        turn_id for turn_id, version in on_chain.items() if trained.get(turn_id, version) != version
+    )
+    if other:
+        problems.append(f"{len(other)} turns are trained in another version: {other[0]}, ...")
+    extra = sorted(
+        turn_id
+        for turn_id, version in trained.items()
+        if turn_id not in on_chain and version <= chain[-1].version
+    )
+    if extra:
+        problems.append(
+            f"{len(extra)} turns are trained in the store and in no manifest: {extra[0]}, ...; "
+            "the trainer puts this right when it starts"
+        )
+    return problems
