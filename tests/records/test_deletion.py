@@ -229,8 +229,8 @@ async def test_sessions_are_found_by_name_and_user(store: Store, keeper: Houseke
 
 
 async def test_sessions_expire_by_age(store: Store, keeper: Housekeeping, clock: Clock) -> None:
+    held = await turn_in(store, TurnState.LEASED)
     old = await session_of(store, await turn_in(store, TurnState.READY))
-    held = await turn_in(store, TurnState.LEASED, session_id=await a_session(store))
     clock.now += 3 * 86_400.0
     young = await recorded(store)
     gone = await keeper.expire(max_age_days=2.0)
