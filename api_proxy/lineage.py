@@ -59,16 +59,18 @@ class LineageFinder:
         session_id: str | None,
         now: float,
         parent_turn_id: str | None = None,
+        path: Sequence[str] | None = None,
     ) -> Lineage:
-        """The lineage of a request; `session_id` is set if the client named its session, and
-        `parent_turn_id` if it named the turn whose answer its newest assistant message is.
+        """The lineage of a request; `session_id` is set if the client named its session,
+        `parent_turn_id` if it named the turn whose answer its newest assistant message is, `path`
+        (node ids) if the messages are no longer what was sent.
 
         Raises StoreError.
         """
         index = newest_assistant(messages)
         if index is None:
             return Lineage(link=Link(), session_id=session_id, has_history=False)
-        path = path_ids(scope, messages)
+        path = path_ids(scope, messages) if path is None else path
         link = await self._by_path(scope, messages, path, index, session_id, parent_turn_id)
         if link.how == "none" and parent_turn_id is not None:
             link = await self._by_name(scope, messages, index, parent_turn_id)
@@ -139,6 +141,8 @@ class LineageFinder:
             Candidate(ref=ref, messages=turn.messages)
             for ref, turn in zip(self._current(refs), turns, strict=True)
         ]
+        # Compared in the form in which messages are stored.
+        messages = self._store.redactor.messages(messages)
         return link_by_fingerprint(messages, index, candidates, session_id)
 
     async def _by_name(

@@ -55,6 +55,12 @@ class ProxyMetrics:
         self.failed_next_states = self._counter(
             "opd_store_failed_next_states", "Next states lost: neither stored nor spilled."
         )
+        self.findings = Counter(
+            "opd_findings",
+            "Secrets and personal data found in distinct messages, by kind and what became of it.",
+            ["kind", "mode"],
+            registry=self.registry,
+        )
         self.expired_sessions = self._counter(
             "opd_retention_sessions", "Sessions deleted because of their age."
         )
@@ -118,6 +124,10 @@ class ProxyMetrics:
                 100 * share,
                 len(self._unmatched),
             )
+
+    def found(self, kind: str, mode: str, number: int) -> None:
+        """Count findings."""
+        self.findings.labels(kind, mode).inc(number)
 
     def recorded(self, reason: DropReason | None) -> None:
         """Count a recorded turn."""

@@ -132,6 +132,7 @@ class TurnRecorder:
 
     async def _store_turn(self, turn: Turn, captured: CapturedTurn) -> None:
         try:
+            captured = await asyncio.to_thread(self._store.redactor.turn, captured, turn.scope)
             if self._spool.is_waiting:
                 await self._spill(turn, captured)
             elif turn.is_link_deferred:
@@ -148,7 +149,8 @@ class TurnRecorder:
                 # It may have been deleted; the next request of that name starts it anew.
                 self._sessions.forget_names()
             return
-        self._remember(captured)
+        if captured.identity is None:
+            self._remember(captured)
 
     async def _record(self, turn: Turn, captured: CapturedTurn) -> None:
         if not turn.is_session_kept and not await self._keep_session(turn):

@@ -20,7 +20,7 @@ from api_proxy.metrics import ProxyMetrics
 from api_proxy.sessions import Sessions
 from records.errors import StoreError, StoreUnavailable
 from records.spill import SpillFile, SpillRecord, orphans
-from records.spilled import Addition, decode, encode
+from records.spilled import Addition, decode, encode, redacted
 from records.store import Store
 from records.types import DropReason
 
@@ -94,7 +94,7 @@ class Spool:
     async def add(self, addition: Addition) -> bool:
         """Keep an addition, synced on return; False, counted and logged, if that fails too."""
         try:
-            payload = await asyncio.to_thread(encode, addition)
+            payload = await asyncio.to_thread(self._encoded, addition)
             async with self._writing:
                 if self._file is None:
                     raise OSError("the spill file is closed")
@@ -112,6 +112,9 @@ class Spool:
             self._num_waiting,
         )
         return True
+
+    def _encoded(self, addition: Addition) -> bytes:
+        return encode(redacted(addition, self._store.redactor))
 
     async def _keep_settling(self) -> None:
         number = 0
@@ -206,6 +209,7 @@ class Spool:
             session_id=session_id,
             now=addition.created_at,
             parent_turn_id=addition.continues,
+            path=turn.identity.node_ids[:-1] if turn.identity else None,
         )
         link = lineage.link
         reason = turn.drop_reason

@@ -161,7 +161,7 @@ def _with_parent(
     ids: Ids, how: Literal["extended", "fallback", "full"], parent: ParentTokens
 ) -> Prompt:
     shared = num_shared(ids, parent)
-    if shared < min(parent.num_tokens, _LEAST_SHARED):
+    if not shared or shared < min(parent.num_tokens, _LEAST_SHARED):
         return Prompt(ids=ids, how=how)
     return Prompt(ids=ids, how=how, token_parent_id=parent.turn_id, num_shared_ids=shared)
 

@@ -64,6 +64,7 @@ class TurnService:
         self.deps = deps
         self.config = config
         self.metrics = ProxyMetrics()
+        deps.store.redactor.on_found = self.metrics.found
         self.in_flight: dict[str, Turn] = {}
         """Turns that are being answered, by their id."""
         for reply, is_streamed in (("streamed", True), ("whole", False)):

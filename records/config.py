@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from pathlib import Path
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
+
+from records.detectors import PERSONAL, SECRETS
 
 SQLITE = "sqlite+aiosqlite"
 POSTGRESQL = "postgresql+asyncpg"
@@ -21,6 +26,46 @@ class RetentionConfig(BaseModel):
     """Sessions not seen for this long are deleted, trained or not; unset: they are kept."""
     sweep_interval_s: float = Field(default=3600.0, gt=0)
     """Pause between two searches for such sessions."""
+
+
+Mode = Literal["off", "mark", "redact"]
+"""Of a finding: not looked for; counted and named at its turn; taken out of what is stored."""
+
+
+class RedactionConfig(BaseModel):
+    """What is taken out before anything is judged or trained (docs/records.md)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    secrets: Mode = "redact"
+    """Keys, tokens and passwords in forms that services are known by."""
+    personal: Mode = "redact"
+    """E-mail addresses, phone, account, card and US social security numbers."""
+    kinds: dict[str, Mode] = Field(default_factory=dict)
+    """Another mode for single kinds, own ones too: `email = "mark"`."""
+    patterns: dict[str, str] = Field(default_factory=dict)
+    """Further kinds: a name and a regular expression (Python's)."""
+    phone_region: str | None = Field(default=None, pattern="^[A-Z]{2}$")
+    """Country of phone numbers without a country code (DE, US, ...); unset: such are not found."""
+
+    @model_validator(mode="after")
+    def _known_kinds(self) -> RedactionConfig:
+        known = {*SECRETS, *PERSONAL, *self.patterns}
+        for kind in self.kinds:
+            if kind not in known:
+                near = difflib.get_close_matches(kind, known, n=1, cutoff=0.4)
+                meant = (
+                    f"did you mean {near[0]!r}" if near else f"known: {', '.join(sorted(known))}"
+                )
+                raise ValueError(f"kinds: unknown {kind!r}; {meant}")
+        for kind, pattern in self.patterns.items():
+            if kind in (*SECRETS, *PERSONAL):
+                raise ValueError(f"patterns: {kind!r} is a kind already, choose another name")
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"patterns.{kind}: not a regular expression: {error}") from None
+        return self
 
 
 class StoreConfig(BaseModel):
@@ -38,6 +83,7 @@ class StoreConfig(BaseModel):
     """Most write operations that share one transaction."""
     reader_connections: int = Field(default=4, ge=1)
     """Connections of this process that only read."""
+    redaction: RedactionConfig = Field(default_factory=RedactionConfig)
     retention: RetentionConfig = Field(default_factory=RetentionConfig)
     spill_folder: Path | None = Field(default=None, strict=False)
     """Where the proxy keeps what the database does not take; unset: beside a SQLite file, and in

@@ -94,6 +94,7 @@ def _record(
         hint=row.hint,
         candidates=hint_candidates(row),
         teacher_key=row.teacher_key,
+        findings=row.findings,
     )
 
 

@@ -121,6 +121,7 @@ class TurnRow(Base):
     teacher_key: Mapped[str | None] = mapped_column(CleanText)
     request_echo: Mapped[Any] = mapped_column(JsonText, nullable=True)
     user_id: Mapped[str | None] = mapped_column(CleanText)
+    findings: Mapped[Any] = mapped_column(JsonText, nullable=True)
     __table_args__ = (
         Index(None, "state", "created_at"),
         Index(None, "session_id", "created_at"),

@@ -27,8 +27,9 @@ from records.arrays import (
 from records.columns import dump_json
 from records.messages import Message
 from records.models import TurnRow
+from records.redaction import Redactor
 from records.turn_writes import NextState, PreparedTurn
-from records.types import CapturedTurn, DropReason, TurnType, VersionSpan
+from records.types import CapturedTurn, DropReason, TurnIdentity, TurnType, VersionSpan
 
 FORMAT = 1
 
@@ -78,6 +79,8 @@ def encode(addition: Addition) -> bytes:
 def _turn_values(turn: CapturedTurn) -> dict[str, Any]:
     values: dict[str, Any] = {field.name: getattr(turn, field.name) for field in fields(turn)}
     values |= {"token_parent_id": None, "num_shared_ids": 0}
+    if turn.identity is not None:
+        values["identity"] = [list(turn.identity.node_ids), turn.identity.fingerprint]
     values["version_spans"] = [[span.version, span.start, span.end] for span in turn.version_spans]
     for name, (to_bytes, _) in _ARRAYS.items():
         if values[name] is not None:
@@ -99,7 +102,7 @@ def decode(payload: bytes) -> Addition:
 
 
 def _turn(values: dict[str, Any]) -> CapturedTurn:
-    reason = values["drop_reason"]
+    reason, identity = values["drop_reason"], values["identity"]
     for name, (_, from_bytes) in _ARRAYS.items():
         if values[name] is not None:
             values[name] = from_bytes(base64.b64decode(values[name]))
@@ -111,8 +114,23 @@ def _turn(values: dict[str, Any]) -> CapturedTurn:
         "turn_type": TurnType(values["turn_type"]),
         "version_spans": spans,
         "drop_reason": None if reason is None else DropReason(reason),
+        "identity": None if identity is None else _identity(*identity),
     }
     return CapturedTurn(**{**values, **changed})
+
+
+def _identity(node_ids: list[str], fingerprint: str) -> TurnIdentity:
+    return TurnIdentity(node_ids=tuple(node_ids), fingerprint=fingerprint)
+
+
+def redacted(addition: Addition, redactor: Redactor) -> Addition:
+    """The addition as it may be stored or spilled."""
+    turn = addition.turn
+    return replace(
+        addition,
+        turn=None if turn is None else redactor.turn(turn, addition.scope),
+        next_state=tuple(redactor.messages(addition.next_state)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

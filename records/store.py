@@ -8,6 +8,7 @@ judges, scores and trains are the callers.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -36,6 +37,7 @@ from records.database import is_transient, reader_engine, write_transactions
 from records.errors import StoreUnavailable, UnknownTurn
 from records.messages import Message
 from records.reconcile import Chain, ReconcileReport
+from records.redaction import Redactor
 from records.schema import migrate_op
 from records.spilled import Addition
 from records.summary import ExampleTurn, VoteSummary
@@ -70,6 +72,7 @@ class Store:
     def __init__(self, config: StoreConfig, clock: Clock = time.time) -> None:
         self.config = config
         self._clock = clock
+        self.redactor = Redactor(config.redaction)
         self._reader_engine = reader_engine(config)
         self.writer = GroupWriter(
             write_transactions(config), group_max=config.group_max, lock_retries=config.lock_retries
@@ -223,6 +226,8 @@ class Store:
         or a non-finite log-prob), names an unknown session or token parent, or does not share the
         ids that it says; StoreConflict if its id is taken.
         """
+        if self.redactor.is_active:
+            turn = await asyncio.to_thread(self.redactor.turn, turn, scope)
         prepared = turns.prepare(turn, scope=scope, now=self._clock())
         if turn.token_parent_id is not None:
             await self._check_shared(turn, turn.token_parent_id)
@@ -241,6 +246,7 @@ class Store:
 
         Returns whether its turn is new; adding it again changes nothing. Raises as `record_turn`.
         """
+        addition = await asyncio.to_thread(spilled.redacted, addition, self.redactor)
         return await self.writer.run_bulk(spilled.take_in_op, spilled.prepare(addition))
 
     async def request_echo(self, scope: str, turn_id: str) -> dict[str, Any] | None:
@@ -258,6 +264,8 @@ class Store:
         """
         if not next_state:
             raise ValueError(f"turn {turn_id}: a next state has at least one message")
+        if self.redactor.is_active:
+            next_state = await asyncio.to_thread(self.redactor.messages, next_state)
         wanted = turns.NextState(turn_id=turn_id, messages=next_state, now=self._clock())
         return await self.writer.run_bulk(turns.set_next_state_op, wanted)
 

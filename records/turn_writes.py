@@ -78,7 +78,8 @@ def prepare(turn: CapturedTurn, *, scope: str, now: float) -> PreparedTurn:
     if turn.drop_reason is None:
         _check_trainable(turn)
     messages = [*turn.messages, turn.response]
-    node_ids = path_ids(scope, messages)
+    identity = turn.identity
+    node_ids = list(identity.node_ids) if identity else path_ids(scope, messages)
     toolset = None
     if turn.tools:
         toolset = {"toolset_hash": content_hash(turn.tools), "body": turn.tools}
@@ -152,6 +153,7 @@ def _turn_row(
 ) -> dict[str, Any]:
     if len(node_ids) < 2:
         raise ValueError(f"turn {turn.turn_id}: a prompt has at least one message")
+    identity = turn.identity
     versions = [span.version for span in turn.version_spans]
     dropped = turn.drop_reason is not None
     return {
@@ -164,7 +166,7 @@ def _turn_row(
         "drop_reason": turn.drop_reason,
         "prompt_node_id": node_ids[-2],
         "response_node_id": node_ids[-1],
-        "fingerprint": fingerprint(turn.response),
+        "fingerprint": identity.fingerprint if identity else fingerprint(turn.response),
         "toolset_hash": toolset["toolset_hash"] if toolset else None,
         "sampling": turn.sampling,
         "distribution_modified": turn.distribution_modified,
@@ -176,6 +178,7 @@ def _turn_row(
         "teacher_key": turn.teacher_key,
         "request_echo": turn.request_echo,
         "user_id": turn.user_id,
+        "findings": turn.findings,
         "created_at": now,
         "updated_at": now,
     }

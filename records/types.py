@@ -64,6 +64,7 @@ class DropReason(StrEnum):
     CLIENT_DISCONNECTED = "client_disconnected"
     LENGTH_CUT = "length_cut"
     EMPTY_RESPONSE = "empty_response"
+    SENSITIVE = "sensitive"
     UNKNOWN_VERSION = "unknown_version"
     MIXED_VERSION = "mixed_version"
     DISTRIBUTION_MODIFIED = "distribution_modified"
@@ -112,6 +113,17 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnIdentity:
+    """What a redacted turn is recognised by: hashes of the messages as they were.
+
+    `node_ids` are those of the path: of each prompt message, then of the response.
+    """
+
+    node_ids: tuple[str, ...]
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedTurn:
     """One answered request, as the proxy hands it to the store.
 
@@ -124,7 +136,8 @@ class CapturedTurn:
     answers for. `request_echo` are the fields of the request that its client may read again with
     the reply; None: it may not ask for it again. `routed_experts` [T, layers, topk] are the experts
     that a mixture-of-experts engine sent each token to, T = P + R - 1: the last token went through
-    no layer.
+    no layer. `findings` counts secrets and personal data by kind; a turn that was redacted has an
+    `identity` and no tokens.
     """
 
     turn_id: str
@@ -149,6 +162,8 @@ class CapturedTurn:
     request_echo: dict[str, Any] | None = None
     routed_experts: Experts | None = None
     user_id: str | None = None
+    findings: dict[str, int] | None = None
+    identity: TurnIdentity | None = None
 
     def __post_init__(self) -> None:
         if len(self.rollout_logprobs) != len(self.response_ids):
@@ -210,6 +225,7 @@ class TurnRecord:
     hint: str | None = None
     candidates: tuple[str, ...] = ()
     teacher_key: str | None = None
+    findings: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,7 +139,8 @@ class _Wanted:
             return True
         if turn.session_id in self.session_ids or turn.session_id == self.session:
             return True
-        return not self.responses.isdisjoint(path_ids(addition.scope, turn.messages))
+        path = turn.identity.node_ids if turn.identity else path_ids(addition.scope, turn.messages)
+        return not self.responses.isdisjoint(path)
 
 
 async def _withdraw(folder: Path, is_unwanted: Callable[[bytes], bool], outcome: Outcome) -> None:
