@@ -54,9 +54,7 @@ class RedactionConfig(BaseModel):
         for kind in self.kinds:
             if kind not in known:
                 near = difflib.get_close_matches(kind, known, n=1, cutoff=0.4)
-                meant = (
-                    f"did you mean {near[0]!r}" if near else f"known: {', '.join(sorted(known))}"
-                )
+                meant = f"did you mean {near[0]!r}?" if near else f"known: {sorted(known)}"
                 raise ValueError(f"kinds: unknown {kind!r}; {meant}")
         for kind, pattern in self.patterns.items():
             if kind in (*SECRETS, *PERSONAL):
