@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
 from records.config import StoreConfig
@@ -139,6 +140,18 @@ def test_a_backup_comes_back_where_nothing_is(
     assert in_store(store_config, lambda store: store.has_turn(turn_id))
 
 
+def test_a_database_of_a_newer_program_is_refused_in_one_line(
+    config_file: Path, store_config: StoreConfig, tmp_path: Path
+) -> None:
+    newer = text("UPDATE alembic_version SET version_num = '9999'")
+    in_store(store_config, lambda store: store.writer.run(lambda c: c.execute(newer)))
+    result = opd(config_file, "backup", tmp_path / "backup.db")
+    assert result.exit_code == 2
+    [line] = result.output.strip().splitlines()
+    assert "written by a newer version" in line
+    assert not (tmp_path / "backup.db").exists()
+
+
 def test_verification_compares_store_and_manifests(
     config_file: Path, store_config: StoreConfig, tmp_path: Path
 ) -> None:
@@ -169,8 +182,6 @@ def test_verification_compares_store_and_manifests(
     result = opd(config_file, "verify")
     assert result.exit_code == 1
     assert "version 1: the store knows another manifest" in result.output
-
-    from sqlalchemy import text
 
     known = text("UPDATE policy_versions SET manifest_hash = :hash")
     in_store(

@@ -1,0 +1,53 @@
+"""Secrets at the endpoint: the agent's reply is what the policy said, the store holds none of it."""
+
+from __future__ import annotations
+
+from records.messages import Message
+from records.types import DropReason, TurnState
+from tests.api_proxy.conftest import Door
+
+KEY = "AKIA" + "IOSFODNN7EXAMPLE"
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+async def test_a_secret_reaches_the_agent_and_not_the_store(door: Door) -> None:
+    door.will_say("Hello.", f"Your key is {KEY}.", "As I said.")
+    history = [user("Hi")]
+    hello, first = await door.say(history)
+    history += [hello, user("What is my key?")]
+    told, second = await door.say(history)
+    assert told["content"] == f"Your key is {KEY}."
+    assert second.response["content"] == "Your key is [aws_key]."
+    assert second.drop_reason is DropReason.SENSITIVE
+    # The conversation goes on in the same session, and what carries the key does not train.
+    history += [told, user("Thanks")]
+    _, third = await door.say(history)
+    assert (third.session_id, third.parent_turn_id) == (second.session_id, second.turn_id)
+    assert third.drop_reason is DropReason.SENSITIVE
+    assert KEY not in str([turn.messages for turn in (first, second, third)])
+    assert (await door.turn(first.turn_id)).state is TurnState.JUDGING
+    metrics = (await door.client.get("/metrics")).text
+    assert 'opd_findings_total{kind="aws_key",mode="redact"} 1.0' in metrics
+    assert 'opd_turns_total{drop_reason="sensitive"} 2.0' in metrics
+
+
+async def test_a_secret_in_the_reaction_is_judged_without_it(door: Door) -> None:
+    door.will_say("Hello.", "Sorry.")
+    hello, first = await door.say([user("Hi")])
+    _, second = await door.say([user("Hi"), hello, user(f"No, use {KEY}")])
+    assert (await door.turn(first.turn_id)).next_state == [user("No, use [aws_key]")]
+    assert (await door.turn(first.turn_id)).state is TurnState.JUDGING
+    assert second.parent_turn_id == first.turn_id
+
+
+async def test_a_secret_is_in_none_of_the_files(door: Door) -> None:
+    door.will_say("Hello.")
+    await door.say([user(f"Remember {KEY}")])
+    path = door.store.config.sqlite_path
+    assert path is not None
+    for file in path.parent.glob("records.db*"):
+        if file.is_file():
+            assert KEY.encode() not in file.read_bytes()
