@@ -56,6 +56,7 @@ class Spool:
         self._taken = 0
         """Bytes of the own file that are in the store already."""
         self._writing = asyncio.Lock()
+        self._adding: set[asyncio.Task[bool]] = set()
         self._task: asyncio.Task[None] | None = None
         self._num_waiting = 0
         metrics.spill_waiting.set_function(lambda: self._num_waiting + len(self._orphans))
@@ -93,12 +94,18 @@ class Spool:
 
     async def add(self, addition: Addition) -> bool:
         """Keep an addition, synced on return; False, counted and logged, if that fails too."""
+        # In a task of its own: a caller that is cancelled leaves no half record.
+        adding = asyncio.create_task(self._add(addition))
+        self._adding.add(adding)
+        adding.add_done_callback(self._adding.discard)
+        return await asyncio.shield(adding)
+
+    async def _add(self, addition: Addition) -> bool:
         try:
             payload = await asyncio.to_thread(self._encoded, addition)
             async with self._writing:
                 if self._file is None:
                     raise OSError("the spill file is closed")
-                # Shielded by a task of its own: a caller that is cancelled leaves no half record.
                 await asyncio.to_thread(self._file.append, addition.created_at, payload)
                 self._num_waiting += 1
         except (OSError, ValueError, RecursionError) as error:
@@ -174,11 +181,14 @@ class Spool:
             await self.store_addition(addition)
         except StoreUnavailable:
             raise
-        except (StoreError, ValueError, RecursionError) as error:
-            self._metrics.failed_turns.inc()
-            logger.error("a spilled record is refused: %s", _brief(error))
+        except Exception as error:  # One odd record must not keep back all that follow it.
+            self._refused(error)
         else:
             self._metrics.taken_in.inc()
+
+    def _refused(self, error: Exception) -> None:
+        self._metrics.failed_turns.inc()
+        logger.error("a spilled record is refused: %s", _brief(error))
 
     async def store_addition(self, addition: Addition) -> None:
         """Write an addition to the store, linked first if that was deferred."""
