@@ -1,4 +1,4 @@
-"""Secrets at the endpoint: the agent's reply is what the policy said, the store holds none of it."""
+"""Secrets at the endpoint: the agent has its reply as it was, the store holds none of it."""
 
 from __future__ import annotations
 
