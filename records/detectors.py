@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 Span: TypeAlias = tuple[int, int]
 Detector: TypeAlias = Callable[[str], Iterator[Span]]
 
-_WINDOW, _OVERLAP = 4096, 512
+_WINDOW, _OVERLAP = 1536, 512
 """Some patterns take quadratic time on what an attacker may write: they see this much at once."""
 
 SECRETS = (
@@ -144,7 +144,8 @@ def _phones(region: str | None, text: str) -> Iterator[Span]:
         return
     from phonenumbers import PhoneNumberMatcher
 
-    for match in PhoneNumberMatcher(text, region, max_tries=10_000):
+    # By default it gives up after so many candidates, and says nothing.
+    for match in PhoneNumberMatcher(text, region, max_tries=len(text)):
         yield match.start, match.end
 
 

@@ -58,7 +58,8 @@ class Redactor:
             return turn
         looked = [self._looked_at(message) for message in (*turn.messages, turn.response)]
         tools, in_tools = self._looked_at(turn.tools)
-        findings = sum((found for _, found in looked), Counter(in_tools))
+        echo, in_echo = self._looked_at(turn.request_echo)
+        findings = sum((found for _, found in looked), in_tools + in_echo)
         if not findings:
             return turn
         if not any(self._modes[kind] == "redact" for kind in findings):
@@ -69,6 +70,7 @@ class Redactor:
             messages=[message for message, _ in looked[:-1]],
             response=looked[-1][0],
             tools=tools,
+            request_echo=echo,
             prompt_ids=nothing,
             response_ids=nothing,
             rollout_logprobs=np.empty(0, dtype=np.float32),

@@ -61,6 +61,9 @@ def chat_body(body: dict[str, Any], *, needs_budget: bool = True) -> dict[str, A
         )
     _check_edits(request.context_management)
     chat = {name: body[name] for name in (*_SAME_FIELDS, "session_done") if name in body}
+    metadata = body.get("metadata")
+    if isinstance(metadata, dict) and isinstance(metadata.get("user_id"), str):
+        chat["user"] = metadata["user_id"][:512]
     chat |= {"model": request.model, "messages": _messages(request)}
     if request.max_tokens is not None:
         chat["max_tokens"] = request.max_tokens

@@ -15,7 +15,7 @@ from api_proxy.responses_api.schemas import FunctionTool, ResponsesRequest, Text
 from records.messages import Message
 
 _SAME_FIELDS = ("temperature", "top_p", "stream", "parallel_tool_calls", "top_logprobs")
-_PROJECT_FIELDS = ("session_id", "turn_type", "session_done")
+_PROJECT_FIELDS = ("session_id", "turn_type", "session_done", "user", "safety_identifier")
 _ECHOED_FIELDS = ("previous_response_id", "metadata", "tool_choice", "parallel_tool_calls")
 _ECHOED_FIELDS += ("temperature", "top_p", "max_output_tokens", "top_logprobs", "text")
 _ECHOED_FIELDS += ("user", "safety_identifier", "prompt_cache_key")
