@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from records.errors import StoreUnavailable
-from records.spill import SpillFile, orphans, waiting_files
+from records.spill import SpillFile, orphans, waiting_files, withdraw
 from records.spilled import Addition, decode, encode
 from records.store import Store
 from records.types import DropReason, TurnState
@@ -206,3 +206,43 @@ async def test_a_next_state_alone_is_taken_in(store: Store) -> None:
     addition = Addition(scope=SCOPE, created_at=1.0, answers=turn_id, next_state=(REPLY,))
     assert not await store.take_in(addition)
     assert await state_of(store, turn_id) is TurnState.JUDGING
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from records.spill import SpillFile
+file = SpillFile.create(Path(sys.argv[1]), 4096)
+file.append(1.0, b"acknowledged")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_process_leaves_its_records_to_the_next(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert orphans(tmp_path) == []
+        process.kill()
+    (orphan,) = orphans(tmp_path)
+    assert payloads(orphan) == [b"acknowledged"]
+    assert not orphan.is_torn
+    orphan.remove()
+
+
+def test_withdrawn_records_are_gone_and_the_others_stay(tmp_path: Path) -> None:
+    file = SpillFile.create(tmp_path, 0)
+    for payload in (b"ann 1", b"bob", b"ann 2"):
+        file.append(1.0, payload)
+    assert withdraw(tmp_path, lambda payload: payload.startswith(b"ann")) == (0, [file.path])
+    file.close()
+    assert withdraw(tmp_path, lambda payload: payload.startswith(b"ann")) == (2, [])
+    (orphan,) = orphans(tmp_path)
+    assert payloads(orphan) == [b"bob"]
+    assert b"ann" not in orphan.path.read_bytes()
+    orphan.remove()
