@@ -11,6 +11,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   serve       put the whole loop behind an endpoint:  ./run.sh serve --model PATH_OR_ID
   train       the embedded trainer alone, on the store of a run:  ./run.sh train --config RUN/config.toml
   judge       the judge and scoring workers alone:  ./run.sh judge --config RUN/config.toml
+  records     backup, restore, verify, forget:  ./run.sh records verify --config RUN/config.toml
   test        all tests
   check       ruff, pyright, import-linter, then all tests  (--static: without the tests)
   bench       the benchmarks, one after the other
@@ -54,7 +55,7 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | train | judge | replay | sglang | slime | test | check | bench) [ $# -eq 0 ] || shift ;;
+    lab | serve | train | judge | records | replay | sglang | slime | test | check | bench) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac
