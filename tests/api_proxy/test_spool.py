@@ -10,7 +10,9 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 from sqlalchemy import text
@@ -24,6 +26,7 @@ from records.types import TurnRecord, TurnState
 from rollout_bridge.rendering import Rendering
 from tests.api_proxy.conftest import Door
 from tests.api_proxy.scripted_engine import ScriptedEngine
+from tests.records.conftest import new_database
 
 QUICK = {"record_timeout_s": 30.0, "spill_retry_s": 0.05}
 USER = {"role": "user", "content": "How warm is it?"}
@@ -33,7 +36,7 @@ THANKS = {"role": "user", "content": "Thanks."}
 
 @asynccontextmanager
 async def a_door(
-    config: StoreConfig, rendering: Rendering, clock: Callable[[], float]
+    config: StoreConfig, rendering: Rendering, clock: Callable[[], float], **settings: Any
 ) -> AsyncIterator[Door]:
     """A proxy with a store of its own, as a process has it."""
     engine = ScriptedEngine()
@@ -42,7 +45,7 @@ async def a_door(
             store=store,
             engine=engine,
             rendering=rendering,
-            config=ProxyConfig(**QUICK),
+            config=ProxyConfig(**{**QUICK, **settings}),
             clock=clock,
         )
         app = create_app(deps)
@@ -131,6 +134,34 @@ async def test_a_locked_database_delays_the_turns_and_loses_none(
         await answered(door, [*history, USER], "Still 21 C.")
         fourth = (await conversation(door.store))[-1]
         assert fourth.parent_turn_id == turns[2].turn_id
+
+
+@pytest.fixture
+def postgresql_url() -> Iterator[str]:
+    with new_database() as url:
+        yield url
+
+
+async def test_locked_tables_of_a_server_delay_the_turns_and_lose_none(
+    postgresql_url: str, tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
+) -> None:
+    config = StoreConfig(url=postgresql_url, spill_folder=tmp_path / "spill")
+    async with a_door(config, rendering, clock, record_timeout_s=5.0) as door:
+        history = await answered(door, [USER], "It is 70 F.")
+        await settled(door)
+        # Nothing can be read or written: the requests are linked when they are taken in.
+        other = await asyncpg.connect(postgresql_url.replace("+asyncpg", ""))
+        async with other.transaction():
+            await other.execute("LOCK TABLE turns IN ACCESS EXCLUSIVE MODE")
+            history = await answered(door, [*history, REPLY], "It is 21 C.")
+            await answered(door, [*history, THANKS], "You are welcome.")
+            assert await readiness(door) == 503
+            assert await metric(door, 'opd_store_spilled_total{what="turn"} 2.0')
+        await other.close()
+        await settled(door)
+        await door.app.state.service.recorder.drain()
+        check_linked(await conversation(door.store))
+        assert await metric(door, "opd_store_failed_turns_total 0.0")
 
 
 async def fill(store: Store, pages: int | None) -> None:

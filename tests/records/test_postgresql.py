@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Connection, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
+from records.errors import StoreUnavailable
 from records.models import ToolsetRow
 from records.store import Store
 from tests.records.builders import recorded
@@ -47,6 +48,13 @@ async def test_connections_that_the_server_ended_are_replaced(store: Store) -> N
         await other._read(lambda connection: connection.execute(end_all).all())
     assert await store.turn(turn_id) is not None
     assert await recorded(store)
+
+
+@pytest.mark.parametrize("code", ["53100", "53200", "58030", "25006"])
+async def test_a_server_that_cannot_write_now_is_unavailable(store: Store, code: str) -> None:
+    refuse = text(f"DO $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '{code}'; END $$")
+    with pytest.raises(StoreUnavailable, match="no room"):
+        await store.writer.run(lambda connection: connection.execute(refuse))
 
 
 async def test_what_contradicts_the_schema_is_not_tried_again(store: Store) -> None:
