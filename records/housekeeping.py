@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _SESSIONS_PER_TRANSACTION = 50
 _LEASE_POLL_S = 0.5
+_LOG_ATTEMPTS, _LOG_PAUSE_S = 20, 0.1
 _DAY_S = 86_400.0
 
 
@@ -99,10 +100,14 @@ class Housekeeping:
 
     async def _clean_up(self) -> None:
         """Old contents of the log (SQLite) and of the tables (PostgreSQL) are not kept."""
-        if self._store.config.is_sqlite:
-            await self._store._read(_truncate_log)
-        else:
+        if not self._store.config.is_sqlite:
             await self._store.vacuum()
+            return
+        for _ in range(_LOG_ATTEMPTS):
+            if await self._store._read(_truncate_log):
+                return
+            await asyncio.sleep(_LOG_PAUSE_S)
+        logger.warning("others read the database: its log holds deleted rows until they are done")
 
     async def expire(self, max_age_days: float) -> Deleted:
         """Delete the sessions that were not seen for so long; those being trained on stay."""
@@ -146,8 +151,10 @@ class Housekeeping:
         await self._store.writer.run(lambda c: c.execute(gone))
 
 
-def _truncate_log(connection: Connection) -> None:
-    connection.execute(text("PRAGMA wal_checkpoint(TRUNCATE)")).all()
+def _truncate_log(connection: Connection) -> bool:
+    """Whether the log is empty now: a reader that looks at an earlier moment needs it."""
+    is_busy, _, _ = connection.execute(text("PRAGMA wal_checkpoint(TRUNCATE)")).one()
+    return not is_busy
 
 
 def _backups(connection: Connection) -> list[Backup]:
