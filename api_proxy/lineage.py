@@ -6,6 +6,7 @@ next state, the session) is written by others.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -142,7 +143,8 @@ class LineageFinder:
             for ref, turn in zip(self._current(refs), turns, strict=True)
         ]
         # Compared in the form in which messages are stored.
-        messages = self._store.redactor.messages(messages)
+        if candidates:
+            messages = await asyncio.to_thread(self._store.redactor.messages, messages)
         return link_by_fingerprint(messages, index, candidates, session_id)
 
     async def _by_name(

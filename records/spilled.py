@@ -102,7 +102,7 @@ def decode(payload: bytes) -> Addition:
 
 
 def _turn(values: dict[str, Any]) -> CapturedTurn:
-    reason, identity = values["drop_reason"], values["identity"]
+    reason, identity = values["drop_reason"], values.get("identity")
     for name, (_, from_bytes) in _ARRAYS.items():
         if values[name] is not None:
             values[name] = from_bytes(base64.b64decode(values[name]))

@@ -83,7 +83,12 @@ async def _forget(
         for backup in await keeper.backups():
             if began is not None and backup.created_at >= began:
                 taken = datetime.fromtimestamp(backup.created_at, UTC).isoformat("T", "seconds")
-                outcome.lines.append(f"may still hold it: backup {backup.location} of {taken}")
+                gone = "" if Path(backup.location).exists() else ", which is no longer there"
+                outcome.lines.append(
+                    f"may still hold it: backup {backup.location} of {taken}{gone}"
+                )
+        for path in sorted(config.spill_path.glob("*.damaged")):
+            outcome.lines.append(f"may still hold it: {path}, a damaged spill file; delete it")
 
 
 def _say_deleted(deleted: Deleted, session_ids: Sequence[str], outcome: Outcome) -> None:
