@@ -8,7 +8,7 @@ again wherever they stand; without ids, as long as they stand in the order of a 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from api_proxy.responses_api.schemas import (
@@ -19,6 +19,7 @@ from api_proxy.responses_api.schemas import (
     RefusalPart,
     TextPart,
 )
+from api_proxy.responses_api.tools import full_name, split_name
 from records.messages import Message, content_text
 
 AnyItem: TypeAlias = MessageItem | FunctionCall | FunctionCallOutput | ReasoningItem
@@ -91,7 +92,8 @@ class _Gathered:
 
 def _add_to_reply(message: Message, item: ReplyItem) -> None:
     if isinstance(item, FunctionCall):
-        function = {"name": item.name, "arguments": item.arguments}
+        name = full_name(item.namespace, item.name)
+        function = {"name": name, "arguments": item.arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         message.setdefault("tool_calls", []).append(call)
         message["content"] = message["content"] or None
@@ -112,10 +114,12 @@ def _content(parts: Sequence[TextPart | RefusalPart]) -> str | list[dict[str, st
     return [{"type": "text", "text": part.text} for part in parts]
 
 
-def reply_items(turn_id: str, message: Message, status: str) -> list[Body]:
+def reply_items(
+    turn_id: str, message: Message, status: str, namespaces: Collection[str] = ()
+) -> list[Body]:
     """The items of a reply, as they are sent; the last one has `status`, the others are complete.
 
-    `message` is the assistant's message of the turn.
+    `message` is the assistant's message of the turn, `namespaces` are those of its tools.
     """
     items: list[Body] = []
     if message.get("reasoning_content"):
@@ -125,7 +129,8 @@ def reply_items(turn_id: str, message: Message, status: str) -> list[Body]:
     for index, call in enumerate(message.get("tool_calls") or ()):
         function = call["function"]
         item_id = f"fc_{turn_id}_{index}"
-        items.append(call_item(item_id, call["id"], function["name"], function["arguments"]))
+        name, arguments = function["name"], function["arguments"]
+        items.append(call_item(item_id, call["id"], name, arguments, namespaces))
     return [*items[:-1], {**items[-1], "status": status}] if items else []
 
 
@@ -157,9 +162,12 @@ def output_text(text: str, logprobs: list[Body] | None = None) -> Body:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
 
 
-def call_item(item_id: str, call_id: str, name: str, arguments: str) -> Body:
-    """A call of a function."""
-    return {
+def call_item(
+    item_id: str, call_id: str, name: str, arguments: str, namespaces: Collection[str]
+) -> Body:
+    """A call of the function that the model calls `name`."""
+    namespace, name = split_name(name, namespaces)
+    item = {
         "id": item_id,
         "type": "function_call",
         "call_id": call_id,
@@ -167,14 +175,17 @@ def call_item(item_id: str, call_id: str, name: str, arguments: str) -> Body:
         "arguments": arguments,
         "status": "completed",
     }
+    return item if namespace is None else {**item, "namespace": namespace}
 
 
-def input_items(turn_id: str, messages: Sequence[Message]) -> list[Body]:
+def input_items(
+    turn_id: str, messages: Sequence[Message], namespaces: Collection[str] = ()
+) -> list[Body]:
     """The messages before a reply as items, with ids that nothing else has."""
     items: list[Body] = []
     for message in messages:
         if message["role"] == "assistant":
-            items += reply_items("", message, "completed")
+            items += reply_items("", message, "completed", namespaces)
         elif message["role"] == "tool":
             output = content_text(message.get("content"))
             call_id = message.get("tool_call_id")

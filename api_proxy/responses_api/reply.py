@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api_proxy.responses_api.items import Body
+from api_proxy.responses_api.tools import Namespaces, response_tools
 from api_proxy.wire import Usage
 
 
@@ -23,6 +24,11 @@ class Head:
     instructions: str | None
     tools: Sequence[Mapping[str, Any]]
     echo: Mapping[str, Any]
+
+    @property
+    def namespaces(self) -> Namespaces:
+        """Those of the tools."""
+        return self.echo.get("namespaces", {})
 
     def body(
         self,
@@ -56,7 +62,7 @@ class Head:
             "temperature": echo.get("temperature", 1.0),
             "text": text,
             "tool_choice": echo.get("tool_choice", "auto"),
-            "tools": [_tool(tool) for tool in self.tools],
+            "tools": response_tools(self.tools, self.namespaces),
             "top_logprobs": echo.get("top_logprobs", 0),
             "top_p": echo.get("top_p", 1.0),
             "truncation": "disabled",
@@ -67,11 +73,6 @@ class Head:
 
 def _incomplete(status: str) -> Body | None:
     return {"reason": "max_output_tokens"} if status == "incomplete" else None
-
-
-def _tool(tool: Mapping[str, Any]) -> Body:
-    """A function as the API has it; `strict` says what is enforced here: nothing."""
-    return {"type": "function", "parameters": None, **tool["function"], "strict": False}
 
 
 def status_of(finish_reason: str) -> str:

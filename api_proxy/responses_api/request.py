@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from api_proxy.errors import ApiError, invalid, unsupported
 from api_proxy.responses_api.items import messages_of
-from api_proxy.responses_api.schemas import FunctionTool, ResponsesRequest, TextFormat
+from api_proxy.responses_api.schemas import ResponsesRequest, TextFormat
+from api_proxy.responses_api.tools import chat_tools, namespaces_of
 from records.messages import Message
 
 _SAME_FIELDS = ("temperature", "top_p", "stream", "parallel_tool_calls", "top_logprobs")
@@ -70,7 +71,7 @@ def chat_body(
     if request.top_logprobs or _LOGPROBS in (request.include or ()):
         chat["logprobs"] = True
     if request.tools:
-        chat["tools"] = [_tool(tool, index) for index, tool in enumerate(request.tools)]
+        chat["tools"] = chat_tools(request.tools)
     if request.tool_choice is not None:
         chat["tool_choice"] = _choice(request.tool_choice)
     if request.text is not None and request.text.format is not None:
@@ -85,6 +86,8 @@ def echo_of(body: dict[str, Any], request: ResponsesRequest, created_at: float) 
     Raises ApiError 400 on what cannot be repeated.
     """
     echoed = {name: body[name] for name in _ECHOED_FIELDS if body.get(name) is not None}
+    if namespaces := namespaces_of(request.tools or ()):
+        echoed["namespaces"] = namespaces
     try:
         orjson.dumps([[echoed, body.get("tools")]])
     except TypeError:
@@ -106,22 +109,6 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
         raise unsupported("Only 'truncation' = 'disabled' is supported.", "truncation")
 
 
-def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
-    """A function as chat completions have it. `strict` is left out: it is not enforced, and what
-    is written here is shown to the model.
-    """
-    if tool.get("type", "function") != "function":
-        raise unsupported(
-            f"Tools of type {str(tool['type'])[:100]!r} are not supported, only functions are.",
-            f"tools[{index}].type",
-        )
-    try:
-        function = FunctionTool.model_validate(tool).model_dump(exclude_none=True)
-    except ValidationError as error:
-        raise _worded(error, f"tools[{index}]") from None
-    return {"type": "function", "function": function}
-
-
 def _choice(choice: str | dict[str, Any]) -> Any:
     if isinstance(choice, str):
         return choice
@@ -139,10 +126,10 @@ def _response_format(wanted: TextFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": named}
 
 
-def _worded(error: ValidationError, where: str = "") -> ApiError:
+def _worded(error: ValidationError) -> ApiError:
     """The first fault, with OpenAI's way of naming its place."""
     fault = error.errors(include_input=False, include_url=False)[0]
-    param = where
+    param = ""
     for step in fault["loc"]:
         if isinstance(step, int):
             param += f"[{step}]"

@@ -45,10 +45,11 @@ class ResponsesFormat:
     def whole(self, turn: Turn, ended: EndedReply) -> dict[str, Any]:
         """A `response`."""
         status = status_of(ended.reason)
-        output = reply_items(turn.turn_id, ended.reply.message(), status)
+        head = self._head(turn)
+        output = reply_items(turn.turn_id, ended.reply.message(), status, head.namespaces)
         _list_logprobs(output, ended.logprobs)
         usage = usage_body(ended.usage, ended.num_reasoning_tokens)
-        return self._head(turn).body(status, output, usage)
+        return head.body(status, output, usage)
 
     def writer(self, turn: Turn) -> StreamWriter:
         """The events of a stream."""

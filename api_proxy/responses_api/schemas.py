@@ -52,6 +52,7 @@ class FunctionCall(BaseModel):
     id: str | None = None
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 

@@ -16,6 +16,7 @@ from api_proxy.formats import num_reasoning_tokens
 from api_proxy.responses_api.items import Body, input_items, reply_items, turn_of_item
 from api_proxy.responses_api.reply import Head, status_of, usage_body
 from api_proxy.responses_api.request import Previous
+from api_proxy.responses_api.tools import Namespaces
 from api_proxy.turns import TurnService
 from api_proxy.wire import Usage
 from records.errors import StoreError
@@ -36,6 +37,10 @@ class StoredResponse:
         """Messages at the beginning of the prompt that are the instructions: one or none."""
         return int(self.echo["has_instructions"])
 
+    @property
+    def _namespaces(self) -> Namespaces:
+        return self.echo.get("namespaces", {})
+
     def previous(self) -> Previous:
         """The conversation so far."""
         messages = [*self.turn.messages[self.num_instructions :], self.turn.response]
@@ -43,13 +48,14 @@ class StoredResponse:
 
     def input_items(self) -> list[Body]:
         """What the reply answered: the whole conversation before it."""
-        return input_items(self.turn.turn_id, self.turn.messages[self.num_instructions :])
+        messages = self.turn.messages[self.num_instructions :]
+        return input_items(self.turn.turn_id, messages, self._namespaces)
 
     def output_items(self) -> list[Body]:
         """The items of the reply."""
         status = status_of(self.turn.finish_reason)
         item_status = "completed" if status == "completed" else "incomplete"
-        return reply_items(self.turn.turn_id, self.turn.response, item_status)
+        return reply_items(self.turn.turn_id, self.turn.response, item_status, self._namespaces)
 
     def body(self, model: str, reasoning_end_id: int | None) -> Body:
         """The response as it was sent."""

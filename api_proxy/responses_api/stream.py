@@ -9,6 +9,7 @@ Every event has a sequence number; the items are those that the whole response w
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal, TypeAlias
 
 import orjson
@@ -33,10 +34,17 @@ _PREFIXES = {"reasoning": "rs", "message": "msg"}
 class _OpenItem:
     """An item that is being written."""
 
-    def __init__(self, kind: Kind, item_id: str, call: CallDelta | None = None) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        item_id: str,
+        call: CallDelta | None = None,
+        namespaces: Collection[str] = (),
+    ) -> None:
         self.kind: Kind = kind
         self.item_id = item_id
         self.call = call
+        self._namespaces = namespaces
         self.text = ""
         self.logprobs: list[Body] = []
 
@@ -58,7 +66,8 @@ class _OpenItem:
         if self.kind == "message":
             return message_item(self.item_id, self.part())
         assert self.call is not None
-        return call_item(self.item_id, self.call.id or "", self.call.name or "", self.text)
+        name = self.call.name or ""
+        return call_item(self.item_id, self.call.id or "", name, self.text, self._namespaces)
 
 
 class ResponseStream:
@@ -116,7 +125,7 @@ class ResponseStream:
         if piece.id is not None:
             item_id = f"fc_{self._head.turn_id}_{piece.index}"
             begin = self._close("completed")
-            begin += self._begin(_OpenItem("function_call", item_id, piece))
+            begin += self._begin(_OpenItem("function_call", item_id, piece, self._head.namespaces))
         if not piece.arguments or self._open is None:
             return begin
         self._open.text += piece.arguments
@@ -145,9 +154,8 @@ class ResponseStream:
         if item is None:
             return b""
         if item.kind == "function_call":
-            name = item.call.name if item.call else None
             kind = "response.function_call_arguments.done"
-            events = self._item_event(kind, name=name, arguments=item.text)
+            events = self._item_event(kind, name=item.ended()["name"], arguments=item.text)
         else:
             fields: dict[str, Any] = {"content_index": 0, "text": item.text}
             if item.kind == "message":
