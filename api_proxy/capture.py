@@ -115,6 +115,8 @@ def sampling_record(rollout: Rollout) -> dict[str, Any]:
         "max_new_tokens": int(params.max_new_tokens),
         "stop": list(params.stop),
         "seed": params.seed,
+        "logit_bias": {str(token): bias for token, bias in params.logit_bias},
+        "grammar": params.grammar.text if params.grammar else None,
         "num_continuations": rollout.num_continuations,
         "num_cached_tokens": rollout.num_cached_tokens,
         "mixed_kv": rollout.has_mixed_kv,

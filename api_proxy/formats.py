@@ -75,20 +75,32 @@ class ChatFormat:
 
     def whole(self, turn: Turn, ended: EndedReply) -> dict[str, Any]:
         """A `chat.completion`."""
-        reason = wire.finish_reason(ended.reason, ended.reply)
-        return wire.completion_body(
-            self._head(turn), ended.reply, reason, ended.usage, ended.logprobs
-        )
+        return self.whole_choices(turn, [ended])
 
-    def writer(self, turn: Turn) -> StreamWriter:
+    def whole_choices(self, turn: Turn, ended: Sequence[EndedReply]) -> dict[str, Any]:
+        """A `chat.completion` with a choice for each of the turn and its siblings."""
+        choices = []
+        for index, (one, end) in enumerate(zip((turn, *turn.siblings), ended, strict=True)):
+            reason = wire.finish_reason(end.reason, end.reply)
+            choice = wire.choice_body(index, end.reply, reason, end.logprobs)
+            choices.append({**choice, "turn_id": one.turn_id} if turn.siblings else choice)
+        usage = wire.summed([end.usage for end in ended])
+        return wire.completion_body(self._head(turn), choices, usage)
+
+    def writer(self, turn: Turn) -> ChatStream:
         """The chunks of a stream."""
-        return _ChatStream(wire.ChunkWriter(self._head(turn), turn.completion.include_usage))
+        return self.choice_writer(turn, turn)
+
+    def choice_writer(self, turn: Turn, one: Turn) -> ChatStream:
+        """The chunks of one choice in the stream that answers `turn`."""
+        include_usage = turn.completion.include_usage
+        return ChatStream(wire.ChunkWriter(self._head(turn), include_usage, one.choice))
 
     def _head(self, turn: Turn) -> wire.ReplyHead:
         return wire.ReplyHead(turn_id=turn.turn_id, model=self._model, created=int(turn.created))
 
 
-class _ChatStream:
+class ChatStream:
     """Chunks in their order."""
 
     keep_alive = wire.KEEP_ALIVE
@@ -103,9 +115,15 @@ class _ChatStream:
         return self._chunks.delta(delta, logprobs)
 
     def end(self, ended: EndedReply) -> bytes:
-        reason = wire.finish_reason(ended.reason, ended.reply)
-        last = self._chunks.finish(reason, ended.logprobs)
-        return last + self._chunks.usage(ended.usage) + wire.DONE
+        return self.choice_end(ended) + self.close(ended.usage)
+
+    def choice_end(self, ended: EndedReply) -> bytes:
+        """The last chunk of the choice."""
+        return self._chunks.finish(wire.finish_reason(ended.reason, ended.reply), ended.logprobs)
+
+    def close(self, usage: wire.Usage) -> bytes:
+        """What follows the last choice."""
+        return self._chunks.usage(usage) + wire.DONE
 
     def error(self, error: ApiError) -> bytes:
         return wire.error_event(error)

@@ -3,7 +3,9 @@
 A `Rollout` gathers what the engine sampled. When the engine breaks a reply off (it paused with
 `abort`, or died and came back), sampling goes on from the prompt and the ids so far with the budget
 that is left, and the version spans of each part are shifted to their place. Tokens of a part whose
-end never arrived are of an unknown version.
+end never arrived are of an unknown version. Under a grammar a reply cannot go on, because an engine
+starts each request at the grammar's beginning: it is sampled anew while nobody has read of it, and
+ends there otherwise.
 
 Where weights change under running requests (`keeps_kv`), the engine's cache outlives its weights,
 also for later requests with an equal prompt: SGLang then says one version and means two. So each
@@ -18,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -34,7 +36,13 @@ from rollout_bridge.engine.errors import (
     EngineUnavailable,
 )
 from rollout_bridge.engine.experts import joined_experts
-from rollout_bridge.engine.types import Generation, GenerationChunk, ModelInfo, SamplingParams
+from rollout_bridge.engine.types import (
+    Generation,
+    GenerationChunk,
+    ModelInfo,
+    SamplingParams,
+    TopLogprobs,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +78,6 @@ class Engine(Protocol):
         cache_key: str | None = None,
     ) -> AsyncGenerator[GenerationChunk, None]: ...
 
-    async def score_topk(self, input_ids: Ids, start: int, k: int) -> tuple[Ids, np.ndarray]: ...
     async def abort(self, request_id: str) -> None: ...
     async def model_info(self) -> ModelInfo: ...
 
@@ -115,6 +122,7 @@ class Rollout:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[LabelSpan] = field(default_factory=list)
+    top: list[TopLogprobs] = field(default_factory=list)
     routed_experts: Experts | None = None
     finish_reason: str | None = None
     matched_stop: str | None = None
@@ -126,6 +134,7 @@ class Rollout:
     has_mixed_kv: bool = False
     heard_at: float = field(default_factory=time.monotonic)
     _num_idle: int = field(default=0, init=False)
+    _is_read: bool = field(default=False, init=False)
 
     async def run(self, engine: Engine) -> None:
         """Sample the whole reply. Raises EngineError while nothing was sampled."""
@@ -146,7 +155,7 @@ class Rollout:
                 await self._lost(error, len(self.ids))
                 continue
             start = len(self.ids)
-            self._take(part.output_ids.tolist(), part.output_logprobs.tolist(), start)
+            self._take(part.output_ids.tolist(), part.output_logprobs.tolist(), part.top, start)
             await self._end_part(part, label_before, start)
 
     async def stream(self, engine: Engine) -> AsyncGenerator[tuple[list[int], list[float]], None]:
@@ -171,7 +180,8 @@ class Rollout:
                         if chunk.new_ids and self.matched_stop is None:
                             self.heard_at = time.monotonic()
                             old = len(self.ids)
-                            self._take(list(chunk.new_ids), list(chunk.new_logprobs), start)
+                            self._is_read = True
+                            self._take(chunk.new_ids, chunk.new_logprobs, chunk.new_top, start)
                             yield self.ids[old:], self.logprobs[old:]
                             if self.matched_stop is not None:
                                 await engine.abort(self.request_id)
@@ -196,15 +206,22 @@ class Rollout:
             self.finish_reason = "abort"
         return self.finish_reason is None
 
-    def _take(self, ids: list[int], logprobs: list[float], start: int) -> None:
+    def _take(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        top: Sequence[TopLogprobs],
+        start: int,
+    ) -> None:
         """Add new tokens of the part that began at `start`, up to a stop string across it."""
         is_near = start > 0 and len(self.ids) < start + self.stops.reach
         self.ids += ids
         self.logprobs += logprobs
+        self.top += top
         found = self.stops.across(self.ids, start) if is_near else None
         if found is not None:
             end, self.matched_stop = found
-            del self.ids[end:], self.logprobs[end:]
+            del self.ids[end:], self.logprobs[end:], self.top[end:]
 
     async def _end_part(self, part: Generation, label_before: str | None, start: int) -> None:
         self.spans += _label_spans(part, start, label_before, len(self.ids))
@@ -254,11 +271,25 @@ class Rollout:
             self.finish_reason = "stop"
         elif len(self.ids) >= self.params.max_new_tokens:
             self.finish_reason = "length"
-        elif self.is_cancelled or self._num_idle > self.max_continuations:
+        elif self.is_cancelled or self._num_idle > self.max_continuations or self._is_final:
             self.finish_reason = "abort"
         else:
+            if self.params.grammar is not None:
+                self._start_over()
             self.num_continuations += 1
             await asyncio.sleep(min(_FIRST_PAUSE_S * 2**self._num_idle, _LONGEST_PAUSE_S))
+
+    @property
+    def _is_final(self) -> bool:
+        """Whether what was sampled can neither be gone on with nor forgotten."""
+        return self.params.grammar is not None and self._is_read
+
+    def _start_over(self) -> None:
+        """Forget what was sampled."""
+        for tokens in (self.ids, self.logprobs, self.top, self.spans):
+            tokens.clear()
+        self.routed_experts = None
+        self.has_mixed_kv = False
 
     def _new_request(self) -> str:
         self.request_id = uuid4().hex

@@ -15,11 +15,13 @@ from api_proxy.linking import (
     Candidate,
     Link,
     is_unanswered,
+    link_by_calls,
     link_by_fingerprint,
     link_by_path,
     newest_assistant,
 )
-from records.messages import Message, fingerprint, path_ids
+from api_proxy.reply import turns_called_in
+from records.messages import Message, content_text, fingerprint, path_ids
 from records.store import Store
 from records.types import TurnRef
 
@@ -77,6 +79,8 @@ class LineageFinder:
             link = await self._by_name(scope, messages, index, parent_turn_id)
         if link.how == "none":
             link = await self._by_fingerprint(scope, messages, index, session_id, now)
+        if link.how == "none":
+            link = await self._by_calls(scope, messages, index)
         if link.parent is not None and link.next_state:
             self._remember(link.parent.turn_id)
         if session_id is None and link.parent is not None:
@@ -156,6 +160,12 @@ class LineageFinder:
         if not named:
             return Link()
         return Link(how="fingerprint", parent=named[0], next_state=tuple(messages[index + 1 :]))
+
+    async def _by_calls(self, scope: str, messages: Sequence[Message], index: int) -> Link:
+        """Agents that tell their calls again as text keep the calls' ids: these lead to a turn."""
+        turn_ids = turns_called_in(content_text(messages[index].get("content")))
+        refs = await self._store.turns_by_id(scope, turn_ids) if len(turn_ids) == 1 else []
+        return link_by_calls(self._current(refs), messages[index + 1 :])
 
     @staticmethod
     def _preference(ref: TurnRef, session_id: str | None) -> tuple[bool, bool, float]:

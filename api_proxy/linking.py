@@ -30,7 +30,7 @@ class Link:
     after it. `how` tells which identity matched; `retry` that this prompt was answered before.
     """
 
-    how: Literal["none", "path", "fingerprint"] = "none"
+    how: Literal["none", "path", "fingerprint", "calls"] = "none"
     parent: TurnRef | None = None
     next_state: tuple[Message, ...] = ()
     ambiguous: bool = False
@@ -118,6 +118,13 @@ def link_by_fingerprint(
         if len({candidate.ref.session_id for candidate in best}) > 1:
             return Link(how="fingerprint", ambiguous=True)
     return _choose("fingerprint", [c.ref for c in best], messages[index + 1 :])
+
+
+def link_by_calls(refs: Sequence[TurnRef], next_state: Sequence[Message]) -> Link:
+    """Link a request whose newest assistant message tells as text the calls of `refs`, one turn."""
+    if len(refs) != 1:
+        return Link()
+    return Link(how="calls", parent=refs[0], next_state=tuple(next_state))
 
 
 def num_agreeing(history: Sequence[Message], prompt: Sequence[Message]) -> int:

@@ -62,7 +62,9 @@ class TurnRecorder:
 
     def start(self, turn: Turn) -> None:
         """Begin to write what the request itself tells, while the engine samples."""
-        turn.notes = self._spawn(self._note(turn))
+        notes = self._spawn(self._note(turn))
+        for one in (turn, *turn.siblings):
+            one.notes = notes
 
     async def _note(self, turn: Turn) -> None:
         if turn.is_link_deferred:
@@ -127,7 +129,8 @@ class TurnRecorder:
             await asyncio.wait({turn.notes})
         if turn.captured is not None:
             await self._store_turn(turn, turn.captured)
-        if turn.completion.session_done:
+        turn.unfinished.discard(turn.turn_id)
+        if turn.completion.session_done and not turn.unfinished:
             await self._close(turn)
 
     async def _store_turn(self, turn: Turn, captured: CapturedTurn) -> None:

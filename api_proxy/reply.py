@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from records.messages import Message
+
+_CALL_ID = re.compile(r"\bcall_([0-9a-f]{32})[0-9a-f]{2}\b")
+
+
+def call_id(turn_id: str, index: int) -> str:
+    """The id of a turn's call: 39 characters, of the 40 that OpenAI's API takes."""
+    return f"call_{turn_id}{index % 256:02x}"
+
+
+def turns_called_in(text: str) -> list[str]:
+    """The ids of the turns whose calls are named in `text`, each once."""
+    return list(dict.fromkeys(_CALL_ID.findall(text)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

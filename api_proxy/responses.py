@@ -14,6 +14,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from contextlib import aclosing
+from typing import Any
 
 import numpy as np
 import orjson
@@ -27,7 +28,8 @@ from api_proxy.errors import (
     internal_error,
     invalid,
 )
-from api_proxy.formats import EndedReply, Format, Logprobs, num_reasoning_tokens
+from api_proxy.formats import EndedReply, Format, Logprobs, StreamWriter, num_reasoning_tokens
+from api_proxy.generation import Rollout
 from api_proxy.reply import Reply
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
@@ -51,6 +53,7 @@ class TurnResponse(Response, ABC):
         super().__init__()
         self.service = service
         self.turn = turn
+        self.turns = (turn, *turn.siblings)
         self.engine = service.deps.engine
         self.wording = wording
 
@@ -61,7 +64,7 @@ class TurnResponse(Response, ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client leaves first."""
         self.service.metrics.in_flight.inc()
-        self.service.in_flight[self.turn.turn_id] = self.turn
+        self.service.in_flight.update({turn.turn_id: turn for turn in self.turns})
         work = asyncio.create_task(self._answer_or_refuse(send))
         gone = asyncio.create_task(_disconnect(receive))
         try:
@@ -74,7 +77,8 @@ class TurnResponse(Response, ABC):
             if not work.done():
                 work.cancel()
             self.service.metrics.in_flight.dec()
-            del self.service.in_flight[self.turn.turn_id]
+            for turn in self.turns:
+                del self.service.in_flight[turn.turn_id]
             if self.turn.client_gone:
                 self.service.metrics.requests.labels("499").inc()
             self.service.metrics.request_s.observe(time.monotonic() - self.turn.started)
@@ -91,42 +95,50 @@ class TurnResponse(Response, ABC):
             if not self.turn.client_gone:
                 raise
             # The engine did not hear the abort in time; closing the request ends it there.
-            await self.record_rest()
+            for turn in self.turns:
+                await self.record_rest(turn)
 
     async def _client_left(self, work: asyncio.Task[None]) -> None:
         """Break off at the engine; the work then ends by itself, and if not, it is cancelled."""
-        self.turn.client_gone = True
-        abort = asyncio.create_task(self.turn.rollout.cancel(self.engine))
+        for turn in self.turns:
+            turn.client_gone = True
+        abort = asyncio.create_task(self.break_off())
         await asyncio.wait({work}, timeout=_ABORT_PATIENCE_S)
         if not work.done():
             work.cancel()
-        results = await asyncio.gather(abort, return_exceptions=True)
-        if isinstance(results[0], EngineError):
-            logger.warning("abort of turn %s failed: %s", self.turn.turn_id, results[0])
+        await abort
 
-    async def record_rest(self) -> Reply:
+    async def break_off(self) -> None:
+        """Tell the engine to end all that is being sampled."""
+        aborts = [turn.rollout.cancel(self.engine) for turn in self.turns]
+        for result in await asyncio.gather(*aborts, return_exceptions=True):
+            if isinstance(result, EngineError):
+                logger.warning("abort of turn %s failed: %s", self.turn.turn_id, result)
+            elif isinstance(result, BaseException):
+                raise result
+
+    async def record_rest(self, turn: Turn) -> Reply:
         """Record what was sampled; returns the reply as far as it goes."""
-        rollout = self.turn.rollout
-        _, reply = self.turn.assembler.finish(rollout.ids, rollout.matched_stop)
-        await self.service.recorder.record(self.turn, reply)
+        rollout = turn.rollout
+        _, reply = turn.assembler.finish(rollout.ids, rollout.matched_stop)
+        await self.service.recorder.record(turn, reply)
         return reply
 
-    def ended(self, reply: Reply, logprobs: Logprobs | None) -> EndedReply:
+    def ended(self, turn: Turn, reply: Reply, logprobs: Logprobs | None) -> EndedReply:
         """The reply at its end, its tokens counted."""
-        rollout = self.turn.rollout
+        rollout = turn.rollout
         return EndedReply(
             reply=reply,
             reason=rollout.finish_reason or "stop",
             matched_stop=rollout.matched_stop,
-            usage=self._usage(),
+            usage=self._usage(rollout),
             num_reasoning_tokens=num_reasoning_tokens(
                 rollout.ids, reply.reasoning, self.service.deps.rendering.reasoning_end_id
             ),
             logprobs=logprobs,
         )
 
-    def _usage(self) -> wire.Usage:
-        rollout = self.turn.rollout
+    def _usage(self, rollout: Rollout) -> wire.Usage:
         usage = wire.Usage(
             prompt_tokens=len(rollout.prompt_ids),
             completion_tokens=len(rollout.ids),
@@ -138,6 +150,17 @@ class TurnResponse(Response, ABC):
         tokens.labels("cached").inc(usage.cached_tokens)
         return usage
 
+    def logprobs(self, turn: Turn, start: int) -> Logprobs | None:
+        """Entries of the tokens from `start` on, if they were asked for and are known."""
+        rollout = turn.rollout
+        if not turn.completion.fields.logprobs or not np.isfinite(rollout.logprobs[start:]).all():
+            return None
+        top = rollout.top[start:] if turn.completion.fields.top_logprobs else None
+        if top is not None and len(rollout.top) != len(rollout.ids):
+            raise EngineProtocolError("the engine does not report the most probable tokens")
+        decode = self.service.deps.rendering.decode
+        return wire.logprob_entries(decode, rollout.ids[start:], rollout.logprobs[start:], top)
+
     def reply_headers(self) -> dict[str, str]:
         """Which turn and session this is, for the agent's own records."""
         return {"x-turn-id": self.turn.turn_id, "x-session-id": self.turn.session_id}
@@ -147,38 +170,30 @@ class WholeResponse(TurnResponse):
     """The reply in one piece."""
 
     async def answer(self, send: Send) -> None:
-        turn, rollout = self.turn, self.turn.rollout
+        ended = await self.sampled(self.turn)
+        if ended is not None:
+            await self.send_reply(send, self.wording.whole(self.turn, ended))
+
+    async def sampled(self, turn: Turn) -> EndedReply | None:
+        """Sample and record one turn; None if the client left meanwhile. Raises EngineError."""
+        rollout = turn.rollout
         try:
             await rollout.run(self.engine)
         except EngineError:
             if rollout.ids:
-                await self.record_rest()
+                await self.record_rest(turn)
             raise
-        reply = await self.record_rest()
+        reply = await self.record_rest(turn)
         if turn.client_gone:
-            return
+            return None
         if rollout.finish_reason == "abort":
             raise EngineUnavailable("the engine keeps breaking the reply off")
-        logprobs = await self._logprobs() if turn.completion.fields.logprobs else None
-        body = self.wording.whole(turn, self.ended(reply, logprobs))
+        return self.ended(turn, reply, self.logprobs(turn, 0))
+
+    async def send_reply(self, send: Send, body: dict[str, Any]) -> None:
+        """The whole response."""
         self.service.metrics.requests.labels("200").inc()
         await send_whole(send, 200, body, self.reply_headers())
-
-    async def _logprobs(self) -> list[dict] | None:
-        rollout = self.turn.rollout
-        if not np.isfinite(rollout.logprobs).all():
-            return None
-        top = None
-        k = self.turn.completion.fields.top_logprobs
-        if k and rollout.ids:
-            ids = np.concatenate([rollout.prompt_ids, np.asarray(rollout.ids, dtype=np.int32)])
-            top_ids, top_logprobs = await self.engine.score_topk(ids, len(rollout.prompt_ids), k)
-            top = [
-                list(zip(row.tolist(), values.tolist(), strict=True))
-                for row, values in zip(top_ids, top_logprobs, strict=True)
-            ]
-        decode = self.service.deps.rendering.decode
-        return wire.logprob_entries(decode, rollout.ids, rollout.logprobs, top)
 
 
 class StreamResponse(TurnResponse):
@@ -188,7 +203,8 @@ class StreamResponse(TurnResponse):
         super().__init__(service, turn, wording)
         self.writer = wording.writer(turn)
         self._is_started = False
-        self._num_listed = 0
+        self._one_at_a_time = asyncio.Lock()
+        self._num_listed: dict[str, int] = {}
 
     async def answer(self, send: Send) -> None:
         keep_alive = asyncio.create_task(self._keep_alive(send))
@@ -205,7 +221,15 @@ class StreamResponse(TurnResponse):
             keep_alive.cancel()
 
     async def _stream(self, send: Send) -> None:
-        turn, rollout = self.turn, self.turn.rollout
+        ended = await self.streamed(self.turn, self.writer, send)
+        if ended is not None:
+            await self._send(send, self.writer.end(ended), is_last=True)
+
+    async def streamed(self, turn: Turn, writer: StreamWriter, send: Send) -> EndedReply | None:
+        """Sample, send and record one turn, all but its end; None if the client left meanwhile.
+        Raises EngineError.
+        """
+        rollout = turn.rollout
         is_first = True
         try:
             async with aclosing(rollout.stream(self.engine)) as pieces:
@@ -214,49 +238,45 @@ class StreamResponse(TurnResponse):
                         is_first = False
                         latency_s = time.monotonic() - turn.started
                         self.service.metrics.first_token_s.observe(latency_s)
-                        await self._send(send, self.writer.start())
+                        await self._send(send, writer.start())
                     for delta in turn.assembler.push(ids):
-                        await self._send(send, self.writer.delta(delta, self._new_logprobs()))
+                        await self._send(send, writer.delta(delta, self._new_logprobs(turn)))
         except EngineError:
             if rollout.ids:
-                await self.record_rest()
+                await self.record_rest(turn)
             raise
         deltas, reply = turn.assembler.finish(rollout.ids, rollout.matched_stop)
         for delta in deltas:
-            await self._send(send, self.writer.delta(delta, self._new_logprobs()))
+            await self._send(send, writer.delta(delta, self._new_logprobs(turn)))
         await self.service.recorder.record(turn, reply)
         if turn.client_gone:
-            return
+            return None
         if rollout.finish_reason == "abort":
             raise EngineUnavailable("the engine keeps breaking the reply off")
-        end = self.writer.end(self.ended(reply, self._new_logprobs()))
-        await self._send(send, end, is_last=True)
+        return self.ended(turn, reply, self._new_logprobs(turn))
 
-    def _new_logprobs(self) -> list[dict] | None:
+    def _new_logprobs(self, turn: Turn) -> Logprobs | None:
         """Entries of the tokens that no chunk listed yet, if they were asked for."""
-        if not self.turn.completion.fields.logprobs:
-            return None
-        rollout, start = self.turn.rollout, self._num_listed
-        if not np.isfinite(rollout.logprobs[start:]).all():
-            return None
-        self._num_listed = len(rollout.ids)
-        decode = self.service.deps.rendering.decode
-        return wire.logprob_entries(decode, rollout.ids[start:], rollout.logprobs[start:])
+        entries = self.logprobs(turn, self._num_listed.get(turn.turn_id, 0))
+        if entries is not None:
+            self._num_listed[turn.turn_id] = len(turn.rollout.ids)
+        return entries
 
     async def _send(self, send: Send, data: bytes, is_last: bool = False) -> None:
-        if self.turn.client_gone:
-            return
-        if not self._is_started:
-            self._is_started = True
-            self.service.metrics.requests.labels("200").inc()
-            headers = {
-                "content-type": "text/event-stream; charset=utf-8",
-                "cache-control": "no-cache",
-                "x-accel-buffering": "no",
-                **self.reply_headers(),
-            }
-            await send(_start(200, headers))
-        await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        async with self._one_at_a_time:
+            if self.turn.client_gone:
+                return
+            if not self._is_started:
+                self._is_started = True
+                self.service.metrics.requests.labels("200").inc()
+                headers = {
+                    "content-type": "text/event-stream; charset=utf-8",
+                    "cache-control": "no-cache",
+                    "x-accel-buffering": "no",
+                    **self.reply_headers(),
+                }
+                await send(_start(200, headers))
+            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def _keep_alive(self, send: Send) -> None:
         """While the engine is silent (weights are loading), tell the client that it is heard."""

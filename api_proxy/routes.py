@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from api_proxy.admission import admitted
+from api_proxy.choices import answer_all
 from api_proxy.errors import model_not_found
 from api_proxy.formats import ChatFormat
-from api_proxy.responses import answer
-from api_proxy.schemas import Completion, parse_completion
+from api_proxy.schemas import MAX_CHOICES, MAX_STOPS, Completion, parse_completion
 from api_proxy.turns import TurnService
 from records.errors import StoreError
 from rollout_bridge.engine.errors import EngineError
@@ -31,13 +31,13 @@ async def chat_completions(request: Request) -> Response:
         return parse_completion(raw, request.headers, service.config.max_messages)
 
     turn = await admitted(request, parse)
-    return answer(service, turn, ChatFormat(service.config.model_name))
+    return answer_all(service, turn, ChatFormat(service.config.model_name))
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
     """The one model served here."""
-    return {"object": "list", "data": [_model(request)]}
+    return {"object": "list", "data": [await _model(request)]}
 
 
 @router.get("/v1/models/{name:path}")
@@ -45,7 +45,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     """The model by name."""
     if name != request.app.state.service.config.model_name:
         raise model_not_found(name)
-    return _model(request)
+    return await _model(request)
 
 
 @router.get("/healthz")
@@ -75,13 +75,26 @@ async def metrics(request: Request) -> Response:
     return Response(data, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _model(request: Request) -> dict[str, Any]:
+async def _model(request: Request) -> dict[str, Any]:
+    """OpenAI's model, and the limits of requests for it; the context is null until it is known."""
     service: TurnService = request.app.state.service
+    config = service.config
+    context_length = await service.context_length()
     return {
-        "id": service.config.model_name,
+        "id": config.model_name,
         "object": "model",
         "created": int(request.app.state.started),
         "owned_by": "policy",
+        # As SGLang and vLLM name it, beside our own.
+        "max_model_len": context_length,
+        "limits": {
+            "context_length": context_length,
+            "max_output_tokens": config.max_output_tokens,
+            "max_messages": config.max_messages,
+            "max_body_bytes": config.max_body_bytes,
+            "max_choices": MAX_CHOICES,
+            "max_stops": MAX_STOPS,
+        },
     }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from api_proxy.errors import context_length_exceeded
+from api_proxy.errors import context_length_exceeded, invalid
 from api_proxy.schemas import Completion
-from rollout_bridge.engine.types import SamplingParams
+from rollout_bridge.engine.types import Grammar, SamplingParams
 
 
 def reply_budget(
@@ -31,10 +31,20 @@ _UNKNOWN_CONTEXT_BUDGET = 2048
 
 
 def sampling_params(
-    completion: Completion, budget: int, stop_token_ids: tuple[int, ...]
+    completion: Completion,
+    budget: int,
+    stop_token_ids: tuple[int, ...],
+    grammar: Grammar | None,
+    vocab_size: int,
 ) -> SamplingParams:
-    """The engine's parameters; unset fields mean the plain softmax at temperature 1."""
+    """The engine's parameters; unset fields mean the plain softmax at temperature 1.
+
+    Raises ApiError 400 for a bias on an id outside the vocabulary.
+    """
     fields = completion.fields
+    bias = fields.logit_bias or {}
+    if any(not 0 <= token < vocab_size for token in bias):
+        raise invalid(f"'logit_bias' names ids outside [0, {vocab_size}).", "logit_bias")
     return SamplingParams(
         temperature=1.0 if fields.temperature is None else fields.temperature,
         top_p=1.0 if fields.top_p is None else fields.top_p,
@@ -46,4 +56,7 @@ def sampling_params(
         frequency_penalty=fields.frequency_penalty or 0.0,
         presence_penalty=fields.presence_penalty or 0.0,
         seed=fields.seed,
+        logit_bias=tuple(bias.items()),
+        grammar=grammar,
+        top_logprobs=fields.top_logprobs or 0,
     )

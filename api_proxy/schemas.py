@@ -2,7 +2,9 @@
 
 The models check; the messages and tools that go on are the client's own dicts, unchanged, because
 they are the identity of a conversation. Fields of other vendors are ignored; fields of OpenAI's API
-that change the answer and are not implemented are refused by name.
+that change the answer and are not implemented are refused by name. A function's `strict` is read
+on: its arguments fit its schema wherever a call is asked for (`tool_choice`); where the model is
+free to answer, it stays the policy's own distribution, which is what trains.
 """
 
 from __future__ import annotations
@@ -12,12 +14,22 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from api_proxy.errors import ApiError, invalid, unsupported
 from records.messages import Message
 from records.types import TurnType
 
+MAX_CHOICES = 16
+"""Answers to one request."""
+MAX_STOPS = 16
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
@@ -78,10 +90,24 @@ class NamedChoice(BaseModel):
     function: Function
 
 
+class JsonSchema(BaseModel):
+    """A named JSON schema; the answer fits it whether `strict` is set or not."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+
 class ResponseFormat(BaseModel):
     """The shape asked of the answer."""
 
-    type: str = "text"
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("type 'json_schema' needs 'json_schema'")
+        return self
 
 
 class StreamOptions(BaseModel):
@@ -99,10 +125,11 @@ class ChatRequest(BaseModel):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -113,7 +140,7 @@ class ChatRequest(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
     response_format: ResponseFormat | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
@@ -121,6 +148,16 @@ class ChatRequest(BaseModel):
     session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     turn_type: TurnType | None = None
     session_done: bool | None = None
+
+    @property
+    def reply_schema(self) -> dict[str, Any] | None:
+        """The JSON schema that the answer must fit; None for text."""
+        asked = self.response_format
+        if asked is None or asked.type == "text":
+            return None
+        if asked.json_schema is not None and asked.type == "json_schema":
+            return asked.json_schema.schema_ or {}
+        return {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,28 +267,22 @@ def _worded(error: ValidationError) -> ApiError:
     return invalid(f"Invalid value for '{param}': {fault['msg']}.", param or None, code)
 
 
-_NESTED_FIELDS = {
+_NESTED_FIELDS = {"schema"} | {
     name
-    for model in (ChatMessage, ToolCall, CalledFunction, ContentPart, Tool, Function)
+    for model in (
+        *(ChatMessage, ToolCall, CalledFunction, ContentPart, Tool, Function),
+        *(ResponseFormat, JsonSchema),
+    )
     for name in model.model_fields
 }
 
 
 def _refuse_unsupported(fields: ChatRequest, body: dict[str, Any]) -> None:
-    if fields.n not in (None, 1):
-        raise unsupported("Only 'n' = 1 is supported: each turn has one answer.", "n")
-    if fields.logit_bias:
-        raise unsupported("'logit_bias' is not supported.", "logit_bias")
-    if fields.response_format is not None and fields.response_format.type != "text":
-        raise unsupported("Only 'response_format' of type 'text' is supported.", "response_format")
     for name in ("functions", "function_call", "audio", "prediction", "web_search_options"):
         if body.get(name):
             raise unsupported(f"'{name}' is not supported.", name)
-    if fields.top_logprobs:
-        if not fields.logprobs:
-            raise invalid("'top_logprobs' needs 'logprobs' = true.", "top_logprobs")
-        if fields.stream:
-            raise unsupported("'top_logprobs' is not supported in a stream.", "top_logprobs")
+    if fields.top_logprobs and not fields.logprobs:
+        raise invalid("'top_logprobs' needs 'logprobs' = true.", "top_logprobs")
 
 
 def _check_tool_choice(fields: ChatRequest) -> None:

@@ -13,14 +13,14 @@ It knows neither HTTP nor the engine.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol
+from uuid import uuid4
 
 import numpy as np
 
-from api_proxy.reply import CallDelta, Delta, Reply, SentCall
+from api_proxy.reply import CallDelta, Delta, Reply, SentCall, call_id
 from records.types import Ids
 from rollout_bridge.call_text import CallReader
 
@@ -134,7 +134,8 @@ class ReplyAssembler:
     """One reply in the making.
 
     `forced_ids` open the reply without having been sampled; `prompt_ids` do not contain them.
-    Without `allow_calls` (tool_choice "none") the text of a call is content. After `finish`,
+    Without `allow_calls` (tool_choice "none") the text of a call is content. Calls are named after
+    the turn, so that they lead back to it. After `finish`,
     `mismatched` says that text was sent which the final parse disagrees with.
     """
 
@@ -147,6 +148,7 @@ class ReplyAssembler:
         stop: Sequence[str] = (),
         forced_ids: Sequence[int] = (),
         allow_calls: bool = True,
+        turn_id: str | None = None,
     ) -> None:
         self.mismatched = False
         self._detokenizer = detokenizer
@@ -155,6 +157,7 @@ class ReplyAssembler:
         self._stop = tuple(stop)
         self._forced_ids = tuple(forced_ids)
         self._allow_calls = allow_calls
+        self._turn_id = turn_id or uuid4().hex
         self._ids: list[int] = []
         self._text = IncrementalText(detokenizer.decode)
         self._mode: Literal["probe", "content", "reasoning", "calls"] = "probe"
@@ -300,7 +303,7 @@ class ReplyAssembler:
         return deltas
 
     def _begin_call(self, name: str) -> Delta:
-        call = SentCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments="")
+        call = SentCall(id=call_id(self._turn_id, len(self._calls)), name=name, arguments="")
         self._calls.append(call)
         return Delta(call=CallDelta(index=len(self._calls) - 1, id=call.id, name=name))
 

@@ -22,6 +22,10 @@ class Turn:
     turn; `is_session_kept` says that the session is in the store, `is_link_deferred` that the store
     could not be asked where the turn belongs; `captured` is the turn as the store takes it.
     `created` is in unix seconds, `started` of a monotonic clock.
+
+    A request for several answers (`n`) is as many turns with one prompt: `siblings` are the others
+    of the first one, `choice` is the place among them, and `unfinished` the ids of those that are
+    still to be committed, one set for all.
     """
 
     turn_id: str
@@ -35,6 +39,9 @@ class Turn:
     assembler: ReplyAssembler
     distribution_modified: str | None
     created: float
+    choice: int = 0
+    siblings: tuple[Turn, ...] = ()
+    unfinished: set[str] = field(default_factory=set)
     started: float = field(default_factory=time.monotonic)
     client_gone: bool = False
     is_session_kept: bool = False

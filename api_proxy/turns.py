@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from api_proxy.config import ProxyConfig
 from api_proxy.errors import ApiError, invalid
-from api_proxy.forcing import CallForcer
+from api_proxy.forcing import Constraint, ReplyShaper
 from api_proxy.generation import Engine, Rollout, SeenVersion
 from api_proxy.lineage import Lineage, LineageFinder
 from api_proxy.linking import Link
@@ -36,7 +36,9 @@ from api_proxy.tokens import Prompt, PromptBuilder, TokenCache
 from api_proxy.turn import Turn
 from records.errors import StoreError
 from records.store import Store
+from records.types import Ids
 from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.engine.types import SamplingParams
 from rollout_bridge.rendering import Rendering
 
 logger = logging.getLogger(__name__)
@@ -76,7 +78,7 @@ class TurnService:
         self._prompts = PromptBuilder(
             deps.store, deps.rendering, cache, config.render_offload_chars
         )
-        self._forcer = CallForcer(deps.rendering)
+        self._shaper = ReplyShaper(deps.rendering)
         self._detokenizer = Detokenizer(deps.rendering)
         self._seen = SeenVersion()
         self._context_length = config.context_length
@@ -116,8 +118,14 @@ class TurnService:
 
     async def count_prompt_tokens(self, completion: Completion) -> int:
         """Tokens of the prompt, rendered in full. Raises ApiError."""
-        forced_ids = self._forcer.forced_ids(completion.fields)
-        return len((await self._prompt(Link(), completion)).ids) + len(forced_ids)
+        ids = (await self._prompt(Link(), completion)).ids
+        constraint = self._shaper.constraint(completion.fields, completion.tools, ids)
+        return len(ids) + len(constraint.forced_ids)
+
+    async def context_length(self) -> int | None:
+        """Tokens of prompt and reply together; None until the engine has said it."""
+        await self._ask_engine()
+        return self._context_length
 
     def _longest_wait_s(self, is_streamed: bool) -> float:
         now = time.monotonic()
@@ -132,9 +140,10 @@ class TurnService:
         self, completion: Completion, scope: str, lineage: Lineage, now: float
     ) -> Turn:
         link = lineage.link
-        forced_ids = self._forcer.forced_ids(completion.fields)
         prompt = await self._prompt(link, completion)
-        prompt_ids = np.concatenate([prompt.ids, np.asarray(forced_ids, dtype=np.int32)])
+        constraint = self._shaper.constraint(completion.fields, completion.tools, prompt.ids)
+        forced_ids = np.asarray(constraint.forced_ids, dtype=np.int32)
+        prompt_ids = np.concatenate([prompt.ids, forced_ids])
         await self._ask_engine()
         budget = reply_budget(
             completion.requested_tokens,
@@ -142,38 +151,78 @@ class TurnService:
             len(prompt_ids),
             self._context_length,
         )
-        params = sampling_params(completion, budget, self.deps.rendering.stop_token_ids)
-        session_id = lineage.session_id or self.sessions.new_id()
-        return Turn(
-            turn_id=uuid4().hex,
-            completion=completion,
-            scope=scope,
-            session_id=session_id,
-            is_session_kept=lineage.session_id is not None,
-            is_link_deferred=lineage.is_deferred,
-            link=link,
-            prompt=prompt,
-            turn_type=turn_type_of(completion, self.config.side_rules),
-            rollout=Rollout(
-                prompt_ids=prompt_ids,
-                params=params,
-                seen=self._seen,
-                stops=StopStrings(self.deps.rendering.decode, completion.stop),
-                routing_key=session_id,
-                max_continuations=self.config.max_continuations,
-                keeps_kv=self.deps.keeps_kv,
-            ),
-            assembler=ReplyAssembler(
-                self._detokenizer,
-                prompt_ids=prompt.ids,
-                tools=completion.tools,
-                stop=completion.stop,
-                forced_ids=forced_ids,
-                allow_calls=bool(completion.tools) and completion.fields.tool_choice != "none",
-            ),
-            distribution_modified="forced_prefix" if forced_ids else params.distribution_modified(),
-            created=now,
+        params = sampling_params(
+            completion,
+            budget,
+            self._stop_token_ids(completion, constraint),
+            constraint.grammar,
+            self.deps.rendering.vocab_size,
         )
+        modified = params.distribution_modified()
+        if constraint.forced_ids and constraint.grammar is None:
+            modified = "forced_prefix"
+        session_id = lineage.session_id or self.sessions.new_id()
+
+        def choice(number: int) -> Turn:
+            turn_id = uuid4().hex
+            return Turn(
+                turn_id=turn_id,
+                completion=completion,
+                scope=scope,
+                session_id=session_id,
+                is_session_kept=lineage.session_id is not None,
+                is_link_deferred=lineage.is_deferred,
+                link=link,
+                prompt=prompt,
+                turn_type=turn_type_of(completion, self.config.side_rules),
+                rollout=self._rollout(prompt_ids, _seeded(params, number), session_id, completion),
+                assembler=self._assembler(turn_id, prompt.ids, constraint, completion),
+                distribution_modified=modified,
+                created=now,
+                choice=number,
+            )
+
+        turn = choice(0)
+        turn.siblings = tuple(choice(number) for number in range(1, completion.fields.n or 1))
+        for one in (turn, *turn.siblings):
+            turn.unfinished.add(one.turn_id)
+            one.unfinished = turn.unfinished
+        return turn
+
+    def _rollout(
+        self, prompt_ids: Ids, params: SamplingParams, session_id: str, completion: Completion
+    ) -> Rollout:
+        return Rollout(
+            prompt_ids=prompt_ids,
+            params=params,
+            seen=self._seen,
+            stops=StopStrings(self.deps.rendering.decode, completion.stop),
+            routing_key=session_id,
+            max_continuations=self.config.max_continuations,
+            keeps_kv=self.deps.keeps_kv,
+        )
+
+    def _assembler(
+        self, turn_id: str, prompt_ids: Ids, constraint: Constraint, completion: Completion
+    ) -> ReplyAssembler:
+        return ReplyAssembler(
+            self._detokenizer,
+            prompt_ids=prompt_ids,
+            tools=completion.tools,
+            stop=completion.stop,
+            forced_ids=constraint.forced_ids,
+            allow_calls=bool(completion.tools) and completion.fields.tool_choice != "none",
+            turn_id=turn_id,
+        )
+
+    def _stop_token_ids(self, completion: Completion, constraint: Constraint) -> tuple[int, ...]:
+        """What ends a reply; after one call, if there may be only one and no grammar sees to it."""
+        stops = self.deps.rendering.stop_token_ids
+        fields = completion.fields
+        may_call = bool(completion.tools) and fields.tool_choice != "none"
+        if fields.parallel_tool_calls is False and may_call and constraint.grammar is None:
+            return (*stops, self._shaper.call_end_id())
+        return stops
 
     async def _find(self, scope: str, completion: Completion, now: float) -> Lineage:
         """The request's lineage; without the store it is found out later."""
@@ -226,3 +275,10 @@ class TurnService:
             self._context_length = info.context_length
         if self._seen.label is None:
             self._seen.label = info.weight_version
+
+
+def _seeded(params: SamplingParams, number: int) -> SamplingParams:
+    """The parameters of one of several choices: with one seed they would all be the same."""
+    if params.seed is None or number == 0:
+        return params
+    return replace(params, seed=(params.seed + number + 2**63) % 2**64 - 2**63)

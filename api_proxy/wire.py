@@ -36,6 +36,15 @@ class Usage:
         }
 
 
+def summed(usages: Sequence[Usage]) -> Usage:
+    """The usage of several replies to one prompt, which counts once."""
+    return Usage(
+        prompt_tokens=usages[0].prompt_tokens,
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        cached_tokens=usages[0].cached_tokens,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyHead:
     """What every object of one reply repeats."""
@@ -59,34 +68,31 @@ def finish_reason(sampled: str, reply: Reply) -> str:
     return "tool_calls" if sampled == "stop" and reply.tool_calls else sampled
 
 
+def choice_body(
+    index: int, reply: Reply, reason: str, logprobs: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """One choice of a `chat.completion`."""
+    return {
+        "index": index,
+        "message": {**reply.message(), "refusal": None},
+        "logprobs": None if logprobs is None else {"content": logprobs, "refusal": None},
+        "finish_reason": reason,
+    }
+
+
 def completion_body(
-    head: ReplyHead,
-    reply: Reply,
-    reason: str,
-    usage: Usage,
-    logprobs: list[dict[str, Any]] | None,
+    head: ReplyHead, choices: Sequence[dict[str, Any]], usage: Usage
 ) -> dict[str, Any]:
     """A whole `chat.completion`."""
-    message = {**reply.message(), "refusal": None}
-    return {
-        **head.body("chat.completion"),
-        "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": None if logprobs is None else {"content": logprobs, "refusal": None},
-                "finish_reason": reason,
-            }
-        ],
-        "usage": usage.body(),
-    }
+    return {**head.body("chat.completion"), "choices": choices, "usage": usage.body()}
 
 
 class ChunkWriter:
     """The chunks of one streamed reply, as server-sent events."""
 
-    def __init__(self, head: ReplyHead, include_usage: bool) -> None:
+    def __init__(self, head: ReplyHead, include_usage: bool, choice: int = 0) -> None:
         self._base = head.body("chat.completion.chunk")
+        self._choice = choice
         self._include_usage = include_usage
 
     def role(self) -> bytes:
@@ -114,7 +120,7 @@ class ChunkWriter:
         reason: str | None = None,
     ) -> bytes:
         choice = {
-            "index": 0,
+            "index": self._choice,
             "delta": delta,
             "logprobs": {"content": logprobs, "refusal": None} if logprobs else None,
             "finish_reason": reason,

@@ -54,6 +54,14 @@ def by_fingerprint(
     return _refs(connection, *conditions)
 
 
+def by_turn_ids(connection: Connection, scope: str, turn_ids: Sequence[str]) -> list[TurnRef]:
+    """Those of these turns that exist in the scope."""
+    refs: list[TurnRef] = []
+    for part in chunks(turn_ids):
+        refs += _refs(connection, TurnRow.scope == scope, TurnRow.turn_id.in_(part))
+    return sorted(refs, key=lambda ref: ref.created_at)
+
+
 def list_turns(
     connection: Connection, session_id: str | None, state: TurnState | None, limit: int
 ) -> list[TurnRef]:

@@ -209,6 +209,10 @@ class Store:
             session_id=session_id,
         )
 
+    async def turns_by_id(self, scope: str, turn_ids: Sequence[str]) -> list[TurnRef]:
+        """Those of these turns that exist in the scope, oldest first."""
+        return await self._read(linking.by_turn_ids, scope=scope, turn_ids=turn_ids)
+
     async def session_of_nodes(self, scope: str, node_ids: Sequence[str]) -> str | None:
         """The session of the newest turn whose prompt or response is the deepest of these."""
         return await self._read(linking.session_of_nodes, scope=scope, node_ids=node_ids)

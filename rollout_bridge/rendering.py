@@ -41,6 +41,13 @@ _TOOL_CALL_STARTS = (
     "<|tool_call>",
     "<|python_tag|>",
 )
+# How they close one call; where several calls share a block, this is the end of the first.
+_TOOL_CALL_ENDS = (
+    "</tool_call>",
+    "<|tool_call_end|>",
+    "<｜tool▁call▁end｜>",
+    "<tool_call|>",
+)
 _NAMED_CALL = re.compile(
     r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*(?:,\s*"arguments"\s*:\s*(?P<arguments>.*))?',
     re.DOTALL,
@@ -102,6 +109,7 @@ class Rendering:
             stops = [tokenizer.eos_token_id]
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
         self.tool_call_start_id = self._first_marker_id(_TOOL_CALL_STARTS)
+        self.tool_call_end_id = self._first_marker_id(_TOOL_CALL_ENDS)
         self.reasoning_start_id = self._first_marker_id(("<think>",))
         self.reasoning_end_id = self._first_marker_id(("</think>",))
         # The first call settles the tokenizer's padding and truncation; later ones only read it,

@@ -18,6 +18,7 @@ import torch
 from rollout_bridge.embedded import loading
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.embedded.errors import BadRequest
+from rollout_bridge.embedded.grammar import GrammarCompiler
 from rollout_bridge.embedded.kv_cache import CacheShape, RowCache
 from rollout_bridge.embedded.prefix_cache import PrefixCache
 from rollout_bridge.embedded.request import EngineRequest, Finish
@@ -57,6 +58,7 @@ class Engine:
             max_prefill_tokens=config.max_prefill_tokens,
             notify=self._notify,
         )
+        self.grammars = GrammarCompiler(self.tokenizer, self.vocab_size, self.stop_token_ids)
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.failure: str | None = None

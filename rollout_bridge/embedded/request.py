@@ -10,6 +10,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollout_bridge.embedded.grammar import Kind, Matcher
+
 _EXPECTED_RESPONSE = 256
 """Response tokens to keep room for when a request is admitted; one that grows beyond what there is
 room for is put back into the queue, newest first.
@@ -36,6 +38,7 @@ class Sampling:
     stop_token_ids: frozenset[int] = frozenset()
     """Every id that ends the response, the model's own included unless ignored."""
     seed: int | None = None
+    grammar: tuple[Kind, str] | None = None
     skip_special_tokens: bool = True
 
     @property
@@ -89,6 +92,8 @@ class EngineRequest:
     num_retractions: int = 0
     kv_is_current: bool = True
     """False if some keys and values were computed with older weights."""
+    matcher: Matcher | None = None
+    """Where the reply stands in its grammar, if it has one; knows all of `output_ids`."""
     finish: Finish | None = None
     error: str | None = None
     """Set when the engine itself failed; the request then has no result."""

@@ -1,8 +1,9 @@
 """Sampling of one token for every running request at once.
 
 Log-probabilities are log_softmax(logits / temperature) of the whole vocabulary: truncation (top-p,
-top-k, min-p) decides what can be sampled and does not renormalise them. Temperature 0 takes the
-most probable token and reports its log-probability at temperature 1.
+top-k, min-p) decides what can be sampled and does not renormalise them; penalties, biases and a
+grammar change the logits themselves, as in SGLang. Temperature 0 takes the most probable token and
+reports its log-probability at temperature 1.
 
 Shape legend: B requests, V vocabulary.
 """
@@ -47,6 +48,7 @@ class Sampler:
         )
         self._truncated = [row for row, item in enumerate(settings) if item.truncates]
         self._adjusted = [row for row, item in enumerate(settings) if item.adjusts]
+        self._constrained = [row for row, item in enumerate(requests) if item.matcher is not None]
         wants = [request.num_top or request.token_ids for request in requests]
         self._detailed = [row for row, want in enumerate(wants) if want]
         self._seeded = [
@@ -58,6 +60,10 @@ class Sampler:
         logits_BV = logits_BV.float()
         for row in self._adjusted:
             _adjust(logits_BV[row], self._requests[row])
+        for row in self._constrained:
+            matcher = self._requests[row].matcher
+            assert matcher is not None
+            matcher.mask(logits_BV[row])
         if self._scales:
             logits_BV = logits_BV / self._temperatures_B1
         logprobs_BV = torch.log_softmax(logits_BV, dim=-1)

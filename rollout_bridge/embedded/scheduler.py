@@ -221,7 +221,7 @@ class Scheduler:
         tokens = zip(self.running, ids_B.tolist(), logprobs_B.tolist(), strict=True)
         for request, token_id, logprob in tokens:
             request.append(token_id, logprob, version)
-            finish = self._ends(request, token_id)
+            finish = self._ends(request, token_id) or _fails(request, token_id)
             if finish is not None:
                 ended.append((request, finish))
             elif request.stream:
@@ -279,3 +279,15 @@ class Scheduler:
         self._longest = max(lengths, default=0)
         self._sampler.use(list(self.running))
         self._rows_changed = False
+
+
+def _fails(request: EngineRequest, token_id: int) -> Finish | None:
+    """Tell the request's grammar, if it has one, what was sampled; its end if that goes no further.
+
+    Not asked about the token that ends the reply: after a stop token there is nothing to match.
+    """
+    problem = None if request.matcher is None else request.matcher.take(token_id)
+    if problem is None:
+        return None
+    request.error = f"the grammar cannot be followed: {problem}"
+    return Finish(kind="abort", message=request.error)

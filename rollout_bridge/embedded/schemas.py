@@ -12,14 +12,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from rollout_bridge.embedded.errors import BadRequest
+from rollout_bridge.embedded.grammar import Kind
 from rollout_bridge.embedded.request import Sampling
 
 _UNSUPPORTED = (
     "stop_regex",
-    "json_schema",
-    "regex",
     "ebnf",
-    "structural_tag",
     "custom_params",
     "beam_width",
     "watermark",
@@ -52,6 +50,9 @@ class SamplingBody(BaseModel):
     stream_interval: int | None = None
     logit_bias: dict[str, float] | None = None
     sampling_seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    json_schema: str | None = None
+    regex: str | None = None
+    structural_tag: str | None = None
 
     @field_validator("temperature")
     @classmethod
@@ -59,6 +60,19 @@ class SamplingBody(BaseModel):
         if not math.isfinite(value) or value < 0:
             raise ValueError(f"temperature must be a non-negative finite number, got {value:g}.")
         return value
+
+    @property
+    def grammar(self) -> tuple[Kind, str] | None:
+        """The grammar that is asked for. Raises BadRequest when there are several."""
+        given: list[tuple[Kind, str | None]] = [
+            ("json_schema", self.json_schema),
+            ("regex", self.regex),
+            ("structural_tag", self.structural_tag),
+        ]
+        grammars = [(kind, text) for kind, text in given if text]
+        if len(grammars) > 1:
+            raise BadRequest("Only one of json_schema, regex, or structural_tag can be set.")
+        return grammars[0] if grammars else None
 
     def to_sampling(self, model_stop_ids: frozenset[int], room: int) -> Sampling:
         """The engine's own form; `room` tokens are left where no maximum was given."""
@@ -82,6 +96,7 @@ class SamplingBody(BaseModel):
             stop=tuple(text for text in stop if text),
             stop_token_ids=own if self.ignore_eos else own | model_stop_ids,
             seed=self.sampling_seed,
+            grammar=self.grammar,
             skip_special_tokens=self.skip_special_tokens,
         )
 

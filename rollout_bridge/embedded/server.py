@@ -113,6 +113,12 @@ def _add_generate(app: FastAPI, engine: Engine) -> None:
             bodies = _split_batch(value)
             parsed = [schemas.GenerateBody.model_validate(item) for item in bodies]
             jobs = [job for body in parsed for job in _jobs(body, engine)]
+            for request, _ in jobs:
+                if request.sampling.grammar is not None:
+                    # A large one takes a while to compile: not in the event loop.
+                    request.matcher = await asyncio.to_thread(
+                        engine.grammars.matcher, *request.sampling.grammar
+                    )
         except ValidationError as error:
             return validation_reply(schemas.explain(error))
         except BadRequest as error:

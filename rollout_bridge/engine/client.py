@@ -277,6 +277,8 @@ class EngineClient:
             "return_logprob": True,
             "stream": stream,
         }
+        if params.top_logprobs:
+            body["top_logprobs_num"] = params.top_logprobs
         if self.config.routed_experts_topk:
             body["return_routed_experts"] = True
         if cache_key is not None:

@@ -15,6 +15,8 @@ from records.types import Experts, Ids, Logprobs
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["retract", "abort", "in_place"]
+TopLogprobs = tuple[tuple[int, float], ...]
+"""(id, log-prob at the sampling temperature) of the most probable tokens at one position."""
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
 """Header by which SGLang's router, with its policy `manual` or `consistent_hashing`, keeps requests
@@ -23,10 +25,22 @@ of one key on one server, where their common prefix is cached.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What a reply must be: the JSON text of a schema, or of a structural tag in xgrammar's format
+    (which may name single tokens by id).
+    """
+
+    kind: Literal["json_schema", "structural_tag"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to sample; the defaults are the model's full distribution at temperature 1.
 
     `top_k` <= 0 keeps every token. `max_new_tokens` counts sampled tokens, stop token included.
+    `logit_bias` is (id, what is added to its logit). Under a `grammar` only tokens that continue it
+    are sampled. `top_logprobs` alternatives are reported with each token; they change nothing.
     `seed`: the same prompt gives the same tokens again, on engines that honour it (SGLang: started
     with --enable-deterministic-inference).
     """
@@ -42,6 +56,9 @@ class SamplingParams:
     presence_penalty: float = 0.0
     ignore_eos: bool = False
     seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -58,6 +75,10 @@ class SamplingParams:
         """
         if self.temperature == 0:
             return "temperature_0"
+        if self.grammar is not None:
+            return "grammar"
+        if self.logit_bias:
+            return "logit_bias"
         if self.frequency_penalty != 0 or self.presence_penalty != 0:
             return "penalty"
         if self.top_p < 1:
@@ -91,6 +112,10 @@ class SamplingParams:
             wire["stop_token_ids"] = list(self.stop_token_ids)
         if self.seed is not None:
             wire["sampling_seed"] = self.seed
+        if self.logit_bias:
+            wire["logit_bias"] = {str(token): bias for token, bias in self.logit_bias}
+        if self.grammar is not None:
+            wire[self.grammar.kind] = self.grammar.text
         return wire
 
 
@@ -110,7 +135,7 @@ class Generation:
     `output_ids` [R] int32, the stop token included; `output_logprobs` [R] float32 natural logs at
     the sampling temperature; `text` is trimmed at the stop. `matched` is the stop token id or stop
     string. `weight_spans` is None where the engine does not report them, and so are
-    `routed_experts` [prompt + R - 1, layers, topk].
+    `routed_experts` [prompt + R - 1, layers, topk]. `top` [R] as in `GenerationChunk`.
     """
 
     output_ids: Ids
@@ -123,6 +148,7 @@ class Generation:
     prompt_tokens: int
     cached_tokens: int
     routed_experts: Experts | None = None
+    top: tuple[TopLogprobs, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.output_logprobs):
@@ -137,10 +163,14 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationChunk:
-    """Tokens that arrived since the chunk before; `final` is set on the last chunk only."""
+    """Tokens that arrived since the chunk before; `final` is set on the last chunk only.
+
+    `new_top`: for each of them the most probable tokens, if they were asked for, else ().
+    """
 
     new_ids: tuple[int, ...]
     new_logprobs: tuple[float, ...]
+    new_top: tuple[TopLogprobs, ...] = ()
     final: Generation | None = None
 
 

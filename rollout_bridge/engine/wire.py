@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from records.types import Ids, Logprobs
 from rollout_bridge.engine.errors import EngineLogprobError, EngineProtocolError, EngineRejected
 from rollout_bridge.engine.experts import read_experts
-from rollout_bridge.engine.types import Generation, GenerationChunk, ModelInfo, WeightSpan
+from rollout_bridge.engine.types import (
+    Generation,
+    GenerationChunk,
+    ModelInfo,
+    TopLogprobs,
+    WeightSpan,
+)
 
 
 def checked_ids(input_ids: Sequence[int] | Ids, vocab_size: int | None) -> list[int]:
@@ -56,6 +62,7 @@ def read_generation(reply: Any, num_input: int, experts_topk: int = 0) -> Genera
     finish = meta.get("finish_reason")
     if not isinstance(finish, dict) or finish.get("type") not in ("stop", "length", "abort"):
         raise EngineProtocolError(f"unknown finish reason {finish!r}")
+    _raise_if_refused(finish)
     # SGLang counts no prompt for a request that is aborted while it waits for its turn.
     uncounted = finish["type"] == "abort" and "prompt_tokens" not in meta
     if meta.get("prompt_tokens") != num_input and not uncounted:
@@ -76,6 +83,7 @@ def read_generation(reply: Any, num_input: int, experts_topk: int = 0) -> Genera
             routed_experts=read_experts(
                 meta.get("routed_experts"), num_input + len(ids), experts_topk
             ),
+            top=_top(meta, len(ids)),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise EngineProtocolError(str(error)) from error
@@ -112,12 +120,16 @@ class StreamReader:
         if ids[:seen] != self._ids:
             raise EngineProtocolError(f"the first {seen} ids of a stream changed")
         self._ids = ids
+        top = _top(meta, len(ids))
         self.finished = meta.get("finish_reason") is not None
         final = None
         if self.finished:
             final = read_generation(event, self._num_input, self._experts_topk)
         return GenerationChunk(
-            new_ids=tuple(ids[seen:]), new_logprobs=tuple(logprobs[seen:]), final=final
+            new_ids=tuple(ids[seen:]),
+            new_logprobs=tuple(logprobs[seen:]),
+            new_top=top[seen:],
+            final=final,
         )
 
 
@@ -196,6 +208,28 @@ def _output_tokens(reply: dict[str, Any], meta: dict[str, Any]) -> tuple[list[in
     except (TypeError, IndexError, KeyError) as error:
         raise EngineProtocolError(f"malformed output log-probs: {error}") from error
     return ids, logprobs
+
+
+def _raise_if_refused(finish: dict[str, Any]) -> None:
+    """SGLang takes a request before it has compiled its grammar; one whose grammar is no good it
+    breaks off with the status of a refusal.
+    """
+    status = finish.get("status_code")
+    if finish["type"] == "abort" and isinstance(status, int) and 400 <= status < 500:
+        raise EngineRejected(status, str(finish.get("message") or "refused"))
+
+
+def _top(meta: dict[str, Any], num_tokens: int) -> tuple[TopLogprobs, ...]:
+    """The most probable tokens at each position, () if they were not asked for."""
+    rows = meta.get("output_top_logprobs")
+    if not rows:
+        return ()
+    if not isinstance(rows, list) or len(rows) != num_tokens:
+        raise EngineProtocolError(f"output_top_logprobs do not fit {num_tokens} output ids")
+    for row in rows:
+        if not isinstance(row, list) or not all(map(_is_pair, row)):
+            raise EngineProtocolError(f"malformed output_top_logprobs: {row!r}")
+    return tuple(tuple((_integer(item[1]), _finite(item[0])) for item in row) for row in rows)
 
 
 def _scored_entries(reply: Any, field: str, input_ids: list[int], start: int) -> list[Any]:

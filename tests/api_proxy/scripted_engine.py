@@ -16,6 +16,7 @@ from rollout_bridge.engine.types import (
     GenerationChunk,
     ModelInfo,
     SamplingParams,
+    TopLogprobs,
     WeightSpan,
 )
 
@@ -109,7 +110,8 @@ class ScriptedEngine:
                 yield GenerationChunk(
                     new_ids=tuple(new),
                     new_logprobs=(line.logprob,) * len(new),
-                    final=self._final(line, position, reason) if reason else None,
+                    new_top=_top(line, params, len(new)),
+                    final=self._final(line, params, position, reason) if reason else None,
                 )
                 if is_finished:
                     return
@@ -128,7 +130,7 @@ class ScriptedEngine:
             return "abort"
         return None
 
-    def _final(self, line: Line, length: int, reason: str) -> Generation:
+    def _final(self, line: Line, params: SamplingParams, length: int, reason: str) -> Generation:
         spans = None
         if line.spans is not None:
             ends = [(version, min(end, length)) for version, end in line.spans]
@@ -148,12 +150,8 @@ class ScriptedEngine:
             weight_spans=spans,
             prompt_tokens=0,
             cached_tokens=0,
+            top=_top(line, params, length),
         )
-
-    async def score_topk(self, input_ids: Ids, start: int, k: int) -> tuple[Ids, np.ndarray]:
-        count = len(input_ids) - start
-        ids = np.tile(np.arange(k, dtype=np.int32), (count, 1))
-        return ids, np.full((count, k), -1.0, dtype=np.float32)
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
@@ -167,3 +165,8 @@ class ScriptedEngine:
             vocab_size=None,
             context_length=self._context_length,
         )
+
+
+def _top(line: Line, params: SamplingParams, count: int) -> tuple[TopLogprobs, ...]:
+    best = tuple((token, line.logprob - token) for token in range(params.top_logprobs))
+    return (best,) * count if best else ()

@@ -57,14 +57,21 @@ async def test_bad_messages(door: Door, messages: Any, param: str | None) -> Non
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
         ({"n": 0}, "n"),
         ({"temperature": 3}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.name",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
         (
             {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
@@ -164,14 +171,16 @@ async def test_errors_reach_the_official_client(door: Door, agent: openai.AsyncO
         await agent.chat.completions.create(model="other", messages=[USER])
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError):
-        await agent.chat.completions.create(model="policy", messages=[USER], n=3)
+        await agent.chat.completions.create(model="policy", messages=[USER], n=17)
 
 
 async def test_models_health_readiness_metrics(door: Door) -> None:
     door.will_say("Hello.")
     await door.say([USER])
     models = (await door.client.get("/v1/models")).json()
-    assert [model["id"] for model in models["data"]] == ["policy"]
+    (model,) = models["data"]
+    assert (model["id"], model["max_model_len"]) == ("policy", 4096)
+    assert model["limits"]["max_choices"] == 16
     assert (await door.client.get("/v1/models/policy")).status_code == 200
     assert_error(await door.client.get("/v1/models/x"), 404, "model_not_found", "model")
     assert (await door.client.get("/healthz")).status_code == 200

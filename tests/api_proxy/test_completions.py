@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -57,8 +58,7 @@ async def test_tool_call_reply(door: Door) -> None:
     assert choice["message"]["content"] == "Let me see."
     (call,) = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
-    assert call["id"].startswith("call_")
-    assert len(call["id"]) == len("call_") + 24
+    assert call["id"] == f"call_{response.headers['x-turn-id']}00"
 
 
 async def test_call_without_a_readable_name_is_content(door: Door) -> None:
@@ -77,26 +77,93 @@ async def test_tool_choice_none_gives_the_call_as_text(door: Door) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "forced", "said"),
+    ("choice", "callable_names"),
     [
-        ("required", "<tool_call>\n", CALL.removeprefix("<tool_call>\n")),
-        (
-            {"type": "function", "function": {"name": "get_weather"}},
-            '<tool_call>\n{"name": "get_weather", "arguments":',
-            ' {"city": "Paris"}}\n</tool_call>',
-        ),
+        ("required", [["get_weather", "noop"]] * 2),
+        ({"type": "function", "function": {"name": "get_weather"}}, [["get_weather"]]),
     ],
 )
-async def test_forced_call(door: Door, choice: object, forced: str, said: str) -> None:
+async def test_required_calls(door: Door, choice: object, callable_names: list) -> None:
+    said = CALL.removeprefix("<tool_call>")
     door.will_say(said)
-    message, turn = await door.say([USER], tools=[WEATHER], tool_choice=choice)
+    noop = {"type": "function", "function": {"name": "noop"}}
+    message, turn = await door.say([USER], tools=[WEATHER, noop], tool_choice=choice)
     assert message["tool_calls"][0]["function"]["name"] == "get_weather"
     assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'
     prompt = door.rendering.decode(turn.prompt_ids)
-    assert prompt.endswith("<|im_start|>assistant\n" + forced)
+    assert prompt.endswith("<|im_start|>assistant\n<tool_call>")
     assert door.rendering.decode(turn.response_ids).startswith(said)
-    assert turn.distribution_modified == "forced_prefix"
+    grammar = door.engine.params[0].grammar
+    assert grammar is not None
+    assert grammar.kind == "structural_tag"
+    heads = re.findall(r'name\\": \\"(\w+)', grammar.text)
+    assert heads == [name for names in callable_names for name in names]
+    assert turn.sampling["grammar"] == grammar.text
+    assert turn.distribution_modified == "grammar"
     assert turn.drop_reason is DropReason.DISTRIBUTION_MODIFIED
+
+
+@pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}])
+async def test_one_call_at_most(door: Door, fields: dict) -> None:
+    door.will_say(door.line(CALL, end=False))
+    fields["parallel_tool_calls"] = False
+    response = await door.post([USER], tools=[WEATHER], **fields)
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+    end = door.rendering.tool_call_end_id
+    assert door.engine.params[0].stop_token_ids == (*door.rendering.stop_token_ids, end)
+    turn = await door.turn(response.headers["x-turn-id"])
+    assert turn.response_ids[-1] == end
+    assert turn.drop_reason is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "schema"),
+    [
+        ({"type": "json_object"}, {"type": "object"}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}},
+            {"type": "array"},
+        ),
+    ],
+)
+async def test_response_format(door: Door, asked: dict, schema: dict) -> None:
+    door.will_say("[1]", "[1]")
+    _, turn = await door.say([USER], response_format=asked)
+    grammar = json.loads(door.engine.params[0].grammar.text)
+    *_, body = grammar["format"]["elements"]
+    assert body == {"type": "json_schema", "json_schema": schema}
+    assert turn.drop_reason is DropReason.DISTRIBUTION_MODIFIED
+    await door.say([USER], response_format=asked, tools=[WEATHER])
+    *_, body = json.loads(door.engine.params[1].grammar.text)["format"]["elements"]
+    assert body["type"] == "or"
+    door.will_say("Hello.")
+    _, plain = await door.say([USER], response_format={"type": "text"})
+    assert plain.distribution_modified is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_broken_off_reply_under_a_grammar(door: Door, stream: bool) -> None:
+    door.will_say(door.line('{"a": 1}', abort_at=3), '{"b": 2}')
+    asked = {"type": "json_object"}
+    response = await door.post([USER], response_format=asked, stream=stream)
+    (turn, *_) = await door.store.list_turns()
+    if stream:
+        # What was sent cannot be taken back, and the grammar does not go on in its midst.
+        assert '"code":"engine_unavailable"' in response.text
+        assert turn.drop_reason is DropReason.ABORTED
+        return
+    assert response.json()["choices"][0]["message"]["content"] == '{"b": 2}'
+    assert door.engine.prompts[1] == door.engine.prompts[0]
+    whole = await door.turn(turn.turn_id)
+    assert door.rendering.decode(whole.response_ids[:-1]) == '{"b": 2}'
+
+
+async def test_logit_bias(door: Door) -> None:
+    door.will_say("ok")
+    _, turn = await door.say([USER], logit_bias={"7": -100})
+    assert door.engine.params[0].logit_bias == ((7, -100.0),)
+    assert turn.sampling["logit_bias"] == {"7": -100.0}
+    assert turn.distribution_modified == "logit_bias"
 
 
 async def test_sampling_fields_reach_the_engine(door: Door) -> None:
@@ -318,7 +385,8 @@ async def test_logprobs(door: Door) -> None:
     assert len(entries) == len(turn.response_ids)
     assert "".join(entry["token"] for entry in entries) == "Hello<|im_end|>"
     assert all(math.isclose(entry["logprob"], -0.5) for entry in entries)
-    assert [len(entry["top_logprobs"]) for entry in entries] == [2] * len(entries)
+    tops = [[top["logprob"] for top in entry["top_logprobs"]] for entry in entries]
+    assert tops == [[-0.5, -1.5]] * len(entries)
 
 
 async def test_session_done_drops_the_last_turn_and_a_continuation_reopens_it(door: Door) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from api_proxy.linking import (
     Candidate,
     is_unanswered,
+    link_by_calls,
     link_by_fingerprint,
     link_by_path,
     newest_assistant,
@@ -149,3 +150,11 @@ def test_equal_answers_of_several_conversations_without_history_are_ambiguous() 
 def test_num_agreeing_counts_from_the_end() -> None:
     assert num_agreeing([user("a"), user("b"), user("c")], [user("x"), user("b"), user("c")]) == 2
     assert num_agreeing([], [user("a")]) == 0
+
+
+def test_calls_link_to_their_one_turn() -> None:
+    link = link_by_calls([ref("a")], [user("Observation: 21")])
+    assert (link.how, link.parent) == ("calls", ref("a"))
+    assert link.next_state == (user("Observation: 21"),)
+    assert link_by_calls([], [user("x")]).how == "none"
+    assert link_by_calls([ref("a"), ref("b")], [user("x")]).how == "none"

@@ -227,3 +227,18 @@ async def test_equal_conversations_that_go_on_at_the_same_moment(door: Door) -> 
     assert sorted(state[0]["content"] for state in next_states) == [
         reply["content"] for reply in replies
     ]
+
+
+async def test_calls_told_again_as_text_lead_back_to_their_turn(door: Door) -> None:
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Karo"}}\n</tool_call>'
+    door.will_say(call, "It is warm.", "Who?")
+    question = {"role": "user", "content": "weather?"}
+    message, turn = await door.say([question], tools=[WEATHER])
+    told = {"role": "assistant", "content": f"Calling tools:\n{message['tool_calls']}"}
+    result = {"role": "user", "content": "Observation: 21"}
+    _, after = await door.say([question, told, result], tools=[WEATHER])
+    assert after.parent_turn_id == turn.turn_id
+    assert after.session_id == turn.session_id
+    assert (await door.turn(turn.turn_id)).next_state == [result]
+    _, other = await door.say([question, told, result], {"Authorization": "Bearer other"})
+    assert other.parent_turn_id is None

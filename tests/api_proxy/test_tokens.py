@@ -90,7 +90,7 @@ async def test_long_histories_are_rendered_in_a_thread(door: Door) -> None:
 
 
 async def test_forced_ids_stay_in_the_prompt_of_the_next_turn(door: Door) -> None:
-    door.will_say(CALL.removeprefix("<tool_call>\n"), "Warm.")
+    door.will_say(CALL.removeprefix("<tool_call>"), "Warm.")
     message, first = await door.say([user("weather?")], tools=[WEATHER], tool_choice="required")
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "21"}
     history = [user("weather?"), message, result]

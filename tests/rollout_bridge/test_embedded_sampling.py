@@ -130,7 +130,7 @@ def test_min_new_tokens_forbids_the_end() -> None:
         ({"temperature": float("inf")}, "non-negative finite"),
         ({"top_p": 0}, "top_p"),
         ({"max_new_tokens": "x"}, "max_new_tokens"),
-        ({"regex": "a+"}, "regex is not supported"),
+        ({"ebnf": "root ::= x"}, "ebnf is not supported"),
     ],
 )
 def test_bad_sampling_parameters_are_named(params, message: str) -> None:
