@@ -17,6 +17,7 @@ from api_proxy.messages_api.routes import router as messages_router
 from api_proxy.responses_api.routes import refusal as responses_refusal
 from api_proxy.responses_api.routes import router as responses_router
 from api_proxy.routes import router
+from api_proxy.text_api import router as text_router
 from api_proxy.turns import ProxyDeps, TurnService
 from records.housekeeping import Housekeeping
 
@@ -53,6 +54,7 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     app.state.service = TurnService(deps)
     app.state.started = deps.clock()
     app.include_router(router)
+    app.include_router(text_router)
     app.include_router(messages_router)
     app.include_router(responses_router)
     errors.install(app, {"/v1/messages": messages_refusal, "/v1/responses": responses_refusal})

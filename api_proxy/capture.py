@@ -76,6 +76,7 @@ def drop_reason(
     is_mixed = is_gapped or rollout.has_mixed_kv
     other_fault = version_fault is not None and not is_gapped
     tests = (
+        (DropReason.TEXT_COMPLETION, circumstances.turn_type is TurnType.TEXT),
         (DropReason.SIDE_TURN, circumstances.turn_type is TurnType.SIDE),
         (DropReason.CLIENT_DISCONNECTED, circumstances.client_gone),
         (DropReason.ABORTED, rollout.finish_reason in (None, "abort")),

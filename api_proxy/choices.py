@@ -14,7 +14,7 @@ from typing import Any
 from starlette.types import Send
 
 from api_proxy import wire
-from api_proxy.formats import ChatFormat, ChatStream, EndedReply
+from api_proxy.formats import ChoicesFormat, ChoiceWriter, EndedReply
 from api_proxy.responses import StreamResponse, TurnResponse, WholeResponse, answer
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
@@ -22,7 +22,7 @@ from api_proxy.turns import TurnService
 _PATIENCE_S = 0.7
 
 
-def answer_all(service: TurnService, turn: Turn, wording: ChatFormat) -> TurnResponse:
+def answer_all(service: TurnService, turn: Turn, wording: ChoicesFormat) -> TurnResponse:
     """The response to a prepared turn and its siblings, streamed if the client asked for that."""
     if not turn.siblings:
         return answer(service, turn, wording)
@@ -33,7 +33,7 @@ def answer_all(service: TurnService, turn: Turn, wording: ChatFormat) -> TurnRes
 class WholeChoices(WholeResponse):
     """All choices in one piece."""
 
-    wording: ChatFormat
+    wording: ChoicesFormat
 
     async def answer(self, send: Send) -> None:
         ended = await together(self, [self.sampled(turn) for turn in self.turns])
@@ -44,7 +44,7 @@ class WholeChoices(WholeResponse):
 class StreamChoices(StreamResponse):
     """All choices in one stream, each chunk with the index of its choice."""
 
-    wording: ChatFormat
+    wording: ChoicesFormat
 
     async def _stream(self, send: Send) -> None:
         writers = [self.wording.choice_writer(self.turn, one) for one in self.turns]
@@ -57,7 +57,7 @@ class StreamChoices(StreamResponse):
             usage = wire.summed([end.usage for end in ended])
             await self._send(send, writers[0].close(usage), is_last=True)
 
-    async def _choice(self, turn: Turn, writer: ChatStream, send: Send) -> EndedReply | None:
+    async def _choice(self, turn: Turn, writer: ChoiceWriter, send: Send) -> EndedReply | None:
         ended = await self.streamed(turn, writer, send)
         if ended is not None:
             await self._send(send, writer.choice_end(ended))

@@ -63,6 +63,20 @@ class Format(Protocol):
     def writer(self, turn: Turn) -> StreamWriter: ...
 
 
+class ChoiceWriter(StreamWriter, Protocol):
+    """The events of one of several replies in a stream."""
+
+    def choice_end(self, ended: EndedReply) -> bytes: ...
+    def close(self, usage: wire.Usage) -> bytes: ...
+
+
+class ChoicesFormat(Format, Protocol):
+    """The wording of an API that gives several replies to one request."""
+
+    def whole_choices(self, turn: Turn, ended: Sequence[EndedReply]) -> dict[str, Any]: ...
+    def choice_writer(self, turn: Turn, one: Turn) -> ChoiceWriter: ...
+
+
 class ChatFormat:
     """OpenAI's chat completions."""
 

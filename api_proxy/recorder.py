@@ -32,7 +32,7 @@ from api_proxy.turn import Turn
 from records.errors import StoreError, StoreUnavailable
 from records.spilled import Addition
 from records.store import Store
-from records.types import CapturedTurn
+from records.types import CapturedTurn, TurnType
 
 logger = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ def captured_turn(turn: Turn, reply: Reply, config: ProxyConfig) -> CapturedTurn
         turn_type=turn.turn_type,
         messages=turn.completion.messages,
         tools=turn.completion.tools,
-        response=reply.message(),
+        response=reply.message() if turn.turn_type is not TurnType.TEXT else reply.text_message(),
         prompt_ids=rollout.prompt_ids,
         response_ids=np.asarray(rollout.ids, dtype=np.int32),
         rollout_logprobs=np.asarray(rollout.logprobs, dtype=np.float32),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from records.messages import Message
 
+TEXT_ROLE = "text"
+"""Role of what is no message of a conversation: a text prompt and its continuation."""
 _CALL_ID = re.compile(r"\bcall_([0-9a-f]{32})[0-9a-f]{2}\b")
 
 
@@ -63,6 +65,10 @@ class Reply:
     def is_empty(self) -> bool:
         """Whether there is nothing to react to."""
         return not (self.content or self.reasoning or self.tool_calls)
+
+    def text_message(self) -> Message:
+        """The continuation of a text, which no assistant message of a conversation equals."""
+        return {"role": TEXT_ROLE, "content": self.content}
 
     def message(self) -> Message:
         """The assistant message that the client gets and later sends back."""

@@ -146,7 +146,7 @@ class ChatRequest(BaseModel):
     user: Annotated[str, Field(max_length=512)] | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    turn_type: TurnType | None = None
+    turn_type: Literal[TurnType.MAIN, TurnType.SIDE] | None = None
     session_done: bool | None = None
 
     @property
@@ -165,7 +165,8 @@ class Completion:
     """A checked request: its fields, and the client's own messages and tools.
 
     `request_echo` is what the response repeats of it, and what its client may read again later if
-    `is_retrievable`; `parent_turn_id` the turn that it says it continues.
+    `is_retrievable`; `parent_turn_id` the turn that it says it continues. `prompt_ids` are those of
+    a text to be continued, for which there is nothing to render.
     """
 
     fields: ChatRequest
@@ -177,6 +178,7 @@ class Completion:
     teacher: str | None = None
     request_echo: dict[str, Any] | None = None
     is_retrievable: bool = False
+    prompt_ids: tuple[int, ...] | None = None
     parent_turn_id: str | None = None
 
     @property
@@ -315,10 +317,10 @@ def _turn_type(headers: Mapping[str, str], fields: ChatRequest) -> TurnType | No
     text = headers.get("x-turn-type")
     if text is None:
         return fields.turn_type
-    try:
-        return TurnType(text.strip().lower())
-    except ValueError:
-        raise invalid("'X-Turn-Type' must be 'main' or 'side'.", "turn_type") from None
+    named = text.strip().lower()
+    if named not in (TurnType.MAIN, TurnType.SIDE):
+        raise invalid("'X-Turn-Type' must be 'main' or 'side'.", "turn_type")
+    return TurnType(named)
 
 
 def _session_done(headers: Mapping[str, str], fields: ChatRequest) -> bool:

@@ -186,7 +186,7 @@ class ReplyAssembler:
         if self._mode == "reasoning":
             reasoning = self._text.text[self._start :]
             if "</think>" not in reasoning:
-                return self._send_reasoning(_held_back(reasoning, _MARKERS))
+                return self._send_reasoning(held_back(reasoning, _MARKERS))
             self._mode = "probe"
         if self._mode == "calls" and not self._may_end_a_call(fresh):
             return self._go_on_with_call(fresh)
@@ -253,7 +253,7 @@ class ReplyAssembler:
             )
         if reasoning:
             self._follow("reasoning", reasoning)
-            return self._send_reasoning(_held_back(reasoning, _MARKERS))
+            return self._send_reasoning(held_back(reasoning, _MARKERS))
         return []
 
     def _follow(self, mode: Literal["content", "reasoning"], parsed: str) -> None:
@@ -334,7 +334,7 @@ class ReplyAssembler:
     def _certain(self, content: str) -> str:
         """The part of unfinished content that more ids cannot change."""
         end = self._stop_position(content)
-        return content[:end] if end is not None else _held_back(content, (*_MARKERS, *self._stop))
+        return content[:end] if end is not None else held_back(content, (*_MARKERS, *self._stop))
 
     def _stop_position(self, content: str, matched_stop: str | None = None) -> int | None:
         """Where a stop string cuts `content`, or None.
@@ -352,7 +352,7 @@ class ReplyAssembler:
         return None
 
 
-def _held_back(text: str, markers: Sequence[str]) -> str:
+def held_back(text: str, markers: Sequence[str]) -> str:
     """`text` without an end that more text could change."""
     text = text.rstrip(_REPLACEMENT)
     keep = len(text)

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from api_proxy.generation import Rollout
 from api_proxy.linking import Link
+from api_proxy.reply import Delta, Reply
 from api_proxy.schemas import Completion
-from api_proxy.streaming import ReplyAssembler
 from api_proxy.tokens import Prompt
 from records.types import CapturedTurn, TurnType
+
+
+class Assembler(Protocol):
+    """Makes the reply of the ids as they come (`streaming.ReplyAssembler`)."""
+
+    mismatched: bool
+
+    def push(self, ids: Sequence[int]) -> list[Delta]: ...
+    def finish(
+        self, response_ids: Sequence[int], matched_stop: str | None = None
+    ) -> tuple[list[Delta], Reply]: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +49,7 @@ class Turn:
     prompt: Prompt
     turn_type: TurnType
     rollout: Rollout
-    assembler: ReplyAssembler
+    assembler: Assembler
     distribution_modified: str | None
     created: float
     choice: int = 0

@@ -32,8 +32,9 @@ from api_proxy.side_turns import turn_type_of
 from api_proxy.spool import Spool
 from api_proxy.stop_strings import StopStrings
 from api_proxy.streaming import Detokenizer, ReplyAssembler
+from api_proxy.text_reply import TextAssembler
 from api_proxy.tokens import Prompt, PromptBuilder, TokenCache
-from api_proxy.turn import Turn
+from api_proxy.turn import Assembler, Turn
 from records.errors import StoreError
 from records.store import Store
 from records.types import Ids
@@ -204,7 +205,9 @@ class TurnService:
 
     def _assembler(
         self, turn_id: str, prompt_ids: Ids, constraint: Constraint, completion: Completion
-    ) -> ReplyAssembler:
+    ) -> Assembler:
+        if completion.prompt_ids is not None:
+            return TextAssembler(self._detokenizer, completion.stop)
         return ReplyAssembler(
             self._detokenizer,
             prompt_ids=prompt_ids,
@@ -249,6 +252,8 @@ class TurnService:
             raise invalid("The messages are nested too deeply.", "messages") from None
 
     async def _prompt(self, link: Link, completion: Completion) -> Prompt:
+        if completion.prompt_ids is not None:
+            return Prompt(ids=np.asarray(completion.prompt_ids, dtype=np.int32), how="full")
         try:
             return await self._prompts.build(link, completion.messages, completion.tools)
         except (ValueError, RecursionError) as error:

@@ -28,10 +28,13 @@ from records.teaching import (
 
 
 class TurnType(StrEnum):
-    """Only `main` turns train; `side` turns are recorded and forwarded."""
+    """Only `main` turns train; `side` turns are recorded and forwarded, and so are `text` turns:
+    continuations of a text that is no conversation.
+    """
 
     MAIN = "main"
     SIDE = "side"
+    TEXT = "text"
 
 
 class TurnState(StrEnum):
@@ -60,6 +63,7 @@ class DropReason(StrEnum):
     FORGOTTEN = "forgotten"
     # Decided when the reply is recorded.
     SIDE_TURN = "side_turn"
+    TEXT_COMPLETION = "text_completion"
     ABORTED = "aborted"
     CLIENT_DISCONNECTED = "client_disconnected"
     LENGTH_CUT = "length_cut"
