@@ -53,15 +53,13 @@ class Redactor:
         return [self._looked_at(message)[0] for message in messages]
 
     def turn(self, turn: CapturedTurn, scope: str) -> CapturedTurn:
-        """The turn as it may be stored, with its findings; unchanged if it was looked at before."""
+        """The turn as it may be stored, with its findings; one looked at before stays as it is."""
         if not self.is_active or turn.identity is not None or turn.findings is not None:
             return turn
         looked = [self._looked_at(message) for message in (*turn.messages, turn.response)]
         tools, in_tools = self._looked_at(turn.tools)
         echo, in_echo = self._looked_at(turn.request_echo)
         findings = sum((found for _, found in looked), in_tools + in_echo)
-        if not findings:
-            return turn
         if not any(self._modes[kind] == "redact" for kind in findings):
             return replace(turn, findings=dict(findings))
         nothing = np.empty(0, dtype=np.int32)

@@ -178,7 +178,7 @@ def _turn_row(
         "teacher_key": turn.teacher_key,
         "request_echo": turn.request_echo,
         "user_id": turn.user_id,
-        "findings": turn.findings,
+        "findings": turn.findings or None,
         "created_at": now,
         "updated_at": now,
     }

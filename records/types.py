@@ -140,8 +140,8 @@ class CapturedTurn:
     answers for. `request_echo` are the fields of the request that its client may read again with
     the reply; None: it may not ask for it again. `routed_experts` [T, layers, topk] are the experts
     that a mixture-of-experts engine sent each token to, T = P + R - 1: the last token went through
-    no layer. `findings` counts secrets and personal data by kind; a turn that was redacted has an
-    `identity` and no tokens.
+    no layer. `findings` counts secrets and personal data by kind (None: not looked for yet); a turn
+    that was redacted has an `identity` and no tokens.
     """
 
     turn_id: str
