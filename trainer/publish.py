@@ -5,8 +5,8 @@ load. An engine that fails keeps what it serves (its turns say so by their versi
 again. It knows engines only as `WeightTarget`, and versions only as numbers.
 
 The pause mode says what becomes of running requests (docs/weight_updates.md). Only `in_place` keeps
-the engine's cache; an engine that nobody here has served yet is always emptied, so that what is
-computed on it from then on is of the weights it names.
+the engine's cache; an engine that nobody here has served yet is always emptied (by `retract` then),
+so that what is computed on it from then on is of the weights it names.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class Publisher:
 
     async def _load(self, name: str, path: str, version: int) -> None:
         engine = self._engines[name]
-        mode = self._mode if self.served[name] is not None else "retract"
+        is_first = self.served[name] is None
+        mode = "retract" if is_first and self._mode == "in_place" else self._mode
         try:
             await engine.pause(mode)
             # With requests in its memory an engine can load, but not flush.

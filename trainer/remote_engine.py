@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.errors import EngineError, EngineUnavailable
-from rollout_bridge.engine.server_info import SPANS_SINCE, ServerInfo, shown
+from rollout_bridge.engine.server_info import QUEUE_SINCE, SPANS_SINCE, ServerInfo, shown
 from rollout_bridge.engine.types import ModelInfo, SamplingParams
 from trainer.run_config import ConfigError, RunConfig
 
@@ -71,6 +71,12 @@ def _unfit_kind(role: Role, info: ServerInfo, config: RunConfig) -> list[str]:
             ]
         if info.num_workers == 0:
             return ["it is a router with no workers: start a server and register it"]
+    mode = config.trainer.pause_mode
+    if role == "policy" and not info.keeps_its_queue and mode != "abort":
+        return [
+            f"{info.name} ends if its weights change while requests wait in its queue, as they do "
+            f"under trainer.pause_mode {mode}: set that to abort, or install {shown(QUEUE_SINCE)}"
+        ]
     wanted = config.engine_client.routed_experts_topk
     if role == "policy" and wanted and info.returns_routed_experts is False:
         return [
@@ -117,8 +123,8 @@ async def _unfit_vocabulary(
 
 async def _unfit_policy(client: EngineClient, start_weights: str) -> list[str]:
     try:
-        # Paused as for any update: requests that an earlier run left behind would keep the cache.
-        await client.pause()
+        # Requests that an earlier run left behind would keep the cache; nobody waits for them.
+        await client.pause("abort")
         try:
             await client.update_weights(start_weights, "0")
         finally:

@@ -19,6 +19,10 @@ Kind = Literal["sglang", "embedded", "router"]
 
 OLDEST: Version = (0, 5, 7)
 """The oldest SGLang with all that is needed: /model_info, pause modes, ids that are cumulative."""
+QUEUE_SINCE: Version = (0, 5, 21)
+"""From here on weights can change while requests wait in the queue, as a retracted one does; an
+older server asserts that none does, and ends.
+"""
 SPANS_SINCE: Version = (0, 5, 20)
 """From here on replies say which weights sampled each token (`weight_versions`)."""
 VOCABULARY_CHECK_SINCE: Version = (0, 5, 14)
@@ -46,6 +50,11 @@ class ServerInfo:
         if self.kind == "router":
             return None
         return self.version is None or self.version >= SPANS_SINCE
+
+    @property
+    def keeps_its_queue(self) -> bool:
+        """Whether a weight update may find requests waiting."""
+        return self.version is None or self.version >= QUEUE_SINCE
 
     @property
     def checks_vocabulary(self) -> bool:

@@ -38,23 +38,25 @@ def test_the_embedded_engine_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "spans", "vocabulary"),
+    ("version", "spans", "vocabulary", "queue"),
     [
-        ("0.5.7", False, False),
-        ("0.5.13.post1", False, False),
-        ("0.5.14", False, True),
-        ("0.5.19", False, True),
-        ("0.5.20rc1", True, True),
-        ("0.6.0", True, True),
-        ("1.0.0.dev3+gabc", True, True),
+        ("0.5.7", False, False, False),
+        ("0.5.13.post1", False, False, False),
+        ("0.5.14", False, True, False),
+        ("0.5.19", False, True, False),
+        ("0.5.20rc1", True, True, False),
+        ("0.5.21", True, True, True),
+        ("0.6.0", True, True, True),
+        ("1.0.0.dev3+gabc", True, True, True),
     ],
 )
 def test_fields_of_newer_releases_are_known_by_the_version(
-    version: str, spans: bool, vocabulary: bool
+    version: str, spans: bool, vocabulary: bool, queue: bool
 ) -> None:
     info = read_server_info({**SGLANG, "version": version})
     assert info.problems == ()
     assert (info.reports_spans, info.checks_vocabulary) == (spans, vocabulary)
+    assert info.keeps_its_queue == queue
 
 
 @pytest.mark.parametrize("version", ["0.5.6.post2", "0.4.10", "0.5.0rc1"])

@@ -158,6 +158,10 @@ async def test_old_servers_and_their_flags_are_named(model: Path) -> None:
         settings = config(model, server.url)
         (line,) = await refusal("frozen", settings)
         assert "SGLang 0.5.2 is older than 0.5.7" in line
+        server.replies["/server_info"] = (200, {**SGLANG, "version": "0.5.15.post1"})
+        (line,) = await refusal("policy", settings)
+        assert "SGLang 0.5.15 ends if its weights change while requests wait" in line
+        assert "set that to abort" in line
         server.replies["/server_info"] = (200, {**SGLANG, "allow_auto_truncate": True})
         (line,) = await refusal("policy", settings)
         assert "--allow-auto-truncate" in line
@@ -205,7 +209,7 @@ async def test_logprobs_of_another_temperature_are_refused(model: Path, answered
         "/generate": (200, {"text": "", "output_ids": chosen, "meta_info": meta}),
     }
     async with faulty_server(replies) as server:
-        settings = config(model, server.url)
+        settings = config(model, server.url, trainer={"pause_mode": "abort"})
         if answered_at == 0.5:
             (warning,) = await check_engine("policy", settings, 3)
             assert "SGLang 0.5.9 does not say which weights sampled which token" in warning
