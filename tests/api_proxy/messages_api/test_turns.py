@@ -110,7 +110,8 @@ async def test_an_unparsable_call_links_all_the_same(door: Door) -> None:
 
 
 async def test_tool_choice_and_stop_sequences_reach_the_engine(door: Door) -> None:
-    door.will_say(' {"city": "Paris"}}\n</tool_call>', door.line("a b", end=False, matched="END"))
+    said = CALL.removeprefix("<tool_call>")
+    door.will_say(said, door.line("a b", end=False, matched="END"))
     choice = {"type": "tool", "name": "get_weather"}
     reply = await say(door, tools=[TOOL], tool_choice=choice)
     assert reply["content"][0]["input"] == {"city": "Paris"}
