@@ -69,7 +69,7 @@ class SamplingBody(BaseModel):
             ("regex", self.regex),
             ("structural_tag", self.structural_tag),
         ]
-        grammars = [(kind, text) for kind, text in given if text]
+        grammars: list[tuple[Kind, str]] = [(kind, text) for kind, text in given if text]
         if len(grammars) > 1:
             raise BadRequest("Only one of json_schema, regex, or structural_tag can be set.")
         return grammars[0] if grammars else None
