@@ -9,7 +9,7 @@ import pytest
 
 from records.store import Store
 from records.types import Experts, TurnState, Verdict
-from rollout_bridge.engine.types import Generation
+from rollout_bridge.engine.types import Generation, SamplingParams
 from tests.api_proxy.conftest import Door
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 
@@ -21,8 +21,8 @@ class RoutingEngine(ScriptedEngine):
 
     is_routing = True
 
-    def _final(self, line: Line, length: int, reason: str) -> Generation:
-        generation = super()._final(line, length, reason)
+    def _final(self, line: Line, params: SamplingParams, length: int, reason: str) -> Generation:
+        generation = super()._final(line, params, length, reason)
         if not self.is_routing:
             return generation
         experts = np.arange(len(self.prompts[-1]) + length - 1, dtype=np.int16)

@@ -89,7 +89,6 @@ async def converse(door: LiveDoor, number: int, stop: asyncio.Event) -> list[Ans
         fields["top_logprobs"] = 2
     if number % 3 == 2:
         fields["tools"] = [WEATHER]
-        fields["parallel_tool_calls"] = False
     while not stop.is_set():
         messages = [
             {"role": "system", "content": "You help with the weather, hotels and trains."},

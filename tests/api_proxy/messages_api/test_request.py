@@ -135,6 +135,7 @@ def test_fields_become_those_of_a_chat_completion() -> None:
         "temperature": 0.5,
         "top_k": 3,
         "stream": True,
+        "user": "me",
     }
 
 
