@@ -32,6 +32,35 @@ class ProxyMetrics:
             "opd_requests", "Requests answered, by HTTP status.", "status"
         )
         self.turns = self._counter("opd_turns", "Turns recorded, by drop reason.", "drop_reason")
+        self._add_store_metrics()
+        self.links = self._counter("opd_links", "Requests, by how they were linked.", "how")
+        self.next_states = self._counter("opd_next_states", "Turns that got their next state.")
+        self.bridge = self._counter("opd_bridge", "Prompts, by how their ids were made.", "how")
+        self.tokens = self._counter("opd_tokens", "Tokens, by kind.", "kind")
+        self.continuations = self._counter("opd_continuations", "Broken-off replies continued.")
+        self.mismatches = self._counter(
+            "opd_stream_mismatches", "Streams whose final parse disagreed with what was sent."
+        )
+        self.longest_wait_s = Gauge(
+            "opd_longest_wait_seconds",
+            "Longest time that a request in flight has not heard from the engine; it grows while "
+            "weights load or the engine stays paused. An unstreamed reply is heard at its end.",
+            ["reply"],
+            registry=self.registry,
+        )
+        self.in_flight = Gauge("opd_in_flight", "Requests being answered.", registry=self.registry)
+        self.unmatched_share = Gauge(
+            "opd_unmatched_share",
+            "Share of the latest requests with a history that link to no turn.",
+            registry=self.registry,
+        )
+        self.first_token_s = self._histogram("opd_first_token_seconds", "Until the first token.")
+        self.request_s = self._histogram("opd_request_seconds", "Until the reply's end.")
+        self._unmatched: deque[bool] = deque(maxlen=_WINDOW)
+        self._since_warning = _WINDOW
+
+    def _add_store_metrics(self) -> None:
+        """What became of writing to the store, and of what it holds."""
         self.failed_turns = self._counter(
             "opd_store_failed_turns", "Turns that were lost: neither stored nor spilled."
         )
@@ -67,31 +96,6 @@ class ProxyMetrics:
         self.expired_turns = self._counter(
             "opd_retention_turns", "Turns deleted because of their session's age."
         )
-        self.links = self._counter("opd_links", "Requests, by how they were linked.", "how")
-        self.next_states = self._counter("opd_next_states", "Turns that got their next state.")
-        self.bridge = self._counter("opd_bridge", "Prompts, by how their ids were made.", "how")
-        self.tokens = self._counter("opd_tokens", "Tokens, by kind.", "kind")
-        self.continuations = self._counter("opd_continuations", "Broken-off replies continued.")
-        self.mismatches = self._counter(
-            "opd_stream_mismatches", "Streams whose final parse disagreed with what was sent."
-        )
-        self.longest_wait_s = Gauge(
-            "opd_longest_wait_seconds",
-            "Longest time that a request in flight has not heard from the engine; it grows while "
-            "weights load or the engine stays paused. An unstreamed reply is heard at its end.",
-            ["reply"],
-            registry=self.registry,
-        )
-        self.in_flight = Gauge("opd_in_flight", "Requests being answered.", registry=self.registry)
-        self.unmatched_share = Gauge(
-            "opd_unmatched_share",
-            "Share of the latest requests with a history that link to no turn.",
-            registry=self.registry,
-        )
-        self.first_token_s = self._histogram("opd_first_token_seconds", "Until the first token.")
-        self.request_s = self._histogram("opd_request_seconds", "Until the reply's end.")
-        self._unmatched: deque[bool] = deque(maxlen=_WINDOW)
-        self._since_warning = _WINDOW
 
     def _counter(self, name: str, text: str, label: str | None = None) -> Counter:
         return Counter(name, text, [label] if label else [], registry=self.registry)
