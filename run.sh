@@ -11,9 +11,13 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   serve       put the whole loop behind an endpoint:  ./run.sh serve --model PATH_OR_ID
   train       the embedded trainer alone, on the store of a run:  ./run.sh train --config RUN/config.toml
   judge       the judge and scoring workers alone:  ./run.sh judge --config RUN/config.toml
+  keys        create, list, rotate, revoke API keys:  ./run.sh keys create --config RUN/config.toml
   records     backup, restore, verify, forget:  ./run.sh records verify --config RUN/config.toml
+  doctor      why each turn of a session was trained, waits or was dropped:
+              ./run.sh doctor SESSION --config RUN/config.toml
   test        all tests
   check       ruff, pyright, import-linter, then all tests  (--static: without the tests)
+  audit       known vulnerabilities of the pinned dependencies
   bench       the benchmarks, one after the other
   sglang      the engine contract and a short lab run on real SGLang, on this machine's CPU
               (sglang serve: one server, until Ctrl-C)
@@ -44,6 +48,27 @@ static_checks() {
     .venv/bin/lint-imports
 }
 
+# In an environment of its own, and made only where the service answers.
+audit() {
+    local service=https://api.osv.dev
+    if ! .venv/bin/python - "$service" <<'PYTHON'
+import sys, urllib.error, urllib.request
+try:
+    urllib.request.urlopen(sys.argv[1], timeout=10)
+except urllib.error.HTTPError:
+    pass  # it answers
+except OSError:
+    sys.exit(1)
+PYTHON
+    then
+        echo "audit: SKIPPED, $service does not answer: vulnerabilities were not looked for" >&2
+        return
+    fi
+    [ -x .venv-audit/bin/pip-audit ] || python3 -m venv .venv-audit
+    .venv-audit/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9,<3'
+    .venv-audit/bin/pip-audit --vulnerability-service osv --requirement constraints.txt --no-deps --disable-pip
+}
+
 bench() {
     local script
     for script in engine_throughput proxy_latency store_writes logprob_memory objective_cost; do
@@ -55,7 +80,7 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | train | judge | records | replay | sglang | slime | test | check | bench) [ $# -eq 0 ] || shift ;;
+    lab | serve | train | judge | keys | records | doctor | replay | sglang | slime | test | check | audit | bench) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac
@@ -67,6 +92,7 @@ case "$command" in
         static_checks
         if [ "${1:-}" != "--static" ]; then exec .venv/bin/python -m pytest "$@"; fi
         ;;
+    audit) audit ;;
     bench) bench "$@" ;;
     sglang)
         examples/sglang_cpu/install.sh

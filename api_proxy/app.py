@@ -12,6 +12,9 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api_proxy import errors, retention
+from api_proxy.feedback_api import router as feedback_router
+from api_proxy.gate import Gate
+from api_proxy.keyring import KeyRing
 from api_proxy.messages_api.errors import refusal as messages_refusal
 from api_proxy.messages_api.routes import router as messages_router
 from api_proxy.responses_api.routes import refusal as responses_refusal
@@ -29,13 +32,17 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     what was spilled; at its end it commits what waits.
     """
 
+    ring = KeyRing(deps.store, deps.config, deps.clock)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         service: TurnService = app.state.service
         await service.spool.start()
+        await ring.read()
         stop = asyncio.Event()
         sweepers = asyncio.gather(
             service.sessions.sweep(stop),
+            service.places.keep_usage(stop),
             retention.sweep(
                 Housekeeping(deps.store, deps.clock),
                 deps.store.config.retention,
@@ -55,7 +62,15 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     app.state.started = deps.clock()
     app.include_router(router)
     app.include_router(text_router)
+    app.include_router(feedback_router)
     app.include_router(messages_router)
     app.include_router(responses_router)
-    errors.install(app, {"/v1/messages": messages_refusal, "/v1/responses": responses_refusal})
+    shapes = errors.ErrorShapes(
+        {"/v1/messages": messages_refusal, "/v1/responses": responses_refusal}
+    )
+    errors.install(app, shapes)
+    service = app.state.service
+    app.add_middleware(
+        Gate, ring=ring, limits=service.limits, shapes=shapes, metrics=service.metrics
+    )
     return app

@@ -20,12 +20,17 @@ from records.types import DropReason, Experts, TurnType, VersionSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What surrounded the sampling of a reply, as far as it bears on training."""
+    """What surrounded the sampling of a reply, as far as it bears on training.
+
+    `may_train`: whether the key that asked consents to training. `is_cut`: the proxy stops.
+    """
 
     turn_type: TurnType
+    may_train: bool
     is_ambiguous: bool
     distribution_modified: str | None
     client_gone: bool = False
+    is_cut: bool = False
 
 
 def version_spans(
@@ -72,14 +77,17 @@ def drop_reason(
 ) -> DropReason | None:
     """Why this turn does not train; the first that holds, None if it may."""
     modified = circumstances.distribution_modified is not None
+    is_broken_off = rollout.finish_reason in (None, "abort")
     is_gapped = version_fault is DropReason.MIXED_VERSION
     is_mixed = is_gapped or rollout.has_mixed_kv
     other_fault = version_fault is not None and not is_gapped
     tests = (
+        (DropReason.RECORD_ONLY, not circumstances.may_train),
         (DropReason.TEXT_COMPLETION, circumstances.turn_type is TurnType.TEXT),
         (DropReason.SIDE_TURN, circumstances.turn_type is TurnType.SIDE),
         (DropReason.CLIENT_DISCONNECTED, circumstances.client_gone),
-        (DropReason.ABORTED, rollout.finish_reason in (None, "abort")),
+        (DropReason.SHUTDOWN, circumstances.is_cut and is_broken_off),
+        (DropReason.ABORTED, is_broken_off),
         (DropReason.EMPTY_RESPONSE, not rollout.ids or reply.is_empty),
         (
             DropReason.ROLLOUT_LOGPROBS_INVALID,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import ipaddress
+from typing import Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
+
+SidePreset: TypeAlias = Literal[
+    "pings", "claude_code", "open_webui", "librechat", "codex", "opencode", "gemini_and_qwen_cli"
+]
+"""Agents whose side requests are known (api_proxy/side_presets.py)."""
 
 
 class SideRule(BaseModel):
@@ -15,14 +21,22 @@ class SideRule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    name: str
-    """Shown in the metrics."""
+    name: str = Field(pattern=r"^[a-z0-9_]{1,64}$")
+    """Shown in the metrics and kept with each turn that the rule marked."""
     system_contains: str | None = None
     """Text in the first system (or developer) message."""
     last_message_contains: str | None = None
     """Text in the last message."""
+    last_message_begins: str | None = None
+    """Text at the beginning of the last message, blanks aside."""
+    last_message_is: str | None = None
+    """The whole last message, blanks aside."""
     max_tokens_at_most: int | None = None
     """A requested reply budget of at most this many tokens: titles, classifications."""
+    is_summary: bool = False
+    """The reply sums the conversation up: a later request that holds it goes on in the same
+    session.
+    """
 
 
 class ProxyConfig(BaseModel):
@@ -38,6 +52,10 @@ class ProxyConfig(BaseModel):
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 lets the operating system choose."""
+    key_refresh_s: float = Field(default=2.0, gt=0)
+    """API keys that were made, rotated or revoked are known to the proxy within this time."""
+    key_grace_s: float = Field(default=3600.0, gt=0)
+    """How long the keys known before go on working while the store does not answer."""
     max_output_tokens: int | None = Field(default=None, ge=1)
     """Reply budget of a request that names none; unset: what the context leaves."""
     idle_timeout_s: float = Field(default=1800.0, gt=0)
@@ -55,11 +73,25 @@ class ProxyConfig(BaseModel):
     values do (`trainer.pause_mode` in_place).
     """
     side_rules: list[SideRule] = Field(default_factory=list)
-    """Which requests are side turns when the agent does not say; none match by default."""
+    """Which requests are side turns when the agent does not say; tried before the presets."""
+    side_presets: list[SidePreset] = Field(default_factory=lambda: list(get_args(SidePreset)))
+    """Ready rules for known agents (api_proxy/side_presets.py); all of them by default."""
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     """Larger requests are refused with 413."""
+    body_timeout_s: float = Field(default=60.0, gt=0)
+    """Requests that take longer to arrive are refused with 408."""
+    max_running: int = Field(default=512, ge=1)
+    """Replies that are sampled at the same time; further requests wait for a place."""
+    max_waiting: int = Field(default=1024, ge=0)
+    """Requests that wait for a place; of more than these some are refused with 429."""
+    usage_flush_s: float = Field(default=5.0, gt=0)
+    """Pause between two notes in the store of what keys have used of their daily quota."""
+    shutdown_grace_s: float = Field(default=10.0, ge=0)
+    """How long replies may go on when the proxy is told to stop; then they are cut off."""
     max_messages: int = Field(default=4096, ge=1)
     """Longer histories are refused with 400."""
+    max_feedback_chars: int = Field(default=16_384, ge=1)
+    """Longer texts and corrected answers are refused by `/v1/feedback`: the judge reads all."""
     retry_after_s: int = Field(default=2, ge=1)
     """What a 503 tells the agent to wait."""
     max_continuations: int = Field(default=16, ge=0)
@@ -78,3 +110,11 @@ class ProxyConfig(BaseModel):
     """Tokens of recent turns kept in memory to extend prompts without reading the store."""
     link_candidates: int = Field(default=32, ge=1)
     """Most earlier turns with an equal answer whose history is compared with a request's."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the endpoint."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"

@@ -86,6 +86,75 @@ def body_too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body exceeds {limit} bytes.", code="request_too_large")
 
 
+def no_key() -> ApiError:
+    """401: a request without a key."""
+    return ApiError(
+        401,
+        "You didn't provide an API key. Send it as 'Authorization: Bearer KEY' or 'x-api-key'.",
+        code="missing_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def invalid_key() -> ApiError:
+    """401: an unknown or revoked key; which of them is not said."""
+    return ApiError(
+        401,
+        "Incorrect API key provided.",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def admin_key_needed() -> ApiError:
+    """403: a client's key on a route of whoever runs the endpoint."""
+    return ApiError(403, "This needs an admin key.", code="admin_key_needed")
+
+
+def over_limit(name: str, limit: int, retry_after_s: int) -> ApiError:
+    """429: a key has used what it may."""
+    return ApiError(
+        429,
+        f"This API key's limit is reached: {name} = {limit}. Try again in {retry_after_s} s.",
+        kind="rate_limit_error",
+        code="quota_exceeded" if name == "tokens_per_day" else "rate_limit_exceeded",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
+def queue_full(retry_after_s: int) -> ApiError:
+    """429: more requests wait than the endpoint keeps waiting."""
+    return ApiError(
+        429,
+        "Too many requests are waiting. Please try again.",
+        kind="rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
+def shutting_down(retry_after_s: int) -> ApiError:
+    """503: this process ends."""
+    return ApiError(
+        503,
+        "The server is shutting down. Please try again.",
+        kind="server_error",
+        code="shutting_down",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
+def body_too_slow(limit_s: float) -> ApiError:
+    """408: the request takes too long to arrive."""
+    message = f"The request body did not arrive within {limit_s:g} s."
+    return ApiError(408, message, code="request_timeout")
+
+
+def client_gone() -> ApiError:
+    """499: nobody reads this."""
+    return ApiError(499, "The client closed the connection.", code="client_closed_request")
+
+
 def engine_unavailable(retry_after_s: int) -> ApiError:
     """503: the engine does not answer; the agent may try again."""
     return ApiError(
@@ -117,17 +186,26 @@ Shape: TypeAlias = Callable[[ApiError], tuple[int, dict[str, Any]]]
 """HTTP status and body of an error, as one API words it."""
 
 
-def install(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
-    """Make every error response of `app` one of OpenAI's shape, or of that in `shapes` whose key
-    the path begins with.
-    """
+class ErrorShapes:
+    """Words errors in OpenAI's shape, or in that of `shapes` whose key the path begins with."""
 
-    def respond(request: Request, error: ApiError) -> JSONResponse:
-        for prefix, shape in shapes.items():
-            if request.url.path.startswith(prefix):
+    def __init__(self, shapes: Mapping[str, Shape]) -> None:
+        self._shapes = shapes
+
+    def response(self, path: str, error: ApiError) -> JSONResponse:
+        """The response to a request for `path`."""
+        for prefix, shape in self._shapes.items():
+            if path.startswith(prefix):
                 status, body = shape(error)
                 return JSONResponse(body, status_code=status, headers=error.headers)
         return error.response()
+
+
+def install(app: FastAPI, shapes: ErrorShapes) -> None:
+    """Make every error response of `app` one of these shapes."""
+
+    def respond(request: Request, error: ApiError) -> JSONResponse:
+        return shapes.response(request.url.path, error)
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: ApiError) -> JSONResponse:

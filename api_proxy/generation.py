@@ -5,12 +5,16 @@ A `Rollout` gathers what the engine sampled. When the engine breaks a reply off 
 that is left, and the version spans of each part are shifted to their place. Tokens of a part whose
 end never arrived are of an unknown version. Under a grammar a reply cannot go on, because an engine
 starts each request at the grammar's beginning: it is sampled anew while nobody has read of it, and
-ends there otherwise.
+ends there otherwise. Where updates break replies off (`is_held_back`), such a reply is therefore
+given out when it is whole.
 
 Where weights change under running requests (`keeps_kv`), the engine's cache outlives its weights,
 also for later requests with an equal prompt: SGLang then says one version and means two. So each
 part names the version that its sender believes in as the cache's namespace, and a part that says
 anything else than that, or that spans versions, has mixed keys and values.
+
+Tenants have namespaces of their own too (`cache_scope`): how many tokens were cached, and how fast
+the first one came, would tell one what another has asked.
 
 It does not know messages or the store.
 """
@@ -40,6 +44,7 @@ from rollout_bridge.engine.types import (
     Generation,
     GenerationChunk,
     ModelInfo,
+    PauseMode,
     SamplingParams,
     TopLogprobs,
 )
@@ -107,9 +112,10 @@ class Rollout:
     """What was sampled so far for one prompt.
 
     `finish_reason` is None while sampling goes on, and "abort" when it could not be completed.
-    `max_continuations` bounds the parts in a row that bring no token: a part that does bring some
-    is bounded by the budget. `heard_at` (of a monotonic clock) is when the engine last brought
-    tokens, or was last asked. `has_mixed_kv`: see above.
+    `max_continuations` bounds the parts in a row that bring no token, and those that are sampled
+    anew: a part that does bring some is bounded by the budget. `heard_at` (of a monotonic clock) is
+    when the engine last brought tokens, or was last asked. `pause_mode` is what an update does to
+    it. `has_mixed_kv`: see above.
     """
 
     prompt_ids: Ids
@@ -117,8 +123,9 @@ class Rollout:
     seen: SeenVersion
     stops: StopStrings
     routing_key: str | None = None
+    cache_scope: str | None = None
     max_continuations: int = 16
-    keeps_kv: bool = False
+    pause_mode: PauseMode = "retract"
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[LabelSpan] = field(default_factory=list)
@@ -146,7 +153,7 @@ class Rollout:
                     self._params_left(),
                     request_id=self._new_request(),
                     routing_key=self.routing_key,
-                    cache_key=label_before if self.keeps_kv else None,
+                    cache_key=self._cache_key(label_before),
                 )
             except EngineRejected as error:
                 self._refused(error)
@@ -171,7 +178,7 @@ class Rollout:
                 self._params_left(),
                 request_id=self._new_request(),
                 routing_key=self.routing_key,
-                cache_key=label_before if self.keeps_kv else None,
+                cache_key=self._cache_key(label_before),
             )
             try:
                 async with aclosing(chunks):
@@ -180,9 +187,10 @@ class Rollout:
                         if chunk.new_ids and self.matched_stop is None:
                             self.heard_at = time.monotonic()
                             old = len(self.ids)
-                            self._is_read = True
+                            self._is_read = not self.is_held_back
                             self._take(chunk.new_ids, chunk.new_logprobs, chunk.new_top, start)
-                            yield self.ids[old:], self.logprobs[old:]
+                            if not self.is_held_back:
+                                yield self.ids[old:], self.logprobs[old:]
                             if self.matched_stop is not None:
                                 await engine.abort(self.request_id)
             except EngineRejected as error:
@@ -194,6 +202,13 @@ class Rollout:
             if part is None:
                 raise EngineProtocolError("a stream ended without its last chunk")
             await self._end_part(part, label_before, start)
+        if self.is_held_back and self.ids:
+            yield self.ids, self.logprobs
+
+    def _cache_key(self, label: str | None) -> str | None:
+        """The namespace of cached prefixes; None for the one of all."""
+        named = (self.cache_scope, label if self.keeps_kv else None)
+        return "@".join(part for part in named if part is not None) or None
 
     async def cancel(self, engine: Engine) -> None:
         """The client is gone: break off at the engine and do not continue."""
@@ -266,7 +281,8 @@ class Rollout:
         """Make ready to continue after a part of `num_new` tokens, or settle that the reply ends
         here.
         """
-        self._num_idle = 0 if num_new else self._num_idle + 1
+        is_kept = num_new > 0 and self.params.grammar is None
+        self._num_idle = 0 if is_kept else self._num_idle + 1
         if self.matched_stop is not None:
             self.finish_reason = "stop"
         elif len(self.ids) >= self.params.max_new_tokens:
@@ -278,6 +294,16 @@ class Rollout:
                 self._start_over()
             self.num_continuations += 1
             await asyncio.sleep(min(_FIRST_PAUSE_S * 2**self._num_idle, _LONGEST_PAUSE_S))
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether an update would break the reply off where it cannot be gone on with."""
+        return self.params.grammar is not None and self.pause_mode == "abort"
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether weights change under running requests and cached prefixes."""
+        return self.pause_mode == "in_place"
 
     @property
     def _is_final(self) -> bool:

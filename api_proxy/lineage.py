@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from api_proxy.linking import (
     Candidate,
     Link,
+    holds_summary,
     is_unanswered,
     link_by_calls,
     link_by_fingerprint,
     link_by_path,
+    may_hold_summary,
     newest_assistant,
 )
 from api_proxy.reply import turns_called_in
 from records.messages import Message, content_text, fingerprint, path_ids
 from records.store import Store
 from records.types import TurnRef
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 _REMEMBERED = 10_000
 """Turns whose next state is on its way to the store, or just got there."""
@@ -45,14 +51,26 @@ class LineageFinder:
     """Links requests by what the store knows.
 
     `idle_timeout_s` is how far back a rewritten history is followed; `max_candidates` how many
-    earlier turns with an equal answer are compared.
+    earlier turns with an equal answer are compared; `summary_rules` mark the side turns whose
+    replies take the place of a history.
     """
 
-    def __init__(self, store: Store, idle_timeout_s: float, max_candidates: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        idle_timeout_s: float,
+        max_candidates: int,
+        summary_rules: Collection[str] = (),
+    ) -> None:
         self._store = store
+        self._summary_rules = sorted(summary_rules)
         self._idle_timeout_s = idle_timeout_s
         self._max_candidates = max_candidates
         self._answered: OrderedDict[str, None] = OrderedDict()
+        self._asked: OrderedDict[tuple[str, str | None], str] = OrderedDict()
+        """What a prompt (node, named session) was linked to: a request that failed leaves no turn
+        by which its retry could be known.
+        """
 
     async def find(
         self,
@@ -63,15 +81,18 @@ class LineageFinder:
         now: float,
         parent_turn_id: str | None = None,
         path: Sequence[str] | None = None,
+        has_next_state: bool = True,
     ) -> Lineage:
         """The lineage of a request; `session_id` is set if the client named its session,
         `parent_turn_id` if it named the turn whose answer its newest assistant message is, `path`
-        (node ids) if the messages are no longer what was sent.
+        (node ids) if the messages are no longer what was sent. Without `has_next_state` what
+        follows that answer is nobody's next state: side requests, keys without consent.
 
         Raises StoreError.
         """
         index = newest_assistant(messages)
         if index is None:
+            session_id = session_id or await self._session_of_summary(scope, messages, now)
             return Lineage(link=Link(), session_id=session_id, has_history=False)
         path = path_ids(scope, messages) if path is None else path
         link = await self._by_path(scope, messages, path, index, session_id, parent_turn_id)
@@ -79,15 +100,22 @@ class LineageFinder:
             link = await self._by_name(scope, messages, index, parent_turn_id)
         if link.how == "none":
             link = await self._by_fingerprint(scope, messages, index, session_id, now)
+        if link.ambiguous:
+            link = await self._asked_before(scope, messages, path, index, session_id) or link
         if link.how == "none":
             link = await self._by_calls(scope, messages, index)
-        if link.parent is not None and link.next_state:
+        if link.parent is not None:
+            _keep(self._asked, (path[-1], session_id), link.parent.turn_id)
+        if link.parent is not None and link.next_state and has_next_state:
             self._remember(link.parent.turn_id)
         if session_id is None and link.parent is not None:
             session_id = link.parent.session_id
-        elif session_id is None and not link.ambiguous:
+        elif link.ambiguous:
+            session_id = session_id or link.session_id
+        elif session_id is None:
             # An edited answer matches no turn, but what stands before it may be known.
             session_id = await self._store.session_of_nodes(scope, path)
+            session_id = session_id or await self._session_of_summary(scope, messages, now)
         return Lineage(link=link, session_id=session_id, has_history=True)
 
     async def _by_path(
@@ -106,16 +134,20 @@ class LineageFinder:
         if len(matches) > 1:
             # Only then does it matter which of them an earlier, equal request answered.
             siblings = await self._store.turns_by_prompt_node(scope, path[-1])
-        return link_by_path(self._current(matches), siblings, messages[index + 1 :], session_id)
+        return link_by_path(
+            self._current(matches),
+            siblings,
+            messages[index + 1 :],
+            session_id,
+            asked_of=self._asked.get((path[-1], session_id)),
+        )
 
     def forget(self, turn_id: str) -> None:
         """The turn did not get the next state that `find` linked to it."""
         self._answered.pop(turn_id, None)
 
     def _remember(self, turn_id: str) -> None:
-        self._answered[turn_id] = None
-        if len(self._answered) > _REMEMBERED:
-            self._answered.popitem(last=False)
+        _keep(self._answered, turn_id, None)
 
     def _current(self, refs: Sequence[TurnRef]) -> list[TurnRef]:
         """`refs` with what was linked here but may not be committed yet.
@@ -167,7 +199,49 @@ class LineageFinder:
         refs = await self._store.turns_by_id(scope, turn_ids) if len(turn_ids) == 1 else []
         return link_by_calls(self._current(refs), messages[index + 1 :])
 
+    async def _asked_before(
+        self,
+        scope: str,
+        messages: Sequence[Message],
+        path: Sequence[str],
+        index: int,
+        session_id: str | None,
+    ) -> Link | None:
+        """The turn that this very prompt was linked to before, when it fitted that one alone."""
+        turn_id = self._asked.get((path[-1], session_id))
+        refs = await self._store.turns_by_id(scope, [turn_id] if turn_id else [])
+        if not refs:
+            return None
+        next_state = tuple(messages[index + 1 :])
+        return Link(how="fingerprint", parent=refs[0], next_state=next_state, retry=True)
+
+    async def _session_of_summary(
+        self, scope: str, messages: Sequence[Message], now: float
+    ) -> str | None:
+        """The session that was summed up, if the request holds such a summary: its history was
+        compacted.
+        """
+        if not self._summary_rules or not may_hold_summary(messages):
+            return None
+        since = now - self._idle_timeout_s
+        found = await self._store.recent_summaries(
+            scope, self._summary_rules, since, self._max_candidates
+        )
+        if not found:
+            return None
+        messages = await asyncio.to_thread(self._store.redactor.messages, messages)
+        held = {session_id for session_id, reply in found if holds_summary(messages, reply)}
+        # Equal summaries of two conversations tell nothing.
+        return held.pop() if len(held) == 1 else None
+
     @staticmethod
     def _preference(ref: TurnRef, session_id: str | None) -> tuple[bool, bool, float]:
         """Candidates worth comparing first: of the named session, unanswered, recent."""
         return ref.session_id != session_id, not is_unanswered(ref), -ref.created_at
+
+
+def _keep(memory: OrderedDict[Key, Value], key: Key, value: Value) -> None:
+    memory[key] = value
+    memory.move_to_end(key)
+    if len(memory) > _REMEMBERED:
+        memory.popitem(last=False)

@@ -11,13 +11,15 @@ Nothing here reads the store; `lineage` does.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from records.messages import Message, content_text, fingerprint
-from records.types import DropReason, TurnRef, TurnState
+from records.types import REJUDGEABLE, DropReason, TurnRef, TurnState
 
+_SUMMARY = re.compile(r"<summary>(.*)</summary>", re.DOTALL)
 _DISTINCTIVE_CHARS = 32
 """A text answer at least this long is taken to identify its turn without an agreeing history."""
 
@@ -27,7 +29,8 @@ class Link:
     """Where a request belongs.
 
     `parent` is the turn that its newest assistant message came from; `next_state` the messages
-    after it. `how` tells which identity matched; `retry` that this prompt was answered before.
+    after it. `how` tells which identity matched; `retry` that this prompt was answered before. If
+    it is `ambiguous`, `session_id` is the one session of all turns that fit.
     """
 
     how: Literal["none", "path", "fingerprint", "calls"] = "none"
@@ -35,6 +38,7 @@ class Link:
     next_state: tuple[Message, ...] = ()
     ambiguous: bool = False
     retry: bool = False
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +58,13 @@ def newest_assistant(messages: Sequence[Message]) -> int | None:
 
 
 def is_unanswered(ref: TurnRef) -> bool:
-    """Whether the turn still waits for its next state, or would reopen for one."""
+    """Whether nothing followed the turn yet, and what follows could matter to it.
+
+    A turn may have been judged, and trained, by feedback alone: its user still goes on.
+    """
     if ref.has_next_state:
         return False
-    return ref.state is TurnState.AWAITING_NEXT_STATE or (
-        ref.state is TurnState.DROPPED and ref.drop_reason is DropReason.NO_NEXT_STATE
-    )
+    return ref.state is not TurnState.DROPPED or ref.drop_reason in REJUDGEABLE
 
 
 def link_by_path(
@@ -67,15 +72,20 @@ def link_by_path(
     siblings: Sequence[TurnRef],
     next_state: Sequence[Message],
     session_id: str | None,
+    asked_of: str | None = None,
 ) -> Link:
     """Link a request whose newest assistant message is, path included, what `matches` answered.
 
     `siblings` are turns that answered this very prompt before: then the request is a retry, which
-    belongs to the turn that they belong to and never to a sibling of it. `session_id` is the
-    session that the client named, if it did.
+    belongs to the turn that they belong to and never to a sibling of it. So it does if this prompt
+    was linked to the turn `asked_of` before, and got no answer (yet). `session_id` is the session
+    that the client named, if it did.
     """
     if not matches:
         return Link()
+    for ref in matches:
+        if ref.turn_id == asked_of:
+            return Link(how="path", parent=ref, next_state=tuple(next_state), retry=True)
     retried = _in_session(siblings, session_id, strict=True)
     for sibling in sorted(retried, key=lambda ref: ref.created_at):
         if sibling.drop_reason is DropReason.AMBIGUOUS_PARENT:
@@ -95,9 +105,10 @@ def link_by_fingerprint(
     """Link a request whose history was rewritten, by its assistant message at `index`.
 
     The candidates whose prompt agrees longest with the messages before `index`, read backwards,
-    are kept. When nothing agrees, only a distinctive answer (tool calls, a long text) or an equal
-    first message links, and only if one session remains. If the client named its session, text
-    alone does not link to another one.
+    are kept; among them those that differ in system messages alone, if there are any. When nothing
+    agrees, only a distinctive answer (tool calls, a long text) or an equal first message links.
+    Different prompts that fit equally are no evidence, be they of one conversation. If the client
+    named its session, text alone does not link to another.
     """
     pool = list(candidates)
     if session_id is not None:
@@ -115,9 +126,15 @@ def link_by_fingerprint(
             best = [c for c in best if _same_start(messages, c.messages)]
         if not best:
             return Link()
-        if len({candidate.ref.session_id for candidate in best}) > 1:
-            return Link(how="fingerprint", ambiguous=True)
-    return _choose("fingerprint", [c.ref for c in best], messages[index + 1 :])
+    spoken = _spoken(messages[:index])
+    best = [c for c in best if _spoken(c.messages) == spoken] or best
+    next_state = tuple(messages[index + 1 :])
+    sessions = {candidate.ref.session_id for candidate in best}
+    is_one_prompt = len({_spoken(candidate.messages) for candidate in best}) == 1
+    if is_one_prompt and (longest > 0 or len(sessions) == 1):
+        return _choose("fingerprint", [c.ref for c in best], next_state)
+    session = sessions.pop() if len(sessions) == 1 else None
+    return Link(how="fingerprint", ambiguous=True, session_id=session)
 
 
 def link_by_calls(refs: Sequence[TurnRef], next_state: Sequence[Message]) -> Link:
@@ -135,6 +152,34 @@ def num_agreeing(history: Sequence[Message], prompt: Sequence[Message]) -> int:
             break
         count += 1
     return count
+
+
+def holds_summary(messages: Sequence[Message], reply: Message) -> bool:
+    """Whether one of the messages that no assistant wrote holds what `reply` summed up.
+
+    Agents keep what stands between the reply's summary tags, if it has some, and space it anew.
+    """
+    text = content_text(reply.get("content"))
+    tagged = _SUMMARY.search(text)
+    summary = _spaced(tagged[1] if tagged else text)
+    return len(summary) >= _DISTINCTIVE_CHARS and any(
+        summary in _spaced(content_text(message.get("content")))
+        for message in messages
+        if message["role"] != "assistant"
+    )
+
+
+def may_hold_summary(messages: Sequence[Message]) -> bool:
+    """Whether a message is long enough for that."""
+    return any(
+        len(content_text(message.get("content"))) >= _DISTINCTIVE_CHARS
+        for message in messages
+        if message["role"] != "assistant"
+    )
+
+
+def _spaced(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _choose(
@@ -159,6 +204,15 @@ def _in_session(
         return list(refs)
     own = [ref for ref in refs if ref.session_id == session_id]
     return own if own or strict else list(refs)
+
+
+def _spoken(messages: Sequence[Message]) -> tuple[str, ...]:
+    """The conversation without system messages, by fingerprints."""
+    return tuple(
+        fingerprint(message)
+        for message in messages
+        if message["role"] not in ("system", "developer")
+    )
 
 
 def _is_distinctive(message: Message) -> bool:

@@ -34,7 +34,13 @@ class ProxyMetrics:
         self.turns = self._counter("opd_turns", "Turns recorded, by drop reason.", "drop_reason")
         self._add_store_metrics()
         self.links = self._counter("opd_links", "Requests, by how they were linked.", "how")
+        self.feedback = self._counter(
+            "opd_feedback", "Feedback taken, by what became of it.", "outcome"
+        )
         self.next_states = self._counter("opd_next_states", "Turns that got their next state.")
+        self.side_turns = self._counter(
+            "opd_side_turns", "Requests beside the conversation, by the rule that says so.", "rule"
+        )
         self.bridge = self._counter("opd_bridge", "Prompts, by how their ids were made.", "how")
         self.tokens = self._counter("opd_tokens", "Tokens, by kind.", "kind")
         self.continuations = self._counter("opd_continuations", "Broken-off replies continued.")
@@ -47,6 +53,12 @@ class ProxyMetrics:
             "weights load or the engine stays paused. An unstreamed reply is heard at its end.",
             ["reply"],
             registry=self.registry,
+        )
+        self.waiting = Gauge(
+            "opd_waiting", "Requests that wait for a place.", registry=self.registry
+        )
+        self.limited = self._counter(
+            "opd_limited", "Requests refused with 429, by which limit.", "limit"
         )
         self.in_flight = Gauge("opd_in_flight", "Requests being answered.", registry=self.registry)
         self.unmatched_share = Gauge(
@@ -63,6 +75,9 @@ class ProxyMetrics:
         """What became of writing to the store, and of what it holds."""
         self.failed_turns = self._counter(
             "opd_store_failed_turns", "Turns that were lost: neither stored nor spilled."
+        )
+        self.unrecorded = self._counter(
+            "opd_unrecorded_turns", "Turns answered and not recorded: their key's consent is none."
         )
         self.spilled = self._counter(
             "opd_store_spilled", "What the store did not take and a spill file did.", "what"

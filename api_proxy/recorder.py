@@ -32,7 +32,7 @@ from api_proxy.turn import Turn
 from records.errors import StoreError, StoreUnavailable
 from records.spilled import Addition
 from records.store import Store
-from records.types import CapturedTurn, TurnType
+from records.types import CapturedTurn, Consent, TurnType
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,8 @@ class TurnRecorder:
 
     def start(self, turn: Turn) -> None:
         """Begin to write what the request itself tells, while the engine samples."""
+        if turn.caller.consent is Consent.NONE:
+            return
         notes = self._spawn(self._note(turn))
         for one in (turn, *turn.siblings):
             one.notes = notes
@@ -71,20 +73,19 @@ class TurnRecorder:
             return
         if not turn.is_session_kept:
             await self._keep_session(turn)
-        parent = turn.link.parent
-        if parent is None or not turn.link.next_state:
+        if turn.answers is None:
             return
         try:
-            taken = await self._store.set_next_state(parent.turn_id, list(turn.link.next_state))
+            taken = await self._store.set_next_state(turn.answers, list(turn.link.next_state))
         except StoreUnavailable:
             if not await self._spool.add(self._addition(turn, None)):
-                self._lineage.forget(parent.turn_id)
+                self._lineage.forget(turn.answers)
                 self._metrics.failed_next_states.inc()
             return
         except (StoreError, ValueError) as error:
-            self._lineage.forget(parent.turn_id)
+            self._lineage.forget(turn.answers)
             self._metrics.failed_next_states.inc()
-            logger.error("next state of turn %s lost: %s", parent.turn_id, type(error).__name__)
+            logger.error("next state of turn %s lost: %s", turn.answers, type(error).__name__)
             return
         if taken:
             self._metrics.next_states.inc()
@@ -103,6 +104,9 @@ class TurnRecorder:
 
         A turn is committed once, also when a reply that is being committed is cut off.
         """
+        if turn.caller.consent is Consent.NONE:
+            self._leave_out(turn)
+            return
         if turn.commit is None:
             turn.commit = self._begin_commit(turn, reply)
         done, _ = await asyncio.wait({turn.commit}, timeout=self._config.record_timeout_s)
@@ -110,6 +114,12 @@ class TurnRecorder:
             logger.error("turn %s is not committed yet, its reply ends anyway", turn.turn_id)
             if turn.captured is not None:
                 await self._spill(turn, turn.captured)
+
+    def _leave_out(self, turn: Turn) -> None:
+        """Keep nothing of the turn; count it once."""
+        if turn.turn_id in turn.unfinished and turn.rollout.ids:
+            turn.unfinished.discard(turn.turn_id)
+            self._metrics.unrecorded.inc()
 
     def _begin_commit(self, turn: Turn, reply: Reply) -> asyncio.Task[None]:
         if turn.assembler.mismatched:
@@ -174,13 +184,12 @@ class TurnRecorder:
             self._metrics.failed_turns.inc()
 
     def _addition(self, turn: Turn, captured: CapturedTurn | None) -> Addition:
-        parent, next_state = turn.link.parent, turn.link.next_state
         return Addition(
             scope=turn.scope,
             created_at=turn.created,
             turn=captured,
-            answers=parent.turn_id if parent is not None and next_state else None,
-            next_state=next_state,
+            answers=turn.answers,
+            next_state=turn.link.next_state if turn.answers else (),
             session_name=turn.completion.session,
             continues=turn.completion.parent_turn_id,
             is_deferred=turn.is_link_deferred,
@@ -229,9 +238,11 @@ def captured_turn(turn: Turn, reply: Reply, config: ProxyConfig) -> CapturedTurn
     spans, version_fault = version_spans(rollout.spans, len(rollout.ids))
     circumstances = Circumstances(
         turn_type=turn.turn_type,
+        may_train=turn.caller.consent is Consent.TRAIN,
         is_ambiguous=turn.link.ambiguous,
         distribution_modified=turn.distribution_modified,
         client_gone=turn.client_gone,
+        is_cut=turn.is_cut,
     )
     parent = turn.link.parent
     return CapturedTurn(
@@ -253,6 +264,7 @@ def captured_turn(turn: Turn, reply: Reply, config: ProxyConfig) -> CapturedTurn
         finish_reason=rollout.finish_reason or "abort",
         latency_s=turn.latency_s,
         drop_reason=drop_reason(rollout, reply, circumstances, version_fault, config),
+        drop_detail=turn.kind.rule,
         teacher_key=turn.completion.teacher,
         request_echo=turn.completion.request_echo if turn.completion.is_retrievable else None,
         user_id=turn.completion.user_id,

@@ -27,6 +27,7 @@ from api_proxy.errors import (
     engine_unavailable,
     internal_error,
     invalid,
+    shutting_down,
 )
 from api_proxy.formats import EndedReply, Format, Logprobs, StreamWriter, num_reasoning_tokens
 from api_proxy.generation import Rollout
@@ -56,16 +57,18 @@ class TurnResponse(Response, ABC):
         self.turns = (turn, *turn.siblings)
         self.engine = service.deps.engine
         self.wording = wording
+        self._work: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def answer(self, send: Send) -> None:
-        """Sample, record, send. Raises ApiError or EngineError before the first byte only."""
+        """Sample, record, send. Raises ApiError or EngineError."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client leaves first."""
         self.service.metrics.in_flight.inc()
         self.service.in_flight.update({turn.turn_id: turn for turn in self.turns})
-        work = asyncio.create_task(self._answer_or_refuse(send))
+        self.service.replies.add(self)
+        work = self._work = asyncio.create_task(self._answer_or_refuse(send))
         gone = asyncio.create_task(_disconnect(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -76,6 +79,8 @@ class TurnResponse(Response, ABC):
             gone.cancel()
             if not work.done():
                 work.cancel()
+            self.service.replies.discard(self)
+            self._leave_place()
             self.service.metrics.in_flight.dec()
             for turn in self.turns:
                 del self.service.in_flight[turn.turn_id]
@@ -87,21 +92,42 @@ class TurnResponse(Response, ABC):
         try:
             await self.answer(send)
         except (ApiError, EngineError) as error:
-            refusal = as_api_error(error, self.service.config.retry_after_s)
-            self.service.metrics.requests.labels(str(refusal.status)).inc()
-            status, body = self.wording.refusal(refusal)
-            await send_whole(send, status, body, refusal.headers)
+            await self.refuse(send, as_api_error(error, self.service.config.retry_after_s))
         except asyncio.CancelledError:
-            if not self.turn.client_gone:
+            if not self.turn.client_gone and not self.turn.is_cut:
                 raise
             # The engine did not hear the abort in time; closing the request ends it there.
             for turn in self.turns:
                 await self.record_rest(turn)
+            if self.turn.is_cut:
+                await self.refuse(send, shutting_down(self.service.config.retry_after_s))
+
+    async def refuse(self, send: Send, error: ApiError) -> None:
+        """An error in place of the reply."""
+        self.service.metrics.requests.labels(str(error.status)).inc()
+        status, body = self.wording.refusal(error)
+        await send_whole(send, status, body, error.headers)
 
     async def _client_left(self, work: asyncio.Task[None]) -> None:
-        """Break off at the engine; the work then ends by itself, and if not, it is cancelled."""
         for turn in self.turns:
             turn.client_gone = True
+        await self._end_early(work)
+
+    async def cut(self) -> None:
+        """The proxy stops: end the reply here."""
+        for turn in self.turns:
+            turn.is_cut = True
+        if self._work is not None and not self._work.done():
+            await self._end_early(self._work)
+
+    def _leave_place(self) -> None:
+        if self.turn.place is not None:
+            self.turn.place.used(sum(len(turn.rollout.ids) for turn in self.turns))
+            self.turn.place.leave()
+            self.turn.place = None
+
+    async def _end_early(self, work: asyncio.Task[None]) -> None:
+        """Break off at the engine; the work then ends by itself, and if not, it is cancelled."""
         abort = asyncio.create_task(self.break_off())
         await asyncio.wait({work}, timeout=_ABORT_PATIENCE_S)
         if not work.done():
@@ -116,6 +142,12 @@ class TurnResponse(Response, ABC):
                 logger.warning("abort of turn %s failed: %s", self.turn.turn_id, result)
             elif isinstance(result, BaseException):
                 raise result
+
+    def _broken_off(self, turn: Turn) -> ApiError | EngineError:
+        """Why a reply has no end."""
+        if turn.is_cut:
+            return shutting_down(self.service.config.retry_after_s)
+        return EngineUnavailable("the engine keeps breaking the reply off")
 
     async def record_rest(self, turn: Turn) -> Reply:
         """Record what was sampled; returns the reply as far as it goes."""
@@ -187,7 +219,7 @@ class WholeResponse(TurnResponse):
         if turn.client_gone:
             return None
         if rollout.finish_reason == "abort":
-            raise EngineUnavailable("the engine keeps breaking the reply off")
+            raise self._broken_off(turn)
         return self.ended(turn, reply, self.logprobs(turn, 0))
 
     async def send_reply(self, send: Send, body: dict[str, Any]) -> None:
@@ -210,15 +242,17 @@ class StreamResponse(TurnResponse):
         keep_alive = asyncio.create_task(self._keep_alive(send))
         try:
             await self._stream(send)
-        except (ApiError, EngineError) as error:
-            if not self._is_started:
-                raise
-            refusal = as_api_error(error, self.service.config.retry_after_s)
-            logger.warning("stream of turn %s broke off: %s", self.turn.turn_id, refusal.code)
-            await self._send(send, self.writer.error(refusal))
-            await self._send(send, b"", is_last=True)
         finally:
             keep_alive.cancel()
+
+    async def refuse(self, send: Send, error: ApiError) -> None:
+        """An error in place of the reply, or of the rest of it."""
+        if not self._is_started:
+            await super().refuse(send, error)
+            return
+        logger.warning("stream of turn %s broke off: %s", self.turn.turn_id, error.code)
+        await self._send(send, self.writer.error(error))
+        await self._send(send, b"", is_last=True)
 
     async def _stream(self, send: Send) -> None:
         ended = await self.streamed(self.turn, self.writer, send)
@@ -252,7 +286,7 @@ class StreamResponse(TurnResponse):
         if turn.client_gone:
             return None
         if rollout.finish_reason == "abort":
-            raise EngineUnavailable("the engine keeps breaking the reply off")
+            raise self._broken_off(turn)
         return self.ended(turn, reply, self._new_logprobs(turn))
 
     def _new_logprobs(self, turn: Turn) -> Logprobs | None:

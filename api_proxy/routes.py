@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from api_proxy.admission import admitted
+from api_proxy.callers import admin_only
 from api_proxy.choices import answer_all
 from api_proxy.errors import model_not_found
 from api_proxy.formats import ChatFormat
@@ -56,21 +57,24 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
-    """Engine and store answer; 503 names what does not."""
+    """Engine and store answer, and requests are taken; 503 names what is not so."""
     service: TurnService = request.app.state.service
     engine, answers = await asyncio.gather(_engine_answers(service), _store_answers(service))
     # A store that can be read may still refuse to write: a full disk, a lock.
     store = answers and not service.spool.is_waiting
-    is_ready = engine and store
+    is_closing = service.replies.is_closing
+    is_ready = engine and store and not is_closing
+    status = "ok" if is_ready else "shutting_down" if is_closing else "unavailable"
     return JSONResponse(
-        {"status": "ok" if is_ready else "unavailable", "engine": engine, "store": store},
+        {"status": status, "engine": engine, "store": store},
         status_code=200 if is_ready else 503,
+        headers={} if is_ready else {"Retry-After": str(service.config.retry_after_s)},
     )
 
 
-@router.get("/metrics")
+@router.get("/metrics", dependencies=[Depends(admin_only)])
 async def metrics(request: Request) -> Response:
-    """Prometheus metrics."""
+    """Prometheus metrics, for admin keys."""
     data = request.app.state.service.metrics.exposition()
     return Response(data, media_type="text/plain; version=0.0.4; charset=utf-8")
 

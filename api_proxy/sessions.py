@@ -1,4 +1,4 @@
-"""Sessions: whose a request is, which conversation it belongs to, and when that one ends.
+"""Sessions: which conversation a request belongs to, and when that one ends.
 
 A session is what the client names, or what its messages continue, or new. Naming is remembered in a
 bounded map, because the store's answer (it commits a new session first) would delay the reply.
@@ -7,10 +7,8 @@ bounded map, because the store's answer (it commits a new session first) would d
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
 from uuid import uuid4
 
 from records.errors import StoreError
@@ -19,23 +17,6 @@ from records.store import Store
 logger = logging.getLogger(__name__)
 
 _KNOWN_NAMES = 10_000
-ANONYMOUS = "anonymous"
-
-
-def authorization_of(headers: Mapping[str, str]) -> str | None:
-    """The credentials of a request: `Authorization`, or the `x-api-key` of Anthropic's clients."""
-    key = headers.get("x-api-key")
-    return headers.get("authorization") or (f"Bearer {key}" if key else None)
-
-
-def scope_of(authorization: str | None) -> str:
-    """The scope of an API key: trees of different keys never meet. The key itself is not kept."""
-    if not authorization:
-        return ANONYMOUS
-    key = authorization.removeprefix("Bearer ").strip()
-    if not key:
-        return ANONYMOUS
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 class Sessions:

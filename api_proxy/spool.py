@@ -18,11 +18,12 @@ from pathlib import Path
 from api_proxy.lineage import LineageFinder
 from api_proxy.metrics import ProxyMetrics
 from api_proxy.sessions import Sessions
+from records import fail_points
 from records.errors import StoreError, StoreUnavailable
 from records.spill import SpillFile, SpillRecord, orphans
 from records.spilled import Addition, decode, encode, redacted
 from records.store import Store
-from records.types import DropReason
+from records.types import DropReason, TurnType
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class Spool:
                     raise OSError("the spill file is closed")
                 await asyncio.to_thread(self._file.append, addition.created_at, payload)
                 self._num_waiting += 1
+                fail_points.reach("spill.appended")
         except (OSError, ValueError, RecursionError) as error:
             logger.error("a %s is lost, it was not spilled: %s", addition.what, _brief(error))
             return False
@@ -213,6 +215,8 @@ class Spool:
         session_id = None
         if addition.session_name is not None:
             session_id = await self._sessions.named(addition.scope, addition.session_name)
+        is_side = turn.turn_type is TurnType.SIDE
+        may_answer = not is_side and turn.drop_reason is not DropReason.RECORD_ONLY
         lineage = await self._lineage.find(
             scope=addition.scope,
             messages=turn.messages,
@@ -220,6 +224,7 @@ class Spool:
             now=addition.created_at,
             parent_turn_id=addition.continues,
             path=turn.identity.node_ids[:-1] if turn.identity else None,
+            has_next_state=may_answer,
         )
         link = lineage.link
         reason = turn.drop_reason
@@ -232,8 +237,9 @@ class Spool:
             parent_turn_id=parent_id,
             drop_reason=reason,
         )
-        answers = parent_id if link.next_state else None
-        linked = replace(addition, turn=turn, answers=answers, next_state=link.next_state)
+        next_state = link.next_state if may_answer else ()
+        answers = parent_id if next_state else None
+        linked = replace(addition, turn=turn, answers=answers, next_state=next_state)
         return linked, answers
 
     def _count_damage(self, file: SpillFile) -> None:

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from api_proxy.callers import Caller
 from api_proxy.generation import Rollout
 from api_proxy.linking import Link
+from api_proxy.places import Place
 from api_proxy.reply import Delta, Reply
 from api_proxy.schemas import Completion
+from api_proxy.side_turns import Kind
 from api_proxy.tokens import Prompt
-from records.types import CapturedTurn, TurnType
+from records.types import CapturedTurn, Consent, TurnType
 
 
 class Assembler(Protocol):
@@ -34,7 +37,8 @@ class Turn:
     `notes` is the task that writes what the request itself tells, `commit` the one that writes the
     turn; `is_session_kept` says that the session is in the store, `is_link_deferred` that the store
     could not be asked where the turn belongs; `captured` is the turn as the store takes it.
-    `created` is in unix seconds, `started` of a monotonic clock.
+    `created` is in unix seconds, `started` of a monotonic clock. `is_cut`: the proxy stops. `place`
+    is left when the reply is over.
 
     A request for several answers (`n`) is as many turns with one prompt: `siblings` are the others
     of the first one, `choice` is the place among them, and `unfinished` the ids of those that are
@@ -43,11 +47,11 @@ class Turn:
 
     turn_id: str
     completion: Completion
-    scope: str
+    caller: Caller
     session_id: str
     link: Link
     prompt: Prompt
-    turn_type: TurnType
+    kind: Kind
     rollout: Rollout
     assembler: Assembler
     distribution_modified: str | None
@@ -57,6 +61,8 @@ class Turn:
     unfinished: set[str] = field(default_factory=set)
     started: float = field(default_factory=time.monotonic)
     client_gone: bool = False
+    is_cut: bool = False
+    place: Place | None = None
     is_session_kept: bool = False
     is_link_deferred: bool = False
     notes: asyncio.Task[None] | None = None
@@ -64,3 +70,25 @@ class Turn:
     captured: CapturedTurn | None = None
     is_spilled: bool = False
     latency_s: float = 0.0
+
+    @property
+    def scope(self) -> str:
+        """Conversations of other scopes are not seen."""
+        return self.caller.scope
+
+    @property
+    def turn_type(self) -> TurnType:
+        """Main, side or text."""
+        return self.kind.turn_type
+
+    @property
+    def answers(self) -> str | None:
+        """The turn whose next state this request carries, if it may be used as such."""
+        if self.link.parent is None or not self.link.next_state or not self.may_answer:
+            return None
+        return self.link.parent.turn_id
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether what the request says may be a next state: no side request, and with consent."""
+        return self.turn_type is not TurnType.SIDE and self.caller.consent is Consent.TRAIN

@@ -17,18 +17,22 @@ from uuid import uuid4
 
 import numpy as np
 
+from api_proxy.callers import Caller
 from api_proxy.config import ProxyConfig
 from api_proxy.errors import ApiError, invalid
 from api_proxy.forcing import Constraint, ReplyShaper
 from api_proxy.generation import Engine, Rollout, SeenVersion
+from api_proxy.limits import Limits
 from api_proxy.lineage import Lineage, LineageFinder
 from api_proxy.linking import Link
 from api_proxy.metrics import ProxyMetrics
+from api_proxy.open_replies import OpenReplies
+from api_proxy.places import Places
 from api_proxy.recorder import TurnRecorder
 from api_proxy.sampling import reply_budget, sampling_params
 from api_proxy.schemas import Completion
-from api_proxy.sessions import Sessions, scope_of
-from api_proxy.side_turns import turn_type_of
+from api_proxy.sessions import Sessions
+from api_proxy.side_turns import Kind, kind_of, rules_of
 from api_proxy.spool import Spool
 from api_proxy.stop_strings import StopStrings
 from api_proxy.streaming import Detokenizer, ReplyAssembler
@@ -36,10 +40,11 @@ from api_proxy.text_reply import TextAssembler
 from api_proxy.tokens import Prompt, PromptBuilder, TokenCache
 from api_proxy.turn import Assembler, Turn
 from records.errors import StoreError
+from records.keys import Keys
 from records.store import Store
-from records.types import Ids
+from records.types import Consent, Ids, TurnType
 from rollout_bridge.engine.errors import EngineError
-from rollout_bridge.engine.types import SamplingParams
+from rollout_bridge.engine.types import PauseMode, SamplingParams
 from rollout_bridge.rendering import Rendering
 
 logger = logging.getLogger(__name__)
@@ -47,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyDeps:
-    """What the proxy stands on. `clock` gives unix seconds; `keeps_kv`: the engine's weights change
-    under running requests and cached prefixes (pause mode in_place).
+    """What the proxy stands on. `clock` gives unix seconds; `pause_mode` is how the trainer changes
+    the engine's weights.
     """
 
     store: Store
@@ -56,7 +61,7 @@ class ProxyDeps:
     rendering: Rendering
     config: ProxyConfig
     clock: Callable[[], float] = time.time
-    keeps_kv: bool = False
+    pause_mode: PauseMode = "retract"
 
 
 class TurnService:
@@ -73,8 +78,18 @@ class TurnService:
         for reply, is_streamed in (("streamed", True), ("whole", False)):
             gauge = self.metrics.longest_wait_s.labels(reply)
             gauge.set_function(partial(self._longest_wait_s, is_streamed))
+        self.limits = Limits(deps.clock, self.metrics)
+        keys = Keys(deps.store, deps.clock)
+        self.places = Places(keys, self.limits, self.metrics, config)
+        self.replies = OpenReplies()
         self.sessions = Sessions(deps.store, config.idle_timeout_s, config.sweep_interval_s)
-        self._lineage = LineageFinder(deps.store, config.idle_timeout_s, config.link_candidates)
+        self._side_rules = rules_of(config)
+        self._lineage = LineageFinder(
+            deps.store,
+            config.idle_timeout_s,
+            config.link_candidates,
+            {rule.name for rule in self._side_rules if rule.is_summary},
+        )
         cache = TokenCache(config.token_cache_tokens)
         self._prompts = PromptBuilder(
             deps.store, deps.rendering, cache, config.render_offload_chars
@@ -100,22 +115,32 @@ class TurnService:
             config=config,
         )
 
-    async def prepare(self, completion: Completion, authorization: str | None) -> Turn:
+    async def prepare(self, completion: Completion, caller: Caller) -> Turn:
         """Everything up to sampling. Raises ApiError."""
-        scope = scope_of(authorization)
         now = self.deps.clock()
-        lineage = await self._find(scope, completion, now)
+        kind = kind_of(completion, self._side_rules)
+        is_side = kind.turn_type is TurnType.SIDE
+        has_next_state = not is_side and caller.consent is Consent.TRAIN
+        lineage = await self._find(caller, completion, now, has_next_state)
         try:
-            turn = await self._build(completion, scope, lineage, now)
+            turn = await self._build(completion, caller, lineage, now, kind)
         except ApiError:
             # Refused, so its next state is not written.
-            if lineage.link.parent is not None:
+            if lineage.link.parent is not None and has_next_state:
                 self._lineage.forget(lineage.link.parent.turn_id)
             raise
-        self.metrics.linked(lineage)
+        if is_side:
+            self.metrics.side_turns.labels(kind.rule).inc()
+        else:
+            self.metrics.linked(lineage)
         self.metrics.bridge.labels(turn.prompt.how).inc()
         self.recorder.start(turn)
         return turn
+
+    async def stop(self) -> None:
+        """Begin no more replies, and end those that there are."""
+        self.places.close()
+        await self.replies.close(self.config.shutdown_grace_s)
 
     async def count_prompt_tokens(self, completion: Completion) -> int:
         """Tokens of the prompt, rendered in full. Raises ApiError."""
@@ -138,7 +163,7 @@ class TurnService:
         return max(waits, default=0.0)
 
     async def _build(
-        self, completion: Completion, scope: str, lineage: Lineage, now: float
+        self, completion: Completion, caller: Caller, lineage: Lineage, now: float, kind: Kind
     ) -> Turn:
         link = lineage.link
         prompt = await self._prompt(link, completion)
@@ -169,14 +194,16 @@ class TurnService:
             return Turn(
                 turn_id=turn_id,
                 completion=completion,
-                scope=scope,
+                caller=caller,
                 session_id=session_id,
                 is_session_kept=lineage.session_id is not None,
                 is_link_deferred=lineage.is_deferred,
                 link=link,
                 prompt=prompt,
-                turn_type=turn_type_of(completion, self.config.side_rules),
-                rollout=self._rollout(prompt_ids, _seeded(params, number), session_id, completion),
+                kind=kind,
+                rollout=self._rollout(
+                    prompt_ids, _seeded(params, number), session_id, completion, caller
+                ),
                 assembler=self._assembler(turn_id, prompt.ids, constraint, completion),
                 distribution_modified=modified,
                 created=now,
@@ -191,7 +218,12 @@ class TurnService:
         return turn
 
     def _rollout(
-        self, prompt_ids: Ids, params: SamplingParams, session_id: str, completion: Completion
+        self,
+        prompt_ids: Ids,
+        params: SamplingParams,
+        session_id: str,
+        completion: Completion,
+        caller: Caller,
     ) -> Rollout:
         return Rollout(
             prompt_ids=prompt_ids,
@@ -199,8 +231,9 @@ class TurnService:
             seen=self._seen,
             stops=StopStrings(self.deps.rendering.decode, completion.stop),
             routing_key=session_id,
+            cache_scope=caller.cache_scope,
             max_continuations=self.config.max_continuations,
-            keeps_kv=self.deps.keeps_kv,
+            pause_mode=self.deps.pause_mode,
         )
 
     def _assembler(
@@ -227,8 +260,12 @@ class TurnService:
             return (*stops, self._shaper.call_end_id())
         return stops
 
-    async def _find(self, scope: str, completion: Completion, now: float) -> Lineage:
+    async def _find(
+        self, caller: Caller, completion: Completion, now: float, has_next_state: bool
+    ) -> Lineage:
         """The request's lineage; without the store it is found out later."""
+        if caller.consent is Consent.NONE:
+            return Lineage(link=Link(), session_id=None, has_history=False)
         deferred = Lineage(link=Link(), session_id=None, has_history=False, is_deferred=True)
         if self.spool.is_waiting:
             return deferred
@@ -236,13 +273,14 @@ class TurnService:
             async with asyncio.timeout(self.config.record_timeout_s):
                 session_id = None
                 if completion.session is not None:
-                    session_id = await self.sessions.named(scope, completion.session)
+                    session_id = await self.sessions.named(caller.scope, completion.session)
                 return await self._lineage.find(
-                    scope=scope,
+                    scope=caller.scope,
                     messages=completion.messages,
                     session_id=session_id,
                     now=now,
                     parent_turn_id=completion.parent_turn_id,
+                    has_next_state=has_next_state,
                 )
         except (StoreError, TimeoutError) as error:
             self.metrics.failed_lookups.inc()
@@ -268,7 +306,7 @@ class TurnService:
 
     async def _ask_engine(self) -> None:
         """What has to be known of the engine before it is used; asked until it says so."""
-        needs_label = self.deps.keeps_kv and self._seen.label is None
+        needs_label = self.deps.pause_mode == "in_place" and self._seen.label is None
         if self._context_length is not None and not needs_label:
             return
         try:

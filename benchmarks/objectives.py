@@ -37,8 +37,7 @@ def _objective(name: str, *options: str) -> list[str]:
 
 
 SETTINGS: dict[str, list[str]] = {
-    "k1": [],
-    "k1-lr2": ["trainer.learning_rate=2e-4"],
+    "k1": _objective("hindsight_opd"),
     "cispo": _objective("hindsight_opd", "surrogate=cispo", "clip_low=1.0", "clip_high=4.0"),
     "gspo": _objective("hindsight_opd", "surrogate=gspo"),
     "async": [
@@ -50,6 +49,13 @@ SETTINGS: dict[str, list[str]] = {
     "forward8": [*_objective("forward_kl_topk", "topk=8"), *IN_TRAINER],
     "forward8-engine": [*_objective("forward_kl_topk", "topk=8"), "scoring.top_k=8"],
     "tail8": [*_objective("topk_tail_reverse_kl", "topk=8"), *IN_TRAINER],
+    "tail8-epochs": [
+        *_objective("topk_tail_reverse_kl", "topk=8"),
+        *IN_TRAINER,
+        "trainer.rollout_batch_size=32",
+        "trainer.epochs_per_batch=4",
+        "judge.temperature=0.3",
+    ],
     "jsd16": [*_objective("self_distillation", "topk=16"), *IN_TRAINER],
     "jsd16-teacher": [
         *_objective("self_distillation", "topk=16", "support_of=teacher"),

@@ -66,7 +66,7 @@ TOOLS = [
 TURNS_PER_CONVERSATION = 8
 MODEL_NAME = "policy"
 BUSY_LIMIT = 0.5
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0
 HEADERS = {"Content-Type": "application/json"}
 
 

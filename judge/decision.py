@@ -21,8 +21,12 @@ def decide(
     *,
     num_omitted: int,
     drop: DropReason | None = None,
+    said: float | None = None,
 ) -> tuple[Verdict, DropReason | None]:
-    """The verdict on a turn, and why it is dropped, if it is; `drop` is decided already."""
+    """The verdict on a turn, and why it is dropped, if it is; `drop` is decided already.
+
+    `said` is the reward that a person gave the turn (feedback), on [-1, 1].
+    """
     hints: tuple[str, ...] = ()
     reward = None
     if drop is None:
@@ -32,7 +36,7 @@ def decide(
             min_positive_votes=config.min_positive_votes,
             max_candidates=config.max_candidates,
         )
-        reward = reward_of(votes, config.reward)
+        reward = reward_of(votes, config.reward, said)
         if not hints and reward is None:
             drop = why_no_hint(votes, config.min_positive_votes)
     verdict = Verdict(
@@ -58,13 +62,18 @@ def why_no_hint(votes: Sequence[Vote], min_positive_votes: int) -> DropReason:
     return DropReason.NO_HINT
 
 
-def reward_of(votes: Sequence[Vote], kind: RewardKind) -> float | None:
+def reward_of(votes: Sequence[Vote], kind: RewardKind, said: float | None = None) -> float | None:
     """The majority of the votes 1, 0 and -1, or their mean; None if all abstained, or for `none`.
 
-    A vote of 0 abstains on the hint, and counts here.
+    A vote of 0 abstains on the hint, and counts here. What a person `said` takes the votes' place:
+    for `verdict` its sign.
     """
+    if kind == "none":
+        return None
+    if said is not None:
+        return said if kind == "votes" else float((said > 0) - (said < 0))
     scores = [score for score in map(_reward_vote, votes) if score is not None]
-    if kind == "none" or not scores:
+    if not scores:
         return None
     return majority_reward(scores) if kind == "verdict" else sum(scores) / len(scores)
 

@@ -36,7 +36,11 @@ class JudgeStore(ClaimStore, Protocol):
     """What the judge worker needs of the store."""
 
     async def commit_verdict(
-        self, owner: str, verdict: Verdict, drop: DropReason | None
+        self,
+        owner: str,
+        verdict: Verdict,
+        drop: DropReason | None,
+        num_reactions: int | None = None,
     ) -> bool: ...
 
 
@@ -149,9 +153,17 @@ class JudgeWorker:
         if any(vote.score == 1 and vote.hint for vote in votes):
             votes = await asyncio.to_thread(self._screened, turn, votes)
         verdict, drop = decide(
-            turn.turn_id, votes, self._config, num_omitted=num_omitted, drop=drop
+            turn.turn_id,
+            votes,
+            self._config,
+            num_omitted=num_omitted,
+            drop=drop,
+            said=turn.feedback_reward,
         )
-        if await self._store.commit_verdict(self._owner, verdict, drop):
+        if await self._store.commit_verdict(self._owner, verdict, drop, turn.num_reactions):
             self.metrics.count(verdict, drop)
         else:
-            logger.warning("turn %s: the claim was lost, its verdict is not kept", turn.turn_id)
+            logger.warning(
+                "turn %s: the claim was lost or feedback came, its verdict is not kept",
+                turn.turn_id,
+            )

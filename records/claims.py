@@ -14,6 +14,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, or_, select, update
 
 from records.columns import clean_text
+from records.feedback import counts as feedback_counts
+from records.loading import hint_candidates
 from records.models import ScoreRow, TurnRow, VerdictRow, VoteRow
 from records.sql import chunks, rows_in, table_of, upsert
 from records.types import DropReason, TurnState, Verdict
@@ -28,6 +30,12 @@ _HELD = (
     .where(TurnRow.turn_id.in_(bindparam("values", expanding=True)))
     .order_by(TurnRow.turn_id)
     .with_for_update()
+)
+_FOLLOWED = select(TurnRow.turn_id).where(
+    TurnRow.turn_id.in_(bindparam("values", expanding=True)), TurnRow.next_state.is_not(None)
+)
+_CANDIDATES = select(VerdictRow.turn_id, VerdictRow.hint, VerdictRow.candidates).where(
+    VerdictRow.turn_id.in_(bindparam("values", expanding=True))
 )
 _MOVE = (
     update(table_of(TurnRow))
@@ -110,19 +118,31 @@ def _update_held(connection: Connection, owner: str, turn_ids: Sequence[str], **
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedTurn:
     """A verdict and what it makes of its turn: dropped for `drop`, or scoring with a hint, or
-    ready with a reward alone.
+    ready with a reward alone. `num_reactions` of its next state were judged; None: not said.
     """
 
     owner: str
     verdict: Verdict
     drop: DropReason | None
     now: float
+    num_reactions: int | None = None
 
 
 def verdict_op(connection: Connection, judged: Sequence[JudgedTurn]) -> list[bool]:
-    """judging -> scoring, ready or dropped; stores verdicts and votes. False for a lost claim."""
+    """judging -> scoring, ready or dropped; stores verdicts and votes. False for a lost claim.
+
+    A verdict on less than there is to judge by now is not kept, and frees the turn: feedback came.
+    """
     owners = [(one.verdict.turn_id, one.owner) for one in judged]
-    outcomes = _still_held(connection, TurnState.JUDGING, owners)
+    held = _still_held(connection, TurnState.JUDGING, owners)
+    outdated = _outdated(
+        connection, [one for one, is_held in zip(judged, held, strict=True) if is_held]
+    )
+    _set_claims(connection, sorted(outdated), None, None)
+    outcomes = [
+        is_held and one.verdict.turn_id not in outdated
+        for one, is_held in zip(judged, held, strict=True)
+    ]
     kept = [one for one, is_held in zip(judged, outcomes, strict=True) if is_held]
     if not kept:
         return outcomes
@@ -134,6 +154,22 @@ def verdict_op(connection: Connection, judged: Sequence[JudgedTurn]) -> list[boo
     if votes := [row for one in kept for row in vote_rows(one.verdict)]:
         connection.execute(_INSERT_VOTES, votes)
     return outcomes
+
+
+def _outdated(connection: Connection, judged: Sequence[JudgedTurn]) -> set[str]:
+    """Turns that have more of a next state now than was judged."""
+    read = {
+        one.verdict.turn_id: one.num_reactions for one in judged if one.num_reactions is not None
+    }
+    if not read:
+        return set()
+    counts = feedback_counts(connection, read)
+    followed = {row.turn_id for row in rows_in(connection, _FOLLOWED, read)}
+    return {
+        turn_id
+        for turn_id, number in read.items()
+        if counts.get(turn_id, 0) + (turn_id in followed) > number
+    }
 
 
 def _still_held(
@@ -198,21 +234,31 @@ def vote_rows(verdict: Verdict) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTurn:
-    """The score rows of all candidates of one turn."""
+    """The score rows of one turn. `candidates` are the hints that it had when they were begun (a
+    control may score under others); None: not said.
+    """
 
     owner: str
     turn_id: str
     rows: list[dict[str, Any]]
     now: float
+    candidates: tuple[str, ...] | None = None
 
 
 def score_op(connection: Connection, scored: Sequence[ScoredTurn]) -> list[bool]:
-    """scoring -> ready; stores the score rows. False for a lost claim.
+    """scoring -> ready; stores the score rows. False for a lost claim, and if the turn has other
+    hints by now: it was judged again.
 
     A score with the same key is replaced.
     """
     owners = [(one.turn_id, one.owner) for one in scored]
-    outcomes = _still_held(connection, TurnState.SCORING, owners)
+    held = _still_held(connection, TurnState.SCORING, owners)
+    verdicts = rows_in(connection, _CANDIDATES, [one.turn_id for one in scored])
+    hints = {row.turn_id: hint_candidates(row) for row in verdicts}
+    outcomes = [
+        is_held and one.candidates in (None, hints.get(one.turn_id))
+        for one, is_held in zip(scored, held, strict=True)
+    ]
     kept = [one for one, is_held in zip(scored, outcomes, strict=True) if is_held]
     if kept:
         moves = [

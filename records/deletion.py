@@ -20,6 +20,7 @@ from records.messages import Message, fingerprint
 from records.models import (
     DeletionRow,
     ExpertsRow,
+    FeedbackRow,
     NodeRow,
     SampleRow,
     ScoreRow,
@@ -37,7 +38,10 @@ from records.types import DropReason, TurnState
 
 Reason = Literal["forget", "retention"]
 
-_OF_A_TURN = (SampleRow, ScoreRow, VoteRow, VerdictRow, SideSamplesRow, ExpertsRow, TokensRow)
+_OF_A_TURN = (
+    *(SampleRow, ScoreRow, VoteRow, VerdictRow, FeedbackRow),
+    *(SideSamplesRow, ExpertsRow, TokensRow),
+)
 _JUDGEMENT = (ScoreRow, VoteRow, VerdictRow)
 WRITING_LOCK = 7_203_115_064_981_238
 """PostgreSQL: shared by who records turns, exclusive for who deletes."""

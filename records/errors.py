@@ -6,6 +6,7 @@
     |-- StoreConflict      what is asked contradicts what is stored; trying again will not help
     |-- StoreCorrupt       stored rows contradict each other
     |-- BackupError        (records.backup) a backup cannot be taken, or is not what it says
+    |-- UnknownKey         no such API key, or it was revoked
     `-- UnknownTurn        no such turn (also a KeyError)
 
 Bad arguments raise ValueError.
@@ -32,6 +33,10 @@ class StoreConflict(StoreError):
 
 class StoreCorrupt(StoreError):
     """Rows that belong together do not fit; nothing computed from them may be used."""
+
+
+class UnknownKey(StoreError):
+    """No API key of this id can be changed."""
 
 
 class UnknownTurn(StoreError, KeyError):

@@ -10,9 +10,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, literal_column, select, union_all
 
+from records.messages import Message
 from records.models import NodeRow, TurnRow
 from records.sql import chunks
-from records.types import TurnRef, TurnState
+from records.types import DropReason, TurnRef, TurnState
 
 
 def known_nodes(connection: Connection, scope: str, node_ids: Sequence[str]) -> set[str]:
@@ -93,6 +94,27 @@ def session_of_nodes(connection: Connection, scope: str, node_ids: Sequence[str]
         )
         found += [tuple(row) for row in connection.execute(deepest)]
     return max(found)[2] if found else None
+
+
+def recent_summaries(
+    connection: Connection, scope: str, rules: Sequence[str], since: float, limit: int
+) -> list[tuple[str, Message]]:
+    """(session, reply) of the newest side turns since `since` that one of these rules marked."""
+    statement = (
+        select(TurnRow.session_id, NodeRow.body)
+        .join(NodeRow, NodeRow.node_id == TurnRow.response_node_id)
+        .where(
+            # An index leads to what was dropped lately.
+            TurnRow.state == TurnState.DROPPED,
+            TurnRow.created_at >= since,
+            TurnRow.scope == scope,
+            TurnRow.drop_reason == DropReason.SIDE_TURN,
+            TurnRow.drop_detail.in_(rules),
+        )
+        .order_by(TurnRow.created_at.desc())
+        .limit(limit)
+    )
+    return [(session_id, body) for session_id, body in connection.execute(statement)]
 
 
 def _refs(connection: Connection, *conditions: ColumnElement[bool]) -> list[TurnRef]:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, select
 
 from records.arrays import checksum
 from records.errors import StoreCorrupt, UnknownTurn
+from records.feedback import load as load_feedback
 from records.messages import Message
 from records.models import NodeRow, TokensRow, ToolsetRow, TurnRow, VariantRow, VerdictRow
 from records.sql import chunks
@@ -56,8 +57,17 @@ def load_turns(
         {row.toolset_hash for row in rows.values() if row.toolset_hash is not None},
     )
     tokens = load_tokens(connection, turn_ids)
+    feedback = load_feedback(connection, turn_ids)
     return [
-        _record(rows[turn_id], nodes, variants, toolsets, tokens[turn_id]) for turn_id in turn_ids
+        _record(
+            rows[turn_id],
+            nodes,
+            variants,
+            toolsets,
+            tokens[turn_id],
+            feedback.get(turn_id, ([], None)),
+        )
+        for turn_id in turn_ids
     ]
 
 
@@ -67,7 +77,9 @@ def _record(
     variants: dict[str, Any],
     toolsets: dict[str, Any],
     tokens: TokenTriple,
+    feedback: tuple[list[Message], float | None],
 ) -> TurnRecord:
+    said, reward = feedback
     path = _path(nodes, row.response_node_id)
     for position, body_hash in (row.variants or {}).items():
         path[int(position)] = variants[body_hash]
@@ -82,7 +94,7 @@ def _record(
         messages=path[:-1],
         tools=toolsets[row.toolset_hash] if row.toolset_hash is not None else [],
         response=path[-1],
-        next_state=row.next_state or [],
+        next_state=[*(row.next_state or []), *said],
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         rollout_logprobs=rollout_logprobs,
@@ -95,6 +107,8 @@ def _record(
         candidates=hint_candidates(row),
         teacher_key=row.teacher_key,
         findings=row.findings,
+        num_reactions=len(said) + (row.next_state is not None),
+        feedback_reward=reward,
     )
 
 

@@ -19,7 +19,14 @@ from records.columns import (
     LogprobsBlob,
     enum_column,
 )
-from records.types import DropReason, HintRejection, TurnState, TurnType
+from records.types import (
+    Consent,
+    DropReason,
+    FeedbackOutcome,
+    HintRejection,
+    TurnState,
+    TurnType,
+)
 
 
 class Base(DeclarativeBase):
@@ -246,6 +253,27 @@ class SampleRow(Base):
     created_at: Mapped[float] = mapped_column(Double)
 
 
+class FeedbackRow(Base):
+    """What somebody said of a turn: `body` is the message that the judge reads, `reward` the score
+    on [-1, 1]. `external_id` is the client's name for it.
+    """
+
+    __tablename__ = "feedback"
+    feedback_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"))
+    scope: Mapped[str] = mapped_column(CleanText)
+    external_id: Mapped[str | None] = mapped_column(CleanText)
+    body: Mapped[Any] = mapped_column(JsonText)
+    reward: Mapped[float | None] = mapped_column(Double)
+    outcome: Mapped[FeedbackOutcome] = mapped_column(enum_column(FeedbackOutcome))
+    reason: Mapped[str | None] = mapped_column(CleanText)
+    created_at: Mapped[float] = mapped_column(Double)
+    __table_args__ = (
+        Index(None, "turn_id"),
+        Index(None, "scope", "external_id", unique=True),
+    )
+
+
 class DeletionRow(Base):
     """A session that was deleted: nothing of it is written again. `reason`: forget or retention."""
 
@@ -262,6 +290,47 @@ class BackupRow(Base):
     backup_id: Mapped[str] = mapped_column(Text, primary_key=True)
     location: Mapped[str] = mapped_column(CleanText)
     created_at: Mapped[float] = mapped_column(Double)
+
+
+class KeyRow(Base):
+    """An API key, without its secret; see `records.keys.ApiKey`."""
+
+    __tablename__ = "api_keys"
+    key_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    name: Mapped[str] = mapped_column(CleanText)
+    tenant: Mapped[str] = mapped_column(CleanText)
+    is_admin: Mapped[bool]
+    consent: Mapped[Consent] = mapped_column(enum_column(Consent))
+    secret_hash: Mapped[bytes] = mapped_column(LargeBinary)
+    created_at: Mapped[float] = mapped_column(Double)
+    rotated_at: Mapped[float | None] = mapped_column(Double)
+    revoked_at: Mapped[float | None] = mapped_column(Double)
+    old_hash: Mapped[bytes | None] = mapped_column(LargeBinary)
+    old_until: Mapped[float | None] = mapped_column(Double)
+    requests_per_minute: Mapped[int | None] = mapped_column(BigInteger)
+    tokens_per_minute: Mapped[int | None] = mapped_column(BigInteger)
+    tokens_per_day: Mapped[int | None] = mapped_column(BigInteger)
+    max_concurrent: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class KeyEventRow(Base):
+    """What was done to an API key, when and by whom."""
+
+    __tablename__ = "key_events"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    key_id: Mapped[str] = mapped_column(Text)
+    action: Mapped[str] = mapped_column(Text)
+    actor: Mapped[str] = mapped_column(CleanText)
+    at: Mapped[float] = mapped_column(Double)
+
+
+class KeyUsageRow(Base):
+    """Tokens that a key used on a day, counted since 1970-01-01 (UTC)."""
+
+    __tablename__ = "key_usage"
+    key_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    num_tokens: Mapped[int] = mapped_column(BigInteger)
 
 
 class PolicyVersionRow(Base):

@@ -19,7 +19,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from records import (
     claims,
+    diagnosis,
     echoes,
+    feedback,
+    feedback_writes,
     linking,
     loading,
     ready_samples,
@@ -34,7 +37,9 @@ from records import (
 from records import turn_writes as turns
 from records.config import StoreConfig
 from records.database import is_transient, reader_engine, write_transactions
+from records.diagnosis import RunFacts, SessionFacts
 from records.errors import StoreUnavailable, UnknownTurn
+from records.feedback import Feedback, KeptFeedback
 from records.messages import Message
 from records.reconcile import Chain, ReconcileReport
 from records.redaction import Redactor
@@ -121,7 +126,10 @@ class Store:
     async def _write(
         self, operation: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        return await self.writer.run(lambda connection: operation(connection, *args, **kwargs))
+        return await self.writer.run(
+            lambda connection: operation(connection, *args, **kwargs),
+            operation.__name__.removesuffix("_op"),
+        )
 
     async def _read(
         self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -217,6 +225,14 @@ class Store:
         """The session of the newest turn whose prompt or response is the deepest of these."""
         return await self._read(linking.session_of_nodes, scope=scope, node_ids=node_ids)
 
+    async def recent_summaries(
+        self, scope: str, rules: Sequence[str], since: float, limit: int
+    ) -> list[tuple[str, Message]]:
+        """(session, reply) of the newest side turns since `since` that these rules marked."""
+        return await self._read(
+            linking.recent_summaries, scope=scope, rules=rules, since=since, limit=limit
+        )
+
     async def turn_tokens(self, turn_id: str) -> tuple[Ids, Ids]:
         """(prompt ids [P], response ids [R]). Raises UnknownTurn."""
         tokens = await self._read(loading.load_tokens, turn_ids=[turn_id])
@@ -235,7 +251,7 @@ class Store:
         prepared = turns.prepare(turn, scope=scope, now=self._clock())
         if turn.token_parent_id is not None:
             await self._check_shared(turn, turn.token_parent_id)
-        await self.writer.run_bulk(turns.record_op, prepared)
+        await self.writer.run_bulk(turns.record_op, prepared, "record")
 
     async def _check_shared(self, turn: CapturedTurn, parent_id: str) -> None:
         """Compare ids where only a part of the parent is shared (the rest is checked by sum)."""
@@ -251,7 +267,7 @@ class Store:
         Returns whether its turn is new; adding it again changes nothing. Raises as `record_turn`.
         """
         addition = await asyncio.to_thread(spilled.redacted, addition, self.redactor)
-        return await self.writer.run_bulk(spilled.take_in_op, spilled.prepare(addition))
+        return await self.writer.run_bulk(spilled.take_in_op, spilled.prepare(addition), "take_in")
 
     async def request_echo(self, scope: str, turn_id: str) -> dict[str, Any] | None:
         """What the client of this scope may read again of its request; None if nothing."""
@@ -264,14 +280,32 @@ class Store:
     async def set_next_state(self, turn_id: str, next_state: list[Message]) -> bool:
         """Give a turn its next state: awaiting_next_state or dropped(no_next_state) -> judging.
 
-        False, and nothing changes, in any other state: a turn gets one next state.
+        A turn that was judged by feedback alone is judged again, unless the trainer has it. False,
+        and nothing changes, for any other turn: a turn gets one next state.
         """
         if not next_state:
             raise ValueError(f"turn {turn_id}: a next state has at least one message")
         if self.redactor.is_active:
             next_state = await asyncio.to_thread(self.redactor.messages, next_state)
         wanted = turns.NextState(turn_id=turn_id, messages=next_state, now=self._clock())
-        return await self.writer.run_bulk(turns.set_next_state_op, wanted)
+        return await self.writer.run_bulk(turns.set_next_state_op, wanted, "set_next_state")
+
+    async def add_feedback(self, scope: str, turn_id: str, said: Feedback) -> KeptFeedback | None:
+        """Tie feedback to a turn; None if this scope has no such turn.
+
+        The same again (by its external id, or by equal content) changes nothing. Raises
+        StoreConflict if its external id names other feedback, TooMuchFeedback.
+        """
+        [message] = await asyncio.to_thread(self.redactor.messages, [said.message()])
+        new = feedback_writes.NewFeedback(
+            scope=scope,
+            turn_id=turn_id,
+            external_id=said.external_id,
+            message=message,
+            reward=said.reward,
+            now=self._clock(),
+        )
+        return await self._write(feedback_writes.add_op, new=new)
 
     # Judge and scoring workers
 
@@ -302,26 +336,44 @@ class Store:
         """Give claims back; returns how many were still the owner's."""
         return await self._write(claims.release_op, owner=owner, turn_ids=turn_ids)
 
-    async def commit_verdict(self, owner: str, verdict: Verdict, drop: DropReason | None) -> bool:
+    async def commit_verdict(
+        self,
+        owner: str,
+        verdict: Verdict,
+        drop: DropReason | None,
+        num_reactions: int | None = None,
+    ) -> bool:
         """judging -> scoring, ready (a reward and no hint), or dropped(drop).
 
-        False, and nothing written, if the claim is lost. Raises ValueError for a verdict without a
-        hint, a reward and a drop reason.
+        False, and nothing written, if the claim is lost, or if the turn has more than the
+        `num_reactions` that were judged: then it is judged again. Raises ValueError for a verdict
+        without a hint, a reward and a drop reason.
         """
         if drop is None and not verdict.hint and verdict.reward is None:
             raise ValueError(f"turn {verdict.turn_id}: no hint and no drop reason")
-        judged = claims.JudgedTurn(owner=owner, verdict=verdict, drop=drop, now=self._clock())
-        return await self.writer.run_bulk(claims.verdict_op, judged)
+        judged = claims.JudgedTurn(
+            owner=owner,
+            verdict=verdict,
+            drop=drop,
+            now=self._clock(),
+            num_reactions=num_reactions,
+        )
+        return await self.writer.run_bulk(claims.verdict_op, judged, "verdict")
 
-    async def commit_score(self, owner: str, score: Score) -> bool:
+    async def commit_score(
+        self, owner: str, score: Score, candidates: tuple[str, ...] | None = None
+    ) -> bool:
         """As `commit_scores`, of a turn with one candidate."""
-        return await self.commit_scores(owner, [score])
+        return await self.commit_scores(owner, [score], candidates)
 
-    async def commit_scores(self, owner: str, wanted: Sequence[Score]) -> bool:
+    async def commit_scores(
+        self, owner: str, wanted: Sequence[Score], candidates: tuple[str, ...] | None = None
+    ) -> bool:
         """scoring -> ready, with the scores of all candidates of one turn, by one teacher.
 
-        False, and nothing is written, if the claim is lost. Raises ValueError unless each score has
-        one finite log-prob per response id, or is UNSCORED.
+        False, and nothing is written, if the claim is lost, or if the turn's hints are no longer
+        `candidates`. Raises ValueError unless each score has one finite log-prob per response id,
+        or is UNSCORED.
         """
         if not wanted:
             raise ValueError("a turn is scored under at least one candidate")
@@ -331,8 +383,10 @@ class Store:
         except UnknownTurn:  # deleted while it was scored
             return False
         rows = scores.score_rows(wanted, prompt_ids, response_ids, now)
-        scored = claims.ScoredTurn(owner=owner, turn_id=turn_id, rows=rows, now=now)
-        return await self.writer.run_bulk(claims.score_op, scored)
+        scored = claims.ScoredTurn(
+            owner=owner, turn_id=turn_id, rows=rows, now=now, candidates=candidates
+        )
+        return await self.writer.run_bulk(claims.score_op, scored, "score")
 
     async def drop(self, owner: str, turn_id: str, reason: DropReason, detail: str = "") -> bool:
         """A claimed or leased turn -> dropped(reason). False if it is not the owner's."""
@@ -461,6 +515,18 @@ class Store:
     async def verdict_of(self, turn_id: str) -> Verdict | None:
         """The verdict on a turn."""
         return await self._read(summary.verdict_of, turn_id=turn_id)
+
+    async def sessions_named(self, session: str) -> list[SessionFacts]:
+        """What is known of the sessions of this id or client's name, turn by turn."""
+        return await self._read(diagnosis.sessions_named, session=session)
+
+    async def run_facts(self) -> RunFacts:
+        """The numbers of turns of the run, by state and drop reason."""
+        return await self._read(diagnosis.run_facts)
+
+    async def feedback_of(self, turn_id: str) -> list[KeptFeedback]:
+        """The feedback on a turn, oldest first."""
+        return await self._read(feedback.kept_on, turn_ids=[turn_id])
 
     async def score_of(self, turn_id: str) -> Score | None:
         """The newest score of a turn."""

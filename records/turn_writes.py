@@ -6,22 +6,24 @@ is taken; `record_op` only writes. It decides nothing about which turns train: t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, and_, bindparam, or_, select, update
+from sqlalchemy import Connection, Row, bindparam, select, update
 
 from records import sessions
 from records.arrays import as_ids, checksum
 from records.columns import content_hash
 from records.deletion import admit_writer
 from records.errors import StoreConflict
+from records.feedback import counts as feedback_counts
+from records.feedback_writes import judge_again
 from records.messages import Message, fingerprint, path_ids
 from records.models import ExpertsRow, NodeRow, TokensRow, ToolsetRow, TurnRow, VariantRow
 from records.sql import insert_missing, rows_in, table_of
-from records.types import CapturedTurn, DropReason, Ids, TurnState
+from records.types import REJUDGEABLE, CapturedTurn, DropReason, Ids, TurnState
 
 _INSERT_TURNS = table_of(TurnRow).insert()
 _INSERT_TOKENS = table_of(TokensRow).insert()
@@ -32,18 +34,9 @@ _PARENTS = select(
 _BODY_HASHES = select(NodeRow.node_id, NodeRow.body_hash).where(
     NodeRow.node_id.in_(bindparam("values", expanding=True))
 )
-_WAITING = (
-    select(TurnRow.turn_id)
-    .where(
-        TurnRow.turn_id.in_(bindparam("values", expanding=True)),
-        or_(
-            TurnRow.state == TurnState.AWAITING_NEXT_STATE,
-            and_(
-                TurnRow.state == TurnState.DROPPED,
-                TurnRow.drop_reason == DropReason.NO_NEXT_STATE,
-            ),
-        ),
-    )
+_WITHOUT_NEXT_STATE = (
+    select(TurnRow.turn_id, TurnRow.state, TurnRow.drop_reason)
+    .where(TurnRow.turn_id.in_(bindparam("values", expanding=True)), TurnRow.next_state.is_(None))
     .order_by(TurnRow.turn_id)
     .with_for_update()
 )
@@ -164,6 +157,7 @@ def _turn_row(
         "turn_type": turn.turn_type,
         "state": TurnState.DROPPED if dropped else TurnState.AWAITING_NEXT_STATE,
         "drop_reason": turn.drop_reason,
+        "drop_detail": turn.drop_detail if dropped else None,
         "prompt_node_id": node_ids[-2],
         "response_node_id": node_ids[-1],
         "fingerprint": identity.fingerprint if identity else fingerprint(turn.response),
@@ -312,15 +306,49 @@ class NextState:
 
 
 def set_next_state_op(connection: Connection, wanted: Sequence[NextState]) -> list[bool]:
-    """awaiting_next_state or dropped(no_next_state) -> judging. False in any other state."""
+    """awaiting_next_state or dropped(no_next_state) -> judging; so does a turn that was judged by
+    feedback alone, but what the trainer has keeps its state. False for any other turn.
+    """
     turn_ids = sorted(one.turn_id for one in wanted)
-    waiting = {row.turn_id for row in rows_in(connection, _WAITING, turn_ids)}
+    found = {row.turn_id: row for row in rows_in(connection, _WITHOUT_NEXT_STATE, turn_ids)}
+    judged = _judged_by_feedback(connection, found.values())
     outcomes, changes = [], []
     for one in wanted:
-        outcomes.append(one.turn_id in waiting)
-        if one.turn_id in waiting:
-            waiting.remove(one.turn_id)
+        row = found.pop(one.turn_id, None)
+        is_taken = row is not None and (_is_waiting(row) or one.turn_id in judged)
+        outcomes.append(is_taken)
+        if row is None or not is_taken:
+            continue
+        if _is_waiting(row):
             changes.append({"key": one.turn_id, "messages": one.messages, "now": one.now})
+        else:
+            _follow_judged(connection, row, one)
     if changes:
         connection.execute(_SET_NEXT_STATE, changes)
     return outcomes
+
+
+def _is_waiting(row: Row[Any]) -> bool:
+    return row.state is TurnState.AWAITING_NEXT_STATE or (
+        row.drop_reason is DropReason.NO_NEXT_STATE
+    )
+
+
+def _judged_by_feedback(connection: Connection, rows: Iterable[Row[Any]]) -> Collection[str]:
+    """Those of these turns, all without a next state, that went on all the same."""
+    went_on = [
+        row.turn_id
+        for row in rows
+        if not _is_waiting(row)
+        and (row.state is not TurnState.DROPPED or row.drop_reason in REJUDGEABLE)
+    ]
+    return feedback_counts(connection, went_on) if went_on else ()
+
+
+def _follow_judged(connection: Connection, row: Row[Any], wanted: NextState) -> None:
+    if row.state not in (TurnState.LEASED, TurnState.TRAINED):
+        judge_again(connection, row.turn_id, row.state, wanted.now, next_state=wanted.messages)
+        return
+    connection.execute(
+        update(TurnRow).where(TurnRow.turn_id == row.turn_id).values(next_state=wanted.messages)
+    )

@@ -61,11 +61,13 @@ class DropReason(StrEnum):
     INTERNAL_ERROR = "internal_error"
     # Its content was asked to be deleted while it was on its way, or is being deleted.
     FORGOTTEN = "forgotten"
-    # Decided when the reply is recorded.
+    # Decided when the reply is recorded. RECORD_ONLY: its key consents to no more.
+    RECORD_ONLY = "record_only"
     SIDE_TURN = "side_turn"
     TEXT_COMPLETION = "text_completion"
     ABORTED = "aborted"
     CLIENT_DISCONNECTED = "client_disconnected"
+    SHUTDOWN = "shutdown"
     LENGTH_CUT = "length_cut"
     EMPTY_RESPONSE = "empty_response"
     SENSITIVE = "sensitive"
@@ -95,6 +97,39 @@ class DropReason(StrEnum):
     ROUTED_EXPERTS_MISSING = "routed_experts_missing"
     BELOW_NOISE = "below_noise"
     NONFINITE_GRADIENT = "nonfinite_gradient"
+
+
+class Consent(StrEnum):
+    """What may become of what a key's requests hold: trained on; recorded only; neither."""
+
+    TRAIN = "train"
+    RECORD = "record"
+    NONE = "none"
+
+
+REJUDGEABLE = frozenset(
+    {
+        DropReason.NO_NEXT_STATE,
+        DropReason.NO_HINT,
+        DropReason.NO_QUORUM,
+        DropReason.HINT_REJECTED,
+        DropReason.JUDGE_UNAVAILABLE,
+    }
+)
+"""Drops that another look at a longer next state may undo."""
+
+
+class FeedbackOutcome(StrEnum):
+    """What became of feedback. The set is closed."""
+
+    TO_BE_JUDGED = "to_be_judged"
+    """The judge has not looked at the turn yet, and will read it."""
+    JUDGED_AGAIN = "judged_again"
+    """The turn was judged, or was being judged, without it, and is judged again with it."""
+    TOO_LATE = "too_late"
+    """The trainer has the turn, or had it. The feedback is kept and changes nothing."""
+    NOT_TRAINED = "not_trained"
+    """The turn does not train, whatever is said of it. The feedback is kept."""
 
 
 class HintRejection(StrEnum):
@@ -141,7 +176,8 @@ class CapturedTurn:
     the reply; None: it may not ask for it again. `routed_experts` [T, layers, topk] are the experts
     that a mixture-of-experts engine sent each token to, T = P + R - 1: the last token went through
     no layer. `findings` counts secrets and personal data by kind (None: not looked for yet); a turn
-    that was redacted has an `identity` and no tokens.
+    that was redacted has an `identity` and no tokens. `drop_detail` says more of the drop: of a
+    side turn, the rule that made it one.
     """
 
     turn_id: str
@@ -168,6 +204,7 @@ class CapturedTurn:
     user_id: str | None = None
     findings: dict[str, int] | None = None
     identity: TurnIdentity | None = None
+    drop_detail: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.rollout_logprobs) != len(self.response_ids):
@@ -206,7 +243,11 @@ class TurnRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord:
-    """A stored turn with everything that a worker may need; arrays as in `CapturedTurn`."""
+    """A stored turn with everything that a worker may need; arrays as in `CapturedTurn`.
+
+    `next_state` is what followed, then the feedback on the turn: `num_reactions` of them, where the
+    messages that followed are one. `feedback_reward`, on [-1, 1], is the newest score in it.
+    """
 
     turn_id: str
     session_id: str
@@ -230,6 +271,8 @@ class TurnRecord:
     candidates: tuple[str, ...] = ()
     teacher_key: str | None = None
     findings: dict[str, int] | None = None
+    num_reactions: int = 0
+    feedback_reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

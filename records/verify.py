@@ -20,6 +20,7 @@ from records.errors import StoreCorrupt, StoreError, StoreUnavailable
 from records.loading import load_tokens
 from records.models import (
     Base,
+    FeedbackRow,
     NodeRow,
     PolicyVersionRow,
     ScoreRow,
@@ -116,6 +117,7 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
     dropped, trained = state == TurnState.DROPPED, state == TurnState.TRAINED
     verdict = exists().where(VerdictRow.turn_id == TurnRow.turn_id)
     score = exists().where(ScoreRow.turn_id == TurnRow.turn_id)
+    feedback = exists().where(FeedbackRow.turn_id == TurnRow.turn_id)
     version = exists().where(PolicyVersionRow.version == TurnRow.trained_version)
     session = exists().where(
         SessionRow.session_id == TurnRow.session_id, SessionRow.scope == TurnRow.scope
@@ -145,8 +147,8 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
             and_(state == TurnState.AWAITING_NEXT_STATE, TurnRow.next_state.is_not(None)),
         ),
         (
-            "wait for a judgement without a next state",
-            and_(state == TurnState.JUDGING, TurnRow.next_state.is_(None)),
+            "wait for a judgement without a next state or feedback",
+            and_(state == TurnState.JUDGING, TurnRow.next_state.is_(None), ~feedback),
         ),
         (
             "wait for a score without a hint",

@@ -6,7 +6,8 @@ without savepoints first; if an operation fails, the group is rolled back and ru
 savepoint around each, so that a failing operation fails only its caller. Operations may therefore
 run several times: they must change nothing but the database.
 
-It does not know what the operations do.
+It does not know what the operations do, only their names: each has a fail point before the commit
+of its group and one after it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
+from records import fail_points
 from records.database import Transactions, is_conflict, is_transient
 from records.errors import StoreUnavailable
 
@@ -44,6 +46,7 @@ class _Waiting:
     bulk: Bulk[Any, Any]
     item: Any
     future: asyncio.Future[Any]
+    name: str
 
 
 class _GroupFailed(Exception):
@@ -78,20 +81,21 @@ class GroupWriter:
             await self._task
         await self._transactions.close()
 
-    async def run(self, operation: Operation[T]) -> T:
+    async def run(self, operation: Operation[T], name: str = "other") -> T:
         """Run `operation` in a transaction and return its result once that is committed.
 
-        Raises what the operation raises; StoreUnavailable if the database stays locked or away.
-        A caller that is cancelled while its operation runs does not undo it.
+        `name` is what its fail points are called by. Raises what the operation raises;
+        StoreUnavailable if the database stays locked or away. A caller that is cancelled while its
+        operation runs does not undo it.
         """
-        return await self.run_bulk(_one_by_one, operation)
+        return await self.run_bulk(_one_by_one, operation, name)
 
-    async def run_bulk(self, bulk: Bulk[Item, T], item: Item) -> T:
+    async def run_bulk(self, bulk: Bulk[Item, T], item: Item, name: str) -> T:
         """As `run`, for an operation that does the items of all its callers at once."""
         if self._closing or self._task is None:
             raise StoreUnavailable("the store is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(bulk, item, future))
+        self._waiting.append(_Waiting(bulk, item, future, name))
         self._wake.set()
         return await future
 
@@ -149,6 +153,7 @@ class GroupWriter:
         except _GroupFailed:
             outcomes = await self._transactions.run(partial(_run_isolated, group))
         self.num_groups += 1
+        _reached(group, "committed")
         return outcomes
 
 
@@ -169,6 +174,7 @@ def _run_plain(group: list[_Waiting], connection: Connection) -> list[Any]:
                 raise
             raise _GroupFailed from error
         outcomes.update(zip(chosen, results, strict=True))
+    _reached(group, "uncommitted")
     return [outcomes[position] for position in range(len(group))]
 
 
@@ -182,7 +188,14 @@ def _run_isolated(group: list[_Waiting], connection: Connection) -> list[Any]:
             if is_transient(error):
                 raise
             outcomes.append(_Failed(as_store_error(error)))
+    _reached(group, "uncommitted")
     return outcomes
+
+
+def _reached(group: list[_Waiting], moment: str) -> None:
+    if fail_points.ARMED is not None:
+        for waiting in group:
+            fail_points.reach(f"{waiting.name}.{moment}")
 
 
 def as_store_error(error: Exception) -> Exception:

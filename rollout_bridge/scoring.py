@@ -47,7 +47,9 @@ _TOO_LONG = re.compile(r"context|too long|longer than|exceed", re.I)
 class ScoringStore(ClaimStore, Protocol):
     """What scoring needs of the store."""
 
-    async def commit_scores(self, owner: str, wanted: Sequence[Score]) -> bool: ...
+    async def commit_scores(
+        self, owner: str, wanted: Sequence[Score], candidates: tuple[str, ...] | None = None
+    ) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +182,7 @@ class ScoringWorker:
         problem = next(filter(None, problems), None)
         if problem is not None:
             await self._drop(turn, *problem)
-        elif await self._store.commit_scores(self._owner, scores):
+        elif await self._store.commit_scores(self._owner, scores, tuple(turn.candidates)):
             self.metrics.count_scored(scores)
         else:
             logger.warning("turn %s: the claim was lost, its scores are not kept", turn.turn_id)

@@ -32,7 +32,7 @@ def test_module_imports_without_heavy_libraries(module: str) -> None:
 
 def test_help_names_every_command() -> None:
     text = _python("-m", "trainer.cli", "--help")
-    for command in ("serve", "train", "judge", "replay", "slime"):
+    for command in ("serve", "train", "judge", "doctor", "replay", "slime"):
         assert command in text
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from records import fail_points
 from trainer import manifest as manifests
 from trainer.errors import CheckpointError
 from trainer.lora import adapter_state, load_adapter_state, merged_state
@@ -237,8 +238,10 @@ class Checkpoints:
         path.write_bytes(manifest.to_bytes())
         _sync(path)
         _sync(temporary)
+        fail_points.reach("checkpoint.unnamed")
         temporary.rename(self.folder(manifest.version))
         _sync(self.root)
+        fail_points.reach("checkpoint.named")
 
     def _link_tokenizer(self, folder: Path) -> dict[str, FileEntry]:
         """The tokenizer files of version 0, by hard link where the file system has them."""

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from trainer.keys_cli import app as keys_app
 from trainer.records_cli import app as records_app
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 
 app.add_typer(records_app)
+app.add_typer(keys_app)
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="The run's configuration (TOML).")]
 Overrides = Annotated[
@@ -126,6 +128,33 @@ def engine(
         run_engine(config, role, overrides or [], exit_with_parent)
 
     guarded(start)
+
+
+@app.command()
+def doctor(
+    session: Annotated[
+        str, typer.Argument(help="A session, by its id or by the name that the client gave.")
+    ],
+    config: Annotated[
+        Path, typer.Option("--config", help="The run's configuration: config.toml of its folder.")
+    ] = Path("runs/serve/config.toml"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Why each turn of a session was trained, waits, or was dropped."""
+
+    def show() -> None:
+        import json
+
+        from trainer.doctor import diagnose, lines
+
+        sessions = diagnose(config, session)
+        if as_json:
+            typer.echo(json.dumps(sessions, indent=2, ensure_ascii=False))
+        else:
+            for line in lines(sessions):
+                typer.echo(line)
+
+    guarded(show)
 
 
 @app.command()

@@ -173,7 +173,11 @@ class TrainerConfig(BaseModel):
     learning_rate: PositiveFloat = 1e-5
     """Peak learning rate of AdamW."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises linearly; constant afterwards."""
+    """Steps over which the learning rate rises linearly."""
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate goes on: to 0 at `max_steps` with the latter two. Only failures teach, so at a
+    constant rate a policy swings between wishes that exclude each other; a falling one settles.
+    """
     adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
     """AdamW's decay rates."""
     adam_eps: PositiveFloat = 1e-8
@@ -249,6 +253,12 @@ class TrainerConfig(BaseModel):
         check_combination(self)
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ValueError(f"adam_betas must lie in [0, 1), got {self.adam_betas}")
+        if self.max_steps is None and self.lr_decay_style != "constant":
+            raise ValueError(f"lr_decay_style {self.lr_decay_style} needs max_steps: set it")
+        if self.max_steps is not None and self.warmup_steps >= self.max_steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} must be less than max_steps {self.max_steps}"
+            )
         return self
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from records.store import Store
 from trainer import run_config
+from trainer.keys_commands import refuse_open_door
 from trainer.run_config import ConfigError, EngineConfig, RunConfig
 from trainer.supervisor import watch_parent
 
@@ -45,40 +46,25 @@ def run_engine(config_file: Path, role: str, overrides: list[str], exit_with_par
 def run_proxy(config_file: Path, overrides: list[str], exit_with_parent: bool) -> None:
     """The OpenAI-compatible endpoint."""
     config = _begin(config_file, overrides, exit_with_parent)
-    asyncio.run(_serve_proxy(config))
+    asyncio.run(_serve_proxy(config, config_file))
 
 
-async def _serve_proxy(config: RunConfig) -> None:
-    import uvicorn
-
+async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
     from api_proxy.app import ProxyDeps, create_app
+    from api_proxy.server import ProxyServer
 
-    rendering = _rendering(config)
-    store = await Store.open(config.store)
-    client = _client(config, config.policy)
-    async with store, client:
-        deps = ProxyDeps(
-            store=store,
-            engine=client,
-            rendering=rendering,
-            config=config.proxy,
-            keeps_kv=config.trainer.pause_mode == "in_place",
-        )
-        server = uvicorn.Server(
-            uvicorn.Config(
-                create_app(deps),
-                host=config.proxy.host,
-                port=config.proxy.port,
-                loop="uvloop",
-                http="httptools",
-                # Agents pause between turns: a connection closed under them costs a retry.
-                timeout_keep_alive=75,
-                access_log=False,
-                log_config=None,
+    async with await Store.open(config.store) as store:
+        await refuse_open_door(config, store, config_file)
+        rendering = _rendering(config)
+        async with _client(config, config.policy) as client:
+            deps = ProxyDeps(
+                store=store,
+                engine=client,
+                rendering=rendering,
+                config=config.proxy,
+                pause_mode=config.trainer.pause_mode,
             )
-        )
-        # uvicorn answers SIGTERM by finishing the open streams and returning.
-        await server.serve()
+            await ProxyServer(create_app(deps), config.proxy).serve()
 
 
 def run_judge(

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from records import fail_points
 from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.engine.types import PauseMode
 
@@ -133,6 +134,7 @@ class Publisher:
             await engine.pause(mode)
             # With requests in its memory an engine can load, but not flush.
             await engine.update_weights(path, str(version), flush_cache=mode != "in_place")
+            fail_points.reach("publish.loaded")
         finally:
             # Also where the pause itself failed, since it may have reached the engine; and through
             # a cancellation, since an engine that stays paused answers nobody.

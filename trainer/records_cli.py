@@ -31,7 +31,7 @@ def forget(
     """Delete sessions everywhere, and say which policy versions were trained on them."""
     from trainer import records_commands
 
-    _show(lambda: records_commands.forget(config, session, user))
+    show(lambda: records_commands.forget(config, session, user))
 
 
 @app.command()
@@ -42,7 +42,7 @@ def backup(
     """Copy the database while it is used, and verify the copy."""
     from trainer import records_commands
 
-    _show(lambda: records_commands.backup(config, destination))
+    show(lambda: records_commands.backup(config, destination))
 
 
 @app.command()
@@ -53,7 +53,7 @@ def restore(
     """Bring a backup back as the run's database. Nothing is overwritten."""
     from trainer import records_commands
 
-    _show(lambda: records_commands.restore(config, source))
+    show(lambda: records_commands.restore(config, source))
 
 
 @app.command()
@@ -66,10 +66,11 @@ def verify(
     """Check schema, references, token checksums, turn states and checkpoints; change nothing."""
     from trainer import records_commands
 
-    _show(lambda: records_commands.verify(config, backup))
+    show(lambda: records_commands.verify(config, backup))
 
 
-def _show(action: Callable[[], Outcome]) -> None:
+def show(action: Callable[[], Outcome]) -> None:
+    """Print what an action says; the exit status is 1 unless all is well."""
     from trainer.cli import guarded
 
     outcomes: list[Outcome] = []

@@ -111,14 +111,23 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, section by section; neither is changed."""
+    """`over` laid on `base`, section by section; neither is changed.
+
+    A section that names something else than its base does (another objective, another renderer)
+    takes its place: the options of the one mean nothing to the other.
+    """
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        merged[key] = (
-            merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-        )
+        if isinstance(below, dict) and isinstance(value, dict) and _is_same(below, value):
+            value = merge(below, value)
+        merged[key] = value
     return merged
+
+
+def _is_same(below: dict[str, Any], section: dict[str, Any]) -> bool:
+    """Whether a section names what the one below it names, or nothing."""
+    return section.get("name", below.get("name")) == below.get("name")
 
 
 def build(values: dict[str, Any]) -> RunConfig:

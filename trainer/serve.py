@@ -20,6 +20,7 @@ from records.store import Store
 from records.types import TurnState
 from trainer import run_config
 from trainer.defaults import resolve, single_machine
+from trainer.keys_commands import refuse_open_door
 from trainer.run import Run
 from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig
@@ -74,6 +75,7 @@ async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> No
             + ("" if config.renderer.tool_parser else ", and tool calls stay text")
             + "; name the model's family with --renderer (qwen3, glm45, ...)[/]"
         )
+    await _refuse_open_door(config, folder)
     for warning in run_warnings(config.trainer):
         console.print(f"[yellow]{warning}[/]")
     console.print(f"run folder [bold]{folder}[/]; starting engines with {config.model}")
@@ -85,6 +87,14 @@ async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> No
             await _report_while_serving(run, store, folder, console)
         finally:
             await _write_report(config, folder, store, console)
+
+
+async def _refuse_open_door(config: RunConfig, folder: Path) -> None:
+    """Before anything is started. The configuration is written, for `opd keys` to read."""
+    config_file = folder / "config.toml"
+    run_config.save(config, config_file)
+    async with await Store.open(config.store) as store:
+        await refuse_open_door(config, store, config_file)
 
 
 async def _report_while_serving(run: Run, store: Store, folder: Path, console: Console) -> None:

@@ -58,7 +58,7 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
     if trainer.pause_mode == "in_place":
         return (
             "slime aborts running requests for an update and flushes the cache: set "
-            "trainer.pause_mode = abort, or leave it out"
+            "trainer.pause_mode = abort"
         )
     if trainer.correction.settings().batch_normalize:
         return (

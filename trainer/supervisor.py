@@ -47,7 +47,7 @@ class Supervisor:
     gives up.
     """
 
-    def __init__(self, logs: Path, max_restarts_a_minute: int = 5, stop_timeout_s: float = 20.0):
+    def __init__(self, logs: Path, max_restarts_a_minute: int = 5, stop_timeout_s: float = 30.0):
         self._logs = logs
         self._max_restarts = max_restarts_a_minute
         self._stop_timeout_s = stop_timeout_s

@@ -30,6 +30,7 @@ from trainer.objectives.batch import GlobalCounts
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
 from trainer.objectives.registry import expected_means
 from trainer.policy import Policy
+from trainer.schedule import learning_rate_at
 from trainer.side_sampling import lacks_side_samples, with_side_samples
 from trainer.teach import TeachingPlan, has_teacher, unteachable
 from trainer.teacher_models import EmaTeacher
@@ -310,8 +311,7 @@ class Updater:
         return self.reference.token_logprobs(batch.ids_BT, batch.mask_BT).logprobs_BT
 
     def _set_learning_rate(self, step: int) -> float:
-        warmup = self.config.warmup_steps
-        lr = self.config.learning_rate * min(1.0, (step + 1) / warmup if warmup else 1.0)
+        lr = learning_rate_at(step, self.config)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         return lr

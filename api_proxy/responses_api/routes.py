@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from api_proxy.admission import admitted, checked
+from api_proxy.callers import caller_of
 from api_proxy.errors import ApiError, invalid, unsupported
 from api_proxy.formats import EndedReply, StreamWriter
 from api_proxy.responses import answer
@@ -18,7 +19,6 @@ from api_proxy.responses_api.reply import Head, page_of, status_of, usage_body
 from api_proxy.responses_api.request import chat_body, echo_of, parsed
 from api_proxy.responses_api.stream import ResponseStream
 from api_proxy.schemas import Completion, completion_of, json_object
-from api_proxy.sessions import authorization_of, scope_of
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
 
@@ -117,21 +117,23 @@ async def retrieve(request: Request, response_id: str) -> dict[str, Any]:
     service: TurnService = request.app.state.service
     if request.query_params.get("stream", "false").lower() == "true":
         raise unsupported("A response that was sent cannot be streamed again.", "stream")
-    found = await stored.response_of(service, _scope(request), response_id)
+    found = await stored.response_of(service, caller_of(request).scope, response_id)
     return found.body(service.config.model_name, service.deps.rendering.reasoning_end_id)
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(request: Request, response_id: str) -> dict[str, Any]:
     """Make a response unreadable; its turn stays recorded."""
-    await stored.delete(request.app.state.service, _scope(request), response_id)
+    await stored.delete(request.app.state.service, caller_of(request).scope, response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(request: Request, response_id: str) -> dict[str, Any]:
     """What a response answered."""
-    found = await stored.response_of(request.app.state.service, _scope(request), response_id)
+    found = await stored.response_of(
+        request.app.state.service, caller_of(request).scope, response_id
+    )
     query = request.query_params
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
     if not limit.isdecimal() or not 1 <= int(limit) <= 100:
@@ -147,12 +149,8 @@ async def list_input_items(request: Request, response_id: str) -> dict[str, Any]
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel(request: Request, response_id: str) -> dict[str, Any]:
     """Refused: there are no responses in the background."""
-    await stored.response_of(request.app.state.service, _scope(request), response_id)
+    await stored.response_of(request.app.state.service, caller_of(request).scope, response_id)
     raise unsupported("Only background responses can be cancelled.", "background")
-
-
-def _scope(request: Request) -> str:
-    return scope_of(authorization_of(request.headers))
 
 
 async def _completion(request: Request, raw: bytes, scope: str) -> Completion:

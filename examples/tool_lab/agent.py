@@ -32,8 +32,6 @@ SESSION_PLANS: tuple[tuple[tuple[str, ...], int], ...] = (
 )
 OPEN_STATE_PROBABILITY = 0.9
 """Requests in which an open user says what they want, if the last one was of another kind."""
-GREET_SHARE = 0.8
-"""Sessions that begin with hello, where users care how they are addressed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,8 @@ def lab_episode(seed: int, config: AgentConfig, *, held_out: bool = False) -> Ep
     plans = [plan for plan, _ in SESSION_PLANS]
     weights = [weight for _, weight in SESSION_PLANS]
     kinds = rng.choices(plans, weights)[0]
-    if "title" in config.preferences and rng.random() < GREET_SHARE:
+    if "title" in config.preferences:
+        # Where users care how they are addressed, they say hello.
         kinds = ("greet", *kinds)
     is_open = config.open_users > 0 and rng.random() < config.open_users
     return Episode(

@@ -36,7 +36,7 @@ def take_prefill_group(
     rests: list[int] = []
     longest_row = max((request.expected_length for request in running), default=0)
     for request in list(islice(waiting, max(max_batch - len(running), 0))):
-        match = rows.match(request.sequence[:-1])
+        match = rows.match(request.sequence[:-1], request.cache_namespace)
         rest = request.num_tokens - 1 - match.num_tokens
         longest_row = max(longest_row, request.expected_length)
         if not rows.fits(len(running) + len(group) + 1, longest_row):

@@ -3,7 +3,7 @@
 A tree of blocks: a block is known by the block before it and its own token ids, compared exactly,
 so a hit is never a hash collision. The votes on one turn, the turns of one session and agents with
 one system prompt share what is equal. The least recently used leaf goes first. Emptied when the
-weights change; it does not know requests.
+weights change; it does not know requests. Each namespace is a tree of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rollout_bridge.embedded.kv_cache import CacheShape, RowCache
 BLOCK = 16
 """Tokens in a block."""
 
-_Key = tuple[int, tuple[int, ...]]
-_ROOT = -1
+_Key = tuple[int | str, tuple[int, ...]]
+"""The block before it, or the namespace; and its own ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class Match:
 
     blocks: tuple[int, ...]
     next_key: _Key | None
+    namespace: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -60,13 +61,13 @@ class PrefixCache:
         self._blocks.clear()
         self._free = list(range(self._max_blocks))
 
-    def match(self, ids: Sequence[int]) -> Match:
+    def match(self, ids: Sequence[int], namespace: str = "") -> Match:
         """The longest known prefix of `ids`, in whole blocks."""
         if self._max_blocks == 0:
-            return Match(blocks=(), next_key=None)
+            return Match(blocks=(), next_key=None, namespace=namespace)
         blocks: list[int] = []
         path: list[_Key] = []
-        parent = _ROOT
+        parent: int | str = namespace
         next_key: _Key | None = None
         for start in range(0, len(ids) - BLOCK + 1, BLOCK):
             key = (parent, tuple(ids[start : start + BLOCK]))
@@ -78,7 +79,7 @@ class PrefixCache:
             path.append(key)
             parent = block
         self._touch(path)
-        return Match(blocks=tuple(blocks), next_key=next_key)
+        return Match(blocks=tuple(blocks), next_key=next_key, namespace=namespace)
 
     def load(self, match: Match, cache: RowCache, row: int) -> None:
         """Copy the matched blocks into the beginning of a row."""
@@ -89,12 +90,12 @@ class PrefixCache:
         cache.keys[:, row, :count] = self._keys.index_select(1, index).flatten(1, 2)
         cache.values[:, row, :count] = self._values.index_select(1, index).flatten(1, 2)
 
-    def insert(self, ids: Sequence[int], cache: RowCache, row: int) -> None:
+    def insert(self, ids: Sequence[int], cache: RowCache, row: int, namespace: str = "") -> None:
         """Remember the whole blocks of `ids`, whose keys and values are in `row`."""
-        known = self.match(ids)
+        known = self.match(ids, namespace)
         if known.next_key is None:
             return
-        parent = known.blocks[-1] if known.blocks else _ROOT
+        parent: int | str = known.blocks[-1] if known.blocks else namespace
         first = len(known.blocks)
         # Known blocks were touched by `match`; of a prompt beyond the whole cache keep the start.
         last = min(len(ids) // BLOCK, self._max_blocks)
@@ -110,7 +111,7 @@ class PrefixCache:
         if added:
             self._store(added, cache, row, first)
             self._touch(path)
-            self.match(ids[: first * BLOCK])
+            self.match(ids[: first * BLOCK], namespace)
 
     def _touch(self, path: list[_Key]) -> None:
         # Leaf first, so that a block is always newer than those after it and the oldest is a leaf.

@@ -69,7 +69,10 @@ class Finish:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineRequest:
-    """A request and its state. `score_from`: log-probs are wanted of `input_ids[score_from:]`."""
+    """A request and its state. `score_from`: log-probs are wanted of `input_ids[score_from:]`.
+
+    Requests share the prefixes of one `cache_namespace`.
+    """
 
     input_ids: list[int]
     sampling: Sampling
@@ -78,6 +81,7 @@ class EngineRequest:
     num_top: int = 0
     token_ids: tuple[int, ...] = ()
     stream: bool = False
+    cache_namespace: str = ""
 
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)

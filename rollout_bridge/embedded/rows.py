@@ -25,13 +25,13 @@ class Rows:
         self._cache = cache
         self._prefixes = prefixes
 
-    def match(self, ids: Sequence[int]) -> Match:
+    def match(self, ids: Sequence[int], namespace: str) -> Match:
         """The known prefix of `ids`."""
-        return self._prefixes.match(ids)
+        return self._prefixes.match(ids, namespace)
 
-    def remember(self, ids: Sequence[int], row: int) -> None:
+    def remember(self, ids: Sequence[int], row: int, namespace: str) -> None:
         """Keep the keys and values of `ids`, which are in `row`, for other requests."""
-        self._prefixes.insert(ids, self._cache, row)
+        self._prefixes.insert(ids, self._cache, row, namespace)
 
     def forget(self) -> None:
         """Drop all known prefixes."""
@@ -58,15 +58,19 @@ class Rows:
         work = (length - max(starts)) * len(sequences)
         if work:
             self._runner.prefill(self._cache, first_row, sequences, starts)
-            for row, sequence in enumerate(sequences, start=first_row):
-                self.remember(sequence, row)
+            filled = zip(sequences, matches, strict=True)
+            for row, (sequence, match) in enumerate(filled, start=first_row):
+                self.remember(sequence, row, match.namespace)
         return work
 
     def score(self, first_row: int, requests: list[EngineRequest]) -> None:
         """Record the input log-probs that the requests ask for; uses rows `first_row`.. ."""
         starts = [request.score_from or 1 for request in requests]
         contexts = [r.input_ids[: start - 1] for r, start in zip(requests, starts, strict=True)]
-        matches = [self.match(context) for context in contexts]
+        matches = [
+            self.match(context, request.cache_namespace)
+            for context, request in zip(contexts, requests, strict=True)
+        ]
         self.prefill(first_row, contexts, matches)
         sequences = [request.input_ids for request in requests]
         length = self._runner.padded_length(sequences, [start - 1 for start in starts])

@@ -246,7 +246,7 @@ class Scheduler:
         if request in self.running:
             row = self.running.index(request)
             if request.kv_is_current:
-                self._rows.remember(request.sequence[:-1], row)
+                self._rows.remember(request.sequence[:-1], row, request.cache_namespace)
             last = len(self.running) - 1
             if row != last:
                 moved = self.running[last]

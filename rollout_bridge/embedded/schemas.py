@@ -116,6 +116,7 @@ class GenerateBody(BaseModel):
     return_text_in_logprobs: bool = False
     stream: bool = False
     rid: str | None = None
+    extra_key: str | None = None
 
 
 class ControlBody(BaseModel):

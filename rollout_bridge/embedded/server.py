@@ -284,6 +284,7 @@ def _jobs(body: schemas.GenerateBody, engine: Engine) -> list[tuple[EngineReques
             score_from=start + 1 if body.return_logprob and start >= 0 else None,
             num_top=body.top_logprobs_num if body.return_logprob else 0,
             token_ids=tuple(body.token_ids_logprob or ()) if body.return_logprob else (),
+            cache_namespace=body.extra_key or "",
         )
         if body.rid is not None:
             request.rid = body.rid if params.n == 1 else f"{body.rid}_{number}"

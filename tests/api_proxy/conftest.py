@@ -21,6 +21,7 @@ from records.config import StoreConfig
 from records.store import Store
 from records.types import TurnRecord
 from rollout_bridge.config import RendererConfig
+from rollout_bridge.engine.types import PauseMode
 from rollout_bridge.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
@@ -122,15 +123,28 @@ def settings() -> dict[str, Any]:
 
 
 @pytest.fixture
+def pause_mode() -> PauseMode:
+    """How the engine's weights are changed; override like `settings`."""
+    return "retract"
+
+
+@pytest.fixture
 async def door(
     store: Store,
     engine: ScriptedEngine,
     rendering: Rendering,
     clock: Callable[[], float],
     settings: dict[str, Any],
+    pause_mode: PauseMode,
 ) -> AsyncIterator[Door]:
-    config = ProxyConfig(**settings)
-    deps = ProxyDeps(store=store, engine=engine, rendering=rendering, config=config, clock=clock)
+    deps = ProxyDeps(
+        store=store,
+        engine=engine,
+        rendering=rendering,
+        config=ProxyConfig(**settings),
+        clock=clock,
+        pause_mode=pause_mode,
+    )
     app = create_app(deps)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (

@@ -13,7 +13,7 @@ from api_proxy.generation import LabelSpan, Rollout, SeenVersion
 from api_proxy.reply import Reply
 from api_proxy.stop_strings import StopStrings
 from records.types import DropReason, TurnType
-from rollout_bridge.engine.types import Generation, SamplingParams, WeightSpan
+from rollout_bridge.engine.types import Generation, PauseMode, SamplingParams, WeightSpan
 
 
 def spans(*parts: tuple[str, int, int]) -> list[LabelSpan]:
@@ -87,8 +87,17 @@ HELLO = Reply(content="Hello", reasoning=None, tool_calls=())
     [
         ({}, {}, None, None),
         ({}, {"turn_type": TurnType.SIDE}, None, DropReason.SIDE_TURN),
+        ({}, {"may_train": False}, None, DropReason.RECORD_ONLY),
+        (
+            {},
+            {"may_train": False, "turn_type": TurnType.SIDE},
+            None,
+            DropReason.RECORD_ONLY,
+        ),
         ({"finish_reason": "abort"}, {"client_gone": True}, None, DropReason.CLIENT_DISCONNECTED),
         ({"finish_reason": "abort"}, {}, None, DropReason.ABORTED),
+        ({"finish_reason": "abort"}, {"is_cut": True}, None, DropReason.SHUTDOWN),
+        ({}, {"is_cut": True}, None, None),
         ({"finish_reason": "length"}, {}, None, DropReason.LENGTH_CUT),
         ({"logprobs": [-0.1, float("nan")]}, {}, None, DropReason.ROLLOUT_LOGPROBS_INVALID),
         ({"logprobs": [-0.1, float("-inf")]}, {}, None, DropReason.ROLLOUT_LOGPROBS_INVALID),
@@ -110,6 +119,7 @@ def test_drop_reasons(
 ) -> None:
     around = {
         "turn_type": TurnType.MAIN,
+        "may_train": True,
         "is_ambiguous": False,
         "distribution_modified": None,
         **circumstances,
@@ -119,7 +129,9 @@ def test_drop_reasons(
 
 
 def test_mixed_versions_train_if_configured() -> None:
-    around = Circumstances(turn_type=TurnType.MAIN, is_ambiguous=False, distribution_modified=None)
+    around = Circumstances(
+        turn_type=TurnType.MAIN, may_train=True, is_ambiguous=False, distribution_modified=None
+    )
     config = ProxyConfig(train_mixed_version=True)
     mixed, unknown = DropReason.MIXED_VERSION, DropReason.UNKNOWN_VERSION
     assert drop_reason(rollout(), HELLO, around, mixed, config) is None
@@ -129,18 +141,18 @@ def test_mixed_versions_train_if_configured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keeps_kv", "key", "cached", "labels", "is_mixed"),
+    ("pause_mode", "key", "cached", "labels", "is_mixed"),
     [
-        (True, "3", 8, ["3"], False),
-        (True, "3", 0, ["4"], False),
-        (True, "3", 8, ["4"], True),
-        (True, None, 8, ["4"], True),
-        (True, "3", 0, ["3", "4"], True),
-        (False, "3", 8, ["3", "4"], False),
+        ("in_place", "3", 8, ["3"], False),
+        ("in_place", "3", 0, ["4"], False),
+        ("in_place", "3", 8, ["4"], True),
+        ("in_place", None, 8, ["4"], True),
+        ("in_place", "3", 0, ["3", "4"], True),
+        ("retract", "3", 8, ["3", "4"], False),
     ],
 )
 async def test_a_cache_of_several_weights_is_told_from_the_version_it_was_asked_for(
-    keeps_kv: bool, key: str | None, cached: int, labels: list[str], is_mixed: bool
+    pause_mode: PauseMode, key: str | None, cached: int, labels: list[str], is_mixed: bool
 ) -> None:
     engine = OneReply(labels, cached)
     rolled = Rollout(
@@ -148,11 +160,11 @@ async def test_a_cache_of_several_weights_is_told_from_the_version_it_was_asked_
         params=SamplingParams(),
         seen=SeenVersion(label=key),
         stops=StopStrings(str, ()),
-        keeps_kv=keeps_kv,
+        pause_mode=pause_mode,
     )
     await rolled.run(engine)  # type: ignore[arg-type]
     assert rolled.has_mixed_kv is is_mixed
-    assert engine.cache_key == (key if keeps_kv else None)
+    assert engine.cache_key == (key if pause_mode == "in_place" else None)
 
 
 class OneReply:

@@ -158,6 +158,38 @@ async def test_broken_off_reply_under_a_grammar(door: Door, stream: bool) -> Non
     assert door.rendering.decode(whole.response_ids[:-1]) == '{"b": 2}'
 
 
+@pytest.mark.parametrize("pause_mode", ["abort"])
+async def test_where_updates_break_off_a_reply_under_a_grammar_is_streamed_whole(
+    door: Door,
+) -> None:
+    door.will_say(door.line('{"a": 1}', abort_at=3), door.line('{"b": 2}', abort_at=2), "[3]")
+    asked = {"type": "json_object"}
+    response = await door.post([USER], response_format=asked, stream=True)
+    (turn, *_) = await door.store.list_turns()
+    chunks = [
+        json.loads(line.removeprefix("data: "))
+        for line in response.text.splitlines()
+        if line.startswith("data: {")
+    ]
+    texts = [choice["delta"].get("content") for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(text for text in texts if text) == "[3]"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert [len(prompt) for prompt in door.engine.prompts] == [len(door.engine.prompts[0])] * 3
+    whole = await door.turn(turn.turn_id)
+    assert door.rendering.decode(whole.response_ids[:-1]) == "[3]"
+    assert whole.sampling["num_continuations"] == 2
+
+
+@pytest.mark.parametrize("pause_mode", ["abort"])
+@pytest.mark.parametrize("settings", [{"max_continuations": 2}])
+async def test_a_reply_is_not_sampled_anew_for_ever(door: Door) -> None:
+    door.will_say(*[door.line('{"a": 1}', abort_at=3)] * 3)
+    response = await door.post([USER], response_format={"type": "json_object"})
+    assert response.status_code == 503
+    (turn, *_) = await door.store.list_turns()
+    assert turn.drop_reason is DropReason.ABORTED
+
+
 async def test_logit_bias(door: Door) -> None:
     door.will_say("ok")
     _, turn = await door.say([USER], logit_bias={"7": -100})

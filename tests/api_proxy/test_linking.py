@@ -158,3 +158,40 @@ def test_calls_link_to_their_one_turn() -> None:
     assert link.next_state == (user("Observation: 21"),)
     assert link_by_calls([], [user("x")]).how == "none"
     assert link_by_calls([ref("a"), ref("b")], [user("x")]).how == "none"
+
+
+def test_different_prompts_that_fit_equally_are_no_evidence() -> None:
+    history = [user("summary"), user("go on"), assistant("Ok."), user("next")]
+    here = Candidate(ref=ref("a"), messages=[user("x"), user("go on")])
+    there = Candidate(ref=ref("b"), messages=[user("y"), user("go on")])
+    link = link_by_fingerprint(history, 2, [here, there], None)
+    assert (link.ambiguous, link.parent, link.session_id) == (True, None, None)
+    later = Candidate(ref=ref("c", session_id="session of a"), messages=there.messages)
+    link = link_by_fingerprint(history, 2, [here, later], None)
+    assert (link.ambiguous, link.parent, link.session_id) == (True, None, "session of a")
+
+
+def test_fingerprint_prefers_what_differs_in_system_messages_alone() -> None:
+    clock = {"role": "system", "content": "It is 10:01"}
+    history = [clock, user("hi"), assistant("Hello!"), user("next")]
+    same = Candidate(ref=ref("b"), messages=[{**clock, "content": "It is 10:00"}, user("hi")])
+    longer = Candidate(ref=ref("a"), messages=[user("x"), assistant("y"), user("hi")])
+    link = link_by_fingerprint(history, 2, [longer, same], None)
+    assert link.parent == same.ref
+    # Equal conversations: the oldest that nothing followed.
+    twin = Candidate(ref=ref("c"), messages=same.messages)
+    link = link_by_fingerprint(history, 2, [twin, longer, same], None)
+    assert link.parent == same.ref
+
+
+def test_what_was_asked_before_without_an_answer_is_a_retry() -> None:
+    turns = [answered("a"), ref("b")]
+    link = link_by_path(turns, [], [user("x")], None, asked_of="a")
+    assert (link.retry, link.parent) == (True, turns[0])
+    assert link_by_path(turns, [], [user("x")], None, asked_of="other").parent == turns[1]
+
+
+def test_what_went_on_by_feedback_alone_still_waits_for_its_user() -> None:
+    assert is_unanswered(ref("a", state=TurnState.TRAINED))
+    assert is_unanswered(ref("a", state=TurnState.DROPPED, drop_reason=DropReason.NO_HINT))
+    assert not is_unanswered(ref("a", state=TurnState.TRAINED, has_next_state=True))

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api_proxy.reply import Delta, Reply, SentCall
@@ -104,7 +104,7 @@ def test_token_by_token(rendering: Rendering, text: str, end: bool, allow_calls:
     assert_same(rendering, ids, list(range(1, len(ids))), allow_calls=allow_calls)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(
     pieces=st.lists(
         st.sampled_from([*REPLIES, " ", "\n", "STOP", "ST", "<", "</think>", "é"]), max_size=5
@@ -121,7 +121,7 @@ def test_any_chunks(
     assert_same(rendering, ids, cuts, stop=stop)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ids=st.lists(st.integers(0, 200), max_size=40), seed=st.integers(0, 2**16))
 def test_any_ids(rendering: Rendering, ids: list[int], seed: int) -> None:
     assert_same(rendering, ids, list(range(1, len(ids))))

@@ -207,7 +207,7 @@ async def live_door(
             engine=client,
             rendering=rendering,
             config=ProxyConfig(train_length_cut=True, **settings),
-            keeps_kv=mode == "in_place",
+            pause_mode=mode,
         )
         listener = socket.create_server(("127.0.0.1", 0))
         base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"

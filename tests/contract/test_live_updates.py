@@ -87,8 +87,11 @@ async def converse(door: LiveDoor, number: int, stop: asyncio.Event) -> list[Ans
         fields["tools"] = [WEATHER]
     if number % 6 == 3:
         fields["top_logprobs"] = 2
+    if number == 4:
+        fields["parallel_tool_calls"] = False
     if number % 3 == 2:
         fields["tools"] = [WEATHER]
+        fields["tool_choice"] = {"type": "function", "function": {"name": "get_weather"}}
     while not stop.is_set():
         messages = [
             {"role": "system", "content": "You help with the weather, hotels and trains."},
@@ -131,7 +134,7 @@ def check_answer(door: LiveDoor, answer: Answer, turn: TurnRecord, rendering: Re
     if turn.finish_reason == "length":
         assert len(ids) == turn.sampling["max_new_tokens"]
     else:
-        assert ids[-1] in rendering.stop_token_ids
+        assert ids[-1] in (*rendering.stop_token_ids, rendering.tool_call_end_id)
     assert answer.completion_tokens == len(ids)
     assert np.asarray(answer.logprobs, np.float32).tolist() == turn.rollout_logprobs.tolist()
     assert np.isfinite(turn.rollout_logprobs).all()
@@ -158,6 +161,11 @@ def largest_gap(forward: Forward, turn: TurnRecord) -> float:
     return float(max(gaps))
 
 
+def is_plain(turn: TurnRecord) -> bool:
+    """Under a grammar engines renormalise: such turns are marked and say nothing here."""
+    return turn.distribution_modified != "grammar"
+
+
 @pytest.mark.parametrize("mode", ["retract", "abort"])
 async def test_every_token_is_of_the_weights_it_names(
     live_url, rendering, folders, forward, tmp_path, mode
@@ -168,7 +176,7 @@ async def test_every_token_is_of_the_weights_it_names(
     for answer, turn in zip(answers, turns, strict=True):
         check_answer(door, answer, turn, rendering)
         assert turn.drop_reason in (None, DropReason.DISTRIBUTION_MODIFIED)
-        assert largest_gap(forward, turn) < 1e-3
+        assert not is_plain(turn) or largest_gap(forward, turn) < 1e-3
     assert {update.version for update in door.updates[:-1]} <= {
         span.version for turn in turns for span in turn.version_spans
     }
@@ -193,9 +201,9 @@ async def test_replies_with_a_cache_of_several_weights_are_marked_and_do_not_tra
         else:
             assert turn.drop_reason in (None, DropReason.DISTRIBUTION_MODIFIED)
             assert len(turn.version_spans) == 1
-            assert largest_gap(forward, turn) < 1e-3
+            assert not is_plain(turn) or largest_gap(forward, turn) < 1e-3
     # Not only by the letter: what is marked really is of no one set of weights.
-    assert max(largest_gap(forward, turn) for turn in mixed) > 1e-2
+    assert max(largest_gap(forward, turn) for turn in mixed if is_plain(turn)) > 1e-2
 
 
 async def test_what_older_weights_left_in_the_cache_is_used_for_no_unmarked_reply(
@@ -267,7 +275,7 @@ async def test_an_update_that_fails_costs_no_reply(
         check_answer(door, answer, turn, rendering)
         assert [span.version for span in turn.version_spans] == [door.updates[-1].version]
         assert turn.drop_reason in (None, DropReason.DISTRIBUTION_MODIFIED)
-        assert largest_gap(forward, turn) < 1e-3
+        assert not is_plain(turn) or largest_gap(forward, turn) < 1e-3
 
 
 @pytest.mark.parametrize("mode", MODES)

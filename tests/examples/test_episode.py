@@ -139,10 +139,10 @@ def test_greeting_with_the_title_meets_no_objection():
     assert talk.last_reaction.kind == "moved_on"
 
 
-def test_sessions_of_users_with_a_title_often_begin_with_hello():
+def test_sessions_of_users_with_a_title_begin_with_hello():
     config = AgentConfig(preferences=lab_users(("unit", "order", "title")))
-    kinds = [lab_episode(seed, config).request.kind for seed in range(200)]
-    assert 140 <= kinds.count("greet") <= 180
+    kinds = [lab_episode(seed, config).request.kind for seed in range(20)]
+    assert set(kinds) == {"greet"}
     assert all(lab_episode(seed, AgentConfig()).request.kind != "greet" for seed in range(50))
 
 

@@ -12,6 +12,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState, learn
 from examples.tool_lab.run_lab import LAB_VALUES, MODEL
@@ -23,6 +24,7 @@ from trainer.run import Run
 from trainer.run_config import RunConfig, merge
 
 BATCH = 4
+UPDATES_AFTER = 2
 VICTIMS = ("judge", "trainer", "proxy", "engine_frozen", "engine_policy")
 UNDER_WAY = (TurnState.JUDGING, TurnState.SCORING, TurnState.LEASED)
 
@@ -39,8 +41,15 @@ def configuration(folder: Path) -> RunConfig:
     return resolve(merge(values, small), None, [])
 
 
+class EveryVictimKilled(Exception):
+    """Each process was killed, and the run has made updates since the last kill."""
+
+
 class Killer:
-    """Kills the next victim whenever the run has made an update since the last kill."""
+    """Kills the next victim whenever the run has made an update since the last kill.
+
+    Raises EveryVictimKilled once `UPDATES_AFTER` updates were made after the last one.
+    """
 
     def __init__(self, run: Run):
         self._run = run
@@ -49,7 +58,11 @@ class Killer:
         self.work_at_kill: list[int] = []
 
     def __call__(self, state: LearningState) -> None:
-        if len(self.killed) == len(VICTIMS) or state.attempts <= self._last_attempts:
+        if len(self.killed) == len(VICTIMS):
+            if state.attempts >= self._last_attempts + UPDATES_AFTER:
+                raise EveryVictimKilled
+            return
+        if state.attempts <= self._last_attempts:
             return
         under_way = sum(state.turns.get(kind, 0) for kind in UNDER_WAY)
         if under_way == 0:
@@ -77,19 +90,21 @@ async def drained(store: Store, timeout_s: float) -> None:
 
 async def test_every_turn_is_trained_once_or_dropped_with_a_reason(tmp_path: Path) -> None:
     config = configuration(tmp_path)
-    lab = LabConfig(updates=len(VICTIMS) + 2, sessions_in_flight=6, max_seconds=200, eval_samples=1)
+    # No number of updates ends it: several may be made between two looks at the store.
+    lab = LabConfig(updates=10_000, sessions_in_flight=6, max_seconds=200, eval_samples=1)
     async with Run(config, tmp_path) as run, await Store.open(config.store) as store:
         await run.start_loop()
         killer = Killer(run)
-        await learn(
-            base_url=f"http://{config.proxy.host}:{config.proxy.port}/v1",
-            model=config.proxy.model_name,
-            store=store,
-            lab=lab,
-            batch_size=BATCH,
-            failed=run.supervisor.failed,
-            progress=killer,
-        )
+        with pytest.raises(EveryVictimKilled):
+            await learn(
+                base_url=f"http://{config.proxy.host}:{config.proxy.port}/v1",
+                model=config.proxy.model_name,
+                store=store,
+                lab=lab,
+                batch_size=BATCH,
+                failed=run.supervisor.failed,
+                progress=killer,
+            )
         assert killer.killed == list(VICTIMS)
         await store.close_idle_sessions(0.0)
         await drained(store, 60)
@@ -106,4 +121,4 @@ async def test_every_turn_is_trained_once_or_dropped_with_a_reason(tmp_path: Pat
     assert counts[TurnState.READY] < BATCH
     ended = counts[TurnState.TRAINED] + counts[TurnState.DROPPED] + counts[TurnState.READY]
     assert ended == len(turns)
-    assert len(chain) - 1 >= lab.updates
+    assert len(chain) - 1 >= len(VICTIMS) + UPDATES_AFTER

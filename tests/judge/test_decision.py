@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from judge.config import JudgeConfig
+from judge.config import JudgeConfig, RewardKind
 from judge.decision import decide, reward_of
 from records.types import DropReason, Verdict, Vote
 
@@ -107,3 +107,23 @@ def test_a_turn_is_dropped_exactly_if_it_has_neither_hint_nor_reward(
     assert (drop is None) == (verdict.hint is not None or verdict.reward is not None)
     assert len(verdict.candidates) <= max_candidates
     assert verdict.reward is None or -1 <= verdict.reward <= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "expected"),
+    [
+        ("none", -1.0, None),
+        ("verdict", -0.5, -1.0),
+        ("verdict", 0.0, 0.0),
+        ("votes", -0.5, -0.5),
+        ("votes", None, 1.0),
+    ],
+)
+def test_what_a_person_said_takes_the_place_of_the_votes_reward(
+    kind: RewardKind, said: float | None, expected: float | None
+) -> None:
+    votes = [vote(1, SHORT), vote(None, text="?")]
+    assert reward_of(votes, kind, said) == expected
+    config = JudgeConfig(base_url="http://j/v1", model="j", reward=kind)
+    verdict, drop = decide("t", votes, config, num_omitted=0, said=said)
+    assert (verdict.reward, verdict.hint, drop) == (expected, SHORT, None)

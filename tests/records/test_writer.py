@@ -252,6 +252,7 @@ async def test_of_two_verdicts_in_one_group_the_first_counts(store: Store) -> No
     assert stored == [*verdicts[:2], None]
     scoring = await claimed(store, TurnState.SCORING)
     assert scoring == turn_ids[:2]
-    scores = [store.commit_score(OWNER, a_score(one)) for one in [*scoring, scoring[0]]]
+    wanted = [a_score(one, hint=f"hint of {one}") for one in [*scoring, scoring[0]]]
+    scores = [store.commit_score(OWNER, score) for score in wanted]
     assert await asyncio.gather(*scores) == [True, True, False]
     assert await store.ready_count() == 2

@@ -64,7 +64,7 @@ def cases(draw):
     return pattern, stored, (start, end)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(cases())
 def test_a_span_is_located_exactly_when_one_place_is_possible(case):
     pattern, stored, span = case

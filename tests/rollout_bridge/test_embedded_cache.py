@@ -57,6 +57,19 @@ def test_update_writes_at_positions_and_reads_whole_rows() -> None:
     assert cache.keys[0].abs().sum() == 0
 
 
+def test_a_namespace_knows_nothing_of_another() -> None:
+    cache = RowCache(SHAPE, max_tokens=1024)
+    prefixes = PrefixCache(SHAPE, max_tokens=1024)
+    ids = list(range(3 * BLOCK))
+    fill(cache, 0, ids)
+    prefixes.insert(ids, cache, 0, "ann")
+    assert prefixes.match(ids, "ann").num_tokens == 3 * BLOCK
+    assert prefixes.match(ids, "eve").num_tokens == 0
+    assert prefixes.match(ids).num_tokens == 0
+    prefixes.insert(ids, cache, 0, "eve")
+    assert prefixes.match(ids, "eve").blocks != prefixes.match(ids, "ann").blocks
+
+
 def test_a_prefix_is_found_in_whole_blocks() -> None:
     cache, prefixes = RowCache(SHAPE, max_tokens=4096), PrefixCache(SHAPE, max_tokens=1024)
     ids = list(range(3 * BLOCK + 5))
@@ -87,7 +100,7 @@ sequences = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(sequences)
 def test_whatever_is_found_belongs_to_the_sequence(steps: list[tuple[int, int, int]]) -> None:
     """Any order of inserts under eviction: a match loads exactly what was computed for it."""

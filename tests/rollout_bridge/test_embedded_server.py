@@ -186,6 +186,8 @@ async def test_votes_and_turns_reuse_prefixes(client: EngineClient) -> None:
     longer = PROMPT + first.output_ids.tolist() + [3, 4]
     following = await client.generate(longer, params)
     assert following.cached_tokens == 64
+    other_tenant = await client.generate(PROMPT, params, cache_key="other")
+    assert other_tenant.cached_tokens == 0
     await client.flush_cache()
     assert (await client.generate(PROMPT, params)).cached_tokens == 0
 

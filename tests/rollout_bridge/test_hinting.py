@@ -271,7 +271,7 @@ def test_a_template_that_trims_content_is_understood(folder):
 
 PIECES = [*"ab \n<>|", "é", "漢", "<|im_start|>", "<|im_end|>", "user\n", "</think>"]
 TEXT = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
-SETTINGS = settings(max_examples=60, deadline=None)
+SETTINGS = settings(max_examples=60)
 
 
 @SETTINGS

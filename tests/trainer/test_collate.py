@@ -65,7 +65,7 @@ def test_the_longest_fitting_path_is_extended_whatever_the_order():
         assert len(merge_turns([samples[i] for i in order])) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_every_response_token_trains_once_at_its_place(data):
     """Few distinct ids and several sessions, so that accidental prefixes occur."""
@@ -111,7 +111,7 @@ def check_alignment(batch, samples):
         assert torch.equal(values, teacher[turn])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(2, 40), min_size=1, max_size=12), budget=st.integers(1, 100))
 def test_micro_batches_respect_the_budget_and_lose_nothing(lengths, budget):
     sequences = [

@@ -22,22 +22,6 @@ from trainer.manifest import Manifest
 
 
 @pytest.fixture
-def config_file(tmp_path: Path) -> Path:
-    """The configuration of a run whose engines are elsewhere."""
-    values: dict[str, Any] = {
-        "model": "some/model",
-        "store": {"url": f"sqlite+aiosqlite:///{tmp_path}/records.db"},
-        "policy": {"url": "http://127.0.0.1:1"},
-        "frozen": {"url": "http://127.0.0.1:2"},
-        "judge": {"base_url": "http://127.0.0.1:2/v1", "model": "m", "api_key": "secret"},
-        "scoring": {"context_length": 4096},
-    }
-    path = tmp_path / "config.toml"
-    run_config.save(run_config.build(values), path)
-    return path
-
-
-@pytest.fixture
 def store_config(config_file: Path) -> StoreConfig:
     return run_config.load(config_file).store
 

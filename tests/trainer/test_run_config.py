@@ -42,6 +42,21 @@ def test_merge_lays_section_over_section_and_changes_neither() -> None:
 
 
 @pytest.mark.parametrize(
+    ("over", "merged"),
+    [
+        ({"topk": 4}, {"name": "one", "topk": 4}),
+        ({"name": "one", "tail": True}, {"name": "one", "topk": 8, "tail": True}),
+        ({"name": "other"}, {"name": "other"}),
+    ],
+)
+def test_a_section_of_another_name_takes_the_place_of_its_base(
+    over: dict[str, Any], merged: dict[str, Any]
+) -> None:
+    base = {"objective": {"name": "one", "topk": 8}}
+    assert run_config.merge(base, {"objective": over}) == {"objective": merged}
+
+
+@pytest.mark.parametrize(
     ("section", "wrong", "meant"),
     [
         ("trainer", "learning_rat", "learning_rate"),

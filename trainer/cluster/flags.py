@@ -119,7 +119,7 @@ def _optimiser_flags(config: RunConfig) -> list[Flag]:
     flags: list[Flag] = [
         ("--optimizer", "adam"),
         ("--lr", f"{trainer.learning_rate:g}"),
-        ("--lr-decay-style", "constant"),
+        ("--lr-decay-style", trainer.lr_decay_style),
         ("--lr-warmup-iters", str(trainer.warmup_steps)),
         ("--adam-beta1", f"{beta1:g}"),
         ("--adam-beta2", f"{beta2:g}"),
@@ -129,6 +129,8 @@ def _optimiser_flags(config: RunConfig) -> list[Flag]:
         # Megatron refuses 0.
         ("--seed", str(trainer.seed + 1)),
     ]
+    if trainer.lr_decay_style != "constant":
+        flags.append(("--lr-decay-iters", str(trainer.max_steps)))
     if cluster.optimizer_offload:
         flags += [
             ("--optimizer-cpu-offload",),

@@ -30,6 +30,7 @@ from trainer.cluster.held import Held, run_to_end
 from trainer.cluster.plan import Plan, engine_overrides, make_plan
 from trainer.cluster.show import draw, show, wrap
 from trainer.errors import StartupError
+from trainer.keys_commands import refuse_open_door
 from trainer.run import answers
 from trainer.serve import status_line, until_stopped
 from trainer.supervisor import Supervisor
@@ -75,6 +76,7 @@ async def _launch(plan: Plan) -> None:
     async with opened as store:
         start_version = await weight_start_version(store, plan.paths.run)
         _write(plan, start_version)
+        await refuse_open_door(plan.config, store, plan.paths.config)
         await until_stopped(stop, Launch(plan, store, console, start_version).run())
     console.print("stopped")
 

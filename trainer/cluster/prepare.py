@@ -133,6 +133,8 @@ def _derived(
 ) -> dict[str, Any]:
     """What the user need not write; anything that was written stands."""
     derived: dict[str, Any] = {
+        # What slime does around an update, which the proxy has to know.
+        "trainer": {"pause_mode": "abort"},
         "scoring": {"expected_version": FROZEN_VERSION},
         "judge": _judge(values, given, cluster, model),
     }
@@ -177,15 +179,15 @@ def _check(config: RunConfig, model: Architecture | None) -> None:
     cluster = config.cluster
     assert cluster is not None
     problems = []
+    if config.trainer.pause_mode != "abort":
+        problems.append(
+            f"trainer.pause_mode {config.trainer.pause_mode}: slime aborts running requests for an "
+            "update; leave it out"
+        )
     if cluster.nodes > 1 and config.store.is_sqlite:
         problems.append(
             f"store.url: {make_url(config.store.url).drivername} is a file of one host and "
             f"cluster.nodes is {cluster.nodes}; use postgresql+asyncpg://USER@HOST/DATABASE"
-        )
-    steps, warmup = config.trainer.max_steps, config.trainer.warmup_steps
-    if steps is not None and warmup >= steps:
-        problems.append(
-            f"trainer.warmup_steps {warmup} must be less than trainer.max_steps {steps}"
         )
     experts = model.num_experts_per_tok if model is not None and model.is_moe else 0
     if model is not None and config.engine_client.routed_experts_topk not in (0, experts):

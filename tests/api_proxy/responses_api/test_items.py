@@ -111,7 +111,7 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 CALLS = st.lists(st.tuples(TEXTS.filter(bool), TEXTS), max_size=3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(content=TEXTS, reasoning=st.none() | TEXTS.filter(bool), calls=CALLS)
 def test_a_reply_comes_back_as_the_same_message(
     content: str, reasoning: str | None, calls: list[tuple[str, str]]

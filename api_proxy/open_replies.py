@@ -1,0 +1,70 @@
+"""The replies that are on their way, and how they end when the proxy is told to stop.
+
+New requests are refused from then on and readiness says so. Replies may end by themselves for a
+while; what is left then is broken off at the engine, told so, and recorded as `shutdown`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+_CUT_PATIENCE_S = 5.0
+"""For replies that were cut off to be recorded."""
+
+
+class Reply(Protocol):
+    """A reply that can be cut off."""
+
+    async def cut(self) -> None: ...
+
+
+class OpenReplies:
+    """All replies of one application that have not ended."""
+
+    def __init__(self) -> None:
+        self._open: set[Reply] = set()
+        self._ended = asyncio.Event()
+        self.is_closing = False
+        self._is_hurried = False
+
+    def add(self, reply: Reply) -> None:
+        """A reply begins."""
+        self._open.add(reply)
+
+    def discard(self, reply: Reply) -> None:
+        """A reply is over."""
+        self._open.discard(reply)
+        self._ended.set()
+
+    async def close(self, grace_s: float) -> int:
+        """Let replies end, for `grace_s`, and cut the others off; returns how many these are."""
+        self.is_closing = True
+        await self._ends(grace_s)
+        if not self._open:
+            return 0
+        left = list(self._open)
+        logger.warning("%d replies are cut off: the proxy stops", len(left))
+        await asyncio.gather(*(reply.cut() for reply in left))
+        self._is_hurried = False
+        await self._ends(_CUT_PATIENCE_S)
+        if self._open:
+            logger.error("%d replies do not end", len(self._open))
+        return len(left)
+
+    def hurry(self) -> None:
+        """Wait no longer for replies to end by themselves."""
+        self._is_hurried = True
+        self._ended.set()
+
+    async def _ends(self, patience_s: float) -> None:
+        """Returns when no reply is open, or when it is time to go on all the same."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while self._open and not self._is_hurried:
+                    self._ended.clear()
+                    await self._ended.wait()

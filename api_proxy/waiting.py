@@ -1,0 +1,115 @@
+"""Who is answered now and who waits, fairly among tenants, in a queue that has an end.
+
+At most `max_running` replies are being sampled. Whoever comes then waits; the next free place goes
+to the tenant that has the fewest replies running, among equals to the one that was served longest
+ago, so a burst of one tenant costs another one turn at most. Where the queue is full, the newest
+request of the tenant that waits with the most is refused, which may be the one that just came.
+
+It does not know HTTP or keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+
+class QueueFull(Exception):
+    """The request has to come again later."""
+
+
+class Closed(Exception):
+    """Nothing is begun any more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    size: int
+    place: asyncio.Future[None] = field(default_factory=asyncio.Future)
+
+
+class FairQueue:
+    """Places for `max_running` replies and `max_waiting` requests."""
+
+    def __init__(self, max_running: int, max_waiting: int) -> None:
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[str, deque[_Waiter]] = {}
+        self._served: Counter[str] = Counter()
+        self._num_served = 0
+        self._is_closed = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return sum(len(waiters) for waiters in self._waiting.values())
+
+    async def enter(self, tenant: str, size: int = 1) -> None:
+        """Wait for `size` places (never more than there are). Whoever enters must leave.
+
+        Raises QueueFull at once or, if another tenant needs the room, later; Closed at the end.
+        """
+        if self._is_closed:
+            raise Closed
+        waiter = _Waiter(min(size, self._max_running))
+        self._waiting.setdefault(tenant, deque()).append(waiter)
+        self._begin_next()
+        if self.num_waiting > self._max_waiting:
+            self._refuse_newest()
+        try:
+            await waiter.place
+        except asyncio.CancelledError:
+            if waiter.place.done() and not waiter.place.cancelled():
+                # It was given a place at the moment at which it was given up.
+                if waiter.place.exception() is None:
+                    self.leave(tenant, size)
+            else:
+                self._withdraw(tenant, waiter)
+            raise
+
+    def leave(self, tenant: str, size: int = 1) -> None:
+        """Give the places back."""
+        self._running[tenant] -= min(size, self._max_running)
+        self._begin_next()
+        if not self._running[tenant]:
+            del self._running[tenant]
+            if tenant not in self._waiting:
+                del self._served[tenant]
+
+    def close(self) -> None:
+        """Refuse who waits and whoever comes."""
+        self._is_closed = True
+        for waiters in self._waiting.values():
+            for waiter in waiters:
+                waiter.place.set_exception(Closed())
+        self._waiting.clear()
+
+    def _begin_next(self) -> None:
+        while self._waiting:
+            tenant = min(self._waiting, key=lambda one: (self._running[one], self._served[one]))
+            waiters = self._waiting[tenant]
+            if self._running.total() + waiters[0].size > self._max_running:
+                return
+            waiter = waiters.popleft()
+            self._drop_empty(tenant)
+            self._running[tenant] += waiter.size
+            self._num_served += 1
+            self._served[tenant] = self._num_served
+            waiter.place.set_result(None)
+
+    def _refuse_newest(self) -> None:
+        tenant = max(self._waiting, key=lambda one: len(self._waiting[one]))
+        self._waiting[tenant].pop().place.set_exception(QueueFull())
+        self._drop_empty(tenant)
+
+    def _withdraw(self, tenant: str, waiter: _Waiter) -> None:
+        if tenant in self._waiting and waiter in self._waiting[tenant]:
+            self._waiting[tenant].remove(waiter)
+            self._drop_empty(tenant)
+            self._begin_next()
+
+    def _drop_empty(self, tenant: str) -> None:
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]

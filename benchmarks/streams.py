@@ -1,0 +1,227 @@
+"""What many slow streams cost: errors, memory over time, and how late each token comes.
+
+    python benchmarks/streams.py [--streams 256] [--seconds 300] [--pace-ms 1000]
+
+Agents hold a stream open each, against a scripted engine at one token a second; a stream that ends
+is followed by the next of its conversation. Engine, proxy and agents are processes of their own.
+The engine's schedule is known, so each piece of text has a time at which it was due: its token's
+place times the pace after the first token was due. Printed are the errors, the proxy's memory after
+the first minute and at the end, and the delay of the pieces: p50 and p99 of what they came later
+than due.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import random
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import psutil
+import uvloop
+from proxy_latency import (
+    HEADERS,
+    LAB_MODEL,
+    MODEL_NAME,
+    SYSTEM,
+    ProxyPlan,
+    engine_process,
+    free_port,
+    percentile,
+    proxy_process,
+    wait_ready,
+)
+from proxy_latency import _stop as stop_process
+from rich.progress import Progress
+from scripted_engine import Script
+
+from rollout_bridge.config import RendererConfig
+from rollout_bridge.rendering import Rendering
+
+TOKENS = 120
+"""Of a reply: at one token a second a stream stays open for two minutes."""
+SAMPLE_EVERY_S = 2.0
+SETTLED_S = 60.0
+"""Memory is compared with what it was at this age."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Where the proxy is, and what the agents do."""
+
+    proxy_url: str
+    streams: int
+    seconds: float
+    first_s: float
+    pace_s: float
+
+
+@dataclass(slots=True)
+class Measured:
+    """Delays of pieces in seconds, errors in words, memory as (age in seconds, bytes)."""
+
+    delays_s: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    memory: list[tuple[float, int]] = field(default_factory=list)
+    num_streams: int = 0
+
+
+def reply_ids(rendering: Rendering) -> tuple[int, ...]:
+    """Ids that each are a piece of text, so that every token is seen at once, and the end token."""
+    word = rendering.tokenizer.encode("sun", add_special_tokens=False)
+    return (*(word * TOKENS)[:TOKENS], rendering.stop_token_ids[0])
+
+
+async def one_stream(
+    session: aiohttp.ClientSession, setup: Setup, messages: list[dict[str, Any]], deadline: float
+) -> tuple[str, list[float]]:
+    """The text of a reply and the delay of each piece; ends early, without error, at `deadline`."""
+    body = {"model": MODEL_NAME, "messages": messages, "stream": True, "max_tokens": 2 * TOKENS}
+    delays: list[float] = []
+    text = ""
+    start = time.monotonic()
+    url = f"{setup.proxy_url}/v1/chat/completions"
+    async with session.post(url, data=orjson.dumps(body), headers=HEADERS) as response:
+        if response.status != 200:
+            raise RuntimeError(f"{response.status}: {(await response.text())[:200]}")
+        async for line in response.content:
+            if line.startswith(b"data: [DONE]"):
+                return text, delays
+            if time.monotonic() > deadline:
+                return "", delays
+            if not line.startswith(b"data: {"):
+                continue
+            event = orjson.loads(line[6:])
+            if "error" in event:
+                raise RuntimeError(str(event["error"]))
+            piece = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+            if piece:
+                due = start + setup.first_s + len(delays) * setup.pace_s
+                delays.append(time.monotonic() - due)
+                text += piece
+    raise RuntimeError("a stream ended without [DONE]")
+
+
+async def agent(
+    number: int, setup: Setup, session: aiohttp.ClientSession, measured: Measured, deadline: float
+) -> None:
+    """One stream after the other until `deadline`."""
+    await asyncio.sleep(random.Random(number).uniform(0, setup.pace_s))
+    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+    while time.monotonic() < deadline:
+        messages.append({"role": "user", "content": f"Agent {number}: and then?"})
+        try:
+            text, delays = await one_stream(session, setup, messages, deadline)
+        except (RuntimeError, aiohttp.ClientError, TimeoutError) as error:
+            measured.errors.append(f"{type(error).__name__}: {error}")
+            messages.pop()
+            await asyncio.sleep(1.0)
+            continue
+        measured.num_streams += 1
+        measured.delays_s += delays
+        messages.append({"role": "assistant", "content": text})
+
+
+async def watch_memory(pid: int, seconds: float, measured: Measured) -> None:
+    """Note the resident memory of the proxy now and then, with progress shown."""
+    process = psutil.Process(pid)
+    started = time.monotonic()
+    with Progress() as progress:
+        task = progress.add_task("streaming", total=seconds)
+        while (age := time.monotonic() - started) < seconds:
+            measured.memory.append((age, process.memory_info().rss))
+            progress.update(task, completed=age)
+            await asyncio.sleep(SAMPLE_EVERY_S)
+        progress.update(task, completed=seconds)
+
+
+async def measure(setup: Setup, proxy_pid: int) -> Measured:
+    """All agents at once."""
+    measured = Measured()
+    deadline = time.monotonic() + setup.seconds
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        await asyncio.gather(
+            watch_memory(proxy_pid, setup.seconds, measured),
+            *(agent(number, setup, session, measured, deadline) for number in range(setup.streams)),
+        )
+    return measured
+
+
+def report(setup: Setup, measured: Measured) -> str:
+    """The figures as text."""
+    lines = [f"{setup.streams} streams for {setup.seconds:.0f} s: {len(measured.errors)} errors"]
+    lines += [f"  {error}" for error in dict.fromkeys(measured.errors)]
+    delays = measured.delays_s
+    lines.append(
+        f"{len(delays)} pieces of text, later than due: p50 {1000 * statistics.median(delays):.0f} "
+        f"ms, p99 {1000 * percentile(delays, 0.99):.0f} ms, most {1000 * max(delays):.0f} ms"
+    )
+    settled_s = min(SETTLED_S, setup.seconds / 2)
+    settled = next(size for age, size in measured.memory if age >= settled_s)
+    last = measured.memory[-1][1]
+    lines.append(
+        f"memory of the proxy: {settled / 2**20:.0f} MiB after {settled_s:.0f} s, "
+        f"{last / 2**20:.0f} MiB at the end ({last / settled - 1:+.1%})"
+    )
+    return "\n".join(lines)
+
+
+def run(options: argparse.Namespace) -> str:
+    """Start the processes, measure, stop them."""
+    renderer = RendererConfig(name="qwen3", enable_thinking=False)
+    rendering = Rendering.load(str(LAB_MODEL), renderer)
+    pace_s = options.pace_ms / 1000
+    script = Script(reply_ids=reply_ids(rendering), first_s=pace_s, pace_s=pace_s)
+    engine_port, proxy_port = free_port(), free_port()
+    setup = Setup(
+        proxy_url=f"http://127.0.0.1:{proxy_port}",
+        streams=options.streams,
+        seconds=options.seconds,
+        first_s=pace_s,
+        pace_s=pace_s,
+    )
+    spawn = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        plan = ProxyPlan(
+            model=str(LAB_MODEL),
+            renderer=renderer,
+            engine_url=f"http://127.0.0.1:{engine_port}",
+            database=folder / "records.db",
+            port=proxy_port,
+        )
+        engine = spawn.Process(target=engine_process, args=(script, engine_port), daemon=True)
+        proxy = spawn.Process(target=proxy_process, args=(plan,), daemon=True)
+        for process, url in (
+            (engine, f"{plan.engine_url}/health"),
+            (proxy, f"{setup.proxy_url}/readyz"),
+        ):
+            process.start()
+            stack.callback(stop_process, process)
+            uvloop.run(wait_ready(url, process))
+        assert proxy.pid is not None
+        return report(setup, uvloop.run(measure(setup, proxy.pid)))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="What many slow streams cost the proxy.")
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--pace-ms", type=float, default=1000.0, help="engine's time for a token")
+    print(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

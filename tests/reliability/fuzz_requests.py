@@ -1,0 +1,118 @@
+"""Requests to every route: mostly what its schema allows, often with one thing wrong, some no JSON.
+
+The schemas are those of the models that parse the requests. Fields that decide whether a request
+gets any further (the model's name, the first message) are mostly right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from api_proxy.feedback_api import FeedbackRequest
+from api_proxy.messages_api.schemas import MessagesRequest
+from api_proxy.responses_api.schemas import ResponsesRequest
+from api_proxy.schemas import ChatRequest
+from api_proxy.text_api import TextRequest
+from tests.reliability.json_strategies import allowed, encoded, spoiled, texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One route, and what its body is parsed as."""
+
+    method: str
+    path: str
+    model: type[BaseModel] | None = None
+
+
+ROUTES = (
+    Route(method="POST", path="/v1/chat/completions", model=ChatRequest),
+    Route(method="POST", path="/v1/completions", model=TextRequest),
+    Route(method="POST", path="/v1/messages", model=MessagesRequest),
+    Route(method="POST", path="/v1/messages/count_tokens", model=MessagesRequest),
+    Route(method="POST", path="/v1/responses", model=ResponsesRequest),
+    Route(method="POST", path="/v1/responses/input_tokens", model=ResponsesRequest),
+    Route(method="POST", path="/v1/feedback", model=FeedbackRequest),
+    Route(method="GET", path="/v1/responses/{response_id}"),
+    Route(method="DELETE", path="/v1/responses/{response_id}"),
+    Route(method="GET", path="/v1/responses/{response_id}/input_items"),
+    Route(method="POST", path="/v1/responses/{response_id}/cancel"),
+    Route(method="GET", path="/v1/models"),
+    Route(method="GET", path="/v1/models/{name:path}"),
+    Route(method="GET", path="/healthz"),
+    Route(method="GET", path="/readyz"),
+    Route(method="GET", path="/metrics"),
+)
+_WITH_BODY = tuple(route for route in ROUTES if route.model is not None)
+_GOOD_START = {"role": "user", "content": "What is the weather in Karo?"}
+_HEADERS = ("x-session-id", "x-turn-type", "x-session-done", "x-teacher", "authorization", "accept")
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
+
+
+@dataclass(slots=True, kw_only=True)
+class FuzzRequest:
+    """One request. `earlier` chooses among the responses so far where an id is wanted."""
+
+    method: str
+    path: str
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    query: dict[str, str] = field(default_factory=dict)
+    earlier: int = 0
+
+
+def _bodies(model: type[BaseModel]) -> st.SearchStrategy[Any]:
+    schema = model.model_json_schema(by_alias=True)
+    bodies = allowed(schema, schema.get("$defs", {}))
+    return st.one_of(bodies, bodies, spoiled(bodies))
+
+
+def _likely(body: Any, name: str, value: Any, roll: int) -> None:
+    if isinstance(body, dict) and roll:
+        body[name] = value
+
+
+@st.composite
+def _json_body(draw: st.DrawFn, model: type[BaseModel]) -> bytes:
+    body = draw(_bodies(model))
+    if model is FeedbackRequest:
+        _likely(body, "response_id", "{response_id}", draw(st.integers(0, 9)))
+    else:
+        _likely(body, "model", "policy", draw(st.integers(0, 9)))
+    if isinstance(body, dict):
+        if isinstance(body.get("messages"), list) and draw(st.booleans()):
+            body["messages"] = [_GOOD_START, *body["messages"]]
+        for name in ("audio", "prediction", "suffix", "echo", "best_of", "functions"):
+            if draw(st.integers(0, 30)) == 0:
+                body[name] = draw(texts)
+    return encoded(body)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> FuzzRequest:
+    """Any request."""
+    route = draw(st.one_of(st.sampled_from(_WITH_BODY), st.sampled_from(ROUTES)))
+    path = route.path.replace("{name:path}", draw(st.sampled_from(["policy", "other/one", "%00"])))
+    request = FuzzRequest(method=route.method, path=path, earlier=draw(st.integers(0, 10**6)))
+    if route.model is not None:
+        request.body = draw(_json_body(route.model))
+    roll = draw(st.integers(0, 19))
+    if roll == 0:
+        request.body = draw(st.binary(max_size=200))
+    elif roll == 1:
+        request.method = draw(st.sampled_from(_METHODS))
+    elif roll == 2:
+        request.path += draw(st.sampled_from(["/", "//", "/../x", "?a=b", "%2e%2e"]))
+    for name in _HEADERS:
+        if draw(st.integers(0, 9)) == 0:
+            request.headers[name] = draw(
+                st.text(st.characters(codec="latin-1", exclude_categories=["Cc"]), max_size=300)
+            )
+    if draw(st.integers(0, 9)) == 0:
+        names = st.sampled_from(["limit", "after", "order", "include", "stream", "starting_after"])
+        request.query = draw(st.dictionaries(names, texts, max_size=3))
+    return request

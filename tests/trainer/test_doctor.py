@@ -1,0 +1,124 @@
+"""`opd doctor`: every state and every drop reason has its words, and the command says them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from records.feedback import Feedback
+from records.store import Store
+from records.types import DropReason, TurnState, TurnType
+from tests.records.builders import HINT, OWNER, SCOPE, TRAINER, a_session, recorded, turn_in
+from trainer import run_config
+from trainer.cli import app
+from trainer.drop_words import DROP_WORDS
+
+
+def in_store(config_file: Path, work: Any) -> Any:
+    async def run() -> Any:
+        async with await Store.open(run_config.load(config_file).store) as store:
+            return await work(store)
+
+    return asyncio.run(run())
+
+
+def doctor(config_file: Path, session: str, *options: str) -> Result:
+    return CliRunner().invoke(app, ["doctor", session, "--config", str(config_file), *options])
+
+
+def explained(config_file: Path, session: str) -> list[dict[str, Any]]:
+    result = doctor(config_file, session, "--json")
+    assert result.exit_code == 0, result.output
+    [found] = json.loads(result.output)
+    assert found["session_id"] == session
+    return found["turns"]
+
+
+def test_every_drop_reason_has_words() -> None:
+    assert set(DROP_WORDS) == set(DropReason)
+    assert len(set(DROP_WORDS.values())) == len(DROP_WORDS)
+
+
+@pytest.mark.parametrize(
+    ("state", "waits_for", "words"),
+    [
+        (TurnState.AWAITING_NEXT_STATE, "next_state", "the next request of its conversation"),
+        (TurnState.JUDGING, "votes", f"{OWNER} is asking for them"),
+        (TurnState.SCORING, "scoring", f"{OWNER} is at it"),
+        (TurnState.READY, "batch", "1 turns are ready, a step takes 16"),
+        (TurnState.LEASED, "lease", f"leased by {TRAINER}"),
+    ],
+)
+def test_what_a_turn_waits_for(
+    config_file: Path, state: TurnState, waits_for: str, words: str
+) -> None:
+    async def work(store: Store) -> str:
+        session_id = await a_session(store)
+        await turn_in(store, state, session_id=session_id)
+        return session_id
+
+    [turn] = explained(config_file, in_store(config_file, work))
+    assert (turn["status"], turn["waits_for"], turn["state"]) == ("waiting", waits_for, state)
+    assert words in turn["why"]
+    assert turn["version"] is None
+    assert turn["reason"] is None
+
+
+def test_trained_and_dropped_turns_with_votes_and_feedback(config_file: Path) -> None:
+    async def work(store: Store) -> str:
+        session_id = await store.ensure_session(scope=SCOPE, external_id="mine")
+        trained = await turn_in(store, TurnState.TRAINED, session_id=session_id)
+        await store.add_feedback(SCOPE, trained, Feedback(text="Late."))
+        for _ in range(2):
+            await recorded(
+                store,
+                session_id=session_id,
+                turn_type=TurnType.SIDE,
+                drop_reason=DropReason.SIDE_TURN,
+                drop_detail="open_webui_title",
+            )
+        return session_id
+
+    session_id = in_store(config_file, work)
+    trained, side, _ = explained(config_file, session_id)
+    assert (trained["status"], trained["version"], trained["hint"]) == ("trained", 1, HINT)
+    assert trained["votes"] == {"positive": 3, "negative": 0, "abstained": 0, "failed": 0}
+    [said] = trained["feedback"]
+    assert (said["outcome"], said["reason"]) == ("too_late", "trained in version 1")
+    assert (side["status"], side["reason"], side["count"]) == ("dropped", "side_turn", 2)
+    assert side["rule"] == "open_webui_title"
+    # The client's name leads to it as well, and the text says the same.
+    result = doctor(config_file, "mine")
+    assert result.exit_code == 0
+    text = result.output
+    assert f"session {session_id} (mine), open" in text
+    assert "trained in step 1, which made policy version 1" in text
+    assert "votes: 3 for a hint, 0 against, 0 abstained, 0 failed" in text
+    assert f"hint: {HINT}" in text
+    assert "came too late (trained in version 1)" in text
+    assert "side_turn: it is a side request" in text
+    assert "[open_webui_title] (dropped for this in the whole run: 2 turns)" in text
+
+
+def test_an_unknown_session_is_one_clear_line(config_file: Path, tmp_path: Path) -> None:
+    result = doctor(config_file, "nobody")
+    assert result.exit_code == 2
+    [line] = result.output.strip().splitlines()
+    assert line == f"error: no database at {tmp_path}/records.db: nothing was recorded by " + (
+        f"{config_file} yet"
+    )
+    assert not (tmp_path / "records.db").exists()
+
+    async def work(store: Store) -> None:
+        await a_session(store)
+
+    in_store(config_file, work)
+    result = doctor(config_file, "nobody", "--json")
+    assert result.exit_code == 2
+    [line] = result.output.strip().splitlines()
+    assert line.startswith("error: no session 'nobody' in the records of ")

@@ -1,0 +1,59 @@
+"""Each reason for which a turn is dropped, in words for who asks why, with what can be done."""
+
+from __future__ import annotations
+
+from records.types import DropReason
+
+DROP_WORDS: dict[DropReason, str] = {
+    DropReason.INTERNAL_ERROR: "a stage failed on it in a way that nobody foresaw; see its log",
+    DropReason.FORGOTTEN: "its content, or what it was judged by, was deleted on request",
+    DropReason.SIDE_TURN: "it is a side request (a title, a summary, a ping), not the conversation",
+    DropReason.TEXT_COMPLETION: "a continued text is no conversation: nothing can follow it",
+    DropReason.ABORTED: "the engine broke the reply off",
+    DropReason.CLIENT_DISCONNECTED: "the client closed its connection before the reply's end",
+    DropReason.LENGTH_CUT: (
+        "the reply was cut at its token limit; proxy.train_length_cut lets such turns train"
+    ),
+    DropReason.EMPTY_RESPONSE: "the reply is empty",
+    DropReason.SENSITIVE: (
+        "it holds secrets or personal data, so its tokens were not kept (store.redaction)"
+    ),
+    DropReason.UNKNOWN_VERSION: "the engine did not say which weights sampled it",
+    DropReason.MIXED_VERSION: (
+        "several states of the weights had a part in it; proxy.train_mixed_version lets it train"
+    ),
+    DropReason.DISTRIBUTION_MODIFIED: (
+        "it was not sampled from the plain softmax (temperature 0, top-p, a grammar, ...); "
+        'proxy.train_modified = "keep" lets it train'
+    ),
+    DropReason.ROLLOUT_LOGPROBS_INVALID: "the engine gave log-probabilities that are not finite",
+    DropReason.AMBIGUOUS_PARENT: (
+        "several conversations fitted its request; X-Session-Id tells them apart"
+    ),
+    DropReason.NO_NEXT_STATE: (
+        "the session ended and nothing had followed it; it comes back if the conversation goes on, "
+        "or with feedback"
+    ),
+    DropReason.RECORD_ONLY: "its API key consents to being recorded, not to being trained on",
+    DropReason.SHUTDOWN: "the proxy was told to stop and cut the reply off",
+    DropReason.NO_HINT: "no vote of the judge found that what followed shows a better reply",
+    DropReason.NO_QUORUM: "too few votes were positive (judge.min_positive_votes)",
+    DropReason.HINT_REJECTED: "every hint was refused: it leaked, copied or commanded",
+    DropReason.JUDGE_UNAVAILABLE: "the judge did not answer for too long",
+    DropReason.JUDGE_PROMPT_TOO_LONG: (
+        "reply and next state do not fit into the judge's context (judge.max_prompt_tokens)"
+    ),
+    DropReason.NO_USER_MESSAGE: "its prompt has no user message to which a hint could be added",
+    DropReason.HINTED_PROMPT_MISMATCH: "adding the hint would have changed more than one message",
+    DropReason.HINTED_PROMPT_TOO_LONG: "prompt and hint do not fit into the teacher's context",
+    DropReason.TEACHER_MISALIGNED: "the teacher scored other tokens than those that were sampled",
+    DropReason.TEACHER_LOGPROBS_INVALID: (
+        "the teacher gave log-probabilities that are missing or not finite"
+    ),
+    DropReason.TEACHER_UNAVAILABLE: "the teacher did not answer for too long",
+    DropReason.UNKNOWN_TEACHER: "its request named a teacher that this run does not have",
+    DropReason.STALE: "weights too old sampled it by the time it could train (max_staleness)",
+    DropReason.ROUTED_EXPERTS_MISSING: "the engine did not say which experts its tokens went to",
+    DropReason.BELOW_NOISE: "its batch taught less than the noise between engines and trainer",
+    DropReason.NONFINITE_GRADIENT: "its batch gave a gradient that is not finite",
+}
