@@ -1,0 +1,1 @@
+"""Recorded sessions: read, stored as turns, judged, scored and learned from by the live workers."""

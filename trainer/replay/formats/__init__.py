@@ -1,0 +1,1 @@
+"""Readers of the formats of recordings: lines of a file -> sessions of turns."""

@@ -1,0 +1,130 @@
+"""What a file of recordings holds, whatever its format: sessions of turns, and what is wrong in it.
+
+Readers (formats/) make these values; importing turns them into rows of the store. They know no
+tokenizer: ids are there only where the recording itself holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from records.messages import Message
+from records.types import Ids, Logprobs
+
+
+class RecordingFormat(StrEnum):
+    """The formats that are read; the value is the name that users see."""
+
+    OPENAI_CHAT = "openai-chat"
+    EXPORT = "export"
+    OPENCLAW_RL = "openclaw-rl"
+    OPENCLAW = "openclaw"
+    CLAUDE_CODE = "claude-code"
+
+
+class ImportProblem(StrEnum):
+    """Why a line, a session or a turn of a recording is not taken in. The set is closed."""
+
+    # Of a line or a file
+    UNKNOWN_FORMAT = "unknown_format"
+    LINE_TOO_LONG = "line_too_long"
+    NOT_UTF8 = "not_utf8"
+    NOT_JSON = "not_json"
+    BAD_SHAPE = "bad_shape"
+    # Of a session
+    NO_MESSAGES = "no_messages"
+    NO_ASSISTANT_TURN = "no_assistant_turn"
+    # Of a message, and of the turns whose prompt it is in
+    UNKNOWN_ROLE = "unknown_role"
+    IMAGE = "image"
+    EMPTY_MESSAGE = "empty_message"
+    TOOL_RESULT_WITHOUT_CALL = "tool_result_without_call"
+    BAD_TOOL_CALL = "bad_tool_call"
+    # Of a turn
+    MISSING_TOOLS = "missing_tools"
+    UNRENDERABLE = "unrenderable"
+    TOO_LONG = "too_long"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something that is not taken in. `line` counts from 1, `position` is the message's index."""
+
+    source: str
+    reason: ImportProblem
+    detail: str
+    line: int | None = None
+    session_id: str | None = None
+    position: int | None = None
+
+    def __str__(self) -> str:
+        where = self.source if self.line is None else f"{self.source}:{self.line}"
+        if self.session_id is not None:
+            where += f" session {self.session_id}"
+        if self.position is not None:
+            where += f" message {self.position}"
+        return f"{where}: {self.reason.value}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTokens:
+    """The ids that a recording holds of one turn: prompt_ids [P], response_ids [R] and, where it
+    has them, rollout_logprobs [R] at `temperature`. `renderer` names the tokenizer and template
+    that they are of (a fingerprint): ids of another one are rendered anew.
+    """
+
+    prompt_ids: Ids
+    response_ids: Ids
+    rollout_logprobs: Logprobs | None
+    temperature: float
+    renderer: str
+
+    def __post_init__(self) -> None:
+        if self.rollout_logprobs is not None and len(self.rollout_logprobs) != len(
+            self.response_ids
+        ):
+            raise ValueError(
+                f"{len(self.response_ids)} response ids but "
+                f"{len(self.rollout_logprobs)} rollout log-probs"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTurn:
+    """One assistant message: its prompt `messages`, the `response`, and what followed until the
+    next assistant message (`next_state`, empty at the end).
+
+    `position` is the response's index in its conversation, or its number in the recording.
+    `parent` is the position of the turn that this one continues; None: the first. `votes` are raw
+    texts of a judge, where the recording has some. `problem` is why it cannot train although it is
+    context of others.
+    """
+
+    position: int
+    parent: int | None
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    response: Message
+    next_state: list[Message]
+    tokens: RecordedTokens | None = None
+    votes: tuple[str, ...] | None = None
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSession:
+    """One conversation of a recording, its turns in order. `outcome_reward` is kept as it is."""
+
+    session_id: str
+    format: RecordingFormat
+    source: str
+    line: int | None
+    turns: tuple[RecordedTurn, ...]
+    outcome_reward: float | None = None
+
+
+Recording: TypeAlias = Iterator[RecordedSession | Problem]
+"""What a reader gives, in the order of the file, never more than one session in memory."""
