@@ -15,7 +15,8 @@ import signal
 VARIABLE = "OPD_FAIL_POINT"
 
 
-def _parse(text: str | None) -> tuple[str, int] | None:
+def parse(text: str | None) -> tuple[str, int] | None:
+    """A place and a visit of `NAME:COUNT`; None for None. Raises ValueError for another form."""
     if text is None:
         return None
     name, _, count = text.partition(":")
@@ -24,7 +25,7 @@ def _parse(text: str | None) -> tuple[str, int] | None:
     return name, int(count)
 
 
-ARMED = _parse(os.environ.get(VARIABLE))
+ARMED = parse(os.environ.get(VARIABLE))
 """The place where this process is to die, and at which visit; None in every real run."""
 _visits = itertools.count(1)
 

@@ -4,7 +4,8 @@
 
 Engines, proxy, judge worker and trainer are real processes with the tool lab's model; the engines
 stay up. Every other process is killed by SIGKILL at the fail points of docs/reliability.md and at
-random instants, and started again. Half of the kills are on SQLite, half on PostgreSQL.
+random instants, and started again. Half of the kills are on SQLite, half on PostgreSQL. A SIGINT,
+and the end of `--minutes`, stop the killing: what was reached is checked and reported all the same.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -23,13 +25,20 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from examples.tool_lab.run_lab import LAB_VALUES, MODEL
 from records.store import Store
 from tests.records.conftest import new_database
 from tests.reliability.client_log import ClientLog
-from tests.reliability.crash_findings import Findings, drained, find
+from tests.reliability.crash_findings import drained, find
+from tests.reliability.crash_tables import (
+    KINDS,
+    CrashRun,
+    findings_table,
+    point_table,
+    table,
+)
+from tests.reliability.forked import ForkServer
 from tests.reliability.kill_plan import FAIL_POINTS, KillPlan
 from tests.reliability.load import Agents, lock_now_and_then
 from tests.reliability.victims import Victim
@@ -38,21 +47,11 @@ from trainer.run import Run
 from trainer.run_config import RunConfig, merge
 
 BATCH = 2
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 """How long a life may take to come to the place where it is to end."""
 DRAIN_S = 900.0
 
 Tell = Callable[[KillPlan], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrashRun:
-    """One run on one database: what was done, and what was found afterwards."""
-
-    database: str
-    plan: KillPlan
-    findings: Findings
-    seconds: float
 
 
 def configuration(folder: Path, database_url: str | None) -> RunConfig:
@@ -72,21 +71,41 @@ def configuration(folder: Path, database_url: str | None) -> RunConfig:
 
 
 async def crash(
-    folder: Path, database_url: str | None, plan: KillPlan, seed: int, tell: Tell
+    folder: Path,
+    database_url: str | None,
+    plan: KillPlan,
+    seed: int,
+    tell: Tell,
+    enough: asyncio.Event | None = None,
 ) -> CrashRun:
-    """Kill as planned, let the run end in order, look. Raises EndedByItself."""
+    """Kill as planned or until there is `enough`, let the run end in order, look.
+
+    Raises EndedByItself.
+    """
     started = time.monotonic()
     config = configuration(folder, database_url)
     log = ClientLog(folder / "acknowledged.log")
     base_url = f"http://{config.proxy.host}:{config.proxy.port}"
-    async with Run(config, folder), await Store.open(config.store) as store:
+    async with (
+        ForkServer() as server,
+        Run(config, folder),
+        await Store.open(config.store) as store,
+    ):
         agents = Agents(f"{base_url}/v1", config.proxy.model_name, log, seed)
         victims = [
-            Victim(name, folder / "config.toml", store, log, random.Random(f"{seed} {name}"))
+            Victim(
+                name,
+                folder / "config.toml",
+                server=server,
+                store=store,
+                log=log,
+                rng=random.Random(f"{seed} {name}"),
+            )
             for name in FAIL_POINTS
         ]
         try:
-            await _kill_under_load(config, store, agents, victims, plan, seed, tell)
+            killer = Killer(plan=plan, enough=enough or asyncio.Event(), tell=tell)
+            await _kill_under_load(config, store, agents, victims, killer, seed)
             await drained(store, config, DRAIN_S)
             for victim in victims:
                 victim.check_alive()
@@ -109,9 +128,8 @@ async def _kill_under_load(
     store: Store,
     agents: Agents,
     victims: list[Victim],
-    plan: KillPlan,
+    killer: Killer,
     seed: int,
-    tell: Tell,
 ) -> None:
     """As planned; afterwards all processes live, and the agents have ended."""
     async with asyncio.TaskGroup() as group:
@@ -119,92 +137,114 @@ async def _kill_under_load(
         locking = group.create_task(lock_now_and_then(config.store, random.Random(seed)))
         async with asyncio.TaskGroup() as killing:
             for victim in victims:
-                killing.create_task(_kill_again_and_again(victim, plan, tell))
+                killing.create_task(killer.kill_again_and_again(victim))
         locking.cancel()
         agents.stop()
         await talking
 
 
-async def _kill_again_and_again(victim: Victim, plan: KillPlan, tell: Tell) -> None:
-    while not plan.is_done(victim.name):
-        dies_at = plan.next(victim.name)
-        await victim.start(dies_at)
-        plan.kills.append(await victim.killed(dies_at, PATIENCE_S))
-        tell(plan)
-    await victim.start()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killer:
+    """Kills victims as planned, until there is `enough`; says each kill."""
+
+    plan: KillPlan
+    enough: asyncio.Event
+    tell: Tell
+
+    async def kill_again_and_again(self, victim: Victim) -> None:
+        """Until its share of the plan is done; then it lives on."""
+        while not (self.enough.is_set() or self.plan.is_done(victim.name)):
+            dies_at = self.plan.next(victim.name)
+            await victim.start(dies_at)
+            kill = await victim.killed(dies_at, PATIENCE_S, self.enough)
+            if kill is not None:
+                self.plan.kills.append(kill)
+                self.tell(self.plan)
+        await victim.live_on()
 
 
-def table(runs: list[CrashRun]) -> Table:
-    """What was done and found, for the terminal and the documentation."""
-    shown = Table("database", "process", "kills", "counted", "at fail points", "at random instants")
-    for run in runs:
-        for process in FAIL_POINTS:
-            kills = [kill for kill in run.plan.kills if kill.process == process]
-            at_points = sum(kill.point is not None for kill in kills)
-            counts = (len(kills), run.plan.counted(process), at_points, len(kills) - at_points)
-            shown.add_row(run.database, process, *map(str, counts))
-    return shown
+async def _until_stopped(
+    folder: Path, url: str | None, plan: KillPlan, seed: int, tell: Tell, seconds: float | None
+) -> CrashRun:
+    """As `crash`; a first SIGINT or SIGTERM, and the end of the time, stop the killing only."""
+    enough = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop(number: signal.Signals) -> None:
+        loop.remove_signal_handler(number)  # the second one ends the test at once
+        enough.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    if seconds is not None:
+        loop.call_later(seconds, enough.set)
+    return await crash(folder, url, plan, seed, tell, enough)
 
 
-def point_table(runs: list[CrashRun]) -> Table:
-    """How often each fail point was hit."""
-    shown = Table("process", "fail point", *(run.database for run in runs))
-    for process, points in FAIL_POINTS.items():
-        for point in points:
-            hits = [str(run.plan.hits()[f"{process} {point}"]) for run in runs]
-            shown.add_row(process, point, *hits)
-    return shown
+class Shown:
+    """The progress of one run: a bar in a terminal, else a line for each kill."""
+
+    def __init__(self, console: Console, progress: Progress, database: str, plan: KillPlan):
+        self._console, self._progress, self._database = console, progress, database
+        self._task = progress.add_task(database, total=plan.progress()[1])
+        self._started = time.monotonic()
+
+    def tell(self, plan: KillPlan) -> None:
+        """There was a kill."""
+        last, (done, wanted) = plan.kills[-1], plan.progress()
+        text = f"{last.process} at {last.point or 'a random instant'}"
+        self._progress.update(self._task, completed=done, description=text)
+        if self._console.is_terminal:
+            return
+        seconds = time.monotonic() - self._started
+        left = f"about {seconds * (wanted - done) / done:.0f} s left" if done else "no estimate yet"
+        self._console.print(
+            f"{self._database} {done}/{wanted} after {seconds:.0f} s, {left}: {text}"
+            f"{'' if last.counted else ', idle'}",
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
-def findings_table(runs: list[CrashRun]) -> Table:
-    """What must be zero, and what there was to lose."""
-    shown = Table("", *(run.database for run in runs))
-    for name in ("num_acknowledged", "num_trained", "num_versions"):
-        shown.add_row(name, *(str(getattr(run.findings, name)) for run in runs))
-    for name in ("lost", "trained_twice", "misjudged", "stuck", "unverified"):
-        shown.add_row(name, *(str(len(getattr(run.findings, name))) for run in runs))
-    shown.add_row("minutes", *(f"{run.seconds / 60:.0f}" for run in runs))
-    return shown
-
-
-def _plans(kills: int, hits: int, seed: int, databases: list[str]) -> dict[str, KillPlan]:
-    each = -(-kills // (len(databases) * len(FAIL_POINTS)))
-    hits_each = -(-hits // len(databases))
-    return {name: KillPlan(each, hits_each, random.Random(f"{seed} {name}")) for name in databases}
-
-
-def run_all(kills: int, hits: int, seed: int, databases: list[str], keep: Path | None) -> bool:
-    """The whole crash test, with its progress and its tables; False if something was found."""
+def run_all(options: argparse.Namespace, databases: list[str]) -> bool:
+    """The whole crash test, with its progress and its tables; False if something was found, or
+    less was done than planned.
+    """
     console = Console()
     runs: list[CrashRun] = []
-    plans = _plans(kills, hits, seed, databases)
+    ends = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    for name, plan in plans.items():
+    for number, name in enumerate(databases):
+        kills, hits = (-(-count // len(databases)) for count in (options.kills, options.hits))
+        plan = KillPlan.shared(kills, hits, random.Random(f"{options.seed} {name}"))
+        seconds = None
+        if ends is not None:
+            seconds = max(ends - time.monotonic(), 0.0) / (len(databases) - number)
         with ExitStack() as stack:
-            progress = stack.enter_context(
-                Progress(*columns, TimeRemainingColumn(), console=console)
-            )
-            task = progress.add_task(name, total=plan.progress()[1])
-
-            def tell(plan: KillPlan, progress: Progress = progress, task: Any = task) -> None:
-                last, (done, wanted) = plan.kills[-1], plan.progress()
-                text = f"{last.process} at {last.point or 'a random instant'}"
-                progress.update(task, completed=done, description=text)
-                if not console.is_terminal:
-                    console.print(f"{done}/{wanted} {text}{'' if last.counted else ', idle'}")
-
-            temporary = stack.enter_context(tempfile.TemporaryDirectory())
-            folder = (keep if keep is not None else Path(temporary)) / name
+            progress = Progress(*columns, TimeRemainingColumn(), console=console)
+            shown = Shown(console, stack.enter_context(progress), name, plan)
+            temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            folder = (options.keep or temporary) / name
             folder.mkdir(parents=True)
             url = stack.enter_context(new_database()) if name == "postgresql" else None
-            runs.append(asyncio.run(crash(folder, url, plan, seed, tell)))
+            run = _until_stopped(folder, url, plan, options.seed, shown.tell, seconds)
+            runs.append(asyncio.run(run))
+        if not runs[-1].is_whole and seconds is None:
+            break  # it was told to stop
+    return report(console, runs)
+
+
+def report(console: Console, runs: list[CrashRun]) -> bool:
+    """Print what was done and found; False as in `run_all`."""
     for shown in (table(runs), point_table(runs), findings_table(runs)):
         console.print(shown)
     for run in runs:
-        for kind in ("lost", "trained_twice", "misjudged", "stuck", "unverified"):
+        for kind in KINDS:
             for line in getattr(run.findings, kind):
                 console.print(f"{run.database}, {kind}: {line}", markup=False)
-    return all(run.findings.are_none for run in runs)
+        if not run.is_whole:
+            console.print(f"{run.database}: stopped before all was done that was planned")
+    return all(run.findings.are_none and run.is_whole for run in runs)
 
 
 def main() -> None:
@@ -212,13 +252,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Kill the processes of a run; nothing is lost.")
     parser.add_argument("--kills", type=int, default=500, help="kills that count, of all processes")
     parser.add_argument("--hits", type=int, default=5, help="kills at each fail point, at least")
+    parser.add_argument("--minutes", type=float, help="stop killing after so long, all in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], help="only this one")
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     options = parser.parse_args()
     databases = [options.database] if options.database else ["sqlite", "postgresql"]
     try:
-        is_well = run_all(options.kills, options.hits, options.seed, databases, options.keep)
+        is_well = run_all(options, databases)
     except KeyboardInterrupt:
         sys.exit("stopped")
     sys.exit(0 if is_well else 1)

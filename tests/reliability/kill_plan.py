@@ -25,6 +25,8 @@ FAIL_POINTS: dict[str, tuple[str, ...]] = {
         "publish.loaded",
     ),
 }
+SHARES = {"proxy": 2, "judge": 2, "trainer": 1}
+"""Of the kills: a trainer takes longest to start."""
 MAX_VISIT = {"proxy": 6, "judge": 6, "trainer": 1}
 """A place is one to die at from its first up to this visit: steps of a trainer are rare."""
 
@@ -40,13 +42,20 @@ class Kill:
 
 @dataclass
 class KillPlan:
-    """Goes on until each process had `kills_each` kills that count, and each place `hits_each`."""
+    """Goes on until each process had its `wanted` kills that count, and each place `hits_each`."""
 
-    kills_each: int
+    wanted: dict[str, int]
     hits_each: int
     rng: random.Random
     kills: list[Kill] = field(default_factory=list)
     _num_starts: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def shared(cls, kills: int, hits_each: int, rng: random.Random) -> KillPlan:
+        """At least `kills`, shared among the processes."""
+        total = sum(SHARES.values())
+        wanted = {process: -(-kills * share // total) for process, share in SHARES.items()}
+        return cls(wanted, hits_each, rng)
 
     def counted(self, process: str) -> int:
         """Kills of a process that count."""
@@ -58,23 +67,33 @@ class KillPlan:
 
     def is_done(self, process: str) -> bool:
         """Whether this process needs no further kill."""
-        hits = self.hits()
-        reached = all(hits[f"{process} {p}"] >= self.hits_each for p in FAIL_POINTS[process])
-        return reached and self.counted(process) >= self.kills_each
+        return not self._missed(process) and self.counted(process) >= self.wanted[process]
 
     def next(self, process: str) -> tuple[str, int] | None:
-        """Where the next start of a process dies, at which visit; None: at a random instant."""
+        """Where the next start of a process dies, at which visit; None: at a random instant.
+
+        Places come in turn until each was hit often enough, every third start apart. From then on
+        only those come where kills were found to count.
+        """
         number = self._num_starts[process]
         self._num_starts[process] += 1
-        if number % 3 == 2 and self.counted(process) < self.kills_each:
+        if number % 3 == 2 and self.counted(process) < self.wanted[process]:
             return None
         hits = self.hits()
-        points = FAIL_POINTS[process]
+        points = self._missed(process) or self._telling(process) or FAIL_POINTS[process]
         fewest = min(hits[f"{process} {point}"] for point in points)
-        open_points = [point for point in points if hits[f"{process} {point}"] == fewest]
-        return self.rng.choice(open_points), self.rng.randint(1, MAX_VISIT[process])
+        chosen = [point for point in points if hits[f"{process} {point}"] == fewest]
+        return self.rng.choice(chosen), self.rng.randint(1, MAX_VISIT[process])
 
     def progress(self) -> tuple[int, int]:
         """Kills done and wanted, for a progress bar."""
-        done = sum(min(self.counted(process), self.kills_each) for process in FAIL_POINTS)
-        return done, self.kills_each * len(FAIL_POINTS)
+        done = sum(min(self.counted(process), count) for process, count in self.wanted.items())
+        return done, sum(self.wanted.values())
+
+    def _missed(self, process: str) -> list[str]:
+        hits = self.hits()
+        return [p for p in FAIL_POINTS[process] if hits[f"{process} {p}"] < self.hits_each]
+
+    def _telling(self, process: str) -> list[str]:
+        found = {kill.point for kill in self.kills if kill.process == process and kill.counted}
+        return [point for point in FAIL_POINTS[process] if point in found]

@@ -15,7 +15,7 @@ KILLS_EACH = 1
 
 @pytest.mark.timeout(1800)
 async def test_kills_lose_nothing_repeat_nothing_and_leave_nothing_stuck(tmp_path: Path) -> None:
-    plan = KillPlan(KILLS_EACH, 0, random.Random(1))
+    plan = KillPlan(dict.fromkeys(FAIL_POINTS, KILLS_EACH), 0, random.Random(1))
     run = await crash(tmp_path, None, plan, seed=1, tell=lambda _: None)
     assert all(plan.counted(process) >= KILLS_EACH for process in FAIL_POINTS)
     assert run.findings.num_acknowledged > 0

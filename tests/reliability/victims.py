@@ -8,84 +8,109 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import signal
-import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from records.fail_points import VARIABLE
 from records.models import TurnRow
 from records.store import Store
-from records.types import TurnState
 from tests.reliability.client_log import ClientLog
+from tests.reliability.forked import Forked, ForkServer
 from tests.reliability.kill_plan import Kill
 from trainer.supervisor import tail
 
 COMMANDS = {"proxy": "proxy", "judge": "judge", "trainer": "train"}
-LONGEST_RANDOM_S = 3.0
-_POLL_S = 0.05
+LONGEST_RANDOM_S = 1.5
+_POLL_S = 0.025
 
 
 class EndedByItself(AssertionError):
     """A process ended though nobody killed it: that is a finding."""
 
 
+async def first_of(
+    wanted: Coroutine[Any, Any, Any],
+    other: Coroutine[Any, Any, Any],
+    timeout_s: float | None = None,
+) -> bool:
+    """Run both until one ends, or the time is up; whether `wanted` has. Raises what that did."""
+    tasks = [asyncio.create_task(wanted), asyncio.create_task(other)]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        has_ended = tasks[0].done()
+        if has_ended:
+            tasks[0].result()
+        return has_ended
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Victim:
     """One process of the run, through all its lives."""
 
     def __init__(
-        self, name: str, config_file: Path, store: Store, log: ClientLog, rng: random.Random
+        self,
+        name: str,
+        config_file: Path,
+        *,
+        server: ForkServer,
+        store: Store,
+        log: ClientLog,
+        rng: random.Random,
     ) -> None:
         self.name = name
+        self._server = server
         self._config_file = config_file
         self._store = store
         self._log = log
         self._rng = rng
         self._output = config_file.parent / "logs" / f"{name}.log"
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Forked | None = None
         self._broken_before = 0
         self._acknowledged_before = 0
 
     async def start(self, dies_at: tuple[str, int] | None = None) -> None:
         """Begin a life; with `dies_at` it ends at that place's visit of that number."""
-        environment = dict(os.environ)
-        if dies_at is not None:
-            environment[VARIABLE] = f"{dies_at[0]}:{dies_at[1]}"
         self._output.parent.mkdir(parents=True, exist_ok=True)
-        arguments = ["-m", "trainer.cli", COMMANDS[self.name]]
-        arguments += ["--config", str(self._config_file), "--exit-with-parent"]
+        arguments = [COMMANDS[self.name], "--config", str(self._config_file), "--exit-with-parent"]
         self._broken_before = self._log.num_broken
         self._acknowledged_before = len(self._log.acknowledged)
-        with self._output.open("ab") as output:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-            )
+        fail_point = f"{dies_at[0]}:{dies_at[1]}" if dies_at is not None else None
+        self._process = await self._server.start(arguments, self._output, fail_point)
 
-    async def killed(self, dies_at: tuple[str, int] | None, patience_s: float) -> Kill:
+    async def killed(
+        self, dies_at: tuple[str, int] | None, patience_s: float, enough: asyncio.Event
+    ) -> Kill | None:
         """Wait for the end of a life at `dies_at`, or kill it at a random instant: if None is
         given, or after `patience_s` in which the place was not reached.
+
+        None if there were `enough` kills before it ended: then it goes on living.
         """
         assert self._process is not None
         point = dies_at[0] if dies_at else None
         if point is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), patience_s)
+            await first_of(self._process.wait(), enough.wait(), timeout_s=patience_s)
         if self._process.returncode is None:
             point = None
-            await self._kill_at_work(patience_s)
+            if not await first_of(self._kill_at_work(patience_s), enough.wait()):
+                return None
         status = await self._process.wait()
         if status != -signal.SIGKILL:
             raise EndedByItself(f"{self.name} ended with status {status}; {tail(self._output, 30)}")
         return Kill(process=self.name, point=point, counted=await self._was_at_work(point))
+
+    async def live_on(self) -> None:
+        """Begin a last life, which nobody ends; one under way may have a place to die at."""
+        if self._process is not None:
+            self.end_now()
+            await self._process.wait()
+        await self.start()
 
     async def stop(self) -> None:
         """End the last life in order."""
@@ -95,13 +120,13 @@ class Victim:
         try:
             await asyncio.wait_for(self._process.wait(), 60)
         except TimeoutError:
-            self._process.kill()
+            self.end_now()
             raise EndedByItself(f"{self.name} does not stop; {tail(self._output, 30)}") from None
 
     def end_now(self) -> None:
         """End the last life, whatever it is doing; nothing if it ended."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
 
     def check_alive(self) -> None:
         """Raises EndedByItself if it is not."""
@@ -111,15 +136,18 @@ class Victim:
             raise EndedByItself(f"{self.name} ended with status {status}; {tail(self._output, 30)}")
 
     async def _kill_at_work(self, patience_s: float) -> None:
-        """Wait until it has something to lose, then a random while longer."""
+        """Wait until it has something to lose, a random while, and until it has so again."""
         assert self._process is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                while not await self._has_work():
-                    await asyncio.sleep(_POLL_S)
-        await asyncio.sleep(self._rng.uniform(0.0, LONGEST_RANDOM_S))
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+                await self._at_work()
+                await asyncio.sleep(self._rng.uniform(0.0, LONGEST_RANDOM_S))
+                await self._at_work()
+        self._process.send_signal(signal.SIGKILL)
+
+    async def _at_work(self) -> None:
+        while not await self._has_work():
+            await asyncio.sleep(_POLL_S)
 
     async def _has_work(self) -> bool:
         if self.name == "proxy":
@@ -130,23 +158,20 @@ class Victim:
     async def _was_at_work(self, point: str | None) -> bool:
         """Whether a row was claimed, leased or uncommitted when it died."""
         if self.name == "proxy":
-            # The connections of a dead process end at once, but the agents have to read that.
+            # The connections of a dead process end at once, but the agents have to read that, and
+            # all of it before the next life begins.
             await asyncio.sleep(0.5)
             return self._log.num_broken > self._broken_before
-        is_open = point is not None and point.endswith(".uncommitted") and "reconcile" not in point
-        return is_open or await self._num_held() > 0
+        # The trainer leases what it found to be ready. All other operations are on rows that the
+        # process holds, or (a claim) may be on none.
+        return point == "lease.uncommitted" or await self._num_held() > 0
 
     async def _num_held(self) -> int:
-        """Rows that this life of the process holds; of the trainer, which is one at a time, all
-        that are leased.
-        """
+        """Rows that this life of the process holds."""
         assert self._process is not None
-        pid = self._process.pid
+        mine = TurnRow.claim_owner.like(f"%:{self._process.pid}")
 
         def query(connection: Connection) -> int:
-            mine = TurnRow.claim_owner.like(f"%:{pid}")
-            if self.name == "trainer":
-                mine = TurnRow.state == TurnState.LEASED
             return connection.scalar(select(func.count()).where(mine)) or 0
 
         return await self._store._read(query)
