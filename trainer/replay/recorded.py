@@ -29,6 +29,7 @@ class ImportProblem(StrEnum):
     """Why a line, a session or a turn of a recording is not taken in. The set is closed."""
 
     # Of a line or a file
+    UNREADABLE = "unreadable"
     UNKNOWN_FORMAT = "unknown_format"
     LINE_TOO_LONG = "line_too_long"
     NOT_UTF8 = "not_utf8"
@@ -43,15 +44,22 @@ class ImportProblem(StrEnum):
     EMPTY_MESSAGE = "empty_message"
     TOOL_RESULT_WITHOUT_CALL = "tool_result_without_call"
     BAD_TOOL_CALL = "bad_tool_call"
-    # Of a turn
+    # Of a session whose turns train all the same
     MISSING_TOOLS = "missing_tools"
+    # Of a turn
+    SIDE_TURN = "side_turn"
     UNRENDERABLE = "unrenderable"
     TOO_LONG = "too_long"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something that is not taken in. `line` counts from 1, `position` is the message's index."""
+    """Something that is not taken in. `line` counts from 1, `position` is the message's index.
+
+    A reader gives each once, before the session that it is in. Turns that it makes unusable hold
+    the same value in `RecordedTurn.problem`, so whoever counts reasons counts what the reader
+    gives, and whoever counts turns counts those with a problem.
+    """
 
     source: str
     reason: ImportProblem
@@ -97,10 +105,11 @@ class RecordedTurn:
     """One assistant message: its prompt `messages`, the `response`, and what followed until the
     next assistant message (`next_state`, empty at the end).
 
-    `position` is the response's index in its conversation, or its number in the recording.
-    `parent` is the position of the turn that this one continues; None: the first. `votes` are raw
-    texts of a judge, where the recording has some. `problem` is why it cannot train although it is
-    context of others.
+    `position` is the response's index in its conversation, or its number in the recording; no other
+    turn of its session has it. `parent` is the position of the turn that this one continues, which
+    stands before it; None: the first. Turns of edited or repeated requests have one parent. `votes`
+    are raw texts of a judge, where the recording has some. `problem` is why it cannot train
+    although it is context of others.
     """
 
     position: int

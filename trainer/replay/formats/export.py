@@ -40,3 +40,93 @@ may add some.
 A redacted turn has its messages as they are kept and no ids. A deleted one is left out, with
 `parent_turn_id` null and nothing shared in the turns that continued it.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainer.replay.conversation import missing_tools
+from trainer.replay.entries import Origin
+from trainer.replay.formats.export_fields import ExportedSession
+from trainer.replay.formats.export_turns import TurnReading
+from trainer.replay.formats.lines import MAX_LINE_BYTES, Line, read_lines
+from trainer.replay.recorded import (
+    ImportProblem,
+    Problem,
+    RecordedSession,
+    Recording,
+    RecordingFormat,
+)
+
+NAME = "hindsight-opd-export"
+VERSION = 1
+
+
+def is_export(value: dict[str, Any]) -> bool:
+    """Whether a line is of this format, of whatever version."""
+    return value.get("format") == NAME
+
+
+def read_export(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Recording:
+    """The sessions of `path`, one line at a time."""
+    for line in read_lines(path, max_line_bytes):
+        if isinstance(line, Problem):
+            yield line
+        else:
+            yield from _session(path, line)
+
+
+def _session(path: Path, line: Line) -> Recording:
+    """The problems of a line, then its session, if it has a turn."""
+    try:
+        session = _checked(line.value)
+    except ValueError as error:
+        detail = _first(error) if isinstance(error, ValidationError) else str(error)
+        yield Problem(
+            source=str(path), line=line.number, reason=ImportProblem.BAD_SHAPE, detail=detail
+        )
+        return
+    origin = Origin(
+        session_id=session.session_id,
+        format=RecordingFormat.EXPORT,
+        source=str(path),
+        line=line.number,
+    )
+    reading = TurnReading(origin, session.renderer, session.turns)
+    for index, raw in enumerate(session.turns):
+        yield from reading.add(index, raw)
+    turns = reading.turns()
+    if not turns:
+        yield origin.problem(ImportProblem.NO_ASSISTANT_TURN, "no turn of the session can be read")
+        return
+    if session.renderer is None and any("prompt_ids" in raw for raw in session.turns):
+        detail = "'renderer' is null, so its ids are of no known tokenizer and are not used"
+        yield origin.problem(ImportProblem.BAD_SHAPE, detail)
+    if any(turn.response.get("tool_calls") and not turn.tools for turn in turns):
+        yield missing_tools(origin)
+    yield RecordedSession(
+        session_id=session.session_id,
+        format=RecordingFormat.EXPORT,
+        source=str(path),
+        line=line.number,
+        turns=turns,
+        outcome_reward=session.outcome_reward,
+    )
+
+
+def _checked(value: dict[str, Any]) -> ExportedSession:
+    """The fields of a line. Raises ValueError, in words, if it is none of this version."""
+    if not is_export(value):
+        raise ValueError(f"the line's 'format' is not {NAME!r}")
+    if value.get("version") != VERSION:
+        found = value.get("version")
+        raise ValueError(f"version {found!r} of the export, and this program reads {VERSION}")
+    return ExportedSession.model_validate(value)
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,0 +1,94 @@
+"""The door to recorded sessions: files and folders in, sessions and problems out.
+
+Nothing here knows torch, a tokenizer or the store, and no more than one session is held at a time
+(of formats that are one session a file: one file). A format is detected for each file, by its
+lines and not by its name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.replay.formats.claude_code import is_claude_code, read_claude_code
+from trainer.replay.formats.export import is_export, read_export
+from trainer.replay.formats.lines import MAX_LINE_BYTES, Line, read_lines
+from trainer.replay.formats.openai_chat import is_openai_chat, read_openai_chat
+from trainer.replay.formats.openclaw import is_openclaw, read_openclaw
+from trainer.replay.formats.openclaw_rl import is_openclaw_rl, read_openclaw_rl
+from trainer.replay.recorded import ImportProblem, Problem, Recording, RecordingFormat
+from trainer.replay.votes import is_votes
+
+_Matcher = Callable[[dict[str, Any]], bool]
+_Reader = Callable[[Path, int], Recording]
+
+# In this order: lines of OpenClaw-RL hold a list of messages too.
+_FORMATS: dict[RecordingFormat, tuple[_Matcher, _Reader]] = {
+    RecordingFormat.EXPORT: (is_export, read_export),
+    RecordingFormat.OPENCLAW_RL: (is_openclaw_rl, read_openclaw_rl),
+    RecordingFormat.CLAUDE_CODE: (is_claude_code, read_claude_code),
+    RecordingFormat.OPENCLAW: (is_openclaw, read_openclaw),
+    RecordingFormat.OPENAI_CHAT: (is_openai_chat, read_openai_chat),
+}
+_LINES_LOOKED_AT = 1000
+
+
+def read_recordings(paths: Sequence[Path], max_line_bytes: int = MAX_LINE_BYTES) -> Recording:
+    """The sessions of files and folders in their order, and everything that is wrong in them.
+
+    A folder is all `*.jsonl` files below it, sorted by path; a file that several paths lead to is
+    read once. A file that cannot be read or has an unknown format is one Problem, and the rest goes
+    on. Lines over `max_line_bytes` are passed over without being held.
+    """
+    for path in _files(paths):
+        if isinstance(path, Problem):
+            yield path
+            continue
+        found = detect_format(path, max_line_bytes)
+        if isinstance(found, Problem):
+            yield found
+        else:
+            _, read = _FORMATS[found]
+            yield from read(path, max_line_bytes)
+
+
+def detect_format(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> RecordingFormat | Problem:
+    """The format of the first line of `path` that is of one; lines that are of none come before."""
+    values = 0
+    for line in itertools.islice(read_lines(path, max_line_bytes), _LINES_LOOKED_AT):
+        if isinstance(line, Line):
+            values += 1
+            if is_votes(line.value):
+                return _unknown(path, "it holds votes of a judge and no sessions")
+            for name, (matches, _) in _FORMATS.items():
+                if matches(line.value):
+                    return name
+        elif line.reason is ImportProblem.UNREADABLE:
+            return line
+    if values == 0:
+        return _unknown(path, "it has no line that is a JSON object")
+    names = ", ".join(name.value for name in _FORMATS)
+    return _unknown(path, f"its lines are of none of the formats {names}")
+
+
+def _unknown(path: Path, detail: str) -> Problem:
+    return Problem(source=str(path), reason=ImportProblem.UNKNOWN_FORMAT, detail=detail)
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path | Problem]:
+    """The files to read, each once."""
+    taken: set[Path] = set()
+    for path in paths:
+        is_folder = path.is_dir()
+        files = sorted(path.rglob("*.jsonl")) if is_folder else [path]
+        files = [file for file in files if not is_folder or file.is_file()]
+        if not files:
+            detail = "no *.jsonl file below it"
+            yield Problem(source=str(path), reason=ImportProblem.UNREADABLE, detail=detail)
+        for file in files:
+            resolved = file.resolve()
+            if resolved not in taken:
+                taken.add(resolved)
+                yield file
