@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from sqlalchemy import Connection, case, exists, func, select
 from records.loading import hint_candidates, load_turns
 from records.models import PolicyVersionRow, SampleRow, ScoreRow, TurnRow, VerdictRow, VoteRow
 from records.scores import load_scores
+from records.sql import chunks
 from records.types import (
     UNSCORED,
     DropReason,
@@ -120,10 +122,18 @@ def mean_score_latency(connection: Connection) -> float | None:
 
 def votes_of(connection: Connection, turn_id: str) -> tuple[Vote, ...]:
     """The votes on a turn, by index."""
-    rows = connection.execute(
-        select(VoteRow.__table__).where(VoteRow.turn_id == turn_id).order_by(VoteRow.vote_index)
-    )
-    return tuple(_vote(row._mapping) for row in rows)
+    return _votes(connection, [turn_id]).get(turn_id, ())
+
+
+def _votes(connection: Connection, turn_ids: Sequence[str]) -> dict[str, tuple[Vote, ...]]:
+    found: dict[str, tuple[Vote, ...]] = {}
+    for part in chunks(turn_ids):
+        rows = connection.execute(
+            select(VoteRow.__table__).where(VoteRow.turn_id.in_(part)).order_by(VoteRow.vote_index)
+        )
+        for row in rows:
+            found[row.turn_id] = (*found.get(row.turn_id, ()), _vote(row._mapping))
+    return found
 
 
 def _vote(row: Any) -> Vote:
@@ -133,21 +143,27 @@ def _vote(row: Any) -> Vote:
 
 def verdict_of(connection: Connection, turn_id: str) -> Verdict | None:
     """The verdict on a turn, with its votes."""
-    row = connection.execute(
-        select(VerdictRow.__table__).where(VerdictRow.turn_id == turn_id)
-    ).one_or_none()
-    if row is None:
-        return None
-    return Verdict(
-        turn_id=turn_id,
-        votes=votes_of(connection, turn_id),
-        hint=row.hint,
-        selection=row.selection,
-        judge=row.judge,
-        num_omitted=row.num_omitted,
-        candidates=hint_candidates(row),
-        reward=row.reward,
-    )
+    return verdicts_of(connection, [turn_id]).get(turn_id)
+
+
+def verdicts_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Verdict]:
+    """The verdict on each turn that has one, with its votes."""
+    votes = _votes(connection, turn_ids)
+    found: dict[str, Verdict] = {}
+    for part in chunks(turn_ids):
+        rows = connection.execute(select(VerdictRow.__table__).where(VerdictRow.turn_id.in_(part)))
+        for row in rows:
+            found[row.turn_id] = Verdict(
+                turn_id=row.turn_id,
+                votes=votes.get(row.turn_id, ()),
+                hint=row.hint,
+                selection=row.selection,
+                judge=row.judge,
+                num_omitted=row.num_omitted,
+                candidates=hint_candidates(row),
+                reward=row.reward,
+            )
+    return found
 
 
 def sampled_from_abandoned(connection: Connection) -> list[str]:

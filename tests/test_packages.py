@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ["api_proxy", "examples", "judge", "records", "rollout_bridge", "trainer"]
 LIGHT = ["api_proxy.app", "judge.worker", "records.store", "rollout_bridge.engine.client"]
-HEAVY = {"torch", "transformers", "peft", "matplotlib", "tensorboard"}
+HEAVY = {"torch", "transformers", "peft", "matplotlib", "tensorboard", "pyarrow", "pandas"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
