@@ -12,7 +12,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   train       the embedded trainer alone, on the store of a run:  ./run.sh train --config RUN/config.toml
   judge       the judge and scoring workers alone:  ./run.sh judge --config RUN/config.toml
   keys        create, list, rotate, revoke API keys:  ./run.sh keys create --config RUN/config.toml
-  records     backup, restore, verify, forget:  ./run.sh records verify --config RUN/config.toml
+  records     backup, restore, verify, export, forget:  ./run.sh records verify --config RUN/config.toml
   doctor      why each turn of a session was trained, waits or was dropped:
               ./run.sh doctor SESSION --config RUN/config.toml
   test        all tests

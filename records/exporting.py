@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, func, or_, select, text, tuple_
+from sqlalchemy import ColumnElement, Connection, func, or_, select, text, tuple_
 from sqlalchemy.exc import SQLAlchemyError
 
 from records.models import SessionRow, TurnRow
@@ -111,32 +110,33 @@ def _one_moment(connection: Connection) -> Iterator[None]:
         connection.execute(text("ROLLBACK"))
 
 
-def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = []
+def conditions(wanted: Wanted) -> list[ColumnElement[bool]]:
+    """What a row of `sessions` must satisfy."""
+    found: list[ColumnElement[bool]] = []
     if wanted.since is not None:
-        conditions.append(SessionRow.last_seen >= wanted.since)
+        found.append(SessionRow.last_seen >= wanted.since)
     if wanted.session is not None:
-        conditions.append(
+        found.append(
             or_(SessionRow.session_id == wanted.session, SessionRow.external_id == wanted.session)
         )
-    return conditions
+    return found
 
 
 def _count(connection: Connection, wanted: Wanted) -> int:
-    statement = select(func.count()).select_from(SessionRow).where(*_conditions(wanted))
+    statement = select(func.count()).select_from(SessionRow).where(*conditions(wanted))
     return connection.execute(statement).scalar_one()
 
 
 def _page(
     connection: Connection, wanted: Wanted, after: SessionHeader | None
 ) -> list[SessionHeader]:
-    statement: Select[Any] = select(
+    statement = select(
         SessionRow.session_id,
         SessionRow.external_id.label("name"),
         SessionRow.created_at,
         SessionRow.last_seen,
         SessionRow.close_reason,
-    ).where(*_conditions(wanted))
+    ).where(*conditions(wanted))
     key = tuple_(SessionRow.created_at, SessionRow.session_id)
     if after is not None:
         statement = statement.where(key > tuple_(after.created_at, after.session_id))

@@ -19,6 +19,7 @@ from records.sql import chunks, rows_in
 from records.types import FeedbackOutcome
 
 ROLE = "feedback"
+_CORRECTION = "The corrected answer: "
 
 _OF_TURNS = (
     select(FeedbackRow.turn_id, FeedbackRow.body, FeedbackRow.reward)
@@ -67,8 +68,19 @@ class Feedback:
         if self.text is not None:
             lines.append(self.text)
         if self.correction is not None:
-            lines.append(f"The corrected answer: {self.correction}")
+            lines.append(f"{_CORRECTION}{self.correction}")
         return {"role": ROLE, "content": "\n".join(lines)}
+
+
+def corrected_answer(message: Message) -> str | None:
+    """The corrected answer in a feedback's message; None if it holds none.
+
+    Raises ValueError where two lines begin like one: then nothing tells where it starts.
+    """
+    _, *found = f"\n{message['content']}".split(f"\n{_CORRECTION}")
+    if len(found) > 1:
+        raise ValueError("the feedback names two corrected answers")
+    return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

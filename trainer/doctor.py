@@ -16,9 +16,9 @@ from typing import Any, Literal
 from records.diagnosis import RunFacts, SessionFacts, TurnFacts, VoteFacts
 from records.store import Store
 from records.types import FeedbackOutcome, TurnState
-from trainer import run_config
 from trainer.drop_words import DROP_WORDS
 from trainer.errors import StartupError
+from trainer.recorded_run import load_recorded
 
 Status = Literal["trained", "waiting", "dropped"]
 
@@ -55,10 +55,7 @@ class Explanation:
 
 def diagnose(config_file: Path, session: str) -> list[dict[str, Any]]:
     """The sessions of this id or name, as JSON values. Raises StartupError if there is none."""
-    config = run_config.load(config_file)
-    path = config.store.sqlite_path
-    if path is not None and not path.is_file():
-        raise StartupError(f"no database at {path}: nothing was recorded by {config_file} yet")
+    config = load_recorded(config_file)
     limits = Limits(
         batch_size=config.trainer.rollout_batch_size, idle_timeout_s=config.proxy.idle_timeout_s
     )

@@ -69,6 +69,52 @@ def verify(
     show(lambda: records_commands.verify(config, backup))
 
 
+@app.command()
+def export(
+    config: ConfigFile,
+    out: Annotated[Path, typer.Option(help="The folder to write; nothing is overwritten.")],
+    what: Annotated[
+        str, typer.Option(help="Which files, of sessions, votes, hints, samples.")
+    ] = "sessions,votes,hints,samples",
+    file_format: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="Instead a data set to train on elsewhere: sft or preference."),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only sessions seen since then: 2026-05-01 (UTC).")
+    ] = None,
+    session: Annotated[
+        str | None, typer.Option(help="Only this session, by its id or by the client's name.")
+    ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(help="Only turns in this state: ready, trained, dropped ... (repeatable)."),
+    ] = None,
+    no_ids: Annotated[
+        bool, typer.Option("--no-ids", help="Sessions without token ids: the model is not needed.")
+    ] = False,
+) -> None:
+    """Write what was recorded as JSON lines or Parquet, or as a data set."""
+
+    def work() -> Outcome:
+        from trainer.export import command
+        from trainer.export.request import read_request
+
+        request = read_request(
+            what=what,
+            file_format=file_format,
+            dataset=dataset,
+            since=since,
+            session=session,
+            states=state or [],
+            with_ids=not no_ids,
+        )
+        return command.export(config, out, request)
+
+    show(work)
+
+
 def show(action: Callable[[], Outcome]) -> None:
     """Print what an action says; the exit status is 1 unless all is well."""
     from trainer.cli import guarded

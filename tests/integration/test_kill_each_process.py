@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState, learn
 from examples.tool_lab.run_lab import LAB_VALUES, MODEL

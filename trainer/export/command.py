@@ -1,0 +1,136 @@
+"""What `opd records export` does: composition only. It returns the lines to print."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+from records.config import RedactionConfig
+from records.detectors import PERSONAL, SECRETS
+from records.exporting import at_one_moment, num_sessions, read_sessions
+from records.housekeeping import Backup, Housekeeping
+from records.store import Store
+from rollout_bridge.fingerprint import renderer_fingerprint
+from rollout_bridge.rendering import Rendering
+from trainer.errors import StartupError
+from trainer.export.choice import WORDS
+from trainer.export.dataset import DatasetFolder
+from trainer.export.files import ExportFiles
+from trainer.export.folder import new_folder
+from trainer.export.jsonl import encode
+from trainer.export.progress import Shown
+from trainer.export.request import Dataset, ExportRequest
+from trainer.export.rows import FORMAT, VERSION
+from trainer.recorded_run import load_recorded
+from trainer.records_commands import Outcome
+from trainer.run_config import RunConfig
+
+
+def export(config_file: Path, out: Path, request: ExportRequest) -> Outcome:
+    """Write the files or the data set into the new folder `out`.
+
+    Raises StartupError if `out` exists, if nothing can be chosen for a data set, or if nobody knows
+    what the ids are of.
+    """
+    config = load_recorded(config_file)
+    out = out.absolute()
+    outcome = Outcome()
+    renderer = None
+    if request.dataset is None and request.with_ids and "sessions" in request.what:
+        renderer = _renderer(config)
+    with new_folder(out) as folder:
+
+        async def work(store: Store) -> None:
+            if request.dataset is not None:
+                await _dataset(store, folder, request, request.dataset, outcome)
+            else:
+                await _files(store, folder, request, renderer, outcome)
+
+        asyncio.run(_noted(config, out, work))
+    outcome.lines.append(f"written to {out}")
+    return outcome
+
+
+def _renderer(config: RunConfig) -> str:
+    try:
+        rendering = Rendering.load(config.model, config.renderer)
+    except ValueError as error:
+        raise StartupError(
+            f"nothing says what the token ids are of: {error}; set `model` to where the model lies "
+            "now, or export with --no-ids"
+        ) from error
+    return renderer_fingerprint(rendering, config.renderer)
+
+
+async def _noted(config: RunConfig, out: Path, work: Callable[[Store], Awaitable[None]]) -> None:
+    """Do the work, and note the folder like a backup: `forget` names it as what may still hold a
+    session.
+    """
+    async with await Store.open(config.store) as store:
+        keeper = Housekeeping(store, time.time)
+        noted = Backup(backup_id=uuid4().hex, location=str(out), created_at=time.time())
+        await keeper.note_backup(noted)
+        try:
+            await work(store)
+        except BaseException:
+            await keeper.forget_backup(noted.backup_id)
+            raise
+
+
+async def _files(
+    store: Store, folder: Path, request: ExportRequest, renderer: str | None, outcome: Outcome
+) -> None:
+    files = ExportFiles(folder, request, renderer)
+    total = await num_sessions(store, request.wanted)
+    with Shown("sessions", total) as shown:
+        async for _ in read_sessions(store, request.wanted, files.read):
+            shown.advance()
+    num_rows = files.close()
+    about = {
+        "format": FORMAT,
+        "version": VERSION,
+        "exported_at": datetime.now(UTC).isoformat("T", "seconds"),
+        "renderer": renderer,
+        "turns": files.num_turns,
+        "rows": num_rows,
+        "since": request.wanted.since,
+        "session": request.wanted.session,
+        "states": sorted(request.wanted.states),
+    }
+    (folder / "export.json").write_bytes(encode(about) + b"\n")
+    outcome.lines.append(f"{files.num_turns} turns of {total} sessions")
+    for name, number in num_rows.items():
+        outcome.lines.append(f"{name}.{request.file_format}: {number} rows")
+
+
+async def _dataset(
+    store: Store, folder: Path, request: ExportRequest, kind: Dataset, outcome: Outcome
+) -> None:
+    rows = DatasetFolder(folder, kind, _marks(store.config.redaction))
+    if kind == "sft":
+        total = await num_sessions(store, request.wanted)
+        with Shown("sessions", total) as shown:
+            async for _ in read_sessions(store, request.wanted, rows.read_session):
+                shown.advance()
+    else:
+        with Shown("turns with feedback", None) as shown:
+            await at_one_moment(
+                store, lambda c: rows.read_preferences(c, request.wanted, shown.update)
+            )
+    rows.close()
+    left_out = [f"{number} left out: {WORDS[reason]}" for reason, number in rows.left_out.items()]
+    if not rows.num_rows:
+        why = f" ({'; '.join(left_out)})" if left_out else ""
+        wanted = "answers that needed no correction" if kind == "sft" else "preferences"
+        raise StartupError(f"the records hold no {wanted} that could be chosen{why}")
+    outcome.lines.append(f"{rows.num_rows} rows")
+    outcome.lines += left_out
+
+
+def _marks(config: RedactionConfig) -> frozenset[str]:
+    """What redaction leaves in place of what it took out."""
+    return frozenset(f"[{kind}]" for kind in (*SECRETS, *PERSONAL, *config.patterns))
