@@ -115,7 +115,7 @@ class ClaudeCodeLog:
             return node
         results = self._results.setdefault(response.identity, node)
         if results is not node:
-            answered = {said["tool_call_id"] for said in results.messages}
+            answered = [said["tool_call_id"] for said in results.messages]
             if any(said["tool_call_id"] in answered for said in node.messages):
                 return node
             results.messages += node.messages

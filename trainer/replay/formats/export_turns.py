@@ -53,7 +53,8 @@ class TurnReading:
     def __init__(self, origin: Origin, renderer: str | None, turns: list[Any]) -> None:
         self._origin = origin
         self._renderer = renderer
-        self._parents = {turn.get("parent_turn_id") for turn in turns if isinstance(turn, dict)}
+        named = (turn.get("parent_turn_id") for turn in turns if isinstance(turn, dict))
+        self._parents = {name for name in named if isinstance(name, str)}
         self._taken: dict[str, _Taken] = {}
         self._positions: set[int] = set()
 

@@ -1,0 +1,47 @@
+"""What the tests of the readers share: writing lines, and taking a recording apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trainer.replay.reading import read_recordings
+from trainer.replay.recorded import Problem, RecordedSession
+
+DATA = Path(__file__).parents[2] / "data" / "replay"
+AIRLINE = DATA / "tau_bench_airline_sessions.jsonl"
+AIRLINE_VOTES = DATA / "tau_bench_airline_votes.jsonl"
+
+
+def write_lines(path: Path, lines: Iterable[Any]) -> Path:
+    """A file of `lines`: bytes as they are, everything else as JSON."""
+    data = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+    path.write_bytes(b"".join(line + b"\n" for line in data))
+    return path
+
+
+def read(path: Path) -> tuple[list[RecordedSession], list[Problem]]:
+    """The sessions and the problems of a file or folder."""
+    sessions: list[RecordedSession] = []
+    problems: list[Problem] = []
+    for found in read_recordings([path]):
+        if isinstance(found, Problem):
+            problems.append(found)
+        else:
+            sessions.append(found)
+    return sessions, problems
+
+
+def one(path: Path) -> RecordedSession:
+    """The session of a file that holds one, with nothing wrong but tools that are not logged."""
+    sessions, problems = read(path)
+    assert {problem.reason.value for problem in problems} <= {"missing_tools"}
+    (session,) = sessions
+    return session
+
+
+def texts(messages: Iterable[dict[str, Any]]) -> list[str]:
+    """What messages say, each with the first letter of its role."""
+    return [f"{message['role'][0]}:{message['content']}" for message in messages]
