@@ -85,9 +85,20 @@ def newest_scores(connection: Connection, turn_ids: Sequence[str]) -> dict[str, 
 
 def load_scores(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Score]:
     """The newest score of each turn that has one, its best candidate's, with the whole prompt."""
+    found = load_candidate_scores(connection, turn_ids)
+    return {turn_id: of_turn[0] for turn_id, of_turn in found.items()}
+
+
+def load_candidate_scores(
+    connection: Connection, turn_ids: Sequence[str]
+) -> dict[str, tuple[Score, ...]]:
+    """The newest scores of each turn that has some, best candidate first, with whole prompts."""
     rows = newest_scores(connection, turn_ids)
     tokens = load_tokens(connection, list(rows))
-    return {turn_id: _score(found[0], tokens[turn_id][0]) for turn_id, found in rows.items()}
+    return {
+        turn_id: tuple(_score(row, tokens[turn_id][0]) for row in found)
+        for turn_id, found in rows.items()
+    }
 
 
 def teachings(rows: Sequence[Row[Any]], prompt_ids: Ids) -> tuple[Teaching, ...]:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 from records.loading import load_turns
 from records.messages import Message
 from records.models import FeedbackRow, SampleRow, TurnRow
-from records.scores import load_scores
+from records.scores import load_candidate_scores
 from records.sql import chunks
 from records.summary import verdicts_of
 from records.types import Logprobs, Score, TurnRecord, Verdict
@@ -45,16 +45,24 @@ class StoredSample:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeTurn:
     """A turn with all that was made of it. `turn.next_state` ends with its feedback's messages;
-    `num_followed` messages of it followed in the conversation.
+    `num_followed` messages of it followed in the conversation. `scores` are those of its hint
+    candidates, the selected one's first. Equal nodes are equal messages after equal ones.
     """
 
     turn: TurnRecord
     drop_detail: str | None
     trained_version: int | None
     verdict: Verdict | None
-    score: Score | None
+    scores: tuple[Score, ...]
     feedback: tuple[GivenFeedback, ...]
     samples: tuple[StoredSample, ...]
+    prompt_node_id: str
+    response_node_id: str
+
+    @property
+    def score(self) -> Score | None:
+        """The score under the selected hint."""
+        return self.scores[0] if self.scores else None
 
     @property
     def num_followed(self) -> int:
@@ -69,13 +77,17 @@ def whole_turns(connection: Connection, turn_ids: Sequence[str]) -> list[WholeTu
         row.turn_id: row
         for part in chunks(turn_ids)
         for row in connection.execute(
-            select(TurnRow.turn_id, TurnRow.drop_detail, TurnRow.trained_version).where(
-                TurnRow.turn_id.in_(part)
-            )
+            select(
+                TurnRow.turn_id,
+                TurnRow.drop_detail,
+                TurnRow.trained_version,
+                TurnRow.prompt_node_id,
+                TurnRow.response_node_id,
+            ).where(TurnRow.turn_id.in_(part))
         )
     }
     verdicts = verdicts_of(connection, turn_ids)
-    scores = load_scores(connection, turn_ids)
+    scores = load_candidate_scores(connection, turn_ids)
     feedback = given_feedback(connection, turn_ids)
     samples = samples_of(connection, turn_ids)
     return [
@@ -84,9 +96,11 @@ def whole_turns(connection: Connection, turn_ids: Sequence[str]) -> list[WholeTu
             drop_detail=facts[turn.turn_id].drop_detail,
             trained_version=facts[turn.turn_id].trained_version,
             verdict=verdicts.get(turn.turn_id),
-            score=scores.get(turn.turn_id),
+            scores=scores.get(turn.turn_id, ()),
             feedback=tuple(feedback.get(turn.turn_id, ())),
             samples=tuple(samples.get(turn.turn_id, ())),
+            prompt_node_id=facts[turn.turn_id].prompt_node_id,
+            response_node_id=facts[turn.turn_id].response_node_id,
         )
         for turn in turns
     ]

@@ -62,9 +62,12 @@ def write_report(
     facts: Sequence[tuple[str, str]],
     tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]],
     curves: Sequence[Curve],
-    examples: Sequence[ReportExample],
+    examples: Sequence[ReportExample] | None,
 ) -> None:
-    """Write the page. `tables` holds (title, header, rows); all text is escaped here."""
+    """Write the page. `tables` holds (title, header, rows); all text is escaped here.
+
+    With `examples` None the page is not about turns that were trained.
+    """
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True
     )
@@ -73,7 +76,11 @@ def write_report(
         facts=facts,
         tables=tables,
         plots=[(curve.title, plot_svg(curve)) for curve in curves],
-        examples=[(example, colored_tokens(example)) for example in examples],
+        examples=(
+            None
+            if examples is None
+            else [(example, colored_tokens(example)) for example in examples]
+        ),
     )
     path.write_text(page, encoding="utf-8")
 

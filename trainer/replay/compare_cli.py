@@ -1,0 +1,25 @@
+"""`opd replay compare`: the command, for the group that registers it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare_runs(
+    a: Annotated[Path, typer.Argument(help="A run folder.")],
+    b: Annotated[Path, typer.Argument(help="Another, that replayed the same recording.")],
+    out: Annotated[Path, typer.Option(help="The page to draw, HTML.")] = Path("compare.html"),
+) -> None:
+    """What two settings made of the same turns: votes, hints, leaks, advantages, tokens."""
+    from trainer.cli import guarded
+
+    def work() -> None:
+        from trainer.replay.compare import compare, lines
+
+        for line in lines(compare(a, b, out)):
+            typer.echo(line)
+
+    guarded(work)
