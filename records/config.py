@@ -75,6 +75,10 @@ class StoreConfig(BaseModel):
     """`sqlite+aiosqlite:///FILE` (one host) or `postgresql+asyncpg://USER@HOST/DATABASE` (many)."""
     busy_timeout_s: float = Field(default=30.0, gt=0)
     """How long one attempt waits for another process's write lock."""
+    command_timeout_s: float | None = Field(default=30.0, gt=0)
+    """PostgreSQL: how long to wait for a connection, and for the answer to a command. A server that
+    vanished counts as unavailable afterwards. None: for as long as it takes (see `patient`).
+    """
     lock_retries: int = Field(default=1, ge=0)
     """Further attempts, with growing pauses, before a write raises StoreUnavailable."""
     group_max: int = Field(default=256, ge=1)
@@ -110,6 +114,10 @@ class StoreConfig(BaseModel):
     def sqlite(cls, path: Path, **options: object) -> StoreConfig:
         """The configuration of a SQLite store in the file `path`."""
         return cls.model_validate({"url": f"{SQLITE}:///{path}", **options})
+
+    def patient(self) -> StoreConfig:
+        """The same database for work that may rightly take long: migrations, vacuum, checks."""
+        return self.model_copy(update={"command_timeout_s": None})
 
     @property
     def is_sqlite(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -79,10 +80,10 @@ class PostgresqlTransactions:
     """Write transactions on a PostgreSQL server."""
 
     def __init__(self, config: StoreConfig) -> None:
-        self._engine = create_async_engine(config.url, pool_size=1, max_overflow=0)
+        self._engine = _postgresql_engine(config, pool_size=1)
 
     async def run(self, function: Callable[[Connection], T]) -> T:
-        """As `Transactions.run`."""
+        """As `Transactions.run`. Raises TimeoutError where the server does not answer."""
         async with self._engine.begin() as connection:
             return await connection.run_sync(function)
 
@@ -101,11 +102,24 @@ def reader_engine(config: StoreConfig) -> AsyncEngine:
     """The engine of the connections that only read; every statement sees what is committed."""
     size = config.reader_connections
     if not config.is_sqlite:
-        return create_async_engine(
-            config.url, pool_size=size, max_overflow=0, isolation_level="AUTOCOMMIT"
-        )
+        return _postgresql_engine(config, pool_size=size, isolation_level="AUTOCOMMIT")
     engine = create_async_engine(config.url, pool_size=size, max_overflow=0)
     _prepare_sqlite(engine.sync_engine, config, "PRAGMA query_only=ON")
+    return engine
+
+
+def _postgresql_engine(config: StoreConfig, **options: Any) -> AsyncEngine:
+    limit_s = config.command_timeout_s
+    limits = {} if limit_s is None else {"timeout": limit_s, "command_timeout": limit_s}
+    engine = create_async_engine(config.url, max_overflow=0, connect_args=limits, **options)
+
+    @event.listens_for(engine.sync_engine, "handle_error")
+    def _on_error(context: ExceptionContext) -> None:
+        # Of a connection that does not answer nobody knows where it stands. Rolling back on it
+        # would wait as long again, and the other connections of the pool lead to the same server.
+        if isinstance(context.original_exception, TimeoutError):
+            context.is_disconnect = True
+
     return engine
 
 

@@ -71,6 +71,22 @@ _READ_ATTEMPTS = 2
 _IDLE_SESSIONS_PER_TRANSACTION = 200
 
 
+def _writer(config: StoreConfig) -> GroupWriter:
+    return GroupWriter(
+        write_transactions(config), group_max=config.group_max, lock_retries=config.lock_retries
+    )
+
+
+async def _migrate(config: StoreConfig) -> None:
+    # With a writer of its own: another process's migration of a large store is waited for.
+    writer = _writer(config.patient())
+    writer.start()
+    try:
+        await writer.run(migrate_op)
+    finally:
+        await writer.close()
+
+
 class Store:
     """One process's door to the database. All methods may raise StoreUnavailable."""
 
@@ -79,9 +95,7 @@ class Store:
         self._clock = clock
         self.redactor = Redactor(config.redaction)
         self._reader_engine = reader_engine(config)
-        self.writer = GroupWriter(
-            write_transactions(config), group_max=config.group_max, lock_retries=config.lock_retries
-        )
+        self.writer = _writer(config)
 
     @classmethod
     async def open(cls, config: StoreConfig, clock: Clock = time.time) -> Store:
@@ -92,13 +106,9 @@ class Store:
         path = config.sqlite_path
         if path is not None and not path.parent.is_dir():
             raise StoreUnavailable(f"the folder of the database does not exist: {path.parent}")
+        await _migrate(config)
         store = cls(config, clock)
         store.writer.start()
-        try:
-            await store.writer.run(migrate_op)
-        except BaseException:
-            await store.close()
-            raise
         return store
 
     async def close(self) -> None:
@@ -108,9 +118,12 @@ class Store:
 
     async def vacuum(self) -> None:
         """PostgreSQL: give deleted rows' room back, so that it is written over."""
-        engine = self._reader_engine.execution_options(isolation_level="AUTOCOMMIT")
-        async with engine.connect() as connection:
-            await connection.execute(text("VACUUM"))
+        engine = reader_engine(self.config.patient())
+        try:
+            async with engine.connect() as connection:
+                await connection.execute(text("VACUUM"))
+        finally:
+            await engine.dispose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -45,7 +45,7 @@ async def verify_database(config: StoreConfig) -> list[str]:
     path = config.sqlite_path
     if path is not None and not path.is_file():
         raise StoreUnavailable(f"no database: {path}")
-    engine = reader_engine(config)
+    engine = reader_engine(config.patient())
     try:
         async with engine.connect() as connection:
             if config.is_sqlite:

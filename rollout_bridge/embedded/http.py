@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
 
 from rollout_bridge.embedded.engine import Engine
 from rollout_bridge.embedded.errors import BadRequest
@@ -17,8 +18,13 @@ from rollout_bridge.embedded.request import EngineRequest
 
 
 async def read_body(http_request: Request) -> Any:
-    """The body's JSON ({} where there is none); raises BadRequest."""
-    content = await http_request.body()
+    """The body's JSON ({} where there is none); raises BadRequest, also if the client left before
+    all of it was here: nobody reads the answer, and it is no fault of the engine.
+    """
+    try:
+        content = await http_request.body()
+    except ClientDisconnect:
+        raise BadRequest("the client left before its request was complete") from None
     try:
         return orjson.loads(content) if content else {}
     except orjson.JSONDecodeError as error:

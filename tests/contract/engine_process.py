@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,10 +21,14 @@ def embedded_engine(model: Path, *arguments: str) -> Iterator[str]:
 
 
 @contextmanager
-def engine_process(model: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The same, for tests that do things to the process."""
+def engine_process(
+    model: Path, *arguments: str, errors: IO[str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The same, for tests that do things to the process. `errors` takes its standard error."""
     command = [sys.executable, "-m", "rollout_bridge.embedded", "--model", str(model), *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

@@ -6,6 +6,7 @@ that a living server ends: tests/records/test_postgresql.py.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from records.config import StoreConfig
+from records.errors import StoreUnavailable
+from records.store import Store
 from rollout_bridge.rendering import Rendering
 from tests.api_proxy.conftest import Clock, Door
 from tests.api_proxy.test_spool import (
@@ -81,6 +84,28 @@ async def test_connections_that_are_reset_under_a_turn(away: Away) -> None:
     away.wire.reset()
     messages = await answered(away.door, [*messages, REPLY], "10 C.")
     await check_whole(away, messages)
+
+
+async def test_a_server_that_vanished_is_given_up_and_found_again(
+    database_url: str, tmp_path: Path
+) -> None:
+    server = make_url(database_url)
+    async with FaultyTcp(server.host or "", server.port or 5432) as wire:
+        url = server.set(port=wire.own_port).render_as_string(hide_password=False)
+        config = StoreConfig(url=url, command_timeout_s=0.3, spill_folder=tmp_path / "spill")
+        async with await Store.open(config) as store:
+            await store.ensure_session(scope="", external_id="before")
+            assert await store.ready_count() == 0
+            wire.stall()
+            async with asyncio.timeout(20):
+                with pytest.raises(StoreUnavailable):
+                    await store.ensure_session(scope="", external_id="meanwhile")
+                with pytest.raises(StoreUnavailable):
+                    await store.ready_count()
+            wire.reset()
+            wire.flow()
+            await store.ensure_session(scope="", external_id="after")
+            assert await store.ready_count() == 0
 
 
 async def test_a_server_that_says_nothing_for_a_turn(away: Away) -> None:

@@ -286,3 +286,23 @@ async def test_a_stopped_engine_ends_what_runs_as_aborted(model: Path) -> None:
     assert final is not None
     assert final.finish_reason == "abort"
     assert 0 < len(final.output_ids) < 450
+
+
+async def test_a_client_that_leaves_within_its_request_leaves_no_traceback(
+    model: Path, tmp_path: Path
+) -> None:
+    with (
+        (tmp_path / "errors").open("w") as errors,
+        engine_process(model, errors=errors) as (_, url),
+    ):
+        port = int(url.rpartition(":")[2])
+        for path in ("/generate", "/v1/chat/completions", "/pause_generation"):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = f"POST {path} HTTP/1.1\r\nhost: engine\r\ncontent-length: 99\r\n\r\n"
+            writer.write(head.encode() + b'{"input_')
+            await writer.drain()
+            await asyncio.sleep(0.2)
+            writer.close()
+        async with aiohttp.ClientSession(base_url=url) as http:
+            assert await running(http) == 0
+    assert (tmp_path / "errors").read_text() == ""
