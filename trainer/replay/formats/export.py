@@ -21,7 +21,8 @@ A turn's fields. Those without "optional" must be there.
     messages         the rest of the prompt, OpenAI chat messages; all of it if nothing is shared
     tools            optional list of OpenAI tool definitions. Absent: the parent's, [] without one
     response         the assistant message
-    next_state       the messages that followed until the next assistant message, [] for none
+    next_state       the messages that followed until the next assistant message, [] for none, then
+                     those of feedback, with the role "feedback"
     turn_type        optional, "main". "side" and "text" turns are context and do not train
     prompt_ids       optional, null. With `shared_ids`, what follows the shared ids
     shared_ids       optional, 0. The prompt ids begin with this many of the parent's
@@ -30,6 +31,8 @@ A turn's fields. Those without "optional" must be there.
     rollout_logprobs optional, null. One finite number for each response id: natural log,
                      at `temperature`. There is no placeholder for a missing one: then null
     temperature      optional, 1.0; the sampling temperature, above 0
+    distribution_modified  optional, null. What kept the response from being sampled from the plain
+                     softmax (top-p, a grammar). Log-probs of such a turn are read as null
     votes            optional, null. Raw texts of the judge's votes, in their order
 
 These are written for people and other programs, and are not read back, because a replay makes them

@@ -35,6 +35,7 @@ class ExportedTurn(_Strict):
     response_ids: list[_TokenId] | None = None
     rollout_logprobs: list[_Finite] | None = None
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    distribution_modified: str | None = None
     votes: list[str] | None = None
 
     @model_validator(mode="after")

@@ -157,7 +157,7 @@ def _tokens(exported: ExportedTurn, parent: _Taken | None, renderer: str) -> Rec
         if before is None or exported.shared_ids > len(before):
             raise ValueError(f"shared_ids is {exported.shared_ids}, and its parent has fewer ids")
         prompt_ids = np.concatenate([before[: exported.shared_ids], prompt_ids])
-    logprobs = exported.rollout_logprobs
+    logprobs = exported.rollout_logprobs if exported.distribution_modified is None else None
     return RecordedTokens(
         prompt_ids=prompt_ids,
         response_ids=np.array(exported.response_ids, np.int32),

@@ -165,6 +165,15 @@ def test_ids_of_no_known_renderer_are_not_used(tmp_path: Path) -> None:
     assert session.turns[0].problem is None
 
 
+def test_logprobs_of_another_distribution_are_not_used(tmp_path: Path) -> None:
+    cut = {**FIRST, "distribution_modified": "top_p"}
+    (session,), _ = read(write_lines(tmp_path / "export.jsonl", [line(cut)]))
+    tokens = session.turns[0].tokens
+    assert tokens is not None
+    assert tokens.response_ids.tolist() == [4, 5]
+    assert tokens.rollout_logprobs is None
+
+
 def test_fault_of_the_last_next_state_is_named(tmp_path: Path) -> None:
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}
     path = write_lines(tmp_path / "export.jsonl", [line(FIRST, {**SECOND, "next_state": [image]})])
