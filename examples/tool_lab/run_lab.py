@@ -16,12 +16,13 @@ from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState, learn
 from examples.tool_lab.measure import measure_policy
 from examples.tool_lab.results import build_summary, print_results, save_results
-from examples.tool_lab.terminal import LearningProgress, MeasuringProgress
+from examples.tool_lab.terminal import LearningProgress
 from records.store import Store
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.rendering import Rendering
 from trainer.defaults import resolve, single_machine
 from trainer.errors import StartupError
+from trainer.progress import ProgressBar
 from trainer.run import Run
 from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig, merge
@@ -108,7 +109,7 @@ async def _measure(
     timings: dict[str, float],
 ) -> dict[str, Rate]:
     begun = time.monotonic()
-    with MeasuringProgress(console, f"measuring {when}") as shown:
+    with ProgressBar(console, f"measuring {when}", "answers") as shown:
         rates = await measure_policy(
             engine,
             rendering,
@@ -154,7 +155,7 @@ async def _learn(
             lab=lab,
             batch_size=config.trainer.rollout_batch_size,
             failed=processes.supervisor.failed,
-            progress=shown.update,
+            progress=shown.show,
         )
     timings["learning"] = state.seconds
     return state
