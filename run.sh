@@ -15,6 +15,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   records     backup, restore, verify, export, forget:  ./run.sh records verify --config RUN/config.toml
   doctor      why each turn of a session was trained, waits or was dropped:
               ./run.sh doctor SESSION --config RUN/config.toml
+  eval        pass@k of a version, and two versions compared:  ./run.sh eval --run RUN --against start
   test        all tests
   check       ruff, pyright, import-linter, then all tests  (--static: without the tests)
   audit       known vulnerabilities of the pinned dependencies
@@ -80,7 +81,7 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | train | judge | keys | records | doctor | replay | sglang | slime | test | check | audit | bench) [ $# -eq 0 ] || shift ;;
+    lab | serve | train | judge | keys | records | doctor | eval | replay | sglang | slime | test | check | audit | bench) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac

@@ -567,3 +567,7 @@ class Store:
     async def example_turns(self, limit: int) -> list[ExampleTurn]:
         """The newest trained turns with verdict, score and sample."""
         return await self._read(summary.example_turns, limit=limit)
+
+    async def hinted_turn_ids(self) -> list[str]:
+        """The turns of main conversations that earned a hint, oldest first."""
+        return await self._read(summary.hinted_turn_ids)

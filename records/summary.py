@@ -19,6 +19,7 @@ from records.types import (
     Score,
     TurnRecord,
     TurnState,
+    TurnType,
     Verdict,
     Vote,
 )
@@ -210,3 +211,14 @@ def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
             )
         )
     return examples
+
+
+def hinted_turn_ids(connection: Connection) -> list[str]:
+    """Turns of the main conversations that a verdict has a hint for, oldest first."""
+    statement = (
+        select(TurnRow.turn_id)
+        .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
+        .where(VerdictRow.hint != "", TurnRow.turn_type == TurnType.MAIN)
+        .order_by(TurnRow.created_at, TurnRow.turn_id)
+    )
+    return list(connection.scalars(statement))

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.contract.engine_process import embedded_engine
+from tests.examples.shipped import MODEL
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session")
+def lab_engine() -> Iterator[str]:
+    """The address of an engine with the lab's model as version 0, which it must be left with."""
+    with embedded_engine(MODEL) as url:
+        yield url

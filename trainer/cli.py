@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from trainer.eval_cli import evaluate
 from trainer.keys_cli import app as keys_app
 from trainer.records_cli import app as records_app
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 
 app.add_typer(records_app)
 app.add_typer(keys_app)
+app.command(name="eval")(evaluate)
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="The run's configuration (TOML).")]
 Overrides = Annotated[

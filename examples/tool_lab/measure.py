@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import Callable, Sequence
 
 from examples.tool_lab.cases import GenerationRequest, Message
@@ -16,6 +15,7 @@ from examples.tool_lab.evaluate import Rate, evaluate
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import SamplingParams
 from rollout_bridge.rendering import Rendering
+from trainer.evaluation.attempts import answer_message
 
 CONCURRENCY = 64
 MAX_NEW_TOKENS = 64
@@ -61,20 +61,7 @@ async def answer(
         stop_token_ids=tuple(rendering.stop_token_ids),
     )
     generation = await engine.generate(prompt, params)
-    reply = rendering.parse(generation.output_ids, request.tools, prompt)
-    message: Message = {"role": "assistant", "content": reply.content}
-    calls = [
-        {
-            "id": f"call_{uuid.uuid4().hex[:24]}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments_json},
-        }
-        for call in reply.tool_calls
-        if call.ok
-    ]
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    return answer_message(rendering, generation, request.tools, prompt)
 
 
 def as_numbers(rates: dict[str, Rate]) -> dict[str, float]:

@@ -1,0 +1,149 @@
+"""Samples a suite's tasks from a served policy.
+
+Goes to the engine and not through the proxy: nothing that is measured must be recorded or learned
+from. A sample's seed depends on the evaluation's seed, the task and the sample's number and on no
+version, so that two versions are tried with the same noise (on engines that honour seeds).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from records.messages import Message
+from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.engine.errors import EngineProtocolError, EngineUnavailable
+from rollout_bridge.engine.types import Generation, SamplingParams
+from rollout_bridge.rendering import Rendering
+from trainer.evaluation.tasks import Answer, Task, TaskSuite
+
+CONCURRENCY = 64
+Progress = Callable[[int, int], None]
+"""Called with (done, total) after each sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPolicy:
+    """One version behind an engine: what is needed to sample from it."""
+
+    engine: EngineClient
+    rendering: Rendering
+    label: str
+    temperature: float
+
+    async def sample(self, prompt_ids: Any, params: SamplingParams) -> Generation:
+        """One response. Raises EngineError, also if the engine serves another version or breaks
+        off.
+        """
+        wanted = replace(
+            params,
+            temperature=self.temperature,
+            stop_token_ids=tuple(self.rendering.stop_token_ids),
+        )
+        generation = await self.engine.generate(prompt_ids, wanted)
+        if generation.weight_version not in (None, self.label):
+            raise EngineProtocolError(
+                f"the engine serves version {generation.weight_version!r} and not {self.label!r}: "
+                "it was started again or updated while it was measured"
+            )
+        if generation.finish_reason == "abort":
+            raise EngineUnavailable("the engine broke off a sample: does anybody else pause it?")
+        return generation
+
+    def answer(self, seeds: Callable[[], int], max_new_tokens: int) -> Answer:
+        """Samples assistant messages, each with the next of `seeds`."""
+
+        async def sampled(
+            messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()
+        ) -> Message:
+            prompt = self.rendering.prompt_ids(messages, tools)
+            params = SamplingParams(max_new_tokens=max_new_tokens, seed=seeds())
+            generation = await self.sample(prompt, params)
+            return answer_message(self.rendering, generation, tools, prompt)
+
+        return sampled
+
+
+def answer_message(
+    rendering: Rendering, generation: Generation, tools: Sequence[dict[str, Any]], prompt_ids: Any
+) -> Message:
+    """A sampled reply as an assistant message in OpenAI's shape; malformed calls are left out."""
+    reply = rendering.parse(generation.output_ids, tools, prompt_ids)
+    message: Message = {"role": "assistant", "content": reply.content}
+    calls = [
+        {
+            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments_json},
+        }
+        for call in reply.tool_calls
+        if call.ok
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def sample_seed(seed: int, task_id: str, sample: int, call: int = 0) -> int:
+    """A seed [0, 2^63) for one answer, the same in every process."""
+    text = f"{seed}/{task_id}/{sample}/{call}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+async def gather_counted(work: Sequence[Any], progress: Progress) -> list[Any]:
+    """The results of all coroutines in order, at most CONCURRENCY at a time; the first error ends
+    all.
+    """
+    gate = asyncio.Semaphore(CONCURRENCY)
+    done = 0
+
+    async def one(coroutine: Any) -> Any:
+        nonlocal done
+        async with gate:
+            result = await coroutine
+        done += 1
+        progress(done, len(work))
+        return result
+
+    tasks = [asyncio.ensure_future(one(coroutine)) for coroutine in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for coroutine in work:
+            coroutine.close()
+        raise
+
+
+async def count_passes(
+    policy: ServedPolicy, suite: TaskSuite, *, samples: int, seed: int, progress: Progress
+) -> dict[str, dict[str, tuple[int, int]]]:
+    """(c, n) by metric and task id, `samples` tries of each task.
+
+    Raises EngineError; ValueError if a task reports other metrics in one try than in another.
+    """
+
+    async def attempt(task: Task, sample: int) -> Mapping[str, bool]:
+        calls = itertools.count()
+        answer = policy.answer(
+            lambda: sample_seed(seed, task.task_id, sample, next(calls)), suite.max_new_tokens
+        )
+        return await task.attempt(answer)
+
+    work = [attempt(task, sample) for task in suite.tasks for sample in range(samples)]
+    outcomes = await gather_counted(work, progress)
+    counts: dict[str, dict[str, tuple[int, int]]] = {}
+    for index, task in enumerate(suite.tasks):
+        tries = outcomes[index * samples : (index + 1) * samples]
+        if any(one.keys() != tries[0].keys() for one in tries):
+            raise ValueError(f"task {task.task_id}: its tries report different metrics")
+        for metric in tries[0]:
+            passed = sum(one[metric] for one in tries)
+            counts.setdefault(metric, {})[task.task_id] = (passed, samples)
+    return counts

@@ -1,0 +1,125 @@
+"""Engines for an evaluation: its own embedded ones, or one that is already running.
+
+The run's own engines are left alone: they may be serving agents, and the policy's changes its
+weights at any time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rollout_bridge.engine.client import EngineClient
+from trainer.errors import StartupError
+from trainer.evaluation.weights import Weights
+from trainer.processes import model_vocab_size
+from trainer.remote_engine import Role, absolute
+from trainer.run import ENGINE_START_S, answers
+from trainer.run_config import ConfigError, EngineConfig, RunConfig
+from trainer.supervisor import Supervisor, free_ports
+
+_HOST = "127.0.0.1"
+
+
+async def load(engine: EngineClient, weights: Weights) -> None:
+    """Make the engine serve these weights under their label. Raises EngineError."""
+    if (await engine.model_info()).weight_version == weights.label:
+        return
+    await _exchange(engine, weights.path, weights.label)
+
+
+@asynccontextmanager
+async def policy_engine(
+    config: RunConfig, config_file: Path, overrides: list[str], url: str | None
+) -> AsyncIterator[EngineClient]:
+    """An engine whose weights may be changed: started here with the start model as version 0, or
+    the one at `url`, which gets its weights back at the end.
+
+    Raises StartupError if it cannot be started, or if `url` is an engine of the run itself;
+    EngineError if nobody answers there.
+    """
+    if url is None:
+        async with own_engine("policy", config, config_file, overrides) as engine:
+            yield engine
+        return
+    if url.rstrip("/") in _urls_of_run(config):
+        raise StartupError(
+            f"--engine-url {url}: that is an engine of the run itself, and an evaluation changes "
+            "weights; give a spare one, or leave the option out to have one started"
+        )
+    async with _client(config, url) as engine:
+        before = await engine.model_info()
+        # Its label may be a version's by chance, with another run's weights behind it.
+        await _exchange(engine, absolute(config.model), "0")
+        try:
+            yield engine
+        finally:
+            await _exchange(engine, before.model_path, before.weight_version)
+
+
+@asynccontextmanager
+async def frozen_engine(
+    config: RunConfig, config_file: Path, overrides: list[str]
+) -> AsyncIterator[EngineClient]:
+    """The teacher: the run's own if it is a server that the run did not start, else one started
+    here with the start model.
+    """
+    if config.frozen.url is not None:
+        async with _client(config, config.frozen.url) as engine:
+            yield engine
+        return
+    async with own_engine("frozen", config, config_file, overrides) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def own_engine(
+    role: Role, config: RunConfig, config_file: Path, overrides: list[str]
+) -> AsyncIterator[EngineClient]:
+    """An embedded engine of this role's settings, as a process that ends with this context."""
+    (port,) = free_ports(1, _HOST)
+    settings = {"model": absolute(config.model), "host": _HOST, "port": port, "weight_version": "0"}
+    arguments = ["-m", "trainer.cli", "engine", "--role", role, "--config", str(config_file)]
+    for override in [
+        *overrides,
+        # JSON of text and numbers is TOML too.
+        *(f"{role}.embedded.{key}={json.dumps(value)}" for key, value in settings.items()),
+    ]:
+        arguments += ["--set", override]
+    url = f"http://{_HOST}:{port}"
+    supervisor = Supervisor(config_file.parent / "logs")
+    try:
+        await supervisor.start(f"eval_{role}", arguments, answers(f"{url}/health"), ENGINE_START_S)
+        async with _client(config, url) as engine:
+            yield engine
+    finally:
+        await supervisor.stop()
+
+
+async def _exchange(engine: EngineClient, path: str, label: str) -> None:
+    await engine.pause("abort")
+    try:
+        await engine.update_weights(path, label)
+    finally:
+        await engine.resume()
+
+
+def _client(config: RunConfig, url: str) -> EngineClient:
+    return EngineClient(url, config=config.engine_client, vocab_size=model_vocab_size(config.model))
+
+
+def _urls_of_run(config: RunConfig) -> set[str]:
+    return {
+        url.rstrip("/")
+        for url in (_base_url(config.policy), _base_url(config.frozen))
+        if url is not None
+    }
+
+
+def _base_url(engine: EngineConfig) -> str | None:
+    try:
+        return engine.base_url
+    except ConfigError:  # slime brings its own engines
+        return None
