@@ -11,16 +11,19 @@ import asyncio
 import hashlib
 import itertools
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from records.messages import Message
+from records.types import Ids
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.errors import EngineProtocolError, EngineUnavailable
 from rollout_bridge.engine.types import Generation, SamplingParams
 from rollout_bridge.rendering import Rendering
 from trainer.evaluation.tasks import Answer, Task, TaskSuite
+
+T = TypeVar("T")
 
 CONCURRENCY = 64
 Progress = Callable[[int, int], None]
@@ -36,7 +39,7 @@ class ServedPolicy:
     label: str
     temperature: float
 
-    async def sample(self, prompt_ids: Any, params: SamplingParams) -> Generation:
+    async def sample(self, prompt_ids: Ids, params: SamplingParams) -> Generation:
         """One response. Raises EngineError, also if the engine serves another version or breaks
         off.
         """
@@ -70,7 +73,7 @@ class ServedPolicy:
 
 
 def answer_message(
-    rendering: Rendering, generation: Generation, tools: Sequence[dict[str, Any]], prompt_ids: Any
+    rendering: Rendering, generation: Generation, tools: Sequence[dict[str, Any]], prompt_ids: Ids
 ) -> Message:
     """A sampled reply as an assistant message in OpenAI's shape; malformed calls are left out."""
     reply = rendering.parse(generation.output_ids, tools, prompt_ids)
@@ -94,14 +97,14 @@ def sample_seed(seed: int, task_id: str, sample: int, call: int = 0) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-async def gather_counted(work: Sequence[Any], progress: Progress) -> list[Any]:
+async def gather_counted(work: Sequence[Coroutine[Any, Any, T]], progress: Progress) -> list[T]:
     """The results of all coroutines in order, at most CONCURRENCY at a time; the first error ends
     all.
     """
     gate = asyncio.Semaphore(CONCURRENCY)
     done = 0
 
-    async def one(coroutine: Any) -> Any:
+    async def one(coroutine: Coroutine[Any, Any, T]) -> T:
         nonlocal done
         async with gate:
             result = await coroutine
