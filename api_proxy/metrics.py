@@ -88,6 +88,10 @@ class ProxyMetrics:
         self.spill_torn = self._counter(
             "opd_store_spill_torn", "Spill files that ended in a record cut off by a crash."
         )
+        self.spill_refused = self._counter(
+            "opd_store_spill_refused",
+            "Whole records that this program or the store has no use for; their files are kept.",
+        )
         self.spill_waiting = Gauge(
             "opd_store_spill_waiting",
             "Spilled records that wait for the store, and files of dead processes. Not 0: alarm.",

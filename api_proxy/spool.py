@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import itertools
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -151,10 +152,14 @@ class Spool:
         if not self._orphans:
             return
         # Files of several processes: their records in the order in which they were written.
-        for record in heapq.merge(
-            *(orphan.read() for orphan in self._orphans), key=lambda record: record.at
+        for record, orphan in heapq.merge(
+            *(
+                zip(orphan.read(), itertools.repeat(orphan), strict=False)
+                for orphan in self._orphans
+            ),
+            key=lambda pair: pair[0].at,
         ):
-            await self._take_in(record)
+            await self._take_in(record, orphan)
         for orphan in self._orphans:
             self._count_damage(orphan)
             await asyncio.to_thread(orphan.remove)
@@ -165,32 +170,41 @@ class Spool:
         while file is not None and self._taken < file.end:
             end = file.end
             for record in file.read(self._taken, end):
-                await self._take_in(record)
+                await self._take_in(record, file)
                 self._taken = record.end
                 self._num_waiting -= 1
             self._taken = end
             async with self._writing:
                 if self._taken == file.end:
-                    self._count_damage(file)
-                    await asyncio.to_thread(file.clear)
-                    self._taken = self._num_waiting = 0
+                    file = await self._begin_anew(file)
                     logger.warning("all that waited for the store is taken in")
 
-    async def _take_in(self, record: SpillRecord) -> None:
-        """Raises StoreUnavailable; what the store will never take is counted and logged."""
+    async def _begin_anew(self, file: SpillFile) -> SpillFile:
+        """The own file emptied, or a new one if it holds what cannot be taken in."""
+        fresh = file
+        if file.is_spent:
+            await asyncio.to_thread(file.clear)
+        else:
+            reserve = self._store.config.spill_reserve_bytes
+            fresh = await asyncio.to_thread(SpillFile.create, self._folder, reserve)
+            await asyncio.to_thread(file.remove)
+        self._count_damage(file)
+        self._file = fresh
+        self._taken = self._num_waiting = 0
+        return fresh
+
+    async def _take_in(self, record: SpillRecord, file: SpillFile) -> None:
+        """Raises StoreUnavailable; what will never be taken in is logged, and its file kept."""
         try:
             addition = decode(record.payload)
             await self.store_addition(addition)
         except StoreUnavailable:
             raise
         except Exception as error:  # One odd record must not keep back all that follow it.
-            self._refused(error)
+            file.refuse(record)
+            logger.error("a spilled record is refused: %s", _brief(error))
         else:
             self._metrics.taken_in.inc()
-
-    def _refused(self, error: Exception) -> None:
-        self._metrics.failed_turns.inc()
-        logger.error("a spilled record is refused: %s", _brief(error))
 
     async def store_addition(self, addition: Addition) -> None:
         """Write an addition to the store, linked first if that was deferred."""
@@ -244,6 +258,7 @@ class Spool:
 
     def _count_damage(self, file: SpillFile) -> None:
         self._metrics.failed_turns.inc(file.num_damaged)
+        self._metrics.spill_refused.inc(file.num_refused)
         if file.is_torn:
             self._metrics.spill_torn.inc()
             logger.warning("%s ends in a record that was never acknowledged", file.path.name)

@@ -52,10 +52,10 @@ class SpillFile:
         self._reserve_bytes = reserve_bytes
         self.end = 0
         """Where the next record goes."""
-        self.num_damaged = 0
-        """Records that `read` could not use, the last one apart."""
         self.is_torn = False
         """Whether the last record that `read` met was cut off."""
+        self._damaged: set[int] = set()
+        self._refused: set[int] = set()
 
     @classmethod
     def create(cls, folder: Path, reserve_bytes: int) -> SpillFile:
@@ -100,6 +100,25 @@ class SpillFile:
             return None
         return cls(path, descriptor)
 
+    @property
+    def num_damaged(self) -> int:
+        """Places where `read` met what is no record, a last one that is cut off apart."""
+        return len(self._damaged)
+
+    @property
+    def num_refused(self) -> int:
+        """Records that are whole, and of no use to this program or to the store."""
+        return len(self._refused)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether all that `read` met is in the store by now, so that the file may go."""
+        return not (self._damaged or self._refused)
+
+    def refuse(self, record: SpillRecord) -> None:
+        """This record will never be taken in by this program: the file has to be kept."""
+        self._refused.add(record.end)
+
     def append(self, at: float, payload: bytes) -> None:
         """Write a record and sync it. Raises OSError; the record is then not in the file."""
         digest = _digest(at, payload)
@@ -115,7 +134,9 @@ class SpillFile:
         self.end += len(data)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[SpillRecord]:
-        """The records from `start` on (to `stop`); then `is_torn` and `num_damaged` hold."""
+        """The records from `start` on (to `stop`); then `is_torn` and `num_damaged` hold. Reading
+        again counts nothing again.
+        """
         position, is_bad = start, False
         size = os.fstat(self._descriptor).st_size
         while position != stop:
@@ -124,6 +145,10 @@ class SpillFile:
                 break
             if len(header) < _HEADER.size or header[: len(_MAGIC)] != _MAGIC:
                 is_bad = True
+                begins = header[: len(_MAGIC)].rstrip(b"\0")
+                if not _MAGIC.startswith(begins):
+                    # No torn write: where the next record would be is not known any more.
+                    self._damaged.add(position)
                 break
             _, length, at, digest = _HEADER.unpack(header)
             end = position + _HEADER.size + length
@@ -132,7 +157,8 @@ class SpillFile:
                 break
             # What is behind a record that cannot be used was written after it: it was the last
             # one only if nothing follows.
-            self.num_damaged += is_bad
+            if is_bad:
+                self._damaged.add(position)
             payload = os.pread(self._descriptor, length, position + _HEADER.size)
             is_bad = _digest(at, payload) != digest
             position = end
@@ -156,13 +182,20 @@ class SpillFile:
             _write(self._descriptor, _ZEROS[: length - offset], start + offset)
 
     def remove(self) -> None:
-        """Delete the file. One with damage in its middle is kept, under another name."""
-        if self.num_damaged:
+        """Delete the file. One that holds what is not in the store is kept, under another name."""
+        if self.is_spent:
+            self.path.unlink(missing_ok=True)
+        else:
+            if self.end:
+                os.ftruncate(self._descriptor, self.end)
             kept = self.path.with_suffix(".damaged")
             os.rename(self.path, kept)
-            logger.error("%d records are damaged; kept for inspection: %s", self.num_damaged, kept)
-        else:
-            self.path.unlink(missing_ok=True)
+            logger.error(
+                "%d records are damaged, %d are refused; kept for inspection: %s",
+                self.num_damaged,
+                self.num_refused,
+                kept,
+            )
         self.close()
 
     def close(self) -> None:

@@ -205,6 +205,66 @@ async def test_what_was_taken_in_already_changes_nothing(
         waiting.write_bytes(kept)
 
 
+def kept_aside(config: StoreConfig) -> list[bytes]:
+    """What the damaged files of a store hold."""
+    return [path.read_bytes() for path in sorted(config.spill_path.glob("*.damaged"))]
+
+
+def spill_unreadable(door: Door, payload: bytes) -> None:
+    """A record of another format in the file of this process."""
+    spool = door.app.state.service.spool
+    assert spool._file is not None
+    spool._file.append(0.0, payload)
+    spool._num_waiting += 1
+
+
+async def test_a_record_that_cannot_be_read_is_counted_and_kept(
+    tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
+) -> None:
+    config = StoreConfig.sqlite(tmp_path / "records.db")
+    async with a_door(config, rendering, clock) as door:
+        history = await answered(door, [USER], "It is 70 F.")
+        await fill(door.store, 1)
+        await answered(door, [*history, REPLY], "It is 21 C. " * 500)
+        spill_unreadable(door, b'{"format": "of a newer program"}')
+        await answered(door, [*history, THANKS], "You are welcome. " * 500)
+        # While the store refuses, the file is read again and again; that counts once.
+        await asyncio.sleep(0.3)
+        await fill(door.store, None)
+        await settled(door)
+        assert await metric(door, "opd_store_spill_refused_total 1.0")
+        assert await metric(door, "opd_store_taken_in_total 2.0")
+        [kept] = kept_aside(config)
+        assert b"of a newer program" in kept
+        # The file that takes its place does what it did.
+        await fill(door.store, 1)
+        await answered(door, [USER, THANKS], "You are welcome. " * 500)
+        await fill(door.store, None)
+        await settled(door)
+        assert await metric(door, "opd_store_taken_in_total 3.0")
+        assert await metric(door, "opd_store_spill_refused_total 1.0")
+    assert len(kept_aside(config)) == 1
+
+
+async def test_an_unreadable_record_of_a_dead_process_is_kept_and_those_around_it_taken_in(
+    tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
+) -> None:
+    config = StoreConfig.sqlite(tmp_path / "records.db")
+    async with a_door(config, rendering, clock) as door:
+        history = await answered(door, [USER], "It is 70 F.")
+        await fill(door.store, 1)
+        await answered(door, [*history, REPLY], "It is 21 C. " * 500)
+        spill_unreadable(door, b"no JSON")
+        await answered(door, [*history, THANKS], "You are welcome. " * 500)
+    async with a_door(config, rendering, clock) as door:
+        assert await metric(door, "opd_store_spill_refused_total 1.0")
+        assert await metric(door, "opd_store_taken_in_total 2.0")
+        assert len(await conversation(door.store)) == 3
+        assert await readiness(door) == 200
+    [kept] = kept_aside(config)
+    assert b"no JSON" in kept
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 3 MiB."""
