@@ -33,7 +33,7 @@ FILES: dict[str, list[Any]] = {
     "export": [test_export.line(test_export.FIRST, test_export.SECOND)],
     "openclaw-rl": [test_openclaw_rl.FIRST, test_openclaw_rl.SECOND],
     "openclaw": [test_openclaw.HEADER, *test_openclaw.TALK],
-    "claude-code": test_claude_code.TALK,
+    "claude-code": [*test_claude_code.TALK, *test_claude_code.COMPACTED],
 }
 NONSENSE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),

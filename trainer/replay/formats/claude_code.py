@@ -12,8 +12,8 @@ https://blog.fsck.com/releases/2026/02/22/claude-code-session-continuation.
 - One response is written as several lines, one a content block, with one `message.id`. They are one
   message here. The results of parallel calls hang on different lines of it; they stay together.
 - A user line's tool results become tool messages, its text a user message after them.
-- Compaction starts a new tree, whose first message is the summary (`isCompactSummary`): that is the
-  prompt of what follows. The session keeps all its trees.
+- Behind a compaction the prompt is the summary (`isCompactSummary`), then the messages that were
+  kept, if some were, then what follows (claude_code_compaction.py).
 - Sidechains (subagents) are sessions of their own: inside the file, or in `agent-ID.jsonl`. Their
   ids hold the id of the session that they belong to, because agent ids are not unique.
 - Other types (summary, system, progress, attachment, file-history-snapshot and what is to come),

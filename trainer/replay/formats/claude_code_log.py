@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.replay.checks import Fault
 from trainer.replay.formats.blocks import response_of, text_of
+from trainer.replay.formats.claude_code_compaction import Compactions
 from trainer.replay.formats.lines import Line
 from trainer.replay.formats.tree import Node
 from trainer.replay.recorded import ImportProblem, Problem
@@ -33,6 +34,7 @@ class ClaudeCodeLog:
         self._blocks: dict[str, list[Any]] = {}
         self._results: dict[str, Node] = {}
         """The node of the results of a response's calls, by the response's node."""
+        self._compactions = Compactions()
 
     def problem(self, line: int, detail: str) -> Problem:
         """A line that is none of this format."""
@@ -58,6 +60,9 @@ class ClaudeCodeLog:
         for node in self._nodes:
             if node.parent in self._owners:
                 node.parent = self._owners[node.parent].identity
+            if node.kept_from in self._owners:
+                node.kept_from = self._owners[node.kept_from].identity
+        self._compactions.cut_loose(self._owners)
         return self._nodes
 
     def session_id(self, root: Node) -> str:
@@ -68,15 +73,18 @@ class ClaudeCodeLog:
         """The node that the line is part of: its own, or an earlier one that it goes on with."""
         value = line.value
         parent = value.get("parentUuid")
+        parent = parent if isinstance(parent, str) else None
         node = Node(
             identity=uuid,
-            parent=parent if isinstance(parent, str) else None,
+            parent=self._compactions.parent_of(uuid, parent),
             line=line.number,
         )
         if kind == "assistant":
             node = self._with_response(node, value)
         elif kind == "user":
             node = self._with_user(node, value)
+        elif value.get("subtype") == "compact_boundary":
+            self._compactions.add(node, value)
         if node.identity == uuid:
             self._session_ids[uuid] = _session_id(value, self._path)
             self._nodes.append(node)
@@ -107,6 +115,8 @@ class ClaudeCodeLog:
             return node
         if value.get("isMeta"):
             return node
+        node.is_summary = bool(value.get("isCompactSummary"))
+        node.kept_from = self._compactions.first_kept(node.identity)
         node.messages = _user_messages(message.get("content"))
         if any(said["role"] != "tool" for said in node.messages):
             return node

@@ -128,18 +128,81 @@ def test_sidechains_are_sessions_of_their_own(tmp_path: Path) -> None:
     assert texts(sessions[2].turns[0].messages) == ["u:Search"]
 
 
-def test_compaction_starts_a_tree_in_the_same_session(tmp_path: Path) -> None:
+def boundary(uuid: str, after: str, **metadata: Any) -> dict[str, Any]:
+    return line(
+        "system",
+        uuid,
+        None,
+        subtype="compact_boundary",
+        logicalParentUuid=after,
+        content="Conversation compacted",
+        compactMetadata={"trigger": "auto", "preTokens": 150000, **metadata},
+    )
+
+
+def summary(uuid: str, parent: str) -> dict[str, Any]:
+    return user(uuid, parent, "So far: files.", isCompactSummary=True)
+
+
+def test_prompt_behind_a_compaction_begins_with_the_summary(tmp_path: Path) -> None:
     after = [
-        line("system", "s2", None, subtype="compact_boundary", logicalParentUuid="a5"),
-        user("u4", "s2", "So far: files.", isCompactSummary=True, isVisibleInTranscriptOnly=True),
+        boundary("s2", "a5"),
+        summary("u4", "s2"),
         user("u5", "u4", "Go on"),
         answer("a7", "u5", "msg_7", "Gone."),
     ]
     session = one(write_lines(tmp_path / "log.jsonl", [*TALK, *after]))
-    assert [turn.parent is None for turn in session.turns] == [True, False, False, True]
-    assert texts(session.turns[-1].messages) == ["u:So far: files.", "u:Go on"]
-    assert session.turns[-2].next_state == []
-    assert len({turn.position for turn in session.turns}) == 4
+    *_, third, fourth = session.turns
+    assert texts(fourth.messages) == ["u:So far: files.", "u:Go on"]
+    assert fourth.parent == third.position
+    assert texts(third.next_state) == ["u:Go on"]
+
+
+KEPT = {
+    "preservedSegment": {"headUuid": "a4", "anchorUuid": "u4", "tailUuid": "a5"},
+    "preservedMessages": {"anchorUuid": "u4", "uuids": ["a4", "u2", "a5"]},
+}
+COMPACTED = [
+    boundary("s2", "a5", **KEPT),
+    summary("u4", "s2"),
+    answer("a5", "u4", "msg_3", "Welcome."),
+    user("u5", "a5", "Go on"),
+    answer("a7", "u5", "msg_7", "Gone."),
+]
+
+
+def test_messages_that_a_compaction_keeps_stand_behind_the_summary(tmp_path: Path) -> None:
+    """The last of them may be in the log only once, behind the summary, where it was not said."""
+    again = one(write_lines(tmp_path / "again.jsonl", [*TALK, *COMPACTED]))
+    late = one(write_lines(tmp_path / "late.jsonl", [*TALK[:-1], *COMPACTED]))
+    for session in (again, late):
+        *_, second, third, fourth = session.turns
+        assert texts(third.messages)[-2:] == ["a:One and two.", "u:Thanks"]
+        assert len(third.messages) == 6
+        assert third.parent == second.position
+        assert texts(third.next_state) == ["u:Go on"]
+        assert texts(fourth.messages) == [
+            "u:So far: files.",
+            "a:One and two.",
+            "u:Thanks",
+            "a:Welcome.",
+            "u:Go on",
+        ]
+        assert fourth.parent == third.position
+
+
+def test_summary_of_what_is_not_in_the_file_begins_the_session(tmp_path: Path) -> None:
+    kept = {"preservedSegment": {"headUuid": "k1", "anchorUuid": "u4", "tailUuid": "k1"}}
+    for start, name in (
+        (boundary("s2", "elsewhere"), "plain"),
+        (boundary("s2", "k1", **kept), "k"),
+    ):
+        lines = [start, summary("u4", "s2"), answer("k1", "u4", "msg_1", "Kept.")]
+        lines += [user("u5", "k1", "Go on"), answer("a7", "u5", "msg_7", "Gone.")]
+        session = one(write_lines(tmp_path / f"{name}.jsonl", lines))
+        assert [turn.problem for turn in session.turns] == [None, None]
+        assert texts(session.turns[0].messages) == ["u:So far: files."]
+        assert texts(session.turns[1].messages) == ["u:So far: files.", "a:Kept.", "u:Go on"]
 
 
 def test_lines_that_the_model_did_not_say_or_read_are_passed_over(tmp_path: Path) -> None:
