@@ -88,7 +88,7 @@ async def at_one_moment(store: Store, read: Callable[[Connection], None]) -> Non
         async with store._reader_engine.connect() as connection:
             await connection.run_sync(_frozen, read)
     except (SQLAlchemyError, OSError) as error:
-        if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
             raise  # of the file that is written
         raise as_store_error(error) from error
 

@@ -84,8 +84,10 @@ async def _forget(
             if began is not None and backup.created_at >= began:
                 taken = datetime.fromtimestamp(backup.created_at, UTC).isoformat("T", "seconds")
                 gone = "" if Path(backup.location).exists() else ", which is no longer there"
+                # Exports are noted beside backups, and are folders.
+                kind = "export" if Path(backup.location).is_dir() else "backup"
                 outcome.lines.append(
-                    f"may still hold it: backup {backup.location} of {taken}{gone}"
+                    f"may still hold it: {kind} {backup.location} of {taken}{gone}"
                 )
         for path in sorted(config.spill_path.glob("*.damaged")):
             outcome.lines.append(f"may still hold it: {path}, a damaged spill file; delete it")

@@ -15,8 +15,8 @@ from trainer.errors import StartupError
 def new_folder(out: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `out` at the end, and is removed if anything is raised.
 
-    Only its owner may read it. Raises StartupError if `out` exists and is not an empty folder, or
-    cannot be made.
+    Only its owner may read it. Raises StartupError if `out` exists and is not an empty folder,
+    cannot be made, or if the disk takes no more.
     """
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise StartupError(f"{out} exists: nothing is overwritten, name a new folder with --out")
@@ -31,6 +31,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         if out.exists():
             out.rmdir()
         folder.rename(out)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise StartupError(f"cannot write {out}: {error.strerror or error}") from error
         raise

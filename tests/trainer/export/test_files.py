@@ -35,6 +35,8 @@ from tests.records.builders import (
 )
 from tests.trainer.export.conftest import ARun
 from trainer.cli import app
+from trainer.errors import StartupError
+from trainer.export.folder import new_folder
 
 TOOLS = [{"type": "function", "function": {"name": "warmth", "parameters": {}}}]
 
@@ -242,7 +244,7 @@ def test_forgetting_leaves_it_out_and_names_the_folder_that_holds_it(sqlite_run:
     assert sqlite_run.export().exit_code == 0
     words = ["records", "forget", "--config", str(sqlite_run.config_file), "--session", "mine"]
     result = CliRunner().invoke(app, words)
-    assert f"may still hold it: backup {sqlite_run.out}" in result.output
+    assert f"may still hold it: export {sqlite_run.out}" in result.output
     sqlite_run.out.rename(sqlite_run.folder / "old")
     assert sqlite_run.export().exit_code == 0
     assert session_id not in (sqlite_run.out / "sessions.jsonl").read_text()
@@ -273,3 +275,29 @@ def test_a_run_without_records_is_not_given_an_empty_database(sqlite_run: ARun) 
     assert result.exit_code == 2
     assert "nothing was recorded" in result.output
     assert not (sqlite_run.folder / "records.db").exists()
+
+
+def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path: Path) -> None:
+    def write() -> None:
+        with new_folder(tmp_path / "out") as folder:
+            (folder / "file").write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(StartupError, match="out: No space left on device"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with (
+        pytest.raises(StartupError, match="cannot write to"),
+        new_folder(tmp_path / "file" / "out"),
+    ):
+        raise AssertionError("there is no such folder")
+
+
+def test_only_the_owner_may_read_an_export(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "out"):
+        pass
+    assert (tmp_path / "out").stat().st_mode & 0o077 == 0
