@@ -22,7 +22,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   bench       the benchmarks, one after the other
   sglang      the engine contract and a short lab run on real SGLang, on this machine's CPU
               (sglang serve: one server, until Ctrl-C)
-  replay      recorded sessions        (not part of this version)
+  replay      learn from recorded sessions:  ./run.sh replay FILE|DIR... [--votes FILE]
   slime       training on a cluster:  ./run.sh slime --config configs/qwen3_4b.toml --dry-run
 
 Every command takes --help.

@@ -69,6 +69,10 @@ class JudgeConfig(BaseModel):
     """Reward of a turn from its votes: the majority's 1, 0 or -1 (`verdict`), their mean (`votes`),
     or none. With a reward, turns without a hint train too.
     """
+    recorded_votes_only: bool = False
+    """Turns of a recording that came without votes are dropped (`no_recorded_votes`) and not shown
+    to the judge.
+    """
     loop: ClaimLoopConfig = ClaimLoopConfig()
     """Turns in flight, polling, and patience with a judge that is down."""
 

@@ -22,10 +22,12 @@ def decide(
     num_omitted: int,
     drop: DropReason | None = None,
     said: float | None = None,
+    judge: str | None = None,
 ) -> tuple[Verdict, DropReason | None]:
     """The verdict on a turn, and why it is dropped, if it is; `drop` is decided already.
 
-    `said` is the reward that a person gave the turn (feedback), on [-1, 1].
+    `said` is the reward that a person gave the turn (feedback), on [-1, 1]. `judge` names who
+    voted, if not the configured one.
     """
     hints: tuple[str, ...] = ()
     reward = None
@@ -44,7 +46,7 @@ def decide(
         votes=tuple(votes),
         hint=hints[0] if hints else None,
         selection=config.selection,
-        judge=config.model,
+        judge=judge or config.model,
         num_omitted=num_omitted,
         candidates=hints,
         reward=reward,

@@ -26,6 +26,8 @@ TURN_TOKENS = (
 """Tokens by which chat templates begin and end messages."""
 
 _MARKER = re.compile("|".join((*ANSWER_MARKERS, *TURN_TOKENS)), re.IGNORECASE)
+# Only looks ahead: a marker may begin inside another, as in <|\boxed{1}|>.
+_MARKER_START = re.compile(rf"(?=(?:{_MARKER.pattern}))(.)", re.IGNORECASE)
 # Every character that some reader takes for the start of a new line.
 _LINE_START = re.compile(
     r"(^|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])"
@@ -48,5 +50,5 @@ def fenced(text: str) -> str:
     It only inserts characters, so no new marker can come of two halves. The first line is quoted
     as well if it looks like structure; the caller may put something before it.
     """
-    separated = _MARKER.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+    separated = _MARKER_START.sub(r"\1 ", text)
     return _LINE_START.sub(r"\g<1>> ", separated)

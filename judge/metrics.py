@@ -97,7 +97,8 @@ class HintMetrics:
             self.vote_failed.inc(vote.error is not None)
             if vote.rejected is not None:
                 self.rejected.labels(reason=vote.rejected.value).inc()
-            self.vote_latency.observe(vote.latency_s)
+            if vote.latency_s is not None:
+                self.vote_latency.observe(vote.latency_s)
             self.prompt_tokens.inc(vote.prompt_tokens or 0)
             self.completion_tokens.inc(vote.completion_tokens or 0)
         self.split.inc({1, -1} <= {vote.score for vote in verdict.votes})

@@ -24,6 +24,8 @@ from judge.context import (
 )
 from judge.decision import decide
 from judge.metrics import HintMetrics
+from judge.recorded import NAME as RECORDED_VOTES
+from judge.recorded import recorded_ballot
 from judge.screening import Evidence, screened
 from judge.voting import Ballot, cast_votes
 from records.types import DropReason, TurnRecord, TurnState, Verdict, Vote
@@ -101,6 +103,13 @@ class JudgeWorker:
         """Vote on one turn and commit the verdict. Raises JudgeUnavailable if no vote got an
         answer.
         """
+        recording = turn.recording
+        if recording is not None and recording.votes is not None:
+            await self._commit(turn, recorded_ballot(recording.votes), 0, None, RECORDED_VOTES)
+            return
+        if recording is not None and self._config.recorded_votes_only:
+            await self._commit(turn, None, 0, DropReason.NO_RECORDED_VOTES, RECORDED_VOTES)
+            return
         assert self._client is not None, "process is called by run"
         max_tokens = self._config.max_prompt_tokens
         ballot, num_omitted = None, 0
@@ -147,7 +156,12 @@ class JudgeWorker:
         return screened(votes, Evidence.of_turn(turn), self._config)
 
     async def _commit(
-        self, turn: TurnRecord, ballot: Ballot | None, num_omitted: int, drop: DropReason | None
+        self,
+        turn: TurnRecord,
+        ballot: Ballot | None,
+        num_omitted: int,
+        drop: DropReason | None,
+        judge: str | None = None,
     ) -> None:
         votes = ballot.votes if ballot is not None else ()
         if any(vote.score == 1 and vote.hint for vote in votes):
@@ -159,6 +173,7 @@ class JudgeWorker:
             num_omitted=num_omitted,
             drop=drop,
             said=turn.feedback_reward,
+            judge=judge,
         )
         if await self._store.commit_verdict(self._owner, verdict, drop, turn.num_reactions):
             self.metrics.count(verdict, drop)

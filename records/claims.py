@@ -15,10 +15,11 @@ from sqlalchemy import ColumnElement, Connection, bindparam, delete, or_, select
 
 from records.columns import clean_text
 from records.feedback import counts as feedback_counts
-from records.loading import hint_candidates
-from records.models import ScoreRow, TurnRow, VerdictRow, VoteRow
+from records.loading import hint_candidates, load_recordings
+from records.models import RecordingRow, ScoreRow, TokensRow, TurnRow, VerdictRow, VoteRow
+from records.recording import Recording, RecordingKind
 from records.sql import chunks, rows_in, table_of, upsert
-from records.types import DropReason, TurnState, Verdict
+from records.types import DropReason, PolicyScore, TurnState, Verdict
 
 CLAIMABLE = (TurnState.JUDGING, TurnState.SCORING)
 WINDOW = 4
@@ -36,6 +37,24 @@ _FOLLOWED = select(TurnRow.turn_id).where(
 )
 _CANDIDATES = select(VerdictRow.turn_id, VerdictRow.hint, VerdictRow.candidates).where(
     VerdictRow.turn_id.in_(bindparam("values", expanding=True))
+)
+_RECORDED = select(RecordingRow.turn_id).where(
+    RecordingRow.turn_id.in_(bindparam("values", expanding=True)),
+    RecordingRow.kind != RecordingKind.RESAMPLED,
+)
+_SET_LOGPROBS = (
+    update(table_of(TokensRow))
+    .where(TokensRow.turn_id == bindparam("key"))
+    .values(rollout_logprobs=bindparam("logprobs"))
+)
+_SET_VERSION = (
+    update(table_of(TurnRow))
+    .where(TurnRow.turn_id == bindparam("key"))
+    .values(
+        version_spans=bindparam("spans"),
+        oldest_version=bindparam("version"),
+        newest_version=bindparam("version"),
+    )
 )
 _MOVE = (
     update(table_of(TurnRow))
@@ -63,11 +82,13 @@ def _is_free(now: float) -> ColumnElement[bool]:
 def claim_op(
     connection: Connection, state: TurnState, owner: str, limit: int, now: float, ttl_s: float
 ) -> list[str]:
-    """Claim up to `limit` turns of `state`: oldest session first, its turns in order."""
+    """Claim up to `limit` turns of `state`: live ones first, then those of recordings; oldest
+    session first, its turns in order.
+    """
     window = connection.execute(
         select(TurnRow.turn_id, TurnRow.session_id)
         .where(TurnRow.state == state, _is_free(now))
-        .order_by(TurnRow.created_at, TurnRow.turn_id)
+        .order_by(TurnRow.priority, TurnRow.created_at, TurnRow.turn_id)
         .limit(limit * WINDOW)
         .with_for_update(skip_locked=True)
     ).all()
@@ -146,7 +167,12 @@ def verdict_op(connection: Connection, judged: Sequence[JudgedTurn]) -> list[boo
     kept = [one for one, is_held in zip(judged, outcomes, strict=True) if is_held]
     if not kept:
         return outcomes
-    connection.execute(_MOVE, [_move_after_judging(one) for one in kept])
+    rewarded = [one.verdict.turn_id for one in kept if one.drop is None and not one.verdict.hint]
+    # The policy has yet to say how probable a recorded response is.
+    unscored = {row.turn_id for row in rows_in(connection, _RECORDED, rewarded)}
+    connection.execute(
+        _MOVE, [_move_after_judging(one, one.verdict.turn_id in unscored) for one in kept]
+    )
     upsert(connection, VerdictRow, [_verdict_row(one.verdict, one.now) for one in kept])
     turn_ids = [one.verdict.turn_id for one in kept]
     for part in chunks(turn_ids):
@@ -192,8 +218,13 @@ def _still_held(
     return outcomes
 
 
-def _move_after_judging(one: JudgedTurn) -> dict[str, Any]:
-    state = TurnState.SCORING if one.verdict.hint else TurnState.READY
+def holds(connection: Connection, state: TurnState, owner: str, turn_id: str) -> bool:
+    """Whether `owner` holds the turn in `state`. Locks its row."""
+    return _still_held(connection, state, [(turn_id, owner)])[0]
+
+
+def _move_after_judging(one: JudgedTurn, is_unscored: bool) -> dict[str, Any]:
+    state = TurnState.SCORING if one.verdict.hint or is_unscored else TurnState.READY
     if one.drop is not None:
         state = TurnState.DROPPED
     return {"key": one.verdict.turn_id, "to": state, "reason": one.drop, "now": one.now}
@@ -235,7 +266,8 @@ def vote_rows(verdict: Verdict) -> list[dict[str, Any]]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTurn:
     """The score rows of one turn. `candidates` are the hints that it had when they were begun (a
-    control may score under others); None: not said.
+    control may score under others); None: not said. `policy` says how probable the policy finds
+    the response of a recording.
     """
 
     owner: str
@@ -243,13 +275,14 @@ class ScoredTurn:
     rows: list[dict[str, Any]]
     now: float
     candidates: tuple[str, ...] | None = None
+    policy: PolicyScore | None = None
 
 
 def score_op(connection: Connection, scored: Sequence[ScoredTurn]) -> list[bool]:
-    """scoring -> ready; stores the score rows. False for a lost claim, and if the turn has other
-    hints by now: it was judged again.
+    """scoring -> ready, or dropped(held_out); stores the score rows. False for a lost claim, and if
+    the turn has other hints by now: it was judged again.
 
-    A score with the same key is replaced.
+    A score with the same key is replaced. Raises ValueError for a recording without `policy`.
     """
     owners = [(one.turn_id, one.owner) for one in scored]
     held = _still_held(connection, TurnState.SCORING, owners)
@@ -261,13 +294,46 @@ def score_op(connection: Connection, scored: Sequence[ScoredTurn]) -> list[bool]
     ]
     kept = [one for one, is_held in zip(scored, outcomes, strict=True) if is_held]
     if kept:
-        moves = [
-            {"key": one.turn_id, "to": TurnState.READY, "reason": None, "now": one.now}
-            for one in kept
-        ]
-        connection.execute(_MOVE, moves)
+        recordings = load_recordings(connection, [one.turn_id for one in kept])
+        connection.execute(
+            _MOVE, [_move_after_scoring(one, recordings.get(one.turn_id)) for one in kept]
+        )
         upsert(connection, ScoreRow, [row for one in kept for row in one.rows])
+        _keep_policy_scores(connection, kept, recordings)
     return outcomes
+
+
+def _move_after_scoring(one: ScoredTurn, recording: Recording | None) -> dict[str, Any]:
+    is_held_out = recording is not None and recording.held_out
+    return {
+        "key": one.turn_id,
+        "to": TurnState.DROPPED if is_held_out else TurnState.READY,
+        "reason": DropReason.HELD_OUT if is_held_out else None,
+        "now": one.now,
+    }
+
+
+def _keep_policy_scores(
+    connection: Connection, scored: Sequence[ScoredTurn], recordings: dict[str, Recording]
+) -> None:
+    """The version under which a recording was scored is where its age begins; the log-probs stand
+    in for those of whoever sampled it, unless it brought them.
+    """
+    logprobs, versions = [], []
+    for one in scored:
+        recording, policy = recordings.get(one.turn_id), one.policy
+        if recording is None or recording.kind is RecordingKind.RESAMPLED:
+            continue
+        if policy is None:
+            raise ValueError(f"turn {one.turn_id} is recorded: the policy has to score it")
+        spans = [[policy.version, 0, len(policy.logprobs)]]
+        versions.append({"key": one.turn_id, "spans": spans, "version": policy.version})
+        if recording.kind is RecordingKind.RECORDED:
+            logprobs.append({"key": one.turn_id, "logprobs": policy.logprobs})
+    if versions:
+        connection.execute(_SET_VERSION, versions)
+    if logprobs:
+        connection.execute(_SET_LOGPROBS, logprobs)
 
 
 def hint_hash(hint: str) -> str:

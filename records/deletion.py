@@ -22,6 +22,7 @@ from records.models import (
     ExpertsRow,
     FeedbackRow,
     NodeRow,
+    RecordingRow,
     SampleRow,
     ScoreRow,
     SessionRow,
@@ -40,7 +41,7 @@ Reason = Literal["forget", "retention"]
 
 _OF_A_TURN = (
     *(SampleRow, ScoreRow, VoteRow, VerdictRow, FeedbackRow),
-    *(SideSamplesRow, ExpertsRow, TokensRow),
+    *(SideSamplesRow, ExpertsRow, RecordingRow, TokensRow),
 )
 _JUDGEMENT = (ScoreRow, VoteRow, VerdictRow)
 WRITING_LOCK = 7_203_115_064_981_238

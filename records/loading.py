@@ -16,7 +16,16 @@ from records.arrays import checksum
 from records.errors import StoreCorrupt, UnknownTurn
 from records.feedback import load as load_feedback
 from records.messages import Message
-from records.models import NodeRow, TokensRow, ToolsetRow, TurnRow, VariantRow, VerdictRow
+from records.models import (
+    NodeRow,
+    RecordingRow,
+    TokensRow,
+    ToolsetRow,
+    TurnRow,
+    VariantRow,
+    VerdictRow,
+)
+from records.recording import Recording
 from records.sql import chunks
 from records.types import Ids, Logprobs, TurnRecord, VersionSpan
 
@@ -58,6 +67,9 @@ def load_turns(
     )
     tokens = load_tokens(connection, turn_ids)
     feedback = load_feedback(connection, turn_ids)
+    recordings = load_recordings(
+        connection, [turn_id for turn_id, row in rows.items() if row.priority]
+    )
     return [
         _record(
             rows[turn_id],
@@ -66,6 +78,7 @@ def load_turns(
             toolsets,
             tokens[turn_id],
             feedback.get(turn_id, ([], None)),
+            recordings.get(turn_id),
         )
         for turn_id in turn_ids
     ]
@@ -78,6 +91,7 @@ def _record(
     toolsets: dict[str, Any],
     tokens: TokenTriple,
     feedback: tuple[list[Message], float | None],
+    recording: Recording | None,
 ) -> TurnRecord:
     said, reward = feedback
     path = _path(nodes, row.response_node_id)
@@ -109,7 +123,24 @@ def _record(
         findings=row.findings,
         num_reactions=len(said) + (row.next_state is not None),
         feedback_reward=reward,
+        recording=recording,
     )
+
+
+def load_recordings(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Recording]:
+    """Where turns come from, of those that a recording brought."""
+    found: dict[str, Recording] = {}
+    for part in chunks(turn_ids):
+        statement = select(RecordingRow.__table__).where(RecordingRow.turn_id.in_(part))
+        for row in connection.execute(statement):
+            found[row.turn_id] = Recording(
+                kind=row.kind,
+                source=row.source,
+                position=row.position,
+                held_out=row.held_out,
+                votes=None if row.votes is None else tuple(row.votes),
+            )
+    return found
 
 
 def hint_candidates(verdict: Row[Any]) -> tuple[str, ...]:

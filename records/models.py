@@ -19,6 +19,7 @@ from records.columns import (
     LogprobsBlob,
     enum_column,
 )
+from records.recording import RecordingKind
 from records.types import (
     Consent,
     DropReason,
@@ -93,7 +94,7 @@ class TurnRow(Base):
 
     `variants` maps a position of the path (prompt messages, then the response) to the form that
     this turn had there, where it is not the node's. `claim_owner` holds the turn until
-    `claim_until`.
+    `claim_until`. Of waiting turns, those of the lowest `priority` go first.
     """
 
     __tablename__ = "turns"
@@ -119,7 +120,7 @@ class TurnRow(Base):
     oldest_version: Mapped[int | None] = mapped_column(BigInteger)
     newest_version: Mapped[int | None] = mapped_column(BigInteger)
     finish_reason: Mapped[str] = mapped_column(CleanText)
-    latency_s: Mapped[float] = mapped_column(Double)
+    latency_s: Mapped[float | None] = mapped_column(Double)
     created_at: Mapped[float] = mapped_column(Double)
     updated_at: Mapped[float] = mapped_column(Double)
     trained_version: Mapped[int | None] = mapped_column(
@@ -129,8 +130,9 @@ class TurnRow(Base):
     request_echo: Mapped[Any] = mapped_column(JsonText, nullable=True)
     user_id: Mapped[str | None] = mapped_column(CleanText)
     findings: Mapped[Any] = mapped_column(JsonText, nullable=True)
+    priority: Mapped[int] = mapped_column(server_default="0")
     __table_args__ = (
-        Index(None, "state", "created_at"),
+        Index(None, "state", "priority", "created_at"),
         Index(None, "session_id", "created_at"),
         Index(None, "prompt_node_id"),
         Index(None, "response_node_id"),
@@ -140,6 +142,18 @@ class TurnRow(Base):
         Index(None, "toolset_hash"),
         Index(None, "user_id"),
     )
+
+
+class RecordingRow(Base):
+    """Where a turn comes from that did not come through the endpoint; see `Recording`."""
+
+    __tablename__ = "recordings"
+    turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
+    kind: Mapped[RecordingKind] = mapped_column(enum_column(RecordingKind))
+    source: Mapped[str] = mapped_column(CleanText)
+    position: Mapped[int]
+    held_out: Mapped[bool]
+    votes: Mapped[Any] = mapped_column(JsonText, nullable=True)
 
 
 class TokensRow(Base):
@@ -206,7 +220,7 @@ class VoteRow(Base):
     score: Mapped[int | None]
     hint: Mapped[str] = mapped_column(CleanText)
     text: Mapped[str] = mapped_column(CleanText)
-    latency_s: Mapped[float] = mapped_column(Double)
+    latency_s: Mapped[float | None] = mapped_column(Double)
     prompt_tokens: Mapped[int | None]
     completion_tokens: Mapped[int | None]
     error: Mapped[str | None] = mapped_column(CleanText)

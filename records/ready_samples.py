@@ -12,8 +12,9 @@ import numpy as np
 from sqlalchemy import Connection, Row, func, select
 
 from records.errors import StoreCorrupt
-from records.loading import TokenTriple, load_tokens, version_spans
+from records.loading import TokenTriple, load_recordings, load_tokens, version_spans
 from records.models import ExpertsRow, NodeRow, TurnRow, VerdictRow
+from records.recording import Recording
 from records.scores import newest_scores, teachings
 from records.side_samples import load_side_samples
 from records.sql import chunks
@@ -31,6 +32,8 @@ def load_samples(connection: Connection, turn_ids: Sequence[str]) -> list[ReadyS
     experts = _load_experts(connection, turn_ids)
     drawn = load_side_samples(connection, turn_ids)
     steps = _step_indices(connection, turn_ids)
+    recorded = [turn_id for turn_id in turn_ids if rows[turn_id].priority]
+    recordings = load_recordings(connection, recorded)
     return [
         _sample(
             rows[turn_id],
@@ -39,6 +42,7 @@ def load_samples(connection: Connection, turn_ids: Sequence[str]) -> list[ReadyS
             routed_experts=experts.get(turn_id),
             side_samples=drawn.get(turn_id),
             step_index=steps[turn_id],
+            recording=recordings.get(turn_id),
         )
         for turn_id in turn_ids
     ]
@@ -91,6 +95,7 @@ def _sample(
     routed_experts: Experts | None,
     side_samples: SideSamples | None,
     step_index: int,
+    recording: Recording | None,
 ) -> ReadySample:
     if not scores and row.reward is None:
         raise StoreCorrupt(f"turn {row.turn_id} is leased without a score or a reward")
@@ -114,4 +119,5 @@ def _sample(
         routed_experts=routed_experts,
         side_samples=side_samples,
         step_index=step_index,
+        recording_kind=None if recording is None else recording.kind,
     )

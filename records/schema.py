@@ -13,9 +13,9 @@ from sqlalchemy import Connection, inspect, text
 
 from records.errors import StoreSchemaError
 
-HEAD = "0009"
+HEAD = "0010"
 """The newest revision in `records/migrations/versions`."""
-KNOWN = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", HEAD)
+KNOWN = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", HEAD)
 """Every revision that this program can migrate from, and the newest."""
 VERSION_TABLE = "alembic_version"
 

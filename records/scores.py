@@ -17,16 +17,18 @@ from records.claims import hint_hash
 from records.loading import load_tokens
 from records.models import ScoreRow
 from records.sql import chunks
-from records.types import UNSCORED, Ids, Score, Teaching
+from records.types import UNSCORED, Ids, PolicyScore, Score, Teaching
 
 
 def score_rows(
     scores: Sequence[Score], prompt_ids: Ids, response_ids: Ids, now: float
 ) -> list[dict[str, Any]]:
-    """The scores of one turn's candidates as rows; at least one.
+    """The scores of one turn's candidates as rows.
 
     Raises ValueError for two of one candidate, two teachers or turns, or one that does not fit.
     """
+    if not scores:
+        return []
     turn_id = scores[0].turn_id
     if len({(one.turn_id, one.teacher, one.teacher_version) for one in scores}) > 1:
         raise ValueError(f"turn {turn_id}: scores of several turns or teachers in one commit")
@@ -65,6 +67,18 @@ def _score_row(score: Score, prompt_ids: Ids, response_ids: Ids, now: float) -> 
         "topk_ids": None if score.topk_ids is None else score.topk_ids.ravel(),
         "topk_logprobs": None if score.topk_logprobs is None else score.topk_logprobs.ravel(),
     }
+
+
+def checked_policy(policy: PolicyScore | None, response_ids: Ids) -> PolicyScore | None:
+    """Raises ValueError unless it has one finite log-prob per response id."""
+    if policy is not None and (
+        len(policy.logprobs) != len(response_ids) or not np.isfinite(policy.logprobs).all()
+    ):
+        raise ValueError(
+            f"turn {policy.turn_id}: the policy's score must have {len(response_ids)} finite "
+            f"log-probs"
+        )
+    return policy
 
 
 def newest_scores(connection: Connection, turn_ids: Sequence[str]) -> dict[str, list[Row[Any]]]:

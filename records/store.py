@@ -27,6 +27,8 @@ from records import (
     loading,
     ready_samples,
     reconcile,
+    replay_status,
+    replaying,
     scores,
     sessions,
     side_samples,
@@ -43,6 +45,8 @@ from records.feedback import Feedback, KeptFeedback
 from records.messages import Message
 from records.reconcile import Chain, ReconcileReport
 from records.redaction import Redactor
+from records.replay_status import ReplayStatus
+from records.replaying import PreparedSession
 from records.schema import migrate_op
 from records.spilled import Addition
 from records.summary import ExampleTurn, VoteSummary
@@ -50,6 +54,7 @@ from records.types import (
     CapturedTurn,
     DropReason,
     Ids,
+    PolicyScore,
     PolicyVersion,
     ReadySample,
     SampleResult,
@@ -320,6 +325,41 @@ class Store:
         )
         return await self._write(feedback_writes.add_op, new=new)
 
+    # Recorded sessions
+
+    async def import_session(self, session: PreparedSession) -> int:
+        """Store what is not there yet of a recorded session; returns how many turns are new."""
+        return await self.writer.run_bulk(replaying.import_op, session, "import_session")
+
+    async def import_votes(self, turn_id: str, votes: Sequence[str]) -> bool:
+        """Give a recorded turn its judge's answers; False if it is unknown, has them or went on."""
+        imported = replaying.ImportedVotes(turn_id=turn_id, votes=tuple(votes), now=self._clock())
+        return await self.writer.run_bulk(replaying.votes_op, imported, "import_votes")
+
+    async def replay_status(self) -> ReplayStatus:
+        """Where the recorded turns stand."""
+        return await self._read(replay_status.replay_status)
+
+    async def recorded_turns(self, scope: str, name: str) -> dict[int, str]:
+        """Position -> turn id of the recorded session `name`; empty if there is none."""
+        return await self._read(replay_status.recorded_turns, scope=scope, name=name)
+
+    async def held_out_turns(self) -> list[str]:
+        """Turns that were scored and kept from training."""
+        return await self._read(replay_status.held_out_turns)
+
+    async def replace_by_sample(
+        self, owner: str, turn_id: str, sample: CapturedTurn, *, scope: str
+    ) -> bool:
+        """A recorded turn in scoring -> dropped(resampled); `sample` takes its place and verdict.
+
+        False, and nothing is written, if the claim is lost. Raises as `record_turn`.
+        """
+        prepared = turns.prepare(sample, scope=scope, now=self._clock())
+        return await self._write(
+            replaying.replace_op, owner=owner, turn_id=turn_id, sample=prepared
+        )
+
     # Judge and scoring workers
 
     async def claim(
@@ -380,24 +420,35 @@ class Store:
         return await self.commit_scores(owner, [score], candidates)
 
     async def commit_scores(
-        self, owner: str, wanted: Sequence[Score], candidates: tuple[str, ...] | None = None
+        self,
+        owner: str,
+        wanted: Sequence[Score],
+        candidates: tuple[str, ...] | None = None,
+        policy: PolicyScore | None = None,
     ) -> bool:
-        """scoring -> ready, with the scores of all candidates of one turn, by one teacher.
+        """scoring -> ready, or dropped(held_out), with the scores of all candidates of one turn, by
+        one teacher, and what the `policy` says of it: turns of recordings need that.
 
         False, and nothing is written, if the claim is lost, or if the turn's hints are no longer
         `candidates`. Raises ValueError unless each score has one finite log-prob per response id,
         or is UNSCORED.
         """
-        if not wanted:
-            raise ValueError("a turn is scored under at least one candidate")
-        turn_id, now = wanted[0].turn_id, self._clock()
+        of = [*wanted, policy] if policy is not None else list(wanted)
+        if len({one.turn_id for one in of}) != 1:
+            raise ValueError("a turn is scored under at least one candidate, and alone")
+        turn_id, now = of[0].turn_id, self._clock()
         try:
             prompt_ids, response_ids = await self.turn_tokens(turn_id)
         except UnknownTurn:  # deleted while it was scored
             return False
         rows = scores.score_rows(wanted, prompt_ids, response_ids, now)
         scored = claims.ScoredTurn(
-            owner=owner, turn_id=turn_id, rows=rows, now=now, candidates=candidates
+            owner=owner,
+            turn_id=turn_id,
+            rows=rows,
+            now=now,
+            candidates=candidates,
+            policy=scores.checked_policy(policy, response_ids),
         )
         return await self.writer.run_bulk(claims.score_op, scored, "score")
 

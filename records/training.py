@@ -25,13 +25,15 @@ def enough_ready(connection: Connection, count: int, now: float) -> bool:
 
 
 def lease_op(connection: Connection, owner: str, count: int, now: float, ttl_s: float) -> list[str]:
-    """Lease exactly the `count` oldest ready turns, or none. Expired leases are ready again."""
+    """Lease exactly the `count` oldest ready turns, or none; live ones first, then those of
+    recordings. Expired leases are ready again.
+    """
     _to_ready(connection, now, TurnRow.claim_until < now)
     turn_ids = list(
         connection.scalars(
             select(TurnRow.turn_id)
             .where(TurnRow.state == TurnState.READY)
-            .order_by(TurnRow.created_at, TurnRow.turn_id)
+            .order_by(TurnRow.priority, TurnRow.created_at, TurnRow.turn_id)
             .limit(count)
             .with_for_update(skip_locked=True)
         )

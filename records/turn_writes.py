@@ -21,13 +21,25 @@ from records.errors import StoreConflict
 from records.feedback import counts as feedback_counts
 from records.feedback_writes import judge_again
 from records.messages import Message, fingerprint, path_ids
-from records.models import ExpertsRow, NodeRow, TokensRow, ToolsetRow, TurnRow, VariantRow
+from records.models import (
+    ExpertsRow,
+    NodeRow,
+    RecordingRow,
+    TokensRow,
+    ToolsetRow,
+    TurnRow,
+    VariantRow,
+)
+from records.recording import RecordingKind
 from records.sql import insert_missing, rows_in, table_of
 from records.types import REJUDGEABLE, CapturedTurn, DropReason, Ids, TurnState
 
 _INSERT_TURNS = table_of(TurnRow).insert()
 _INSERT_TOKENS = table_of(TokensRow).insert()
 _INSERT_EXPERTS = table_of(ExpertsRow).insert()
+_INSERT_RECORDINGS = table_of(RecordingRow).insert()
+REPLAY_PRIORITY = 1
+"""Of turns of recordings: whatever live agents wait for goes first."""
 _PARENTS = select(
     TokensRow.turn_id, TokensRow.prompt_length, TokensRow.response_length, TokensRow.checksum
 ).where(TokensRow.turn_id.in_(bindparam("values", expanding=True)))
@@ -62,6 +74,7 @@ class PreparedTurn:
     turn: dict[str, Any]
     tokens: dict[str, Any]
     experts: dict[str, Any] | None
+    recording: dict[str, Any] | None
     parent_checksum: bytes | None
     """Checksum of the ids shared with the token parent; None without one."""
 
@@ -95,6 +108,7 @@ def prepare(turn: CapturedTurn, *, scope: str, now: float) -> PreparedTurn:
         turn=_turn_row(turn, scope, node_ids, toolset, now),
         tokens=tokens,
         experts=_experts_row(turn),
+        recording=_recording_row(turn),
         parent_checksum=checksum(prompt_ids[:shared]) if shared else None,
     )
 
@@ -106,6 +120,20 @@ def _experts_row(turn: CapturedTurn) -> dict[str, Any] | None:
     return {"turn_id": turn.turn_id, "experts": turn.routed_experts}
 
 
+def _recording_row(turn: CapturedTurn) -> dict[str, Any] | None:
+    recording = turn.recording
+    if recording is None:
+        return None
+    return {
+        "turn_id": turn.turn_id,
+        "kind": recording.kind,
+        "source": recording.source,
+        "position": recording.position,
+        "held_out": recording.held_out,
+        "votes": None if recording.votes is None else list(recording.votes),
+    }
+
+
 def _check_trainable(turn: CapturedTurn) -> None:
     temperature = turn.sampling.get("temperature")
     if isinstance(temperature, bool) or not isinstance(temperature, int | float):
@@ -114,6 +142,8 @@ def _check_trainable(turn: CapturedTurn) -> None:
         )
     if not len(turn.prompt_ids) or not len(turn.response_ids):
         raise ValueError(f"turn {turn.turn_id}: prompt and response must have tokens")
+    if turn.recording is not None and turn.recording.kind is not RecordingKind.RESAMPLED:
+        return  # its version and, maybe, its log-probs come when the policy has scored it
     if not turn.version_spans:
         raise ValueError(f"turn {turn.turn_id}: no policy version is known; drop it")
     if not np.isfinite(turn.rollout_logprobs).all():
@@ -173,6 +203,7 @@ def _turn_row(
         "request_echo": turn.request_echo,
         "user_id": turn.user_id,
         "findings": turn.findings or None,
+        "priority": 0 if turn.recording is None else REPLAY_PRIORITY,
         "created_at": now,
         "updated_at": now,
     }
@@ -199,6 +230,8 @@ def record_op(connection: Connection, prepared: Sequence[PreparedTurn]) -> list[
         connection.execute(_INSERT_TOKENS, [one.tokens for one in new])
         if experts := [one.experts for one in new if one.experts is not None]:
             connection.execute(_INSERT_EXPERTS, experts)
+        if recordings := [one.recording for one in new if one.recording is not None]:
+            connection.execute(_INSERT_RECORDINGS, recordings)
     return [None] * len(prepared)
 
 

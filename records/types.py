@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from records.messages import Message
+from records.recording import Recording, RecordingKind
 from records.teaching import (
     UNSCORED,
     Experts,
@@ -84,6 +85,7 @@ class DropReason(StrEnum):
     HINT_REJECTED = "hint_rejected"
     JUDGE_UNAVAILABLE = "judge_unavailable"
     JUDGE_PROMPT_TOO_LONG = "judge_prompt_too_long"
+    NO_RECORDED_VOTES = "no_recorded_votes"
     # Decided by the scoring worker.
     NO_USER_MESSAGE = "no_user_message"
     HINTED_PROMPT_MISMATCH = "hinted_prompt_mismatch"
@@ -92,6 +94,8 @@ class DropReason(StrEnum):
     TEACHER_LOGPROBS_INVALID = "teacher_logprobs_invalid"
     TEACHER_UNAVAILABLE = "teacher_unavailable"
     UNKNOWN_TEACHER = "unknown_teacher"
+    RESAMPLED = "resampled"
+    HELD_OUT = "held_out"
     # Decided by the trainer.
     STALE = "stale"
     ROUTED_EXPERTS_MISSING = "routed_experts_missing"
@@ -114,6 +118,7 @@ REJUDGEABLE = frozenset(
         DropReason.NO_QUORUM,
         DropReason.HINT_REJECTED,
         DropReason.JUDGE_UNAVAILABLE,
+        DropReason.NO_RECORDED_VOTES,
     }
 )
 """Drops that another look at a longer next state may undo."""
@@ -177,7 +182,8 @@ class CapturedTurn:
     that a mixture-of-experts engine sent each token to, T = P + R - 1: the last token went through
     no layer. `findings` counts secrets and personal data by kind (None: not looked for yet); a turn
     that was redacted has an `identity` and no tokens. `drop_detail` says more of the drop: of a
-    side turn, the rule that made it one.
+    side turn, the rule that made it one. A turn of a `recording` may have no version, and NaN for
+    `rollout_logprobs`: both come when the policy has scored it.
     """
 
     turn_id: str
@@ -196,7 +202,7 @@ class CapturedTurn:
     distribution_modified: str | None
     version_spans: tuple[VersionSpan, ...]
     finish_reason: str
-    latency_s: float
+    latency_s: float | None
     drop_reason: DropReason | None = None
     teacher_key: str | None = None
     request_echo: dict[str, Any] | None = None
@@ -205,6 +211,7 @@ class CapturedTurn:
     findings: dict[str, int] | None = None
     identity: TurnIdentity | None = None
     drop_detail: str | None = None
+    recording: Recording | None = None
 
     def __post_init__(self) -> None:
         if len(self.rollout_logprobs) != len(self.response_ids):
@@ -273,6 +280,7 @@ class TurnRecord:
     findings: dict[str, int] | None = None
     num_reactions: int = 0
     feedback_reward: float | None = None
+    recording: Recording | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +294,7 @@ class Vote:
     score: int | None
     hint: str
     text: str
-    latency_s: float
+    latency_s: float | None
     prompt_tokens: int | None
     completion_tokens: int | None
     error: str | None = None
@@ -350,6 +358,15 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyScore:
+    """The policy's log-probs [R] of a recorded response, at temperature 1, under `version`."""
+
+    turn_id: str
+    version: int
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadySample:
     """One turn ready to train: ids and log-probs of one turn, never padded, lengths checked.
 
@@ -378,6 +395,7 @@ class ReadySample:
     teachings: tuple[Teaching, ...] = ()
     routed_experts: Experts | None = None
     side_samples: SideSamples | None = None
+    recording_kind: RecordingKind | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.rollout_logprobs), len(self.teacher_logprobs)}

@@ -68,9 +68,9 @@ def neutral_hint(rendering: Rendering, hint: str) -> str:
     """
     if not rendering.control_texts:
         return hint
-    longest_first = sorted(rendering.control_texts, key=len, reverse=True)
-    pattern = re.compile("|".join(map(re.escape, longest_first)))
-    return pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", hint)
+    # Only looks ahead: one such text may begin inside another.
+    starts = "|".join(map(re.escape, sorted(rendering.control_texts)))
+    return re.sub(rf"(?=(?:{starts}))(.)", r"\1 ", hint)
 
 
 def hinted_prompt_ids(

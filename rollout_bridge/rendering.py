@@ -207,6 +207,29 @@ class Rendering:
         added = np.asarray(bridged.token_ids[num_previous:], dtype=np.int32)
         return np.concatenate([prompt_ids, response_ids, added]).astype(np.int32, copy=False)
 
+    def recorded_response_ids(
+        self, messages: Sequence[Message], response: Message, tools: Tools = ()
+    ) -> Ids:
+        """The ids [R] that sampling `response` after `messages` would have given, stop token
+        included: the one place where a response becomes ids, for recordings that hold only text.
+
+        Raises ValueError where the template does not show the response as a reply to this prompt.
+        """
+        prompt = self.prompt_ids(messages, tools).tolist()
+        with _TemplateErrors():
+            whole = list(
+                self._renderer.render_ids(
+                    template_messages([*messages, response]), tools=list(tools) or None
+                )
+            )
+        if whole[: len(prompt)] != prompt:
+            raise ValueError("the template shows the response differently than it asks for one")
+        rest = whole[len(prompt) :]
+        ends = [place for place, token in enumerate(rest) if token in self.stop_token_ids]
+        if not ends or ends[0] == 0:
+            raise ValueError("the template shows no response that ends")
+        return np.asarray(rest[: ends[0] + 1], dtype=np.int32)
+
     def parse(
         self, response_ids: Ids, tools: Tools = (), prompt_ids: Ids | None = None
     ) -> ParsedReply:

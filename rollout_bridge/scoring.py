@@ -21,7 +21,17 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from records.types import UNSCORED, DropReason, Ids, Logprobs, Score, TurnRecord, TurnState
+from records.recording import RecordingKind
+from records.types import (
+    UNSCORED,
+    DropReason,
+    Ids,
+    Logprobs,
+    PolicyScore,
+    Score,
+    TurnRecord,
+    TurnState,
+)
 from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.errors import (
     EngineLogprobError,
@@ -30,6 +40,7 @@ from rollout_bridge.engine.errors import (
     EngineUnavailable,
 )
 from rollout_bridge.hinting import HintingError, hinted_prompt_ids
+from rollout_bridge.policy_scores import PolicyScorer
 from rollout_bridge.rendering import Rendering
 from rollout_bridge.scoring_metrics import ScoringMetrics
 from rollout_bridge.teachers import FrozenTeacher, Teacher, TeacherChanged, Teachers
@@ -48,8 +59,20 @@ class ScoringStore(ClaimStore, Protocol):
     """What scoring needs of the store."""
 
     async def commit_scores(
-        self, owner: str, wanted: Sequence[Score], candidates: tuple[str, ...] | None = None
+        self,
+        owner: str,
+        wanted: Sequence[Score],
+        candidates: tuple[str, ...] | None = None,
+        policy: PolicyScore | None = None,
     ) -> bool: ...
+
+
+class Resampler(Protocol):
+    """Puts a sample of the policy in a recorded turn's place."""
+
+    async def process(self, owner: str, turn: TurnRecord) -> bool:
+        """False if the claim was lost. Raises EngineError, changing nothing."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +90,8 @@ class ScoringWorker:
     `owner` names the claims: unique for each worker that runs at a time. `rewrite_hint` is for
     controls: it returns the hint to score with instead, or None to score under the original prompt
     (stored as the hint ""). `teacher` is the run's own; the worker opens those that the
-    configuration names beside it.
+    configuration names beside it. Turns of recordings need `policy`, whose log-probs stand in for
+    those of whoever sampled them; with a `resampler` the policy answers their prompts anew instead.
     """
 
     def __init__(
@@ -80,9 +104,12 @@ class ScoringWorker:
         *,
         rewrite_hint: RewriteHint | None = None,
         metrics: ScoringMetrics | None = None,
+        policy: PolicyScorer | None = None,
+        resampler: Resampler | None = None,
     ) -> None:
         self._store, self._rendering = store, rendering
         self._config, self._owner, self._rewrite_hint = config, owner, rewrite_hint
+        self._policy, self._resampler = policy, resampler
         self._teachers = Teachers(teacher, config)
         self._sessions: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.metrics = metrics if metrics is not None else ScoringMetrics()
@@ -108,8 +135,18 @@ class ScoringWorker:
             detail = f"no teacher is called {turn.teacher_key!r}"
             await self._drop(turn, DropReason.UNKNOWN_TEACHER, detail)
             return
+        is_recorded = (
+            turn.recording is not None and turn.recording.kind is not RecordingKind.RESAMPLED
+        )
+        scores, policy = [], None
         try:
-            scores = await self._scores(turn, teacher)
+            if is_recorded and self._resampler is not None and turn.candidates:
+                await self._resample(turn, self._resampler)
+                return
+            if is_recorded:
+                policy = await self._policy_score(turn)
+            if policy is None or turn.candidates:
+                scores = await self._scores(turn, teacher)
         except HintingError as error:
             await self._drop(turn, error.reason, error.detail)
         except EngineUnavailable as error:
@@ -123,11 +160,23 @@ class ScoringWorker:
         except EngineProtocolError as error:
             await self._drop(turn, DropReason.TEACHER_MISALIGNED, str(error))
         else:
-            await self._commit(turn, scores)
+            await self._commit(turn, scores, policy)
 
     async def give_up(self, turn: TurnRecord, error: ServiceUnavailable) -> None:
         """Drop a turn that the teacher never scored."""
         await self._drop(turn, DropReason.TEACHER_UNAVAILABLE, str(error))
+
+    async def _resample(self, turn: TurnRecord, resampler: Resampler) -> None:
+        if not await resampler.process(self._owner, turn):
+            logger.warning("turn %s: the claim was lost, its sample is not kept", turn.turn_id)
+
+    async def _policy_score(self, turn: TurnRecord) -> PolicyScore:
+        if self._policy is None:
+            raise ServiceUnavailable("a recorded turn, and no policy engine to score it")
+        ids = np.concatenate([turn.prompt_ids, turn.response_ids])
+        # As with the teacher: what turns of a session share is computed once.
+        async with self._sessions.setdefault(turn.session_id, asyncio.Lock()):
+            return await self._policy.score(turn, ids)
 
     async def _scores(self, turn: TurnRecord, teacher: FrozenTeacher) -> list[Score]:
         """A score for each candidate."""
@@ -177,12 +226,14 @@ class ScoringWorker:
             )
         return turn.prompt_ids
 
-    async def _commit(self, turn: TurnRecord, scores: list[Score]) -> None:
+    async def _commit(
+        self, turn: TurnRecord, scores: list[Score], policy: PolicyScore | None
+    ) -> None:
         problems = [_problem(score, len(turn.response_ids)) for score in scores]
         problem = next(filter(None, problems), None)
         if problem is not None:
             await self._drop(turn, *problem)
-        elif await self._store.commit_scores(self._owner, scores, tuple(turn.candidates)):
+        elif await self._store.commit_scores(self._owner, scores, tuple(turn.candidates), policy):
             self.metrics.count_scored(scores)
         else:
             logger.warning("turn %s: the claim was lost, its scores are not kept", turn.turn_id)

@@ -12,6 +12,7 @@ import typer
 from trainer.eval_cli import evaluate
 from trainer.keys_cli import app as keys_app
 from trainer.records_cli import app as records_app
+from trainer.replay_cli import app as replay_app
 
 app = typer.Typer(
     name="opd",
@@ -23,6 +24,7 @@ app = typer.Typer(
 
 app.add_typer(records_app)
 app.add_typer(keys_app)
+app.add_typer(replay_app)
 app.command(name="eval")(evaluate)
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="The run's configuration (TOML).")]
@@ -160,12 +162,6 @@ def doctor(
 
 
 @app.command()
-def replay() -> None:
-    """Recorded sessions (not part of this version)."""
-    _absent("replay", "sessions can be learned from as they happen: opd serve")
-
-
-@app.command()
 def slime(
     config: ConfigFile,
     run_folder: Annotated[
@@ -203,11 +199,6 @@ def guarded(action: Callable[[], None]) -> None:
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-
-
-def _absent(command: str, instead: str) -> None:
-    typer.secho(f"error: '{command}' is not part of this version; {instead}", err=True)
-    raise typer.Exit(2)
 
 
 def main() -> None:

@@ -43,6 +43,12 @@ DROP_WORDS: dict[DropReason, str] = {
     DropReason.JUDGE_PROMPT_TOO_LONG: (
         "reply and next state do not fit into the judge's context (judge.max_prompt_tokens)"
     ),
+    DropReason.NO_RECORDED_VOTES: (
+        "its recording came without votes, and the judge is not asked about recordings "
+        "(judge.recorded_votes_only)"
+    ),
+    DropReason.RESAMPLED: "the policy answered its prompt anew, and that answer took its place",
+    DropReason.HELD_OUT: "its session is kept from training, to measure on (replay.held_out)",
     DropReason.NO_USER_MESSAGE: "its prompt has no user message to which a hint could be added",
     DropReason.HINTED_PROMPT_MISMATCH: "adding the hint would have changed more than one message",
     DropReason.HINTED_PROMPT_TOO_LONG: "prompt and hint do not fit into the teacher's context",

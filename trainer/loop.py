@@ -40,6 +40,8 @@ from trainer.update_report import UpdateReport
 logger = logging.getLogger(__name__)
 
 STOP_FILE = "stop"
+FINISH_FILE = "finish"
+"""No more turns will come: what is left over is a last, smaller batch, then the trainer ends."""
 CALIBRATION_FILE = "calibration.json"
 
 
@@ -169,7 +171,8 @@ class EmbeddedTrainer:
     async def run(
         self, stop: asyncio.Event, on_step: Callable[[StepReport], None] | None = None
     ) -> None:
-        """Step whenever a batch is full, until `stop`, the file RUN/stop, or `max_steps`.
+        """Step whenever a batch is full, until `stop`, the file RUN/stop, or `max_steps`; with the
+        file RUN/finish until nothing is ready, whatever the size of the last batch.
 
         A step that has begun is finished. Leases are given back on every way out.
         """
@@ -180,6 +183,8 @@ class EmbeddedTrainer:
                 report = await self.step()
                 if report is not None and on_step is not None:
                     on_step(report)
+                if report is None and await self._is_through():
+                    return
                 if report is None:
                     await _wait(stop, self.config.poll_interval_s)
         finally:
@@ -248,8 +253,11 @@ class EmbeddedTrainer:
     async def _lease(self) -> list[ReadySample] | None:
         """A full batch of fresh, finite samples; unusable ones are dropped with their reason."""
         size = self.config.rollout_batch_size
-        if await self.store.ready_count() < size:
-            return None
+        num_ready = await self.store.ready_count()
+        if num_ready < size:
+            if num_ready == 0 or not self._finishes:
+                return None
+            size = num_ready
         await self._expire()
         samples = await self.store.lease(
             owner=self.owner, count=size, ttl_s=self.config.lease_ttl_s
@@ -264,6 +272,13 @@ class EmbeddedTrainer:
             await self.store.drop(self.owner, turn_id, reason)
         await self.store.release_leases(self.owner)
         return None
+
+    @property
+    def _finishes(self) -> bool:
+        return (self.run_folder / FINISH_FILE).exists()
+
+    async def _is_through(self) -> bool:
+        return self._finishes and await self.store.ready_count() == 0
 
     async def _with_side_samples(self, samples: list[ReadySample]) -> list[ReadySample]:
         """Draw and store what the objective's support lacks, before the step that uses it."""

@@ -25,7 +25,7 @@ from trainer.supervisor import watch_parent
 if TYPE_CHECKING:
     from rollout_bridge.engine.client import EngineClient
     from rollout_bridge.rendering import Rendering
-    from rollout_bridge.scoring import RewriteHint
+    from rollout_bridge.scoring import Resampler, RewriteHint
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +82,13 @@ async def _judge_and_score(
     config: RunConfig, stop: asyncio.Event, rewrite_hint: RewriteHint | None
 ) -> None:
     from judge.worker import JudgeWorker
+    from rollout_bridge.policy_scores import PolicyScorer
     from rollout_bridge.scoring import ScoringWorker
 
     rendering = _rendering(config)
     store = await Store.open(config.store)
-    teacher = _client(config, config.frozen)
-    async with store, teacher:
+    teacher, policy = _client(config, config.frozen), _client(config, config.policy)
+    async with store, teacher, policy:
         judge = JudgeWorker(
             store, config.judge, owner_name("judge"), count_tokens=judge_counter(config, rendering)
         )
@@ -98,10 +99,34 @@ async def _judge_and_score(
             config.scoring,
             owner_name("scoring"),
             rewrite_hint=rewrite_hint,
+            policy=PolicyScorer(policy),
+            resampler=_resampler(config, store, policy, rendering),
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(judge.run(stop))
-            group.create_task(scoring.run(stop))
+            if config.replay.mode != "judge-only":
+                group.create_task(scoring.run(stop))
+
+
+def _resampler(
+    config: RunConfig, store: Store, policy: EngineClient, rendering: Rendering
+) -> Resampler | None:
+    if config.replay.mode != "resample":
+        return None
+    from trainer.replay.importing import SCOPE
+    from trainer.replay.resampling import PolicyResampler
+
+    return PolicyResampler(
+        store,
+        policy,
+        rendering,
+        config.replay,
+        scope=SCOPE,
+        batch_size=config.trainer.rollout_batch_size,
+        context_length=config.scoring.context_length,
+        pause_mode=config.trainer.pause_mode,
+        proxy=config.proxy,
+    )
 
 
 def judge_counter(config: RunConfig, rendering: Rendering) -> Callable[[str], int]:

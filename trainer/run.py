@@ -70,20 +70,30 @@ class Run:
         """Start proxy, judge worker and trainer: from here on turns are recorded and learned
         from.
         """
+        await asyncio.gather(self._start_proxy(), self.start_learning())
+
+    async def start_learning(self) -> None:
+        """Start judge worker and trainer: they work on what the store holds."""
+        await asyncio.gather(self.start_judge(), self.start_trainer())
+
+    async def _start_proxy(self) -> None:
         proxy = self.config.proxy
+        await self._start("proxy", "proxy", answers(f"http://{proxy.host}:{proxy.port}/healthz"))
+
+    async def start_judge(self) -> None:
+        """Start the process of the judge and scoring workers."""
+        arguments = [*self._judge_command, "--config", str(self._config_file)]
+        await self.supervisor.start("judge", arguments, _at_once, 60)
+
+    async def start_trainer(self, *, may_finish: bool = False) -> None:
+        """Start the trainer, and wait until its engines agree with it."""
         # One that an earlier start left behind would say "ready" too early.
         (self.folder / CALIBRATION_FILE).unlink(missing_ok=True)
-        await asyncio.gather(
-            self._start("proxy", "proxy", answers(f"http://{proxy.host}:{proxy.port}/healthz")),
-            self.supervisor.start(
-                "judge", [*self._judge_command, "--config", str(self._config_file)], _at_once, 60
-            ),
-            self._start(
-                "train",
-                "trainer",
-                self._trainer_ready,
-                may_finish=self.config.trainer.max_steps is not None,
-            ),
+        await self._start(
+            "train",
+            "trainer",
+            self._trainer_ready,
+            may_finish=may_finish or self.config.trainer.max_steps is not None,
         )
 
     async def stop_loop(self) -> None:

@@ -28,6 +28,7 @@ from trainer.cluster.config import ClusterConfig
 from trainer.config import TrainerConfig
 from trainer.errors import StartupError
 from trainer.objectives.options import OBJECTIVE_NAMES
+from trainer.replay.config import ReplayConfig
 from trainer.run_checks import check_run
 
 
@@ -80,6 +81,8 @@ class RunConfig(BaseModel):
     judge: JudgeConfig
     scoring: ScoringConfig = Field(default_factory=ScoringConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    replay: ReplayConfig = Field(default_factory=ReplayConfig)
+    """What becomes of recorded sessions."""
     handover: HandoverConfig = Field(default_factory=HandoverConfig)
     """How turns are handed to slime's trainer; only for `opd slime`."""
     cluster: ClusterConfig | None = None

@@ -15,11 +15,10 @@ import torch
 
 from examples.tool_lab.cases import hinted_pair
 from examples.tool_lab.local_generate import LocalGenerator
-from trainer.policy import Policy
-from trainer.turn_scores import score_responses
+from trainer.evaluation.gap import HintedCase
+from trainer.evaluation.gap import measure_gap as teacher_gap
 
 PAIRS = 96
-_MAX_TOKENS = 4096
 
 
 def measure_gap(
@@ -38,27 +37,16 @@ def measure_gap(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         responses = generator.sample_ids(plain, temperature=1.0)
-    vocabulary = torch.arange(rendering.vocab_size)
-    everything = [vocabulary.expand(len(ids), -1) for ids in responses]
-    tables = []
-    for folder, prompts in ((student, plain), (teacher, hinted)):
-        policy = Policy.load(folder, device="cpu", dtype="float32", chunk_tokens=1024).freeze()
-        tables.append(
-            score_responses(
-                policy,
-                prompts,
-                responses,
-                max_tokens=_MAX_TOKENS,
-                device="cpu",
-                support_ids=everything,
-            )
-        )
-    own = torch.cat([score.support for score in tables[0] if score.support is not None])
-    other = torch.cat([score.support for score in tables[1] if score.support is not None])
-    return {
-        "reverse_kl": float((own.exp() * (own - other)).sum(dim=-1).mean()),
-        "forward_kl": float((other.exp() * (other - own)).sum(dim=-1).mean()),
-    }
+    found = teacher_gap(
+        student,
+        teacher,
+        [
+            HintedCase(prompt_ids=prompt, hinted_prompt_ids=with_hint, response_ids=response)
+            for prompt, with_hint, response in zip(plain, hinted, responses, strict=True)
+        ],
+        rendering.vocab_size,
+    )
+    return {"reverse_kl": found.reverse_kl, "forward_kl": found.forward_kl}
 
 
 def newest_weights(folder: Path, version: int, start: str) -> str:

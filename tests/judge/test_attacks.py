@@ -98,6 +98,10 @@ def test_whatever_a_judge_copies_from_its_prompt_is_no_vote(
     assert len(lines_like(SPEAKER, text)) == 2 + len(next_state)
 
 
+def test_a_marker_inside_another_is_fenced_too() -> None:
+    assert fenced("<|\\boxed{1}|>") == "< |\\ boxed{1}|>"
+
+
 @given(TEXT, TEXT)
 def test_halves_that_are_harmless_do_not_meet_to_a_marker(one: str, other: str) -> None:
     assert not has_marker(fenced(one + other))

@@ -1,0 +1,34 @@
+"""What is known of a turn that came from a recording instead of a live agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RecordingKind(StrEnum):
+    """Who sampled the response of a turn that did not come through the endpoint."""
+
+    RECORDED = "recorded"
+    """Somebody else, and with which probability is not known: the policy's own log-probs stand in
+    for it, so that importance weights correct only for what the policy learned since.
+    """
+    RECORDED_WITH_LOGPROBS = "recorded_with_logprobs"
+    """Somebody else, with known log-probs."""
+    RESAMPLED = "resampled"
+    """The policy of this run, at a recorded state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """Where a turn comes from. `position` is its place in the `source`'s conversation.
+
+    `held_out` turns are judged and scored and never trained on. `votes` are a judge's answers that
+    came with the recording, and take the place of asking one.
+    """
+
+    kind: RecordingKind
+    source: str
+    position: int
+    held_out: bool = False
+    votes: tuple[str, ...] | None = None

@@ -1,0 +1,255 @@
+"""`opd replay`: recorded sessions through import, judge, teacher and trainer, to the end.
+
+Composition only. Recorded turns enter the store as turns of ordinary sessions, and the run's usual
+processes work on them; nothing here judges, scores or trains. Everything can be stopped at any
+point and started again with the same arguments: what is done stays done. With `attach` the turns
+are put into the store of another run, whose processes take them up when no live turn waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from records.replay_status import ReplayStatus
+from records.store import Store
+from records.types import TurnState
+from rollout_bridge.fingerprint import renderer_fingerprint
+from rollout_bridge.rendering import Rendering
+from trainer import run_config
+from trainer.defaults import resolve, single_machine
+from trainer.errors import StartupError
+from trainer.evaluation.gap import Gap, HintedCase, measure_gap
+from trainer.loop import FINISH_FILE
+from trainer.replay.config import ReplayMode
+from trainer.replay.importing import ImportSettings
+from trainer.replay.show import ReplayProgress
+from trainer.replay.summary import build_summary, save, summary_lines
+from trainer.replay.taking_in import ImportReport, take_in
+from trainer.run import Run
+from trainer.run_checks import run_warnings
+from trainer.run_config import RunConfig
+
+LAB_MODEL = Path(__file__).parents[2] / "examples" / "tool_lab" / "model"
+"""What a replay without a model uses: tiny, and here."""
+DEFAULTS: dict[str, Any] = {
+    # Recordings are few, and do not age while others are trained on.
+    "trainer": {"rollout_batch_size": 8, "max_staleness": 1_000_000},
+}
+_LOOK_EVERY_S = 0.5
+_UNTRAINED = (TurnState.READY, TurnState.LEASED)
+
+
+class NothingLearned(StartupError):
+    """The replay came to its end and nothing could be trained, or judged, on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRequest:
+    """What the command line asks for."""
+
+    recordings: tuple[Path, ...]
+    votes: tuple[Path, ...] = ()
+    ask_judge: bool = False
+    model: str | None = None
+    mode: ReplayMode | None = None
+    config_file: Path | None = None
+    overrides: tuple[str, ...] = ()
+
+
+def replay(request: ReplayRequest, folder: Path, console: Console) -> dict[str, Any]:
+    """Run the replay in `folder`, or go on with it there; returns the summary that it writes.
+
+    Raises StartupError where something cannot start, NothingLearned.
+    """
+    for path in (*request.recordings, *request.votes):
+        if not path.exists():
+            raise StartupError(f"{path}: no such file or folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    config = resolve(_values(request, folder), request.config_file, list(request.overrides))
+    return asyncio.run(_Replay(request, config, folder, console).run())
+
+
+def _values(request: ReplayRequest, folder: Path) -> dict[str, Any]:
+    values = run_config.merge(single_machine(request.model or str(LAB_MODEL), folder), DEFAULTS)
+    if request.votes and not request.ask_judge:
+        values = run_config.merge(values, {"judge": {"recorded_votes_only": True}})
+    if request.mode is not None:
+        values = run_config.merge(values, {"replay": {"mode": request.mode}})
+    return values
+
+
+class _Replay:
+    """One replay in a folder of its own."""
+
+    def __init__(
+        self, request: ReplayRequest, config: RunConfig, folder: Path, console: Console
+    ) -> None:
+        self._request, self._config = request, config
+        self._folder, self._console = folder, console
+        self._mode: ReplayMode = config.replay.mode
+        self._timings: dict[str, float] = {}
+
+    async def run(self) -> dict[str, Any]:
+        started = time.monotonic()
+        config = self._config
+        for warning in run_warnings(config.trainer):
+            self._console.print(f"[yellow]{warning}[/]")
+        self._console.print(
+            f"run folder [bold]{self._folder}[/]; replay ({self._mode}) with {config.model}"
+        )
+        rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
+        async with await Store.open(config.store) as store:
+            with ReplayProgress(self._console) as shown:
+                imported = await self._import(store, rendering, shown)
+                async with Run(config, self._folder) as processes:
+                    await self._work(store, processes, shown)
+            status = await store.replay_status()
+            gaps = await self._gaps(store, rendering)
+            self._timings["everything"] = time.monotonic() - started
+            summary = build_summary(
+                mode=self._mode,
+                model=config.model,
+                imported=imported,
+                status=status,
+                num_updates=await _num_updates(store),
+                gaps=gaps,
+                timings=self._timings,
+            )
+            report = await save(self._folder, summary, store, rendering)
+        for line in summary_lines(summary):
+            self._console.print(line, soft_wrap=True, highlight=False)
+        self._console.print(f"report: [bold]{report}[/]")
+        self._check_learned(status)
+        return summary
+
+    async def _import(
+        self, store: Store, rendering: Rendering, shown: ReplayProgress
+    ) -> ImportReport:
+        begun = time.monotonic()
+        settings = ImportSettings(
+            context_length=self._config.scoring.context_length,
+            held_out=self._config.replay.held_out,
+            renderer=renderer_fingerprint(rendering, self._config.renderer),
+        )
+        report = await take_in(
+            store,
+            rendering,
+            settings,
+            self._request.recordings,
+            self._request.votes,
+            self._folder,
+            shown.imported,
+        )
+        shown.import_ended(report)
+        self._timings["import"] = time.monotonic() - begun
+        return report
+
+    async def _work(self, store: Store, processes: Run, shown: ReplayProgress) -> None:
+        begun = time.monotonic()
+        finish = self._folder / FINISH_FILE
+        finish.unlink(missing_ok=True)
+        await processes.start_judge()
+        if self._mode == "resample":
+            # The policy samples while it learns: that is what makes it on-policy.
+            await processes.start_trainer(may_finish=True)
+        await self._until(store, processes, shown, _is_scored(self._mode))
+        self._timings["judging and scoring"] = time.monotonic() - begun
+        if self._mode == "judge-only":
+            return
+        begun = time.monotonic()
+        finish.touch()
+        if self._mode != "resample":
+            await processes.start_trainer(may_finish=True)
+        await self._until(store, processes, shown, _is_trained, training=True)
+        await processes.supervisor.stop("judge", "trainer")
+        self._timings["training"] = time.monotonic() - begun
+
+    async def _until(
+        self,
+        store: Store,
+        processes: Run,
+        shown: ReplayProgress,
+        is_done: Any,
+        *,
+        training: bool = False,
+    ) -> None:
+        while True:
+            status = await store.replay_status()
+            shown.working(status)
+            if training or self._mode == "resample":
+                shown.training(status, await _num_updates(store))
+            if processes.supervisor.failed.done():
+                processes.supervisor.failed.result()
+            if is_done(status):
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _gaps(self, store: Store, rendering: Rendering) -> dict[str, Gap]:
+        """On held-out turns, of the start and of the newest weights."""
+        cases = await held_out_cases(store)
+        if not cases:
+            return {}
+        begun = time.monotonic()
+        model, vocab_size = self._config.model, rendering.vocab_size
+        gaps = {"before": await asyncio.to_thread(measure_gap, model, model, cases, vocab_size)}
+        latest = await store.latest_version()
+        if latest is not None and latest.version > 0:
+            weights = str(self._folder / latest.checkpoint)
+            gaps["after"] = await asyncio.to_thread(measure_gap, weights, model, cases, vocab_size)
+        self._timings["measuring the gap"] = time.monotonic() - begun
+        return gaps
+
+    def _check_learned(self, status: ReplayStatus) -> None:
+        if self._mode == "judge-only":
+            if not status.num_judged:
+                raise NothingLearned("no recorded turn was judged: see the counts above")
+        elif not status.num_trained:
+            raise NothingLearned(
+                "no recorded turn could be trained on: see above what became of them, and "
+                f"{self._folder / 'import_problems.jsonl'}"
+            )
+
+
+def _is_scored(mode: ReplayMode) -> Any:
+    waiting = (
+        (TurnState.JUDGING,)
+        if mode == "judge-only"
+        else (
+            TurnState.JUDGING,
+            TurnState.SCORING,
+        )
+    )
+    return lambda status: not any(status.states[state] for state in waiting)
+
+
+def _is_trained(status: ReplayStatus) -> bool:
+    return not any(status.states[state] for state in _UNTRAINED)
+
+
+async def _num_updates(store: Store) -> int:
+    latest = await store.latest_version()
+    return latest.version if latest is not None else 0
+
+
+async def held_out_cases(store: Store) -> list[HintedCase]:
+    """The held-out turns that were scored, with their hinted prompts."""
+    cases = []
+    for turn_id in await store.held_out_turns():
+        score = await store.score_of(turn_id)
+        if score is None:
+            continue
+        prompt_ids, response_ids = await store.turn_tokens(turn_id)
+        cases.append(
+            HintedCase(
+                prompt_ids=prompt_ids,
+                hinted_prompt_ids=score.hinted_prompt_ids,
+                response_ids=response_ids,
+            )
+        )
+    return cases

@@ -1,0 +1,139 @@
+"""What a replay leaves behind: summary.json, report.html, and the lines that it prints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from records.recording import RecordingKind
+from records.replay_status import ReplayStatus
+from records.store import Store
+from rollout_bridge.rendering import Rendering
+from trainer.evaluation.gap import Gap
+from trainer.replay.config import ReplayMode
+from trainer.replay.taking_in import ImportReport
+from trainer.report import write_report
+from trainer.run_report import example_turns, metric_rows, run_curves
+
+SUMMARY_FILE = "summary.json"
+STAND_IN = (
+    "the recording does not say how probable its responses were when they were sampled: the "
+    "policy's own log-probabilities stand in, so importance weights correct for what the policy "
+    "learned since, and not for the difference between it and whoever answered then"
+)
+
+
+def build_summary(
+    *,
+    mode: ReplayMode,
+    model: str,
+    imported: ImportReport,
+    status: ReplayStatus,
+    num_updates: int,
+    gaps: dict[str, Gap],
+    timings: dict[str, float],
+) -> dict[str, Any]:
+    """All counts of a replay; what was not measured is absent, a share of nothing None."""
+    can_train = status.num_accepted - status.num_held_out
+    return {
+        "mode": mode,
+        "model": model,
+        "import": imported.as_dict(),
+        "turns": {
+            "recorded": status.num_recorded,
+            "resampled": status.num_resampled,
+            "judged": status.num_judged,
+            "accepted": status.num_accepted,
+            "accept_rate": _share(status.num_accepted, status.num_judged),
+            "scored": status.num_scored,
+            "scored_share_of_accepted": _share(status.num_scored, status.num_accepted),
+            "held_out": status.num_held_out,
+            "trained": status.num_trained,
+            "trained_share": _share(status.num_trained, can_train),
+            "states": {state.value: number for state, number in status.states.items()},
+            "dropped": {reason.value: number for reason, number in status.drops.items()},
+            "kinds": {kind.value: number for kind, number in status.kinds.items()},
+        },
+        "votes": {"all": status.num_votes, "recorded": status.num_votes_recorded},
+        "tokens_scored": status.scored_tokens,
+        "updates": num_updates,
+        "held_out_gap": {when: asdict(gap) for when, gap in gaps.items()},
+        "note": STAND_IN if status.kinds.get(RecordingKind.RECORDED) else None,
+        "seconds": timings,
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """For the terminal."""
+    turns, imported = summary["turns"], summary["import"]
+    formats = ", ".join(f"{n} {name}" for name, n in imported["formats"].items()) or "nothing"
+    lines = [
+        f"imported {formats} sessions: {imported['turns_rendered']} of {imported['turns']} turns "
+        f"rendered, {imported['turns_new']} new",
+        f"judged {turns['judged']}, accepted {turns['accepted']}, scored {turns['scored']}, "
+        f"held out {turns['held_out']}, trained {turns['trained']} in {summary['updates']} updates",
+    ]
+    if imported["problems"]:
+        told = ", ".join(f"{number} {reason}" for reason, number in imported["problems"].items())
+        lines.append(f"not taken in: {told} (import_problems.jsonl)")
+    if turns["dropped"]:
+        told = ", ".join(f"{number} {reason}" for reason, number in turns["dropped"].items())
+        lines.append(f"dropped: {told}")
+    gaps = summary["held_out_gap"]
+    if "before" in gaps and "after" in gaps:
+        before, after = gaps["before"], gaps["after"]
+        lines.append(
+            f"held-out gap between hinted teacher and student, over {before['num_tokens']} tokens: "
+            f"reverse KL {before['reverse_kl']:.4f} -> {after['reverse_kl']:.4f}, forward KL "
+            f"{before['forward_kl']:.4f} -> {after['forward_kl']:.4f} nats per token"
+        )
+    if summary["note"]:
+        lines.append(f"note: {summary['note']}")
+    return lines
+
+
+async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: Rendering) -> Path:
+    """Write both files; returns the path of the report."""
+    text = json.dumps(summary, indent=2, ensure_ascii=False)
+    (folder / SUMMARY_FILE).write_text(text + "\n", encoding="utf-8")
+    turns, imported = summary["turns"], summary["import"]
+    tables = [
+        ("Turns by state", ("state", "turns"), _rows(turns["states"])),
+        ("Turns dropped, by reason", ("reason", "turns"), _rows(turns["dropped"])),
+        ("Not taken in, by reason", ("reason", "number"), _rows(imported["problems"])),
+        ("Held-out gap, nats per token", ("when", "reverse KL", "forward KL"), _gap_rows(summary)),
+        ("Seconds", ("stage", "s"), [(k, f"{v:.1f}") for k, v in summary["seconds"].items()]),
+    ]
+    path = folder / "report.html"
+    write_report(
+        path,
+        title=f"Replay ({summary['mode']}) with {summary['model']}",
+        facts=[
+            ("sessions", str(imported["sessions"])),
+            ("turns", str(turns["recorded"])),
+            ("accepted", str(turns["accepted"])),
+            ("trained", str(turns["trained"])),
+            ("updates", str(summary["updates"])),
+        ],
+        tables=[table for table in tables if table[2]],
+        curves=run_curves(metric_rows(folder)) if summary["updates"] else [],
+        examples=await example_turns(store, rendering, limit=3),
+    )
+    return path
+
+
+def _rows(counts: dict[str, int]) -> list[tuple[str, str]]:
+    return [(name, str(number)) for name, number in counts.items()]
+
+
+def _gap_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [
+        (when, f"{gap['reverse_kl']:.4f}", f"{gap['forward_kl']:.4f}")
+        for when, gap in summary["held_out_gap"].items()
+    ]

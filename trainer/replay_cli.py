@@ -1,0 +1,83 @@
+"""`opd replay`: recorded sessions; `opd replay compare`: two replays of the same turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from trainer.replay.config import ReplayMode
+
+
+class _FilesByDefault(TyperGroup):
+    """What is no command of the group is a file: `opd replay FILE` means `opd replay run FILE`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_FilesByDefault,
+    name="replay",
+    help="Learn from recorded sessions: opd replay FILE|DIR... [--votes FILE].",
+    no_args_is_help=True,
+)
+
+
+@app.command("run")
+def run(
+    recordings: Annotated[
+        list[Path], typer.Argument(help="Recordings: files, or folders with *.jsonl below them.")
+    ],
+    votes: Annotated[
+        list[Path] | None,
+        typer.Option("--votes", help="A judge's votes on them; takes the place of asking one."),
+    ] = None,
+    ask_judge: Annotated[
+        bool, typer.Option("--ask-judge", help="With --votes: ask the judge about other turns.")
+    ] = False,
+    mode: Annotated[
+        str | None, typer.Option(help="rescore, resample or judge-only  [rescore]")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Start weights: folder or hub id  [the tool lab's model]")
+    ] = None,
+    run_folder: Annotated[
+        Path, typer.Option("--run", help="Run folder; one that exists is gone on with.")
+    ] = Path("runs/replay"),
+    config: Annotated[Path | None, typer.Option(help="TOML file with further settings.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a value: section.key=value (repeatable)."),
+    ] = None,
+) -> None:
+    """Import recordings, judge, score and train on them, and leave a report."""
+
+    def start() -> None:
+        from typing import cast, get_args
+
+        from rich.console import Console
+
+        from trainer.errors import StartupError
+        from trainer.replay.run_replay import ReplayRequest, replay
+
+        if mode is not None and mode not in get_args(ReplayMode):
+            raise StartupError(f"--mode {mode}: choose one of {', '.join(get_args(ReplayMode))}")
+        request = ReplayRequest(
+            recordings=tuple(recordings),
+            votes=tuple(votes or ()),
+            ask_judge=ask_judge,
+            model=model,
+            mode=cast("ReplayMode | None", mode),
+            config_file=config,
+            overrides=tuple(overrides or ()),
+        )
+        replay(request, run_folder, Console())
+
+    from trainer.cli import guarded
+
+    guarded(start)
