@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from trainer.replay.compare_cli import compare_runs
 from trainer.replay.config import ReplayMode
 
 
@@ -26,6 +27,9 @@ app = typer.Typer(
     help="Learn from recorded sessions: opd replay FILE|DIR... [--votes FILE].",
     no_args_is_help=True,
 )
+
+
+app.command("compare")(compare_runs)
 
 
 @app.command("run")
