@@ -20,7 +20,7 @@ def draw(compared: Comparison, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     tables = [("Measured on the turns that both have", header, table(compared))]
     if compared.settings:
-        tables.insert(0, ("Settings that differ", header, compared.settings))
+        tables.insert(0, ("Settings that differ", header, list(compared.settings)))
     write_report(
         out,
         title=f"{compared.name_a} against {compared.name_b}",

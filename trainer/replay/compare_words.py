@@ -17,6 +17,7 @@ def table(compared: Comparison) -> list[Line]:
 
 
 def _column(of: Figures) -> dict[str, str]:
+    at_least = "at least " if of.num_uncounted_votes else ""
     quantiles = of.advantage_quantiles or (None,) * len(QUANTILES)
     return {
         "turns with a verdict": f"{of.num_decided} of {of.num_turns}",
@@ -35,11 +36,11 @@ def _column(of: Figures) -> dict[str, str]:
             f"advantage, {level:.0%} quantile, nats": number(value, 4)
             for level, value in zip(QUANTILES, quantiles, strict=True)
         },
-        "judge tokens": number(of.judge_tokens),
+        "judge tokens": number(of.judge_tokens, 0, at_least),
         "votes without a token count": str(of.num_uncounted_votes),
-        "judge tokens an accepted turn": number(of.judge_tokens_per_accepted),
+        "judge tokens an accepted turn": number(of.judge_tokens_per_accepted, 1, at_least),
         "teacher tokens": number(of.teacher_tokens),
-        "teacher tokens an accepted turn": number(of.teacher_tokens_per_accepted),
+        "teacher tokens an accepted turn that is scored": number(of.teacher_tokens_per_scored, 1),
     }
 
 
@@ -77,6 +78,6 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def number(value: float | None, digits: int = 0) -> str:
-    """A number with so many digits."""
-    return "-" if value is None else f"{value:.{digits}f}"
+def number(value: float | None, digits: int = 0, before: str = "") -> str:
+    """A number with so many digits, behind a word."""
+    return "-" if value is None else f"{before}{value:.{digits}f}"

@@ -67,7 +67,9 @@ class Figures:
 
     `unanimous` and `pair_agreement` are over turns with at least two votes that did not abstain:
     the share on which all agree, and the mean share of pairs of votes that agree. Advantages are
-    over the tokens of the `num_scored` turns that have them.
+    over the tokens of the `num_scored` turns that have them. With `num_uncounted_votes` the judge's
+    tokens are at least so many. A turn is accepted before it is scored: the teacher's tokens are
+    per turn that has been.
     """
 
     num_turns: int
@@ -88,7 +90,7 @@ class Figures:
     num_uncounted_votes: int
     judge_tokens_per_accepted: float | None
     teacher_tokens: int | None
-    teacher_tokens_per_accepted: float | None
+    teacher_tokens_per_scored: float | None
     positive_votes: dict[int, int]
     """Number of turns by their positive votes."""
 

@@ -56,7 +56,7 @@ def figures(turns: Sequence[ReplayedTurn]) -> Figures:
     scored = [turn.advantages for turn in turns if turn.advantages is not None]
     tokens = np.concatenate(scored) if scored else np.empty(0, dtype=np.float32)
     judge_tokens = _total(turn.judge_tokens for turn in turns)
-    teacher_tokens = _total(turn.teacher_tokens for turn in turns)
+    teacher_counts = [t.teacher_tokens for t in turns if t.teacher_tokens is not None]
     has_tokens = tokens.size > 0
     return Figures(
         num_turns=len(turns),
@@ -78,8 +78,8 @@ def figures(turns: Sequence[ReplayedTurn]) -> Figures:
         judge_tokens=judge_tokens,
         num_uncounted_votes=len(votes) - sum(turn.num_counted for turn in turns),
         judge_tokens_per_accepted=_ratio(judge_tokens, num_accepted),
-        teacher_tokens=teacher_tokens,
-        teacher_tokens_per_accepted=_ratio(teacher_tokens, num_accepted),
+        teacher_tokens=_total(teacher_counts),
+        teacher_tokens_per_scored=mean(teacher_counts),
         positive_votes=dict(
             Counter(turn.votes.count(1) for turn in turns if turn.accepted is not None)
         ),

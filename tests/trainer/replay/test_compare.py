@@ -166,7 +166,10 @@ def test_tokens_are_those_of_all_votes_and_candidates(compared: Comparison) -> N
     assert (a.judge_tokens, a.num_uncounted_votes) == (5 * 120, 0)
     assert a.judge_tokens_per_accepted == 600
     assert (b.judge_tokens, b.num_uncounted_votes) == (5 * 120, 1)
-    assert (a.teacher_tokens, b.teacher_tokens_per_accepted) == (9, 4.5)
+    # Of the two turns that B accepted, one is scored.
+    assert (a.teacher_tokens, b.teacher_tokens, b.teacher_tokens_per_scored) == (9, 9, 9.0)
+    [told] = [line for line in lines(compared) if line.startswith("judge tokens an accepted")]
+    assert told.endswith(" 600.0  at least 300.0")
 
 
 def test_the_turns_that_differ_most_come_first(compared: Comparison) -> None:
