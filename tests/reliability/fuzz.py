@@ -4,135 +4,36 @@
 
 The real application over a real store, served as it is deployed; behind it an engine that answers
 anything with texts, calls and broken ids in turn. After the last request every answered turn must
-be in the store, and the store must be sound.
+be in the store, and the store must be sound. Where keys are needed, a request without one that is
+let in must change nothing: no commit, no other row, no question to the engine.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import random
-import socket
 import sys
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
-import numpy as np
-import uvicorn
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from rich.progress import Progress
+from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from api_proxy.app import ProxyDeps, create_app
-from api_proxy.config import ProxyConfig
+from api_proxy.gate import OPEN_PATHS
 from records.config import StoreConfig
 from records.store import Store
-from records.types import Ids
 from records.verify import verify_database
-from rollout_bridge.config import RendererConfig
-from rollout_bridge.engine.types import SamplingParams
-from rollout_bridge.rendering import Rendering
-from tests.api_proxy.scripted_engine import Line, ScriptedEngine
+from tests.reliability.fuzz_keys import Headers, StoreWatch
 from tests.reliability.fuzz_requests import ROUTES, FuzzRequest, requests
-from tests.reliability.lab import MODEL
+from tests.reliability.fuzz_server import DATABASE, Served, served
 
 HANG_S = 120.0
 """A request that has no answer after so long hangs. Generous: the machine may be busy."""
-_REPLIES = (
-    "It is 21 degrees.",
-    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Karo"}}\n</tool_call>',
-    '<tool_call>\n{"name": "get_weather", "arguments": {"ci',
-    "<think>\nhm\n</think>\n\nYes. é",
-    "",
-)
-
-
-class AnyReply(ScriptedEngine):
-    """Answers everything, without a script."""
-
-    def __init__(self, rendering: Rendering) -> None:
-        super().__init__(context_length=4096)
-        encode = rendering.tokenizer.encode
-        end = rendering.stop_token_ids[0]
-        self._ids = [[*encode(text, add_special_tokens=False), end] for text in _REPLIES]
-        self._rng = random.Random(0)
-        self._vocab_size = rendering.vocab_size
-
-    def next_line(self, input_ids: Ids, params: SamplingParams) -> Line:
-        """One of the replies, or ids that mean nothing; cut at the budget."""
-        assert np.asarray(input_ids).size + params.max_new_tokens <= 4096
-        ids = self._rng.choice(self._ids)
-        if self._rng.random() < 0.2:
-            ids = [self._rng.randrange(self._vocab_size) for _ in range(6)]
-        budget = params.max_new_tokens
-        reason = "stop" if len(ids) <= budget else "length"
-        return Line(ids=ids[:budget], chunk=self._rng.choice([1, 3]), finish_reason=reason)
-
-
-@dataclass
-class Served:
-    """The application in a thread of its own, with its store."""
-
-    url: str
-    routes: set[tuple[str, str]]
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[Served]:
-    """Serve on a free port until the body ends; then everything is committed."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    rendering = Rendering.load(str(MODEL), RendererConfig(name="qwen3", enable_thinking=False))
-    ready: Any = threading.Event()
-    stop: list[uvicorn.Server] = []
-    routes: set[tuple[str, str]] = set()
-    failure: list[BaseException] = []
-
-    async def serve() -> None:
-        async with await Store.open(StoreConfig.sqlite(folder / "records.db")) as store:
-            deps = ProxyDeps(
-                store=store,
-                engine=AnyReply(rendering),
-                rendering=rendering,
-                config=ProxyConfig(),
-            )
-            app = create_app(deps)
-            for route in app.routes:
-                for method in getattr(route, "methods", None) or ():
-                    routes.add((method, getattr(route, "path", "")))
-            server = uvicorn.Server(
-                uvicorn.Config(app, http="httptools", log_level="critical", access_log=False)
-            )
-            stop.append(server)
-            ready.set()
-            await server.serve(sockets=[listener])
-
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        except BaseException as error:
-            failure.append(error)
-        finally:
-            ready.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    ready.wait()
-    try:
-        if not failure:
-            yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", routes)
-    finally:
-        for server in stop:
-            server.should_exit = True
-        thread.join()
-        listener.close()
-    if failure:
-        raise failure[0]
 
 
 @dataclass
@@ -179,42 +80,112 @@ class Outcome:
         del self.response_ids[:-200]
 
 
+class Refused(Outcome):
+    """What was answered to requests without a key that is let in."""
+
+    def note(self, request: FuzzRequest, response: httpx.Response) -> None:
+        """401 is what they get, but for the two paths that need no key."""
+        super().note(request, response)
+        is_refused = response.status_code == 401 or response.status_code >= 500
+        if request.path not in OPEN_PATHS and not is_refused:
+            self.problem(request, f"{response.status_code} without a key: {response.text[:300]}")
+
+
 def fuzz(folder: Path, number: int, start: int, tell: Callable[[], None]) -> Outcome:
-    """Send `number` requests, the same for the same `start`."""
+    """Send `number` requests, the same for the same `start`, where nobody needs a key."""
     outcome = Outcome()
     with served(folder) as app, httpx.Client(base_url=app.url, timeout=HANG_S) as client:
-        unknown = {route for route in app.routes if route[0] != "HEAD"} - {
-            (route.method, route.path) for route in ROUTES
-        }
-        if unknown:
-            outcome.problems.append(f"routes that are not fuzzed: {sorted(unknown)}")
-
-        @seed(start)
-        @settings(
-            max_examples=number,
-            deadline=None,
-            database=None,
-            phases=(Phase.generate,),
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(requests())
-        def send(request: FuzzRequest) -> None:
-            _send(client, request, outcome)
-            tell()
-
-        send()
-        ready = client.get("/readyz")
-        if ready.status_code != 200:
-            outcome.problems.append(f"not ready afterwards: {ready.text}")
+        _check_routes(app, outcome)
+        _send_all(number, start, lambda request: _send(client, request, {}, outcome), tell)
+        _check_ready(client, outcome)
     outcome.problems += asyncio.run(_records_problems(folder, outcome))
     return outcome
 
 
-def _send(client: httpx.Client, request: FuzzRequest, outcome: Outcome) -> None:
+def fuzz_with_keys(
+    folder: Path, number: int, start: int, tell: Callable[[], None]
+) -> tuple[Outcome, Refused]:
+    """Send `number` requests where keys are needed: one half has them, then another half has none
+    that is let in, and must have no effect at all.
+    """
+    known, unknown = Outcome(), Refused()
+    with (
+        served(folder, with_keys=True) as app,
+        httpx.Client(base_url=app.url, timeout=HANG_S) as client,
+        closing(StoreWatch(app.database)) as watch,
+    ):
+        keys = app.keys
+        assert keys is not None
+
+        def send_known(request: FuzzRequest) -> None:
+            _send(client, request, _one_of(keys.accepted, request), known)
+
+        def send_unknown(request: FuzzRequest) -> None:
+            before = watch.version(), len(app.engine.prompts)
+            _send(client, request, _one_of(keys.refused, request), unknown)
+            if (watch.version(), len(app.engine.prompts)) != before:
+                unknown.problem(request, "the store changed, or the engine was asked")
+
+        _send_all(number // 2, start, send_known, tell)
+        before = watch.settled(quiet_s=2.0, patience_s=60.0)
+        unknown.response_ids = known.response_ids
+        _send_all(number - number // 2, start + 1, send_unknown, tell)
+        after = watch.settled(quiet_s=2.0, patience_s=60.0)
+        changed = [
+            name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+        ]
+        unknown.problems += [f"table {name} changed without a key" for name in sorted(changed)]
+        _check_ready(client, known)
+    known.problems += asyncio.run(_records_problems(folder, known))
+    return known, unknown
+
+
+def _one_of(credentials: list[Headers], request: FuzzRequest) -> Headers:
+    return credentials[request.earlier % len(credentials)]
+
+
+def _check_routes(app: Served, outcome: Outcome) -> None:
+    unknown = {route for route in app.routes if route[0] != "HEAD"} - {
+        (route.method, route.path) for route in ROUTES
+    }
+    if unknown:
+        outcome.problems.append(f"routes that are not fuzzed: {sorted(unknown)}")
+
+
+def _check_ready(client: httpx.Client, outcome: Outcome) -> None:
+    ready = client.get("/readyz")
+    if ready.status_code != 200:
+        outcome.problems.append(f"not ready afterwards: {ready.text}")
+
+
+def _send_all(
+    number: int, start: int, send: Callable[[FuzzRequest], None], tell: Callable[[], None]
+) -> None:
+    @seed(start)
+    @settings(
+        max_examples=number,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(requests())
+    def one(request: FuzzRequest) -> None:
+        send(request)
+        tell()
+
+    one()
+
+
+def _send(
+    client: httpx.Client, request: FuzzRequest, credentials: Headers, outcome: Outcome
+) -> None:
     known = outcome.response_ids or ["resp_unknown"]
     chosen = known[request.earlier % len(known)]
     path = request.path.replace("{response_id}", chosen)
     headers = {name: value.strip() for name, value in request.headers.items()}
+    if credentials:
+        headers.pop("authorization", None)
     try:
         prepared = client.build_request(
             request.method,
@@ -222,7 +193,11 @@ def _send(client: httpx.Client, request: FuzzRequest, outcome: Outcome) -> None:
             content=request.body.replace(b"{response_id}", chosen.encode()),
             headers=[
                 (name.encode(), value.encode("latin-1"))
-                for name, value in {"content-type": "application/json", **headers}.items()
+                for name, value in {
+                    "content-type": "application/json",
+                    **headers,
+                    **credentials,
+                }.items()
             ],
         )
     except (httpx.InvalidURL, UnicodeError):
@@ -241,7 +216,7 @@ def _send(client: httpx.Client, request: FuzzRequest, outcome: Outcome) -> None:
 
 async def _records_problems(folder: Path, outcome: Outcome) -> list[str]:
     """Answered turns that are not in the store, and what is wrong with the store."""
-    config = StoreConfig.sqlite(folder / "records.db")
+    config = StoreConfig.sqlite(folder / DATABASE)
     async with await Store.open(config) as store:
         stored = {turn.turn_id for turn in await store.list_turns(limit=10_000_000)}
     problems = await verify_database(config)
@@ -252,17 +227,34 @@ async def _records_problems(folder: Path, outcome: Outcome) -> list[str]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Send the endpoint anything.")
-    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument(
+        "--requests", type=int, default=20_000, help="half of them with keys needed"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, Progress() as progress:
+    half = options.requests // 2
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    with tempfile.TemporaryDirectory() as temporary, Progress(*columns) as progress:
         task = progress.add_task("requests", total=options.requests)
-        outcome = fuzz(Path(folder), options.requests, options.seed, lambda: progress.advance(task))
-    for problem in outcome.problems:
-        print(problem)
-    shown = ", ".join(f"{status}: {count}" for status, count in sorted(outcome.statuses.items()))
-    print(f"{sum(outcome.statuses.values())} answers ({shown}); {len(outcome.problems)} problems")
-    sys.exit(1 if outcome.problems else 0)
+        folders = [Path(temporary) / name for name in ("open", "keys")]
+        for folder in folders:
+            folder.mkdir()
+
+        def tell() -> None:
+            progress.advance(task)
+
+        outcomes = {"no keys needed": fuzz(folders[0], half, options.seed, tell)}
+        known, unknown = fuzz_with_keys(folders[1], options.requests - half, options.seed, tell)
+        outcomes |= {"with a key": known, "without a key": unknown}
+    for name, outcome in outcomes.items():
+        for problem in outcome.problems:
+            print(problem)
+        shown = ", ".join(
+            f"{status}: {count}" for status, count in sorted(outcome.statuses.items())
+        )
+        number = sum(outcome.statuses.values())
+        print(f"{name}: {number} answers ({shown}); {len(outcome.problems)} problems")
+    sys.exit(1 if any(outcome.problems for outcome in outcomes.values()) else 0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+"""Keys for the fuzzer: some that are let in, and everything that is not; and what a store holds."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from records.keys import Keys
+from records.store import Store
+
+Headers = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FuzzKeys:
+    """Headers to send: each of `accepted` is let in, none of `refused`."""
+
+    accepted: list[Headers]
+    refused: list[Headers]
+
+
+def _bearer(text: str) -> Headers:
+    return {"authorization": f"Bearer {text}"}
+
+
+async def make_keys(store: Store) -> FuzzKeys:
+    """Keys of two tenants and of an admin; one that was revoked and one that was rotated away."""
+    keys = Keys(store, time.time)
+    key, text = await keys.create(actor="fuzz")
+    _, other = await keys.create(actor="fuzz")
+    _, admin = await keys.create(actor="fuzz", is_admin=True)
+    gone, revoked = await keys.create(actor="fuzz", is_admin=True)
+    await keys.revoke(gone.key_id, actor="fuzz")
+    changed, rotated = await keys.create(actor="fuzz")
+    await keys.rotate(changed.key_id, actor="fuzz")
+    return FuzzKeys(
+        accepted=[_bearer(text), {"x-api-key": other}, _bearer(admin)],
+        refused=[
+            {},
+            _bearer(revoked),
+            {"x-api-key": revoked},
+            _bearer(rotated),
+            _bearer(f"opd_{key.key_id}_{other.rpartition('_')[2]}"),
+            _bearer(f"opd_{'0' * 12}_{'a' * 43}"),
+            _bearer(text[:-1]),
+            _bearer(text + "a"),
+            _bearer(""),
+            {"authorization": f"Basic {text}"},
+            {"cookie": f"key={text}"},
+            {"x-api-key": "x" * 5000},
+        ],
+    )
+
+
+class StoreWatch:
+    """Sees from outside whether a SQLite store changes. Close it."""
+
+    def __init__(self, database: Path) -> None:
+        self._connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+
+    def version(self) -> int:
+        """Another number after each commit of any other connection."""
+        return self._connection.execute("PRAGMA data_version").fetchone()[0]
+
+    def content(self) -> dict[str, tuple[int, str]]:
+        """The number of rows of each table, and a hash of all that they hold."""
+        names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        found: dict[str, tuple[int, str]] = {}
+        for (name,) in names.fetchall():
+            digest, number = hashlib.sha256(), 0
+            with closing(self._connection.execute(f'SELECT * FROM "{name}"')) as rows:
+                for row in rows:
+                    digest.update(repr(row).encode("utf-8", "backslashreplace"))
+                    number += 1
+            found[name] = (number, digest.hexdigest())
+        return found
+
+    def settled(self, quiet_s: float, patience_s: float) -> dict[str, tuple[int, str]]:
+        """The content once nothing was committed for `quiet_s`. Raises TimeoutError."""
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            before = self.version()
+            time.sleep(quiet_s)
+            if self.version() == before:
+                return self.content()
+        raise TimeoutError(f"the store still changes after {patience_s:.0f} s without requests")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
