@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import asyncpg
 import pytest
 from sqlalchemy import Connection, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from records.errors import StoreUnavailable
 from records.models import ToolsetRow
+from records.schema import _ADVISORY_LOCK
 from records.store import Store
 from tests.records.builders import recorded
 
@@ -55,6 +57,30 @@ async def test_a_server_that_cannot_write_now_is_unavailable(store: Store, code:
     refuse = text(f"DO $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '{code}'; END $$")
     with pytest.raises(StoreUnavailable, match="no room"):
         await store.writer.run(lambda connection: connection.execute(refuse))
+
+
+async def test_a_migration_of_another_process_is_waited_for_longer_than_a_command(
+    store: Store,
+) -> None:
+    migrating, done = asyncio.Event(), asyncio.Event()
+
+    async def migrate() -> None:
+        connection = await asyncpg.connect(store.config.url.replace("+asyncpg", ""))
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", _ADVISORY_LOCK)
+            migrating.set()
+            await done.wait()
+        await connection.close()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(migrate())
+        await migrating.wait()
+        hasty = store.config.model_copy(update={"command_timeout_s": 0.2})
+        opening = group.create_task(Store.open(hasty))
+        await asyncio.sleep(1.0)
+        assert not opening.done()
+        done.set()
+    await opening.result().close()
 
 
 async def test_what_contradicts_the_schema_is_not_tried_again(store: Store) -> None:

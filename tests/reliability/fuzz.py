@@ -186,6 +186,7 @@ def _send(
     headers = {name: value.strip() for name, value in request.headers.items()}
     if credentials:
         headers.pop("authorization", None)
+        request.headers = headers = {**headers, **credentials}
     try:
         prepared = client.build_request(
             request.method,
@@ -193,11 +194,7 @@ def _send(
             content=request.body.replace(b"{response_id}", chosen.encode()),
             headers=[
                 (name.encode(), value.encode("latin-1"))
-                for name, value in {
-                    "content-type": "application/json",
-                    **headers,
-                    **credentials,
-                }.items()
+                for name, value in {"content-type": "application/json", **headers}.items()
             ],
         )
     except (httpx.InvalidURL, UnicodeError):
