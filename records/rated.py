@@ -12,7 +12,7 @@ from itertools import groupby
 from sqlalchemy import Connection, exists, select
 
 from records.exporting import Wanted, conditions
-from records.models import FeedbackRow, SessionRow, TurnRow
+from records.models import FeedbackRow, RecordingRow, SessionRow, TurnRow
 from records.sql import chunks
 from records.types import DropReason, TurnType
 from records.whole_turns import given_feedback
@@ -31,6 +31,7 @@ class RatedTurn:
     answer: str
     turn_type: TurnType
     drop_reason: DropReason | None
+    is_held_out: bool
     reward: float | None
 
 
@@ -44,7 +45,9 @@ def rated_turns(connection: Connection, wanted: Wanted) -> list[RatedTurn]:
             TurnRow.response_node_id,
             TurnRow.turn_type,
             TurnRow.drop_reason,
+            RecordingRow.held_out,
         )
+        .outerjoin(RecordingRow, RecordingRow.turn_id == TurnRow.turn_id)
         .join(SessionRow, SessionRow.session_id == TurnRow.session_id)
         .where(*conditions(wanted), exists().where(FeedbackRow.turn_id == TurnRow.turn_id))
         .order_by(TurnRow.prompt_node_id, TurnRow.toolset_hash, TurnRow.created_at, TurnRow.turn_id)
@@ -62,6 +65,7 @@ def rated_turns(connection: Connection, wanted: Wanted) -> list[RatedTurn]:
             answer=row.response_node_id,
             turn_type=row.turn_type,
             drop_reason=row.drop_reason,
+            is_held_out=bool(row.held_out),
             reward=rewards.get(row.turn_id),
         )
         for row in rows

@@ -31,7 +31,7 @@ rows = load_dataset("THIS_FOLDER", split="train")
 
 """
 _SFT = """\
-`messages` is a conversation in OpenAI's shape that ends with an answer of the policy. It is here
+`messages` is a conversation in OpenAI's shape that ends with an answer of the agent. It is here
 because the conversation went on after it, a vote of the judge says that the answer needed no
 correction, no vote says that it did, and nobody corrected it or gave it a score below the middle.
 Train on the last message only: earlier answers in it were not chosen.
@@ -39,7 +39,7 @@ Train on the last message only: earlier answers in it were not chosen.
 _PREFERENCE = """\
 `prompt`, `chosen` and `rejected` are messages in OpenAI's shape; the last two hold one message.
 `source` says where the preference is from: `correction`, what somebody wrote that the answer should
-have been, against the policy's answer; or `scores`, of the answers to one prompt the one with the
+have been, against the answer that was given; or `scores`, of the answers to one prompt the one with the
 highest score against the one with the lowest, which is of the turn `rejected_turn_id`.
 """
 _FOOT = """

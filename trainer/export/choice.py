@@ -31,7 +31,7 @@ class LeftOut(StrEnum):
 
 WORDS: dict[LeftOut, str] = {
     LeftOut.NOT_MAIN: "side turns and text completions",
-    LeftOut.NOT_TO_TRAIN: "without consent, with personal data, or broken off",
+    LeftOut.NOT_TO_TRAIN: "without consent, with personal data, held out, or broken off",
     LeftOut.NO_NEXT_STATE: "nothing followed that could speak for them",
     LeftOut.NOT_JUDGED: "no judge's vote says that they were right",
     LeftOut.NEEDED_CORRECTION: "a vote or a corrected answer says that they were wrong",
@@ -57,6 +57,7 @@ NEVER = frozenset(
         DropReason.LENGTH_CUT,
         DropReason.EMPTY_RESPONSE,
         DropReason.SENSITIVE,
+        DropReason.HELD_OUT,
     }
 )
 """Turns that nobody may or should train on, whatever was said of them."""
@@ -73,6 +74,7 @@ ALLOWED = frozenset(
         DropReason.HINT_REJECTED,
         DropReason.JUDGE_UNAVAILABLE,
         DropReason.JUDGE_PROMPT_TOO_LONG,
+        DropReason.NO_RECORDED_VOTES,
         DropReason.NO_USER_MESSAGE,
         DropReason.HINTED_PROMPT_MISMATCH,
         DropReason.HINTED_PROMPT_TOO_LONG,
@@ -80,6 +82,7 @@ ALLOWED = frozenset(
         DropReason.TEACHER_LOGPROBS_INVALID,
         DropReason.TEACHER_UNAVAILABLE,
         DropReason.UNKNOWN_TEACHER,
+        DropReason.RESAMPLED,
         DropReason.STALE,
         DropReason.ROUTED_EXPERTS_MISSING,
         DropReason.BELOW_NOISE,
@@ -89,11 +92,13 @@ ALLOWED = frozenset(
 """Turns that this run could not train on; their text is what it is."""
 
 
-def why_unusable(turn_type: TurnType, drop_reason: DropReason | None) -> LeftOut | None:
+def why_unusable(
+    turn_type: TurnType, drop_reason: DropReason | None, *, is_held_out: bool
+) -> LeftOut | None:
     """Why a turn is in no data set at all; None if it may be."""
     if turn_type is not TurnType.MAIN:
         return LeftOut.NOT_MAIN
-    if drop_reason is not None and drop_reason not in ALLOWED:
+    if is_held_out or (drop_reason is not None and drop_reason not in ALLOWED):
         return LeftOut.NOT_TO_TRAIN
     return None
 
@@ -105,7 +110,8 @@ def why_not_demonstrated(whole: WholeTurn) -> LeftOut | None:
     says that it did, and nobody corrected it or scored it below the middle.
     """
     turn = whole.turn
-    reason = why_unusable(turn.turn_type, turn.drop_reason)
+    is_held_out = turn.recording is not None and turn.recording.held_out
+    reason = why_unusable(turn.turn_type, turn.drop_reason, is_held_out=is_held_out)
     if reason is not None:
         return reason
     if not whole.num_followed:

@@ -39,6 +39,7 @@ TURNS: Columns = (
     ("hint", "text"),
     ("reward", "float"),
     ("trained_version", "int"),
+    ("recording", "text"),
     ("finish_reason", "text"),
     ("created_at", "float"),
 )

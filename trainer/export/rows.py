@@ -132,6 +132,7 @@ def _text_fields(whole: WholeTurn) -> Row:
         "drop_reason": turn.drop_reason.value if turn.drop_reason is not None else None,
         "drop_detail": whole.drop_detail,
         "trained_version": whole.trained_version,
+        "recording": turn.recording.kind.value if turn.recording is not None else None,
         "sampling": turn.sampling,
         "distribution_modified": turn.distribution_modified,
         "version_spans": [[span.version, span.start, span.end] for span in turn.version_spans],

@@ -117,6 +117,8 @@ def _advantages(whole: WholeTurn) -> Logprobs | None:
         score is not None
         and score.teacher_version != UNSCORED
         and turn.sampling.get("temperature") == 1.0
+        # Those of a recorded answer come when the policy has scored it.
+        and np.isfinite(turn.rollout_logprobs).all()
     ):
         return score.teacher_logprobs - turn.rollout_logprobs
     if not whole.samples:

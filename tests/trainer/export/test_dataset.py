@@ -12,6 +12,7 @@ import yaml
 
 from records.feedback import Feedback
 from records.messages import Message
+from records.recording import Recording, RecordingKind
 from records.store import Store
 from records.types import DropReason, TurnState, TurnType
 from tests.records.builders import (
@@ -206,6 +207,23 @@ def test_an_empty_store_gives_no_data_set(sqlite_run: ARun) -> None:
     result = sqlite_run.export("--dataset", "sft")
     assert result.exit_code == 2
     assert "hold no answers that needed no correction" in result.output
+
+
+@pytest.mark.parametrize(("kind", "correction"), [("sft", None), ("preference", "21 C.")])
+def test_what_is_held_out_to_measure_on_is_in_no_data_set(
+    sqlite_run: ARun, kind: str, correction: str | None
+) -> None:
+    recording = Recording(kind=RecordingKind.RECORDED, source="log", position=0, held_out=True)
+
+    async def work(store: Store) -> None:
+        turn_id = await judged(store, -1, recording=recording)
+        if correction is not None:
+            await say(store, turn_id, correction=correction)
+
+    sqlite_run.fill(work)
+    result = sqlite_run.export("--dataset", kind)
+    assert result.exit_code == 2
+    assert f"1 left out: {WORDS[LeftOut.NOT_TO_TRAIN]}" in result.output
 
 
 def test_the_card_names_the_file(sqlite_run: ARun) -> None:
