@@ -32,6 +32,7 @@ from tests.reliability.fuzz_keys import Headers, StoreWatch
 from tests.reliability.fuzz_requests import ROUTES, FuzzRequest, requests
 from tests.reliability.fuzz_server import DATABASE, Served, served
 
+PART = 500
 HANG_S = 120.0
 """A request that has no answer after so long hangs. Generous: the machine may be busy."""
 
@@ -161,20 +162,23 @@ def _check_ready(client: httpx.Client, outcome: Outcome) -> None:
 def _send_all(
     number: int, start: int, send: Callable[[FuzzRequest], None], tell: Callable[[], None]
 ) -> None:
-    @seed(start)
-    @settings(
-        max_examples=number,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(requests())
-    def one(request: FuzzRequest) -> None:
-        send(request)
-        tell()
+    # Hypothesis remembers each value that it made, and slows down with their number.
+    for part, done in enumerate(range(0, number, PART)):
 
-    one()
+        @seed(1000 * start + part)
+        @settings(
+            max_examples=min(PART, number - done),
+            deadline=None,
+            database=None,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(requests())
+        def one(request: FuzzRequest) -> None:
+            send(request)
+            tell()
+
+        one()
 
 
 def _send(
@@ -239,6 +243,10 @@ def main() -> None:
 
         def tell() -> None:
             progress.advance(task)
+            done = progress.tasks[0].completed
+            if done % 500 == 0 and not progress.console.is_terminal:
+                seconds = progress.tasks[0].elapsed or 0.0
+                print(f"{done:.0f} requests after {seconds:.0f} s", flush=True)
 
         outcomes = {"no keys needed": fuzz(folders[0], half, options.seed, tell)}
         known, unknown = fuzz_with_keys(folders[1], options.requests - half, options.seed, tell)

@@ -7,6 +7,7 @@ gets any further (the model's name, the first message) are mostly right.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from api_proxy.messages_api.schemas import MessagesRequest
 from api_proxy.responses_api.schemas import ResponsesRequest
 from api_proxy.schemas import ChatRequest
 from api_proxy.text_api import TextRequest
-from tests.reliability.json_strategies import allowed, encoded, spoiled, texts
+from tests.reliability.json_strategies import encoded, spoiled, strategy, texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +66,9 @@ class FuzzRequest:
     earlier: int = 0
 
 
+@cache
 def _bodies(model: type[BaseModel]) -> st.SearchStrategy[Any]:
-    schema = model.model_json_schema(by_alias=True)
-    bodies = allowed(schema, schema.get("$defs", {}))
+    bodies = strategy(model.model_json_schema(by_alias=True))
     return st.one_of(bodies, bodies, spoiled(bodies))
 
 

@@ -7,12 +7,16 @@ a new kind of field is not passed over in silence.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 
 Schema: TypeAlias = dict[str, Any]
 Values: TypeAlias = st.SearchStrategy[Any]
+Referred: TypeAlias = Callable[[str, int], Values]
+"""The values of a definition, by its name and by how many references may still be followed."""
 
 _MAX_ITEMS = 4
 _ODD_TEXTS = (
@@ -64,36 +68,45 @@ def encoded(value: Any) -> bytes:
     return data
 
 
-def allowed(schema: Schema, definitions: dict[str, Schema], depth: int = 4) -> Values:
-    """Values that `schema` allows; below `depth` references only those that need no further one."""
+def strategy(schema: Schema, depth: int = 4) -> Values:
+    """Values that `schema` allows; below `depth` references in each other: anything."""
+    definitions = schema.get("$defs", {})
+
+    @cache
+    def referred(name: str, depth: int) -> Values:
+        # Each once: as many as there are paths to them would take longer than all requests.
+        if depth == 0:
+            return anything
+        return st.deferred(lambda: _allowed(definitions[name], referred, depth - 1))
+
+    return _allowed(schema, referred, depth)
+
+
+def _allowed(schema: Schema, referred: Referred, depth: int) -> Values:
     unknown = set(schema) - _KNOWN
     if unknown:
         raise ValueError(f"keywords without a strategy: {', '.join(sorted(unknown))}")
     if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        target = definitions[name]
-        return (
-            anything if depth == 0 else st.deferred(lambda: allowed(target, definitions, depth - 1))
-        )
+        return referred(schema["$ref"].rpartition("/")[2], depth)
     for several in ("anyOf", "oneOf", "allOf"):
         if several in schema:
-            return st.one_of([allowed(one, definitions, depth) for one in schema[several]])
+            return st.one_of([_allowed(one, referred, depth) for one in schema[several]])
     if "const" in schema:
         return st.just(schema["const"])
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
-    return _of_type(schema, definitions, depth)
+    return _of_type(schema, referred, depth)
 
 
-def _of_type(schema: Schema, definitions: dict[str, Schema], depth: int) -> Values:
+def _of_type(schema: Schema, referred: Referred, depth: int) -> Values:
     match schema.get("type"):
         case "object":
-            return _object(schema, definitions, depth)
+            return _object(schema, referred, depth)
         case "array":
             least = schema.get("minItems", 0)
             most = min(schema.get("maxItems", _MAX_ITEMS), max(_MAX_ITEMS, least))
             return st.lists(
-                allowed(schema.get("items", {}), definitions, depth), min_size=least, max_size=most
+                _allowed(schema.get("items", {}), referred, depth), min_size=least, max_size=most
             )
         case "string":
             least, most = schema.get("minLength", 0), schema.get("maxLength", 10_000)
@@ -124,14 +137,14 @@ def _integers(schema: Schema) -> Values:
     return near if high is not None else st.one_of(near, st.integers(low, None))
 
 
-def _object(schema: Schema, definitions: dict[str, Schema], depth: int) -> Values:
+def _object(schema: Schema, referred: Referred, depth: int) -> Values:
     properties = schema.get("properties")
     if properties is None:
         below = schema.get("additionalProperties")
-        values = allowed(below, definitions, depth) if isinstance(below, dict) else anything
+        values = _allowed(below, referred, depth) if isinstance(below, dict) else anything
         return st.dictionaries(texts, values, max_size=_MAX_ITEMS)
     required = set(schema.get("required", ()))
-    fields = {name: allowed(below, definitions, depth) for name, below in properties.items()}
+    fields = {name: _allowed(below, referred, depth) for name, below in properties.items()}
     return st.fixed_dictionaries(
         {name: values for name, values in fields.items() if name in required},
         optional={name: values for name, values in fields.items() if name not in required},
