@@ -222,7 +222,8 @@ def _process(arguments: tuple[str, int, float, int, int]) -> Figures:
     return asyncio.run(load_process(*arguments))
 
 
-async def _postgresql_database(url: str, statement: str, name: str) -> None:
+async def postgresql_database(url: str, statement: str, name: str) -> None:
+    """CREATE DATABASE or DROP DATABASE `name` on the server of `url`."""
     engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
     async with engine.connect() as connection:
         await connection.execute(text(f'{statement} "{name}"'))
@@ -237,7 +238,7 @@ def fresh_urls(url: str | None, folder: Path) -> dict[str, str]:
             urls[mode] = StoreConfig.sqlite(folder / f"{number}.db").url
         else:
             name = f"store_writes_{uuid4().hex[:12]}"
-            asyncio.run(_postgresql_database(url, "CREATE DATABASE", name))
+            asyncio.run(postgresql_database(url, "CREATE DATABASE", name))
             urls[mode] = make_url(url).set(database=name).render_as_string(hide_password=False)
         asyncio.run(_open_once(urls[mode]))
     return urls
@@ -302,7 +303,7 @@ def main() -> None:
         finally:
             for url in urls.values() if arguments.url else ():
                 name = make_url(url).database or ""
-                asyncio.run(_postgresql_database(arguments.url, "DROP DATABASE", name))
+                asyncio.run(postgresql_database(arguments.url, "DROP DATABASE", name))
 
 
 if __name__ == "__main__":
