@@ -63,7 +63,13 @@ def configuration(folder: Path, database_url: str | None) -> RunConfig:
         # One vote: what is tested is what becomes of turns, and two cores have to keep up.
         "judge": {"loop": loop, "votes": 1},
         "scoring": {"loop": loop},
-        "trainer": {"rollout_batch_size": BATCH, "max_staleness": 1000, "tensorboard": False},
+        "trainer": {
+            "rollout_batch_size": BATCH,
+            "max_staleness": 1000,
+            "tensorboard": False,
+            # A policy that learned what the judge asks for would give the trainer nothing to do.
+            "learning_rate": 1e-9,
+        },
     }
     if database_url is not None:
         small["store"] = {"url": database_url, "spill_folder": folder / "spill"}
