@@ -54,20 +54,37 @@ def import_op(connection: Connection, prepared: Sequence[PreparedSession]) -> li
 
     Raises ValueError for a session of another scope.
     """
+    turn_ids = [one.turn["turn_id"] for session in prepared for one in session.turns]
+    written = {row.turn_id for row in rows_in(connection, _STORED, turn_ids)}
+    depths: dict[str, int] = {}
+    levels: list[list[PreparedTurn]] = []
+    changed: list[PreparedSession] = []
     added = []
     for session in prepared:
-        rows = [one.turn["turn_id"] for one in session.turns]
-        stored = {row.turn_id for row in rows_in(connection, _STORED, rows)}
-        new = [one for one in session.turns if one.turn["turn_id"] not in stored]
-        if new:
+        num_before = len(written)
+        for one in session.turns:
+            turn_id = one.turn["turn_id"]
+            depth = depths.setdefault(turn_id, depths.get(one.turn["parent_turn_id"], -1) + 1)
+            if turn_id not in written:
+                written.add(turn_id)
+                levels += [[] for _ in range(depth + 1 - len(levels))]
+                levels[depth].append(one)
+        added.append(len(written) - num_before)
+        if added[-1]:
+            changed.append(session)
             sessions.ensure_op(
                 connection, session.scope, session.name, session.session_id, session.now
             )
-            for one in new:  # a turn's token parent is checked against the store
-                turns.record_op(connection, [one])
-            turns.set_next_state_op(connection, session.next_states)
-            sessions.close_op(connection, [session.session_id], _CLOSED_AS, session.now)
-        added.append(len(new))
+    for level in levels:  # a turn's parents are checked against the store
+        if level:
+            turns.record_op(connection, level)
+    if changed:
+        turns.set_next_state_op(
+            connection, [one for session in changed for one in session.next_states]
+        )
+        now = max(session.now for session in changed)
+        session_ids = [session.session_id for session in changed]
+        sessions.close_op(connection, session_ids, _CLOSED_AS, now)
     return added
 
 

@@ -208,20 +208,28 @@ class Rendering:
         return np.concatenate([prompt_ids, response_ids, added]).astype(np.int32, copy=False)
 
     def recorded_response_ids(
-        self, messages: Sequence[Message], response: Message, tools: Tools = ()
+        self,
+        messages: Sequence[Message],
+        response: Message,
+        tools: Tools = (),
+        prompt_ids: Ids | None = None,
     ) -> Ids:
         """The ids [R] that sampling `response` after `messages` would have given, stop token
         included: the one place where a response becomes ids, for recordings that hold only text.
 
+        `prompt_ids` [P], if the caller has them already, save rendering `messages` once more.
         Raises ValueError where the template does not show the response as a reply to this prompt.
         """
-        prompt = self.prompt_ids(messages, tools).tolist()
         with _TemplateErrors():
             whole = list(
                 self._renderer.render_ids(
                     template_messages([*messages, response]), tools=list(tools) or None
                 )
             )
+        prompt = None if prompt_ids is None else prompt_ids.tolist()
+        if prompt is None or whole[: len(prompt)] != prompt:
+            # Sampled ids may be other ids of the same text; then the fresh render's are the ones.
+            prompt = self.prompt_ids(messages, tools).tolist()
         if whole[: len(prompt)] != prompt:
             raise ValueError("the template shows the response differently than it asks for one")
         rest = whole[len(prompt) :]

@@ -208,7 +208,6 @@ class _SessionImport:
     def _rendered(self, turn: RecordedTurn, parent: CapturedTurn | None) -> tuple[Ids, Ids]:
         rendering = self._rendering
         try:
-            response_ids = rendering.recorded_response_ids(turn.messages, turn.response, turn.tools)
             prompt_ids = None
             if parent is not None and parent.tools == turn.tools:
                 added = _added_messages(parent, turn.messages)
@@ -218,6 +217,9 @@ class _SessionImport:
                     )
             if prompt_ids is None:
                 prompt_ids = rendering.prompt_ids(turn.messages, turn.tools)
+            response_ids = rendering.recorded_response_ids(
+                turn.messages, turn.response, turn.tools, prompt_ids
+            )
         except ValueError as error:
             raise _NotTaken(ImportProblem.UNRENDERABLE, str(error)) from error
         return prompt_ids, response_ids

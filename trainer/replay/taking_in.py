@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from records.replaying import PreparedSession
 from records.store import Store
 from rollout_bridge.rendering import Rendering
 from trainer.replay.importing import SCOPE, ImportSettings, PreparedImport, prepare_session
@@ -20,7 +21,7 @@ from trainer.replay.votes import read_votes
 
 PROBLEMS_FILE = "import_problems.jsonl"
 _AT_ONCE = 16
-"""Sessions on their way into the store: their transactions share a commit."""
+"""Sessions that are written in one transaction, while the next ones are read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +91,8 @@ async def _sessions(
     problems: TextIO,
     progress: Callable[[ImportReport], None],
 ) -> None:
-    writing: set[asyncio.Task[int]] = set()
+    prepared_rows: list[PreparedSession] = []
+    writing: asyncio.Task[int] | None = None
     try:
         for item in read_recordings(recordings):
             if isinstance(item, Problem):
@@ -101,17 +103,24 @@ async def _sessions(
             )
             _count(item, prepared, report, problems)
             if prepared.rows is not None:
-                writing.add(asyncio.create_task(store.import_session(prepared.rows)))
-            if len(writing) >= _AT_ONCE:
-                done, writing = await asyncio.wait(writing, return_when=asyncio.FIRST_COMPLETED)
-                report.num_new += sum(task.result() for task in done)
+                prepared_rows.append(prepared.rows)
+            if len(prepared_rows) == _AT_ONCE:
+                report.num_new += await writing if writing is not None else 0
+                writing = asyncio.create_task(_write(store, prepared_rows))
+                prepared_rows = []
             progress(report)
-        report.num_new += sum(await asyncio.gather(*writing))
+        report.num_new += await writing if writing is not None else 0
+        report.num_new += await _write(store, prepared_rows)
     except BaseException:
-        for task in writing:
-            task.cancel()
-        await asyncio.gather(*writing, return_exceptions=True)
+        if writing is not None:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
         raise
+
+
+async def _write(store: Store, prepared: Sequence[PreparedSession]) -> int:
+    """Returns how many turns are new."""
+    return sum(await asyncio.gather(*(store.import_session(one) for one in prepared)))
 
 
 def _count(
