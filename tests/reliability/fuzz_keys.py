@@ -48,7 +48,7 @@ async def make_keys(store: Store) -> FuzzKeys:
             _bearer(f"opd_{'0' * 12}_{'a' * 43}"),
             _bearer(text[:-1]),
             _bearer(text + "a"),
-            _bearer(""),
+            {"authorization": "Bearer"},
             {"authorization": f"Basic {text}"},
             {"cookie": f"key={text}"},
             {"x-api-key": "x" * 5000},
