@@ -120,9 +120,15 @@ def recorded_turns(connection: Connection, scope: str, name: str) -> dict[int, s
 
 def held_out_turns(connection: Connection) -> list[str]:
     """Turns that were scored and kept from training, in order."""
-    statement = (
-        select(TurnRow.turn_id)
-        .where(TurnRow.state == TurnState.DROPPED, TurnRow.drop_reason == DropReason.HELD_OUT)
-        .order_by(TurnRow.created_at, TurnRow.turn_id)
-    )
-    return list(connection.scalars(statement))
+    is_held_out = TurnRow.drop_reason == DropReason.HELD_OUT
+    return _ordered(connection, TurnRow.state == TurnState.DROPPED, is_held_out)
+
+
+def trained_recordings(connection: Connection) -> list[str]:
+    """Turns of recordings that were trained on, in order."""
+    return _ordered(connection, TurnRow.state == TurnState.TRAINED, TurnRow.priority > 0)
+
+
+def _ordered(connection: Connection, *conditions: ColumnElement[bool]) -> list[str]:
+    statement = select(TurnRow.turn_id).where(*conditions)
+    return list(connection.scalars(statement.order_by(TurnRow.created_at, TurnRow.turn_id)))

@@ -348,6 +348,10 @@ class Store:
         """Turns that were scored and kept from training."""
         return await self._read(replay_status.held_out_turns)
 
+    async def trained_recordings(self) -> list[str]:
+        """Turns of recordings that were trained on."""
+        return await self._read(replay_status.trained_recordings)
+
     async def replace_by_sample(
         self, owner: str, turn_id: str, sample: CapturedTurn, *, scope: str
     ) -> bool:

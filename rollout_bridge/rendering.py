@@ -234,8 +234,12 @@ class Rendering:
             raise ValueError("the template shows the response differently than it asks for one")
         rest = whole[len(prompt) :]
         ends = [place for place, token in enumerate(rest) if token in self.stop_token_ids]
-        if not ends or ends[0] == 0:
-            raise ValueError("the template shows no response that ends")
+        if len(ends) != 1 or ends[0] == 0:
+            raise ValueError(
+                f"the template shows the response with {len(ends)} ends, it must have one"
+                if ends != [0]
+                else "the template shows an empty response"
+            )
         return np.asarray(rest[: ends[0] + 1], dtype=np.int32)
 
     def parse(

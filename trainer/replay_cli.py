@@ -53,6 +53,13 @@ def run(
     run_folder: Annotated[
         Path, typer.Option("--run", help="Run folder; one that exists is gone on with.")
     ] = Path("runs/replay"),
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            help="Hand the turns to this run instead, serving or not: a run folder. Its own "
+            "configuration says what becomes of them."
+        ),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with further settings.")] = None,
     overrides: Annotated[
         list[str] | None,
@@ -67,7 +74,7 @@ def run(
         from rich.console import Console
 
         from trainer.errors import StartupError
-        from trainer.replay.run_replay import ReplayRequest, replay
+        from trainer.replay.run_replay import ReplayRequest, hand_over, replay
 
         if mode is not None and mode not in get_args(ReplayMode):
             raise StartupError(f"--mode {mode}: choose one of {', '.join(get_args(ReplayMode))}")
@@ -80,7 +87,13 @@ def run(
             config_file=config,
             overrides=tuple(overrides or ()),
         )
-        replay(request, run_folder, Console())
+        if into is None:
+            replay(request, run_folder, Console())
+            return
+        for given, name in ((mode, "--mode"), (model, "--model"), (config, "--config")):
+            if given is not None:
+                raise StartupError(f"{name}: {into / 'config.toml'} says it; set it there")
+        hand_over(request, into, Console())
 
     from trainer.cli import guarded
 

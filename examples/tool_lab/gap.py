@@ -44,7 +44,6 @@ def measure_gap(
             HintedCase(prompt_ids=prompt, hinted_prompt_ids=with_hint, response_ids=response)
             for prompt, with_hint, response in zip(plain, hinted, responses, strict=True)
         ],
-        rendering.vocab_size,
     )
     return {"reverse_kl": found.reverse_kl, "forward_kl": found.forward_kl}
 

@@ -68,14 +68,18 @@ class WinRate:
 
 
 async def hinted_turns(store: Store, count: int, seed: int) -> list[TurnRecord]:
-    """`count` turns with a hint, drawn by the seed. Raises StartupError if there is none."""
+    """`count` turns with a hint, those that were held out of training first, drawn by the seed.
+
+    Raises StartupError if there is none.
+    """
     turn_ids = await store.hinted_turn_ids()
     if not turn_ids:
         raise StartupError(
             "no recorded turn has a hint: there is no state to compare answers at; let the judge "
             "work first (opd serve)"
         )
-    drawn = sorted(turn_ids, key=lambda turn_id: _place(seed, turn_id))[:count]
+    held_out = set(await store.held_out_turns())
+    drawn = sorted(turn_ids, key=lambda one: (one not in held_out, _place(seed, one)))[:count]
     return await store.turns(drawn)
 
 

@@ -39,8 +39,8 @@ Train on the last message only: earlier answers in it were not chosen.
 _PREFERENCE = """\
 `prompt`, `chosen` and `rejected` are messages in OpenAI's shape; the last two hold one message.
 `source` says where the preference is from: `correction`, what somebody wrote that the answer should
-have been, against the answer that was given; or `scores`, of the answers to one prompt the one with the
-highest score against the one with the lowest, which is of the turn `rejected_turn_id`.
+have been, against the answer that was given; or `scores`, of the answers to one prompt the one with
+the highest score against the one with the lowest, which is of the turn `rejected_turn_id`.
 """
 _FOOT = """
 `tools` is JSON text, or null without tools; so are the `arguments` of a call. `turn_id` and

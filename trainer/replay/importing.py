@@ -94,6 +94,8 @@ class _SessionImport:
 
     def prepared(self) -> PreparedImport:
         for turn in self._session.turns:
+            if turn.problem is not None:
+                continue  # told by the reader
             try:
                 self._add(turn)
             except _NotTaken as reason:
@@ -118,8 +120,6 @@ class _SessionImport:
         return PreparedImport(rows=rows, problems=tuple(self._problems), num_tokens=num_tokens)
 
     def _problem(self, turn: RecordedTurn, reason: _NotTaken) -> Problem:
-        if turn.problem is not None:
-            return turn.problem
         return Problem(
             source=self._session.source,
             reason=reason.reason,
@@ -130,8 +130,6 @@ class _SessionImport:
         )
 
     def _add(self, turn: RecordedTurn) -> None:
-        if turn.problem is not None:
-            raise _NotTaken(turn.problem.reason, turn.problem.detail)
         messages = self._redactor.messages(turn.messages)
         tools = [dict(tool) for tool in self._redactor.messages(turn.tools)]
         [response] = self._redactor.messages([turn.response])

@@ -2,14 +2,15 @@
 
 Composition only. Recorded turns enter the store as turns of ordinary sessions, and the run's usual
 processes work on them; nothing here judges, scores or trains. Everything can be stopped at any
-point and started again with the same arguments: what is done stays done. With `attach` the turns
-are put into the store of another run, whose processes take them up when no live turn waits.
+point and started again with the same arguments: what is done stays done. `hand_over` puts the turns
+into the store of another run, whose processes take them up when no live turn waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ DEFAULTS: dict[str, Any] = {
     # Recordings are few, and do not age while others are trained on.
     "trainer": {"rollout_batch_size": 8, "max_staleness": 1_000_000},
 }
+GAP_TURNS = 32
+"""Most turns, held out and trained on each, on which the gap is measured."""
 _LOOK_EVERY_S = 0.5
 _UNTRAINED = (TurnState.READY, TurnState.LEASED)
 
@@ -84,6 +87,21 @@ def _values(request: ReplayRequest, folder: Path) -> dict[str, Any]:
     return values
 
 
+def hand_over(request: ReplayRequest, folder: Path, console: Console) -> ImportReport:
+    """Put recordings into the store of the run in `folder`, which may be serving agents.
+
+    Its own processes judge, score and train on them, as its configuration says, after whatever live
+    agents wait for; this only shows how far they are. Raises StartupError.
+    """
+    config = run_config.load(folder / "config.toml", list(request.overrides))
+    if request.votes and not request.ask_judge and not config.judge.recorded_votes_only:
+        console.print(
+            "turns without recorded votes will be shown to the run's judge "
+            "(its judge.recorded_votes_only is false)"
+        )
+    return asyncio.run(_Replay(request, config, folder, console).hand_over())
+
+
 class _Replay:
     """One replay in a folder of its own."""
 
@@ -107,10 +125,11 @@ class _Replay:
         async with await Store.open(config.store) as store:
             with ReplayProgress(self._console) as shown:
                 imported = await self._import(store, rendering, shown)
-                async with Run(config, self._folder) as processes:
-                    await self._work(store, processes, shown)
+                if _has_work(await store.replay_status(), self._mode):
+                    async with Run(config, self._folder) as processes:
+                        await self._work(store, processes, shown)
             status = await store.replay_status()
-            gaps = await self._gaps(store, rendering)
+            gaps = await self._gaps(store)
             self._timings["everything"] = time.monotonic() - started
             summary = build_summary(
                 mode=self._mode,
@@ -127,6 +146,26 @@ class _Replay:
         self._console.print(f"report: [bold]{report}[/]")
         self._check_learned(status)
         return summary
+
+    async def hand_over(self) -> ImportReport:
+        """Import, then look on until nothing waits for judge or teacher."""
+        config = self._config
+        self._console.print(
+            f"into the store of [bold]{self._folder}[/]: its processes take the turns up when no "
+            "live turn waits (Ctrl-C leaves them to it)"
+        )
+        rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
+        async with await Store.open(config.store) as store:
+            with ReplayProgress(self._console) as shown:
+                imported = await self._import(store, rendering, shown)
+                is_done = _is_scored(self._mode)
+                while True:
+                    status = await store.replay_status()
+                    shown.working(status)
+                    shown.training(status, await _num_updates(store))
+                    if is_done(status):
+                        return imported
+                    await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _import(
         self, store: Store, rendering: Rendering, shown: ReplayProgress
@@ -164,7 +203,7 @@ class _Replay:
             return
         begun = time.monotonic()
         finish.touch()
-        if self._mode != "resample":
+        if self._mode != "resample" and await store.ready_count():
             await processes.start_trainer(may_finish=True)
         await self._until(store, processes, shown, _is_trained, training=True)
         await processes.supervisor.stop("judge", "trainer")
@@ -175,7 +214,7 @@ class _Replay:
         store: Store,
         processes: Run,
         shown: ReplayProgress,
-        is_done: Any,
+        is_done: Callable[[ReplayStatus], bool],
         *,
         training: bool = False,
     ) -> None:
@@ -190,18 +229,24 @@ class _Replay:
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _gaps(self, store: Store, rendering: Rendering) -> dict[str, Gap]:
-        """On held-out turns, of the start and of the newest weights."""
-        cases = await held_out_cases(store)
-        if not cases:
-            return {}
+    async def _gaps(self, store: Store) -> dict[str, dict[str, Gap]]:
+        """On held-out turns and on trained ones, of the start and of the newest weights."""
         begun = time.monotonic()
-        model, vocab_size = self._config.model, rendering.vocab_size
-        gaps = {"before": await asyncio.to_thread(measure_gap, model, model, cases, vocab_size)}
         latest = await store.latest_version()
+        weights = {"before": self._config.model}
         if latest is not None and latest.version > 0:
-            weights = str(self._folder / latest.checkpoint)
-            gaps["after"] = await asyncio.to_thread(measure_gap, weights, model, cases, vocab_size)
+            weights["after"] = str(self._folder / latest.checkpoint)
+        gaps: dict[str, dict[str, Gap]] = {}
+        for name, turn_ids in (
+            ("held_out", await store.held_out_turns()),
+            ("trained", await store.trained_recordings()),
+        ):
+            cases = await gap_cases(store, turn_ids)
+            if cases:
+                gaps[name] = {
+                    when: await asyncio.to_thread(measure_gap, path, self._config.model, cases)
+                    for when, path in weights.items()
+                }
         self._timings["measuring the gap"] = time.monotonic() - begun
         return gaps
 
@@ -216,7 +261,7 @@ class _Replay:
             )
 
 
-def _is_scored(mode: ReplayMode) -> Any:
+def _is_scored(mode: ReplayMode) -> Callable[[ReplayStatus], bool]:
     waiting = (
         (TurnState.JUDGING,)
         if mode == "judge-only"
@@ -228,6 +273,12 @@ def _is_scored(mode: ReplayMode) -> Any:
     return lambda status: not any(status.states[state] for state in waiting)
 
 
+def _has_work(status: ReplayStatus, mode: ReplayMode) -> bool:
+    """Whether anything waits for a process of the run."""
+    trains = mode != "judge-only" and not _is_trained(status)
+    return trains or not _is_scored(mode)(status)
+
+
 def _is_trained(status: ReplayStatus) -> bool:
     return not any(status.states[state] for state in _UNTRAINED)
 
@@ -237,10 +288,13 @@ async def _num_updates(store: Store) -> int:
     return latest.version if latest is not None else 0
 
 
-async def held_out_cases(store: Store) -> list[HintedCase]:
-    """The held-out turns that were scored, with their hinted prompts."""
+async def gap_cases(store: Store, turn_ids: Sequence[str]) -> list[HintedCase]:
+    """At most GAP_TURNS of these turns, evenly spread, with their hinted prompts; those of a
+    session together.
+    """
+    step = max(1, -(-len(turn_ids) // GAP_TURNS))
     cases = []
-    for turn_id in await store.held_out_turns():
+    for turn_id in turn_ids[::step]:
         score = await store.score_of(turn_id)
         if score is None:
             continue

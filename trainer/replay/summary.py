@@ -32,7 +32,7 @@ def build_summary(
     imported: ImportReport,
     status: ReplayStatus,
     num_updates: int,
-    gaps: dict[str, Gap],
+    gaps: dict[str, dict[str, Gap]],
     timings: dict[str, float],
 ) -> dict[str, Any]:
     """All counts of a replay; what was not measured is absent, a share of nothing None."""
@@ -59,7 +59,9 @@ def build_summary(
         "votes": {"all": status.num_votes, "recorded": status.num_votes_recorded},
         "tokens_scored": status.scored_tokens,
         "updates": num_updates,
-        "held_out_gap": {when: asdict(gap) for when, gap in gaps.items()},
+        "gap": {
+            name: {when: asdict(gap) for when, gap in found.items()} for name, found in gaps.items()
+        },
         "note": STAND_IN if status.kinds.get(RecordingKind.RECORDED) else None,
         "seconds": timings,
     }
@@ -85,11 +87,13 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     if turns["dropped"]:
         told = ", ".join(f"{number} {reason}" for reason, number in turns["dropped"].items())
         lines.append(f"dropped: {told}")
-    gaps = summary["held_out_gap"]
-    if "before" in gaps and "after" in gaps:
-        before, after = gaps["before"], gaps["after"]
+    for name, gap in summary["gap"].items():
+        if "after" not in gap:
+            continue
+        before, after = gap["before"], gap["after"]
         lines.append(
-            f"held-out gap between hinted teacher and student, over {before['num_tokens']} tokens: "
+            f"gap between hinted teacher and student on {name.replace('_', '-')} turns "
+            f"({before['num_tokens']} tokens): "
             f"reverse KL {before['reverse_kl']:.4f} -> {after['reverse_kl']:.4f}, forward KL "
             f"{before['forward_kl']:.4f} -> {after['forward_kl']:.4f} nats per token"
         )
@@ -107,7 +111,11 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
         ("Turns by state", ("state", "turns"), _rows(turns["states"])),
         ("Turns dropped, by reason", ("reason", "turns"), _rows(turns["dropped"])),
         ("Not taken in, by reason", ("reason", "number"), _rows(imported["problems"])),
-        ("Held-out gap, nats per token", ("when", "reverse KL", "forward KL"), _gap_rows(summary)),
+        (
+            "Gap between hinted teacher and student, nats per token",
+            ("turns", "reverse KL", "forward KL"),
+            _gap_rows(summary),
+        ),
         ("Seconds", ("stage", "s"), [(k, f"{v:.1f}") for k, v in summary["seconds"].items()]),
     ]
     path = folder / "report.html"
@@ -134,6 +142,7 @@ def _rows(counts: dict[str, int]) -> list[tuple[str, str]]:
 
 def _gap_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [
-        (when, f"{gap['reverse_kl']:.4f}", f"{gap['forward_kl']:.4f}")
-        for when, gap in summary["held_out_gap"].items()
+        (f"{name}, {when}", f"{gap['reverse_kl']:.4f}", f"{gap['forward_kl']:.4f}")
+        for name, found in summary["gap"].items()
+        for when, gap in found.items()
     ]
