@@ -20,6 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
+from records.recording import RecordingKind
 from records.staleness import oldest_allowed, steps_since
 from records.store import Store
 from records.types import DropReason, Ids, ReadySample, SampleResult
@@ -342,14 +343,18 @@ class EmbeddedTrainer:
         self.checkpoints.prune({*recent, *served})
 
     def _counters(self, samples: Sequence[ReadySample]) -> dict[str, int]:
-        """Of the batch, how many turns hold tokens of a lost version; engines that do not serve
-        the newest version now; else since this process began.
+        """Of the batch, how many turns came from where, and hold tokens of a lost version; engines
+        that do not serve the newest version now; else since this process began.
         """
         alive = set(self._chain)
         lost = [
             one for one in samples if not alive.issuperset(s.version for s in one.version_spans)
         ]
+        kinds = Counter(one.recording_kind for one in samples)
         return {
+            "turns/live": kinds[None],
+            "turns/recorded": len(samples) - kinds[None] - kinds[RecordingKind.RESAMPLED],
+            "turns/resampled": kinds[RecordingKind.RESAMPLED],
             "guard/abandoned_turns": len(lost),
             "guard/engines_behind": sum(
                 served != self.version for served in self.publisher.served.values()

@@ -209,6 +209,8 @@ def test_recordings_are_learned_from_to_the_end(tmp_path: Path) -> None:
     gap = summary["gap"]
     assert gap["trained"]["after"]["reverse_kl"] < gap["trained"]["before"]["reverse_kl"]
     assert gap["held_out"]["after"]["num_tokens"] == gap["held_out"]["before"]["num_tokens"] > 0
+    last = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+    assert json.loads(last)["turns/recorded"] > 0
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "<svg" in page
     assert "held_out" in page
