@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, exists, func, insert, or_, select, update
 
 from records.errors import StoreConflict
-from records.models import PolicyVersionRow, SampleRow, TurnRow
+from records.models import PolicyVersionRow, RecordingRow, SampleRow, TurnRow
+from records.recording import RecordingKind
 from records.sql import chunks
 from records.types import DropReason, PolicyVersion, SampleResult, TurnState
 
@@ -85,10 +86,19 @@ def _to_ready(connection: Connection, now: float, *conditions: Any) -> int:
 
 
 def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
-    """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale)."""
+    """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale).
+
+    Responses of recordings stay: the version says who scored them, and no policy of the run is to
+    be held to what it sampled.
+    """
+    is_recorded = exists().where(
+        RecordingRow.turn_id == TurnRow.turn_id, RecordingRow.kind != RecordingKind.RESAMPLED
+    )
     return connection.execute(
         update(TurnRow)
-        .where(TurnRow.state == TurnState.READY, TurnRow.oldest_version < oldest_allowed)
+        .where(
+            TurnRow.state == TurnState.READY, TurnRow.oldest_version < oldest_allowed, ~is_recorded
+        )
         .values(state=TurnState.DROPPED, drop_reason=DropReason.STALE, updated_at=now)
     ).rowcount
 

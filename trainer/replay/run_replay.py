@@ -38,10 +38,8 @@ from trainer.run_config import RunConfig
 
 LAB_MODEL = Path(__file__).parents[2] / "examples" / "tool_lab" / "model"
 """What a replay without a model uses: tiny, and here."""
-DEFAULTS: dict[str, Any] = {
-    # Recordings are few, and do not age while others are trained on.
-    "trainer": {"rollout_batch_size": 8, "max_staleness": 1_000_000},
-}
+# Recordings are few.
+DEFAULTS: dict[str, Any] = {"trainer": {"rollout_batch_size": 8}}
 GAP_TURNS = 32
 """Most turns, held out and trained on each, on which the gap is measured."""
 _LOOK_EVERY_S = 0.5

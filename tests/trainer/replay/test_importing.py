@@ -250,6 +250,7 @@ async def test_the_policys_log_probs_stand_in_and_held_out_turns_do_not_train(
             assert [(s.version, s.start, s.end) for s in turn.version_spans] == [
                 (3, 0, len(turn.response_ids))
             ]
+        assert await store.expire_stale(oldest_allowed=9) == 0, "recordings do not age"
         [held_out] = await store.held_out_turns()
         assert held_out == turn_id
         status = await store.replay_status()
