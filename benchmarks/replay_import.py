@@ -6,7 +6,8 @@ Sessions of a few turns, no two with the same texts, are written to a temporary 
 a replay does, into SQLite and, with --url, into PostgreSQL; each in a process of its own, one after
 the other. Memory is the process's largest resident size after 10% of the sessions and at the end:
 it must not grow with their number. Reading alone, and reading and rendering alone, are timed on
-some of the sessions; what the whole import takes beyond that is the writing that it waits for.
+some of the sessions; what the whole import takes beyond that is the writing that it waits for. On a
+busy machine compare the processor time, which is this process's own.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Figures:
     """Of one import. KiB are None where the system does not say what a process has."""
 
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     turns: int = 0
     new: int = 0
     rows: int = 0
@@ -177,7 +179,9 @@ async def _import(url: str, file: Path, count: int, folder: Path) -> Figures:
         figures.kib_largest = max(now, figures.kib_largest or 0)
 
     async with await Store.open(StoreConfig(url=url)) as store:
+        begun = time.process_time()
         done = await take_in(store, rendering, settings, [file], [], folder, look)
+        figures.cpu_seconds = time.process_time() - begun
         figures.rows = await store.writer.run(_rows)
     if done.num_rendered != done.num_turns or done.num_new != done.num_turns:
         raise SystemExit(f"not everything was taken in: {done.as_dict()}")
@@ -211,7 +215,8 @@ def report(name: str, figures: Figures, sessions: int, parts: Parts) -> None:
     waited = each - parts.read - parts.render
     print(
         f"  a session: {1e3 * each:.2f} ms; reading {1e3 * parts.read:.2f}, rendering "
-        f"{1e3 * parts.render:.2f}, waiting for writes and all else {1e3 * waited:.2f}"
+        f"{1e3 * parts.render:.2f}, waiting for writes and all else {1e3 * waited:.2f}; "
+        f"{1e3 * figures.cpu_seconds / sessions:.2f} ms of processor time"
     )
     if figures.kib_largest is None or figures.kib_at_10_percent is None:
         print("  memory: the system does not say", flush=True)
