@@ -4,9 +4,10 @@
 
 1. Tokens that go through the model for all turns that have a next state: merged, and as a sequence
    for each turn, against the distinct tokens of the conversations (the nodes of each session's
-   tree of ids: a prefix that turns share counts once). All turns as one batch, and in the batches
-   that a replay makes, where turns of one session that fall into two batches share nothing,
-   because the weights between them are not the same.
+   tree of ids: a prefix that turns share counts once). In the batches that a replay makes, which
+   hold whole sessions, and in batches of as many turns that are cut anywhere: there turns of one
+   session that fall into two batches share nothing, because the weights between them are not the
+   same.
 2. On some sessions: the trainer's own loss and gradients both ways in float32, alternating; median
    seconds, and the largest difference of any gradient's element over the largest element.
 
@@ -79,19 +80,26 @@ def main() -> None:
 
 
 def counts(samples: Sequence[ReadySample], batch: int, max_tokens: int) -> float:
-    """Print both counts for both sizes of batch; returns merged / distinct, padding included, for
-    all turns at once.
+    """Print both counts for both kinds of batch; returns merged / distinct tokens of the
+    conversations, padding included, in the batches of a replay.
     """
     sessions = by_session(samples)
     responses = sum(len(sample.response_ids) for sample in samples)
     print(f"{len(sessions)} sessions, {len(samples)} turns, {responses:,} policy tokens")
-    ratio, whole = 0.0, 0
-    for name, size in (("one batch", len(samples)), (f"batches of {batch}", batch)):
-        batches = [samples[at : at + size] for at in range(0, len(samples), size)]
+    ratio, whole = 0.0, distinct_of(samples)
+    shared = distinct_tokens([path_ids(sample) for sample in samples])
+    print(f"(what sessions share, counted once as well: {shared:,} distinct tokens)")
+    for name, batches in (
+        (f"whole sessions, {batch} turns or more", whole_sessions(samples, batch)),
+        (
+            f"batches of {batch} turns",
+            [samples[at : at + batch] for at in range(0, len(samples), batch)],
+        ),
+    ):
         distinct = sum(distinct_of(one) for one in batches)
         merged = forwarded(batches, merge_turns, max_tokens)
         separate = forwarded(batches, separate_turns, max_tokens)
-        whole = whole or distinct
+        ratio = ratio or merged.padded / whole
         print(f"{name}: {distinct:,} distinct tokens, {distinct / whole:.2f} x the conversations'")
         for way, count in (("merged", merged), ("a sequence per turn", separate)):
             print(
@@ -101,12 +109,20 @@ def counts(samples: Sequence[ReadySample], batch: int, max_tokens: int) -> float
         print(
             f"  a sequence per turn / merged, with padding: {separate.padded / merged.padded:.2f}"
         )
-        if size == len(samples):
-            ratio = merged.padded / distinct
-            shared = distinct_tokens([path_ids(sample) for sample in samples])
-            print(f"  (what sessions share, counted once as well: {shared:,} distinct tokens)")
-    print(f"merged / distinct, one batch, with padding: {ratio:.3f} (at most {MOST_TOKENS})")
+    print(f"merged / distinct of the conversations: {ratio:.3f} (at most {MOST_TOKENS})")
     return ratio
+
+
+def whole_sessions(samples: Sequence[ReadySample], batch: int) -> list[list[ReadySample]]:
+    """Batches of at least `batch` turns, filled up with the turns of their sessions; the last may
+    be smaller.
+    """
+    batches: list[list[ReadySample]] = [[]]
+    for session in by_session(samples).values():
+        if len(batches[-1]) >= batch:
+            batches.append([])
+        batches[-1] += session
+    return batches
 
 
 def by_session(samples: Iterable[ReadySample]) -> dict[str, list[ReadySample]]:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from records import (
     claims,
+    deletion,
     diagnosis,
     echoes,
     feedback,
@@ -331,6 +332,10 @@ class Store:
         """Store what is not there yet of a recorded session; returns how many turns are new."""
         return await self.writer.run_bulk(replaying.import_op, session, "import_session")
 
+    async def is_deleted(self, session_id: str) -> bool:
+        """Whether a session of this id was deleted: nothing of it is written again."""
+        return await self._read(deletion.is_deleted, session_id=session_id)
+
     async def import_votes(self, turn_id: str, votes: Sequence[str]) -> bool:
         """Give a recorded turn its judge's answers; False if it is unknown, has them or went on."""
         imported = replaying.ImportedVotes(turn_id=turn_id, votes=tuple(votes), now=self._clock())
@@ -476,14 +481,24 @@ class Store:
 
     # The trainer
 
-    async def lease(self, *, owner: str, count: int, ttl_s: float) -> list[ReadySample]:
-        """Exactly the `count` oldest ready turns -> leased, or [] if there are fewer."""
+    async def lease(
+        self, *, owner: str, count: int, ttl_s: float, whole_sessions: bool = False
+    ) -> list[ReadySample]:
+        """The `count` oldest ready turns -> leased, or [] if there are fewer.
+
+        With `whole_sessions` all other ready turns of their sessions are leased with them.
+        """
         if count < 1:
             raise ValueError(f"a lease asks for at least one turn, got {count}")
         if not await self._read(training.enough_ready, count=count, now=self._clock()):
             return []
         turn_ids = await self._write(
-            training.lease_op, owner=owner, count=count, now=self._clock(), ttl_s=ttl_s
+            training.lease_op,
+            owner=owner,
+            count=count,
+            now=self._clock(),
+            ttl_s=ttl_s,
+            whole_sessions=whole_sessions,
         )
         return await self._read(ready_samples.load_samples, turn_ids=turn_ids)
 

@@ -25,9 +25,18 @@ def enough_ready(connection: Connection, count: int, now: float) -> bool:
     return (connection.scalar(statement) or 0) >= count
 
 
-def lease_op(connection: Connection, owner: str, count: int, now: float, ttl_s: float) -> list[str]:
-    """Lease exactly the `count` oldest ready turns, or none; live ones first, then those of
-    recordings. Expired leases are ready again.
+def lease_op(
+    connection: Connection,
+    owner: str,
+    count: int,
+    now: float,
+    ttl_s: float,
+    whole_sessions: bool = False,
+) -> list[str]:
+    """Lease the `count` oldest ready turns, or none; live ones first, then those of recordings.
+
+    With `whole_sessions` the other ready turns of their sessions too. Expired leases are ready
+    again.
     """
     _to_ready(connection, now, TurnRow.claim_until < now)
     turn_ids = list(
@@ -41,6 +50,8 @@ def lease_op(connection: Connection, owner: str, count: int, now: float, ttl_s: 
     )
     if len(turn_ids) < count:
         return []
+    if whole_sessions:
+        turn_ids = _with_sessions(connection, turn_ids)
     for part in chunks(turn_ids):
         connection.execute(
             update(TurnRow)
@@ -53,6 +64,18 @@ def lease_op(connection: Connection, owner: str, count: int, now: float, ttl_s: 
             )
         )
     return turn_ids
+
+
+def _with_sessions(connection: Connection, turn_ids: list[str]) -> list[str]:
+    """These turns and the other ready ones of their sessions."""
+    sessions = select(TurnRow.session_id).where(TurnRow.turn_id.in_(turn_ids))
+    more = connection.scalars(
+        select(TurnRow.turn_id)
+        .where(TurnRow.state == TurnState.READY, TurnRow.session_id.in_(sessions))
+        .order_by(TurnRow.created_at, TurnRow.turn_id)
+        .with_for_update(skip_locked=True)
+    )
+    return list(dict.fromkeys([*turn_ids, *more]))
 
 
 def extend_leases_op(connection: Connection, owner: str, until: float) -> int:

@@ -159,6 +159,10 @@ class TrainerConfig(BaseModel):
     """What `seq-mean-token-sum-norm` divides by; required there, the longest response allowed."""
     rollout_batch_size: PositiveInt = 16
     """Samples (turns) per step; a step waits until that many are ready."""
+    whole_sessions: bool = False
+    """Fill each batch up with all ready turns of its sessions, so that what they share is computed
+    once: for recordings, where all turns of a session are ready together.
+    """
     epochs_per_batch: PositiveInt = 1
     """Optimiser steps on one batch; above 1 the old log-probs are computed in a pass of their
     own.

@@ -261,7 +261,10 @@ class EmbeddedTrainer:
             size = num_ready
         await self._expire()
         samples = await self.store.lease(
-            owner=self.owner, count=size, ttl_s=self.config.lease_ttl_s
+            owner=self.owner,
+            count=size,
+            ttl_s=self.config.lease_ttl_s,
+            whole_sessions=self.config.whole_sessions,
         )
         if not samples:
             return None

@@ -13,6 +13,7 @@ from tests.records.builders import (
     OWNER,
     TRAINER,
     a_result,
+    a_session,
     a_version,
     state_of,
     turn_in,
@@ -45,6 +46,17 @@ async def test_a_lease_is_a_whole_batch_of_the_oldest_or_nothing(store: Store) -
     assert await leased(store, 1) == []
     with pytest.raises(ValueError, match="at least one"):
         await leased(store, 0)
+
+
+async def test_a_lease_of_whole_sessions_is_filled_up(store: Store) -> None:
+    sessions = [await a_session(store) for _ in range(2)]
+    turn_ids = [
+        await turn_in(store, READY, session_id=sessions[place]) for place in (0, 1, 0, 1, 0)
+    ]
+    found = await store.lease(owner=TRAINER, count=1, ttl_s=60.0, whole_sessions=True)
+    assert [sample.turn_id for sample in found] == turn_ids[::2]
+    assert await store.lease(owner=TRAINER, count=3, ttl_s=60.0, whole_sessions=True) == []
+    assert await store.ready_count() == 2
 
 
 async def test_a_sample_holds_aligned_tokens_and_logprobs(store: Store) -> None:

@@ -45,6 +45,7 @@ class ImportProblem(StrEnum):
     TOOL_RESULT_WITHOUT_CALL = "tool_result_without_call"
     BAD_TOOL_CALL = "bad_tool_call"
     # Of a session whose turns train all the same
+    FORGOTTEN = "forgotten"
     MISSING_TOOLS = "missing_tools"
     # Of a turn
     SIDE_TURN = "side_turn"

@@ -38,8 +38,8 @@ from trainer.run_config import RunConfig
 
 LAB_MODEL = Path(__file__).parents[2] / "examples" / "tool_lab" / "model"
 """What a replay without a model uses: tiny, and here."""
-# Recordings are few.
-DEFAULTS: dict[str, Any] = {"trainer": {"rollout_batch_size": 8}}
+# Recordings are few and long: a step takes some whole sessions, which go through the model once.
+DEFAULTS: dict[str, Any] = {"trainer": {"rollout_batch_size": 4, "whole_sessions": True}}
 GAP_TURNS = 32
 """Most turns, held out and trained on each, on which the gap is measured."""
 _LOOK_EVERY_S = 0.5

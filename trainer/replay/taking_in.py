@@ -14,9 +14,15 @@ from typing import Any, TextIO
 from records.replaying import PreparedSession
 from records.store import Store
 from rollout_bridge.rendering import Rendering
-from trainer.replay.importing import SCOPE, ImportSettings, PreparedImport, prepare_session
+from trainer.replay.importing import (
+    SCOPE,
+    ImportSettings,
+    PreparedImport,
+    prepare_session,
+    session_key,
+)
 from trainer.replay.reading import read_recordings
-from trainer.replay.recorded import Problem, RecordedSession
+from trainer.replay.recorded import ImportProblem, Problem, RecordedSession
 from trainer.replay.votes import read_votes
 
 PROBLEMS_FILE = "import_problems.jsonl"
@@ -98,6 +104,9 @@ async def _sessions(
             if isinstance(item, Problem):
                 _note(item, report, problems)
                 continue
+            if await store.is_deleted(session_key(item.session_id)):
+                _note(_forgotten(item), report, problems)
+                continue
             prepared = await asyncio.to_thread(
                 prepare_session, item, rendering, store.redactor, settings, time.time()
             )
@@ -116,6 +125,16 @@ async def _sessions(
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
         raise
+
+
+def _forgotten(session: RecordedSession) -> Problem:
+    return Problem(
+        source=session.source,
+        reason=ImportProblem.FORGOTTEN,
+        detail="this session was deleted from the store, and nothing of it is written again",
+        line=session.line,
+        session_id=session.session_id,
+    )
 
 
 async def _write(store: Store, prepared: Sequence[PreparedSession]) -> int:

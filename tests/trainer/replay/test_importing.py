@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from records.config import RedactionConfig, StoreConfig
+from records.housekeeping import Housekeeping
 from records.recording import RecordingKind
 from records.redaction import Redactor
 from records.store import Store
@@ -322,3 +323,15 @@ async def test_live_turns_are_claimed_before_recorded_ones(rendering, session, t
         [claimed] = await store.claim(TurnState.JUDGING, owner="w", limit=1, ttl_s=60)
     assert claimed.turn_id == live.turn_id
     assert claimed.recording is None
+
+
+async def test_a_session_that_was_deleted_is_not_written_again(rendering, tmp_path) -> None:
+    async with await Store.open(config(tmp_path)) as store:
+        first = await importing(store, rendering, tmp_path)
+        gone = session_key(read(AIRLINE)[0][0].session_id)
+        await Housekeeping(store, time.time).delete([gone], "forget", patience_s=0.0)
+        again = await importing(store, rendering, tmp_path)
+        names = {turn.session_id for turn in await stored(store)}
+    assert again.num_new == 0
+    assert again.problems == {"forgotten": 1}
+    assert len(names) == first.num_sessions - 1
