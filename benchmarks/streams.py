@@ -1,9 +1,11 @@
 """What many slow streams cost: errors, memory over time, and how late each token comes.
 
-    python benchmarks/streams.py [--streams 256] [--seconds 300] [--pace-ms 1000]
+    python benchmarks/streams.py [--streams 256] [--seconds 300] [--pace-ms 1000] [--open-over 60]
 
 Agents hold a stream open each, against a scripted engine at one token a second; a stream that ends
-is followed by the next of its conversation. Engine, proxy and agents are processes of their own.
+is followed by the next of its conversation. They are opened evenly over the first minute; with
+`--open-over 1` all at once, and again all at once when they end, which shows what a burst of
+requests waits for being let in. Engine, proxy and agents are processes of their own.
 The engine's schedule is known, so each piece of text has a time at which it was due: its token's
 place times the pace after the first token was due. Printed are the errors, the proxy's memory after
 the first minute and at the end, and the delay of the pieces: p50 and p99 of what they came later
@@ -63,6 +65,7 @@ class Setup:
     seconds: float
     first_s: float
     pace_s: float
+    open_over_s: float
 
 
 @dataclass(slots=True)
@@ -115,7 +118,7 @@ async def agent(
     number: int, setup: Setup, session: aiohttp.ClientSession, measured: Measured, deadline: float
 ) -> None:
     """One stream after the other until `deadline`."""
-    await asyncio.sleep(random.Random(number).uniform(0, setup.pace_s))
+    await asyncio.sleep(random.Random(number).uniform(0, setup.open_over_s))
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
     while time.monotonic() < deadline:
         messages.append({"role": "user", "content": f"Agent {number}: and then?"})
@@ -190,6 +193,7 @@ def run(options: argparse.Namespace) -> str:
         seconds=options.seconds,
         first_s=pace_s,
         pace_s=pace_s,
+        open_over_s=min(options.open_over, options.seconds / 2),
     )
     spawn = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
@@ -220,6 +224,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--pace-ms", type=float, default=1000.0, help="engine's time for a token")
+    parser.add_argument("--open-over", type=float, default=60.0, help="seconds until all are open")
     print(run(parser.parse_args()))
 
 
