@@ -122,6 +122,7 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
     session = exists().where(
         SessionRow.session_id == TurnRow.session_id, SessionRow.scope == TurnRow.scope
     )
+    rewarded = and_(TurnRow.priority > 0, VerdictRow.reward.is_not(None))
     taught = or_(score, verdict.where(VerdictRow.reward.is_not(None)))
     return [
         ("are dropped without a reason", and_(dropped, TurnRow.drop_reason.is_(None))),
@@ -152,7 +153,11 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
         ),
         (
             "wait for a score without a hint",
-            and_(state == TurnState.SCORING, ~verdict.where(VerdictRow.hint.is_not(None))),
+            # One of a recording may have a reward alone: the policy has yet to score it.
+            and_(
+                state == TurnState.SCORING,
+                ~verdict.where(or_(VerdictRow.hint.is_not(None), rewarded)),
+            ),
         ),
         (
             "can be trained on without a score or a reward",

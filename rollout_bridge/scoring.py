@@ -176,7 +176,11 @@ class ScoringWorker:
         ids = np.concatenate([turn.prompt_ids, turn.response_ids])
         # As with the teacher: what turns of a session share is computed once.
         async with self._sessions.setdefault(turn.session_id, asyncio.Lock()):
-            return await self._policy.score(turn, ids)
+            try:
+                return await self._policy.score(turn, ids)
+            except EngineProtocolError as error:
+                # The policy's fault, and not to be told as the teacher's.
+                raise HintingError(DropReason.ROLLOUT_LOGPROBS_INVALID, str(error)) from error
 
     async def _scores(self, turn: TurnRecord, teacher: FrozenTeacher) -> list[Score]:
         """A score for each candidate."""

@@ -10,10 +10,11 @@ from sqlalchemy import text
 
 from records.config import StoreConfig
 from records.errors import StoreUnavailable
+from records.recording import Recording, RecordingKind
 from records.store import Store
 from records.types import TurnState
 from records.verify import verify_database
-from tests.records.builders import a_turn, following, recorded, turn_in
+from tests.records.builders import OWNER, a_turn, a_verdict, following, recorded, turn_in
 
 
 async def in_every_state(store: Store) -> None:
@@ -66,6 +67,17 @@ async def test_each_contradiction_is_found(store: Store, statement: str, finding
     await store.writer.run(lambda connection: connection.execute(text(statement)))
     problems = await verify_database(store.config)
     assert any(finding in problem for problem in problems), problems
+
+
+async def test_a_recorded_turn_waits_for_the_policy_with_a_reward_alone(store: Store) -> None:
+    recording = Recording(kind=RecordingKind.RECORDED, source="a file", position=2)
+    turn_id = await turn_in(store, TurnState.JUDGING, recording=recording)
+    verdict = a_verdict(turn_id, None, reward=1.0)
+    assert await store.commit_verdict(OWNER, verdict, None)
+    turn = await store.turn(turn_id)
+    assert turn is not None
+    assert turn.state is TurnState.SCORING
+    assert await verify_database(store.config) == []
 
 
 async def test_a_missing_row_is_found(sqlite_config: StoreConfig) -> None:

@@ -10,10 +10,14 @@ import asyncio
 import numpy as np
 import pytest
 
+from records.recording import Recording, RecordingKind
 from records.types import DropReason, TurnState
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig
+from rollout_bridge.engine.errors import EngineLogprobError
+from rollout_bridge.engine.types import ModelInfo
 from rollout_bridge.hinting import hinted_prompt_ids
+from rollout_bridge.policy_scores import PolicyScorer
 from rollout_bridge.scoring import ScoringWorker, TeacherChanged, check_scores
 from tests.rollout_bridge.fault_teacher import (
     HINT,
@@ -130,6 +134,30 @@ async def test_scores_that_do_not_fit_drop_the_turn(
     assert await store.score_of(turn_id) is None
     if reason is DropReason.TEACHER_MISALIGNED:
         assert worker.metrics.snapshot()["hint/dropped_misaligned"] == 1
+
+
+class NonFinitePolicy:
+    """A policy engine whose log-probs cannot be used."""
+
+    async def model_info(self) -> ModelInfo:
+        return ModelInfo(model_path="m", weight_version="3", vocab_size=None, context_length=None)
+
+    async def score(self, *_: object, **__: object) -> np.ndarray:
+        raise EngineLogprobError("token 1: nan")
+
+
+async def test_a_policys_bad_log_probs_are_not_told_as_the_teachers(
+    store, client, teacher, rendering
+):
+    recording = Recording(kind=RecordingKind.RECORDED, source="a file", position=2)
+    turn_id = await scoring_turn(store, rendering, recording=recording)
+    policy = PolicyScorer(NonFinitePolicy())
+    worker = ScoringWorker(store, client, rendering, config(), "scoring-1", policy=policy)
+    await run_until_left_scoring(store, worker)
+    turn = await store.turn(turn_id)
+    assert turn is not None
+    assert turn.drop_reason is DropReason.ROLLOUT_LOGPROBS_INVALID
+    assert teacher.requests == []
 
 
 async def test_a_turn_without_user_message_is_dropped_unasked(store, client, teacher, rendering):
