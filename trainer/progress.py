@@ -49,6 +49,10 @@ class ProgressBar:
     ) -> None:
         self._progress.stop()
 
+    def advance(self) -> None:
+        """One more is there."""
+        self._progress.advance(self._task)
+
     def update(self, done: int, total: int | None = None, note: str = "") -> None:
         """`done` of `total` are there; None leaves the total as it was."""
         if total is not None:

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+from rich.console import Console
+
 from records.config import RedactionConfig
 from records.detectors import PERSONAL, SECRETS
 from records.exporting import at_one_moment, num_sessions, read_sessions
@@ -22,9 +24,9 @@ from trainer.export.dataset import DatasetFolder
 from trainer.export.files import ExportFiles
 from trainer.export.folder import new_folder
 from trainer.export.jsonl import encode
-from trainer.export.progress import Shown
 from trainer.export.request import Dataset, ExportRequest
 from trainer.export.rows import FORMAT, VERSION
+from trainer.progress import ProgressBar
 from trainer.recorded_run import load_recorded
 from trainer.records_commands import Outcome
 from trainer.run_config import RunConfig
@@ -86,7 +88,7 @@ async def _files(
 ) -> None:
     files = ExportFiles(folder, request, renderer)
     total = await num_sessions(store, request.wanted)
-    with Shown("sessions", total) as shown:
+    with _bar("sessions", total) as shown:
         async for _ in read_sessions(store, request.wanted, files.read):
             shown.advance()
     num_rows = files.close()
@@ -113,11 +115,11 @@ async def _dataset(
     rows = DatasetFolder(folder, kind, _marks(store.config.redaction))
     if kind == "sft":
         total = await num_sessions(store, request.wanted)
-        with Shown("sessions", total) as shown:
+        with _bar("sessions", total) as shown:
             async for _ in read_sessions(store, request.wanted, rows.read_session):
                 shown.advance()
     else:
-        with Shown("turns with feedback", None) as shown:
+        with _bar("turns with feedback") as shown:
             await at_one_moment(
                 store, lambda c: rows.read_preferences(c, request.wanted, shown.update)
             )
@@ -134,3 +136,8 @@ async def _dataset(
 def _marks(config: RedactionConfig) -> frozenset[str]:
     """What redaction leaves in place of what it took out."""
     return frozenset(f"[{kind}]" for kind in (*SECRETS, *PERSONAL, *config.patterns))
+
+
+def _bar(unit: str, total: int | None = None) -> ProgressBar:
+    # Standard output is for what was written.
+    return ProgressBar(Console(stderr=True), "export", unit, total)
