@@ -62,7 +62,7 @@ SessionReader = Callable[[Connection, SessionHeader], None]
 
 async def num_sessions(store: Store, wanted: Wanted) -> int:
     """How many sessions there are to read."""
-    return await store._read(_count, wanted=wanted)
+    return await store.read(_count, wanted=wanted)
 
 
 async def read_sessions(
@@ -72,7 +72,7 @@ async def read_sessions(
     session's reading began; gives each session after that. Raises StoreUnavailable.
     """
     after: SessionHeader | None = None
-    while page := await store._read(_page, wanted=wanted, after=after):
+    while page := await store.read(_page, wanted=wanted, after=after):
         for session in page:
             await at_one_moment(store, lambda connection, one=session: reader(connection, one))
             yield session
@@ -85,7 +85,7 @@ async def at_one_moment(store: Store, read: Callable[[Connection], None]) -> Non
     It may write to files: unlike the store's own reads it is never tried again.
     """
     try:
-        async with store._reader_engine.connect() as connection:
+        async with store.reader_engine.connect() as connection:
             await connection.run_sync(_frozen, read)
     except (SQLAlchemyError, OSError) as error:
         if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):

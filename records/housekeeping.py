@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, delete, insert, select, text
 
@@ -49,15 +48,15 @@ class Housekeeping:
         self, *, session: str | None = None, user: str | None = None
     ) -> list[str]:
         """Ids of the sessions with this id or client's name, and of those of this user."""
-        return await self._store._read(deletion.find_sessions, session=session, user=user)
+        return await self._store.read(deletion.find_sessions, session=session, user=user)
 
     async def response_nodes(self, session_ids: Sequence[str]) -> set[str]:
         """The message nodes that turns of these sessions answered with."""
-        return await self._store._read(deletion.response_nodes, session_ids=session_ids)
+        return await self._store.read(deletion.response_nodes, session_ids=session_ids)
 
     async def first_seen(self, session_ids: Sequence[str]) -> float | None:
         """When the oldest of these sessions began; None if none is stored."""
-        return await self._store._read(deletion.first_seen, session_ids=session_ids)
+        return await self._store.read(deletion.first_seen, session_ids=session_ids)
 
     async def delete(
         self, session_ids: Sequence[str], reason: Reason, *, patience_s: float
@@ -86,13 +85,12 @@ class Housekeeping:
     ) -> Deleted:
         waited_s = 0.0
         while True:
-            operation = partial(
+            done = await self._store.write(
                 deletion.delete_sessions_op,
                 session_ids=session_ids,
                 reason=reason,
                 now=self._clock(),
             )
-            done = await self._store.writer.run(operation)
             if not done.leased_by or waited_s >= patience_s:
                 return done
             await asyncio.sleep(_LEASE_POLL_S)
@@ -104,7 +102,7 @@ class Housekeeping:
             await self._store.vacuum()
             return
         for _ in range(_LOG_ATTEMPTS):
-            if await self._store._read(_truncate_log):
+            if await self._store.read(_truncate_log):
                 return
             await asyncio.sleep(_LOG_PAUSE_S)
         logger.warning("others read the database: its log holds deleted rows until they are done")
@@ -112,43 +110,36 @@ class Housekeeping:
     async def expire(self, max_age_days: float) -> Deleted:
         """Delete the sessions that were not seen for so long; those being trained on stay."""
         before = self._clock() - max_age_days * _DAY_S
-        expired = partial(deletion.expired_sessions, before=before, limit=10_000)
-        session_ids = await self._store._read(expired)
+        session_ids = await self._store.read(deletion.expired_sessions, before=before, limit=10_000)
         return await self.delete(session_ids, "retention", patience_s=0.0)
 
     async def versions_built_on(self, versions: Sequence[int]) -> list[int]:
         """These policy versions and all that descend from them."""
-        return await self._store._read(_descendants, versions=versions)
+        return await self._store.read(_descendants, versions=versions)
 
     async def versions(self) -> dict[int, PolicyVersion]:
         """All policy versions by their number."""
-        return await self._store._read(_versions)
+        return await self._store.read(_versions)
 
     async def trained_turns(self) -> dict[str, int]:
         """Turn id -> the version that trained it."""
-        return await self._store._read(_trained_turns)
+        return await self._store.read(_trained_turns)
 
     async def has_deletions(self) -> bool:
         """Whether anything was ever deleted."""
-        return await self._store._read(_has_deletions)
+        return await self._store.read(_has_deletions)
 
     async def backups(self) -> list[Backup]:
         """All backups that were taken of this store, oldest first."""
-        return await self._store._read(_backups)
+        return await self._store.read(_backups)
 
     async def note_backup(self, backup: Backup) -> None:
         """Remember a backup that is about to be taken."""
-        values = {
-            "backup_id": backup.backup_id,
-            "location": backup.location,
-            "created_at": backup.created_at,
-        }
-        await self._store.writer.run(lambda c: c.execute(insert(BackupRow), values))
+        await self._store.write(_note_backup_op, backup=backup)
 
     async def forget_backup(self, backup_id: str) -> None:
         """A backup was not taken after all, or does not exist any more."""
-        gone = delete(BackupRow).where(BackupRow.backup_id == backup_id)
-        await self._store.writer.run(lambda c: c.execute(gone))
+        await self._store.write(_forget_backup_op, backup_id=backup_id)
 
 
 def _truncate_log(connection: Connection) -> bool:
@@ -160,6 +151,14 @@ def _truncate_log(connection: Connection) -> bool:
 def _backups(connection: Connection) -> list[Backup]:
     statement = select(table_of(BackupRow)).order_by(BackupRow.created_at)
     return [Backup(**row._mapping) for row in connection.execute(statement)]
+
+
+def _note_backup_op(connection: Connection, backup: Backup) -> None:
+    connection.execute(insert(BackupRow), asdict(backup))
+
+
+def _forget_backup_op(connection: Connection, backup_id: str) -> None:
+    connection.execute(delete(BackupRow).where(BackupRow.backup_id == backup_id))
 
 
 def _has_deletions(connection: Connection) -> bool:

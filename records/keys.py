@@ -108,7 +108,7 @@ class Keys:
             secret_hash=_hash(secret),
             created_at=self._clock(),
         )
-        await self._store.writer.run(partial(_create_op, key=key, actor=actor))
+        await self._store.write(_create_op, key=key, actor=actor)
         return key, _text(key_id, secret)
 
     async def rotate(self, key_id: str, *, actor: str, overlap_s: float = 0.0) -> str:
@@ -130,23 +130,23 @@ class Keys:
     async def _change(
         self, key_id: str, change: Callable[[ApiKey], ApiKey], event: KeyEvent
     ) -> None:
-        await self._store.writer.run(partial(_change_op, key_id=key_id, change=change, event=event))
+        await self._store.write(_change_op, key_id=key_id, change=change, event=event)
 
     async def all(self) -> list[ApiKey]:
         """Every key, revoked ones too, oldest first."""
-        return await self._store._read(_all)
+        return await self._store.read(_all)
 
     async def add_usage(self, tokens: Mapping[tuple[str, int], int]) -> None:
         """Add tokens that were used, by (key id, day)."""
-        await self._store.writer.run(partial(_add_usage_op, tokens=tokens))
+        await self._store.write(_add_usage_op, tokens=tokens)
 
     async def usage(self, day: int) -> dict[str, int]:
         """Tokens used on a day (days since 1970-01-01, UTC), by key id."""
-        return await self._store._read(_usage, day=day)
+        return await self._store.read(_usage, day=day)
 
     async def events(self) -> list[KeyEvent]:
         """What was done to keys, oldest first."""
-        return await self._store._read(_events)
+        return await self._store.read(_events)
 
 
 def parsed(text: str) -> tuple[str, str] | None:

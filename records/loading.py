@@ -197,6 +197,12 @@ def _load_bodies(connection: Connection, key: Any, body: Any, hashes: set[str]) 
     return bodies
 
 
+def turn_tokens(connection: Connection, turn_id: str) -> tuple[Ids, Ids]:
+    """(prompt ids [P], response ids [R]) of a turn. Raises as `load_tokens`."""
+    prompt_ids, response_ids, _ = load_tokens(connection, [turn_id])[turn_id]
+    return prompt_ids, response_ids
+
+
 def load_tokens(connection: Connection, turn_ids: Sequence[str]) -> dict[str, TokenTriple]:
     """Prompt ids [P], response ids [R] and rollout log-probs [R] of each turn.
 

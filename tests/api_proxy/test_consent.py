@@ -121,7 +121,7 @@ async def test_without_consent_nothing_is_spilled_either(
         raise StoreUnavailable("away")
 
     with monkeypatch.context() as broken:
-        broken.setattr(store, "_read", fail)
+        broken.setattr(store, "read", fail)
         broken.setattr(store.writer, "run_bulk", fail)
         assert (await door.post([QUESTION], headers)).status_code == 200
         await door.app.state.service.recorder.drain()

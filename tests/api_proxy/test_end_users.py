@@ -28,4 +28,4 @@ async def test_a_session_is_found_by_its_user(door: Door, route: str, body: dict
     response = await door.client.post(f"/v1/{route}", json={"model": "policy", **body})
     assert response.status_code == 200, response.text
     [ref] = await door.store.list_turns()
-    assert await door.store._read(find_sessions, user="ann") == [ref.session_id]
+    assert await door.store.read(find_sessions, user="ann") == [ref.session_id]

@@ -164,7 +164,7 @@ async def test_known_keys_work_while_the_store_does_not_answer(
     async def fail(*_: object, **__: object) -> None:
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr(store, "_read", fail)
+    monkeypatch.setattr(store, "read", fail)
     await known(door)
     assert (await door.client.get("/v1/models", headers=bearer(key))).status_code == 200
     assert (await door.client.get("/v1/models", headers=bearer("other"))).status_code == 401
@@ -182,7 +182,7 @@ async def test_a_proxy_that_never_read_the_keys_lets_nobody_in(
     async def fail(*_: object, **__: object) -> None:
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr(store, "_read", fail)
+    monkeypatch.setattr(store, "read", fail)
     ring = KeyRing(store, ProxyConfig(), clock)
     with pytest.raises(ApiError) as refused:
         await ring.caller({})

@@ -39,7 +39,7 @@ def with_system(text: str) -> list[dict]:
 
 async def detail(store: Store, turn: TurnRecord) -> str | None:
     statement = select(TurnRow.drop_detail).where(TurnRow.turn_id == turn.turn_id)
-    return await store._read(lambda connection: connection.scalar(statement))
+    return await store.read(lambda connection: connection.scalar(statement))
 
 
 @pytest.mark.parametrize(

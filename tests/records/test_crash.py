@@ -57,7 +57,7 @@ async def test_a_killed_writer_loses_nothing_that_it_acknowledged(config: StoreC
     async with await Store.open(config) as store:
         turns = await store.turns(acknowledged)
         assert {turn.state for turn in turns} == {TurnState.JUDGING}
-        whole = await store._read(
+        whole = await store.read(
             lambda connection: [
                 connection.execute(select(func.count()).select_from(table)).scalar_one()
                 for table in (TurnRow, TokensRow)
@@ -66,5 +66,5 @@ async def test_a_killed_writer_loses_nothing_that_it_acknowledged(config: StoreC
         assert whole[0] == whole[1] >= len(acknowledged)
         if config.is_sqlite:
             check = text("PRAGMA integrity_check")
-            assert await store._read(lambda connection: connection.scalar(check)) == "ok"
+            assert await store.read(lambda connection: connection.scalar(check)) == "ok"
         assert len(await claimed(store, TurnState.JUDGING, limit=20)) == 20

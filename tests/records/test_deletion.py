@@ -46,7 +46,7 @@ async def sizes(store: Store) -> dict[str, int]:
             for name, table in Base.metadata.tables.items()
         }
 
-    found = await store._read(count)
+    found = await store.read(count)
     return {name: number for name, number in found.items() if number}
 
 
@@ -187,7 +187,7 @@ async def test_a_shared_message_loses_the_form_that_only_the_deleted_turn_had(
         await store.record_turn(turn, scope=SCOPE)
     await forget(keeper, first.session_id)
     await kept(store, second)
-    bodies = await store._read(lambda c: list(c.scalars(select(NodeRow.body))))
+    bodies = await store.read(lambda c: list(c.scalars(select(NodeRow.body))))
     assert bodies == [USER, ANSWER] or bodies == [ANSWER, USER]
 
 
@@ -237,7 +237,7 @@ async def test_sessions_expire_by_age(store: Store, keeper: Housekeeping, clock:
     assert (gone.num_sessions, gone.num_turns) == (1, 1)
     assert await store.has_turn(young)
     assert await store.has_turn(held)
-    reasons = await store._read(
+    reasons = await store.read(
         lambda c: c.execute(select(DeletionRow.session_id, DeletionRow.reason)).all()
     )
     assert [tuple(row) for row in reasons] == [(old, "retention")]
@@ -271,4 +271,4 @@ async def test_deleted_text_is_in_no_file_of_a_sqlite_store(
         for file in path.parent.iterdir():
             assert secret.encode() not in file.read_bytes(), file.name
         check = text("PRAGMA integrity_check")
-        assert await store._read(lambda c: c.scalar(check)) == "ok"
+        assert await store.read(lambda c: c.scalar(check)) == "ok"

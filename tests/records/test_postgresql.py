@@ -36,7 +36,7 @@ async def test_groups_that_deadlock_are_tried_again_and_all_succeed(store: Store
             other.writer.run(partial(write, row="a", body="2")),
         )
         assert store.writer.num_retries + other.writer.num_retries == 1
-    bodies = await store._read(lambda c: list(c.scalars(select(ToolsetRow.body))))
+    bodies = await store.read(lambda c: list(c.scalars(select(ToolsetRow.body))))
     assert set(bodies) <= {"1", "2"}
 
 
@@ -47,7 +47,7 @@ async def test_connections_that_the_server_ended_are_replaced(store: Store) -> N
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
     async with await Store.open(store.config) as other:
-        await other._read(lambda connection: connection.execute(end_all).all())
+        await other.read(lambda connection: connection.execute(end_all).all())
     assert await store.turn(turn_id) is not None
     assert await recorded(store)
 

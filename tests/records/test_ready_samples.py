@@ -280,7 +280,7 @@ async def test_a_dropped_turn_keeps_no_experts(store: Store) -> None:
     def count(connection: Connection) -> int | None:
         return connection.scalar(select(func.count()).select_from(ExpertsRow))
 
-    assert await store._read(count) == 0
+    assert await store.read(count) == 0
 
 
 async def test_the_key_of_a_teacher_reaches_the_worker(store: Store) -> None:

@@ -42,7 +42,7 @@ def add_then_fail(connection: Connection, name: str) -> None:
 
 
 async def names(store: Store) -> set[str]:
-    return await store._read(
+    return await store.read(
         lambda connection: set(connection.scalars(select(ToolsetRow.toolset_hash)))
     )
 
@@ -193,13 +193,13 @@ async def test_writes_are_durable_and_in_wal_mode(sqlite_config: StoreConfig) ->
         )
         assert pragmas == ["wal", 2, 1]
         with pytest.raises(StoreUnavailable, match="readonly"):
-            await store._read(lambda connection: add(connection, "x"))
+            await store.read(lambda connection: add(connection, "x"))
 
 
 async def test_reads_see_what_was_committed_before_them(store: Store) -> None:
     for number in range(20):
         await store.writer.run(lambda c, n=str(number): add(c, n))
-        count = await store._read(lambda c: c.scalar(select(func.count(ToolsetRow.toolset_hash))))
+        count = await store.read(lambda c: c.scalar(select(func.count(ToolsetRow.toolset_hash))))
         assert count == number + 1
 
 

@@ -174,4 +174,4 @@ class Victim:
         def query(connection: Connection) -> int:
             return connection.scalar(select(func.count()).where(mine)) or 0
 
-        return await self._store._read(query)
+        return await self._store.read(query)

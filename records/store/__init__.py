@@ -1,0 +1,20 @@
+"""The store: what every stage of a run reads and writes, and the only thing that they share.
+
+A thin facade, as long as the list of things to ask of it, sorted by who asks: each write is an
+operation (`*_op` of the modules of `records`) that the group writer commits before the method
+returns; each read runs on a connection of its own. Turns move through `TurnState` only here. It
+decides nothing: who links, judges, scores and trains are the callers.
+"""
+
+from __future__ import annotations
+
+from records.store.inspection import InspectionStore
+from records.store.recordings import RecordingStore
+from records.store.sessions import SessionStore
+from records.store.trainer import TrainerStore
+from records.store.turns import TurnStore
+from records.store.workers import WorkerStore
+
+
+class Store(SessionStore, TurnStore, RecordingStore, WorkerStore, TrainerStore, InspectionStore):
+    """One process's door to the database. All methods may raise StoreUnavailable."""

@@ -1,0 +1,117 @@
+"""What every part of the store stands on: opening and closing, one read, one write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from records.config import StoreConfig
+from records.database import is_transient, reader_engine, write_transactions
+from records.errors import StoreUnavailable
+from records.redaction import Redactor
+from records.schema import migrate_op
+from records.writer import GroupWriter, as_store_error
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Clock = Callable[[], float]
+
+_READ_ATTEMPTS = 2
+
+
+def _writer(config: StoreConfig) -> GroupWriter:
+    return GroupWriter(
+        write_transactions(config), group_max=config.group_max, lock_retries=config.lock_retries
+    )
+
+
+async def _migrate(config: StoreConfig) -> None:
+    # With a writer of its own: another process's migration of a large store is waited for.
+    writer = _writer(config.patient())
+    writer.start()
+    try:
+        await writer.run(migrate_op)
+    finally:
+        await writer.close()
+
+
+class StoreBase:
+    """A connected store with nothing to ask of it yet."""
+
+    def __init__(self, config: StoreConfig, clock: Clock = time.time) -> None:
+        self.config = config
+        self._clock = clock
+        self.redactor = Redactor(config.redaction)
+        self.reader_engine = reader_engine(config)
+        self.writer = _writer(config)
+
+    @classmethod
+    async def open(cls, config: StoreConfig, clock: Clock = time.time) -> Self:
+        """Connect, migrate if needed, start the writer. `clock` gives unix seconds.
+
+        Raises StoreUnavailable, or StoreSchemaError for a database of a newer program.
+        """
+        path = config.sqlite_path
+        if path is not None and not path.parent.is_dir():
+            raise StoreUnavailable(f"the folder of the database does not exist: {path.parent}")
+        await _migrate(config)
+        store = cls(config, clock)
+        store.writer.start()
+        return store
+
+    async def close(self) -> None:
+        """Commit what waits and disconnect."""
+        await self.writer.close()
+        await self.reader_engine.dispose()
+
+    async def vacuum(self) -> None:
+        """PostgreSQL: give deleted rows' room back, so that it is written over."""
+        engine = reader_engine(self.config.patient())
+        try:
+            async with engine.connect() as connection:
+                await connection.execute(text("VACUUM"))
+        finally:
+            await engine.dispose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def write(
+        self, operation: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run an operation in a transaction; its result once that is committed.
+
+        Raises what the operation raises, and as `GroupWriter.run`. Its fail points are called by
+        its name, without `_op`.
+        """
+        return await self.writer.run(
+            lambda connection: operation(connection, *args, **kwargs),
+            operation.__name__.removesuffix("_op"),
+        )
+
+    async def read(
+        self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a query on a connection of its own: twice, if that one turns out to be dead."""
+        for attempt in range(_READ_ATTEMPTS):
+            try:
+                async with self.reader_engine.connect() as connection:
+                    return await connection.run_sync(query, *args, **kwargs)
+            except (SQLAlchemyError, OSError) as error:
+                # A pooled connection may have died since its last use; a second one is new.
+                if not is_transient(error) or attempt + 1 == _READ_ATTEMPTS:
+                    raise as_store_error(error) from error
+        raise AssertionError("the last attempt returns or raises")

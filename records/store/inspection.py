@@ -1,0 +1,73 @@
+"""The store, as reports and people ask it: counts, and what became of a turn."""
+
+from __future__ import annotations
+
+from records import diagnosis, feedback, linking, scores, summary
+from records.diagnosis import RunFacts, SessionFacts
+from records.feedback import KeptFeedback
+from records.store.base import StoreBase
+from records.summary import ExampleTurn, VoteSummary
+from records.types import DropReason, Score, TurnRef, TurnState, Verdict, Vote
+
+
+class InspectionStore(StoreBase):
+    """Reads that no stage of a run depends on."""
+
+    async def counts(self) -> dict[TurnState, int]:
+        """Number of turns in each state."""
+        return await self.read(summary.counts)
+
+    async def drops(self) -> dict[DropReason, int]:
+        """Number of dropped turns by reason."""
+        return await self.read(summary.drops)
+
+    async def votes_of(self, turn_id: str) -> tuple[Vote, ...]:
+        """The votes on a turn."""
+        return await self.read(summary.votes_of, turn_id=turn_id)
+
+    async def verdict_of(self, turn_id: str) -> Verdict | None:
+        """The verdict on a turn."""
+        return await self.read(summary.verdict_of, turn_id=turn_id)
+
+    async def sessions_named(self, session: str) -> list[SessionFacts]:
+        """What is known of the sessions of this id or client's name, turn by turn."""
+        return await self.read(diagnosis.sessions_named, session=session)
+
+    async def run_facts(self) -> RunFacts:
+        """The numbers of turns of the run, by state and drop reason."""
+        return await self.read(diagnosis.run_facts)
+
+    async def feedback_of(self, turn_id: str) -> list[KeptFeedback]:
+        """The feedback on a turn, oldest first."""
+        return await self.read(feedback.kept_on, turn_ids=[turn_id])
+
+    async def score_of(self, turn_id: str) -> Score | None:
+        """The newest score of a turn."""
+        found = await self.read(scores.load_scores, turn_ids=[turn_id])
+        return found.get(turn_id)
+
+    async def vote_summary(self) -> VoteSummary:
+        """Sums over all votes and verdicts."""
+        return await self.read(summary.vote_summary)
+
+    async def sampled_from_abandoned(self) -> list[str]:
+        """Turns with tokens of an abandoned policy version."""
+        return await self.read(summary.sampled_from_abandoned)
+
+    async def mean_score_latency(self) -> float | None:
+        """Mean seconds of the teacher's calls that gave a score; None without any."""
+        return await self.read(summary.mean_score_latency)
+
+    async def list_turns(
+        self, session_id: str | None = None, state: TurnState | None = None, limit: int = 100
+    ) -> list[TurnRef]:
+        """The newest turns, newest first."""
+        return await self.read(linking.list_turns, session_id=session_id, state=state, limit=limit)
+
+    async def example_turns(self, limit: int) -> list[ExampleTurn]:
+        """The newest trained turns with verdict, score and sample."""
+        return await self.read(summary.example_turns, limit=limit)
+
+    async def hinted_turn_ids(self) -> list[str]:
+        """The turns of main conversations that earned a hint, oldest first."""
+        return await self.read(summary.hinted_turn_ids)

@@ -1,0 +1,55 @@
+"""The store of recorded sessions: what a replay brings in, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from records import deletion, replay_status, replaying
+from records import turn_writes as turns
+from records.replay_status import ReplayStatus
+from records.replaying import PreparedSession
+from records.store.base import StoreBase
+from records.types import CapturedTurn
+
+
+class RecordingStore(StoreBase):
+    """Recorded sessions."""
+
+    async def import_session(self, session: PreparedSession) -> int:
+        """Store what is not there yet of a recorded session; returns how many turns are new."""
+        return await self.writer.run_bulk(replaying.import_op, session, "import_session")
+
+    async def is_deleted(self, session_id: str) -> bool:
+        """Whether a session of this id was deleted: nothing of it is written again."""
+        return await self.read(deletion.is_deleted, session_id=session_id)
+
+    async def import_votes(self, turn_id: str, votes: Sequence[str]) -> bool:
+        """Give a recorded turn its judge's answers; False if it is unknown, has them or went on."""
+        imported = replaying.ImportedVotes(turn_id=turn_id, votes=tuple(votes), now=self._clock())
+        return await self.writer.run_bulk(replaying.votes_op, imported, "import_votes")
+
+    async def replay_status(self) -> ReplayStatus:
+        """Where the recorded turns stand."""
+        return await self.read(replay_status.replay_status)
+
+    async def recorded_turns(self, scope: str, name: str) -> dict[int, str]:
+        """Position -> turn id of the recorded session `name`; empty if there is none."""
+        return await self.read(replay_status.recorded_turns, scope=scope, name=name)
+
+    async def held_out_turns(self) -> list[str]:
+        """Turns that were scored and kept from training."""
+        return await self.read(replay_status.held_out_turns)
+
+    async def trained_recordings(self) -> list[str]:
+        """Turns of recordings that were trained on."""
+        return await self.read(replay_status.trained_recordings)
+
+    async def replace_by_sample(
+        self, owner: str, turn_id: str, sample: CapturedTurn, *, scope: str
+    ) -> bool:
+        """A recorded turn in scoring -> dropped(resampled); `sample` takes its place and verdict.
+
+        False, and nothing is written, if the claim is lost. Raises as `record_turn`.
+        """
+        prepared = turns.prepare(sample, scope=scope, now=self._clock())
+        return await self.write(replaying.replace_op, owner=owner, turn_id=turn_id, sample=prepared)

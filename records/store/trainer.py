@@ -1,0 +1,99 @@
+"""The store, as the trainer asks it: leases, steps and policy versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from records import ready_samples, reconcile, summary, training
+from records.reconcile import Chain, ReconcileReport
+from records.store.base import StoreBase
+from records.types import PolicyVersion, ReadySample, SampleResult
+
+
+class TrainerStore(StoreBase):
+    """Leases of ready turns, and the steps that trained them."""
+
+    async def lease(
+        self, *, owner: str, count: int, ttl_s: float, whole_sessions: bool = False
+    ) -> list[ReadySample]:
+        """The `count` oldest ready turns -> leased, or [] if there are fewer.
+
+        With `whole_sessions` all other ready turns of their sessions are leased with them.
+        """
+        if count < 1:
+            raise ValueError(f"a lease asks for at least one turn, got {count}")
+        if not await self.read(training.enough_ready, count=count, now=self._clock()):
+            return []
+        turn_ids = await self.write(
+            training.lease_op,
+            owner=owner,
+            count=count,
+            now=self._clock(),
+            ttl_s=ttl_s,
+            whole_sessions=whole_sessions,
+        )
+        return await self.read(ready_samples.load_samples, turn_ids=turn_ids)
+
+    async def expire_stale(self, *, oldest_allowed: int) -> int:
+        """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale)."""
+        return await self.write(
+            training.expire_op, oldest_allowed=oldest_allowed, now=self._clock()
+        )
+
+    async def extend_leases(self, owner: str, ttl_s: float) -> int:
+        """Hold all leases of `owner` for another `ttl_s` from now; returns how many these are."""
+        until = self._clock() + ttl_s
+        return await self.write(training.extend_leases_op, owner=owner, until=until)
+
+    async def release_leases(self, owner: str) -> int:
+        """All leases of `owner` -> ready; returns how many these were."""
+        return await self.write(training.release_op, owner=owner, now=self._clock())
+
+    async def commit_step(self, *, version: PolicyVersion, results: list[SampleResult]) -> None:
+        """Insert the policy version and its samples; leased -> trained. One transaction.
+
+        Raises StoreConflict if the version number is taken or a turn is not leased.
+        """
+        await self.write(
+            training.commit_step_op, version=version, results=results, now=self._clock()
+        )
+
+    async def commit_handed_over(
+        self, *, owner: str, version: PolicyVersion, turn_ids: Sequence[str]
+    ) -> None:
+        """A step that another process took on the leases of `owner`: leased -> trained.
+
+        What training made of each turn is not kept. One transaction; the same step again changes
+        nothing. Raises StoreConflict if the version number is taken or a turn is not leased by
+        `owner`.
+        """
+        await self.write(
+            training.commit_handed_over_op,
+            version=version,
+            turn_ids=turn_ids,
+            owner=owner,
+            now=self._clock(),
+        )
+
+    async def reconcile(self, chain: Chain) -> ReconcileReport:
+        """Make versions and trained turns equal to the surviving manifests, oldest first.
+
+        Raises StoreConflict if the chain trained a turn twice or contradicts a stored manifest.
+        """
+        return await self.write(reconcile.reconcile_op, chain=chain, now=self._clock())
+
+    async def next_version(self) -> int:
+        """A version number that was never used."""
+        return await self.read(training.next_version)
+
+    async def highest_version(self) -> int:
+        """The highest version number that a step or a sampled token has; 0 if there is none."""
+        return await self.read(training.highest_version)
+
+    async def latest_version(self) -> PolicyVersion | None:
+        """The newest version that is not abandoned."""
+        return await self.read(training.latest_version)
+
+    async def ready_count(self) -> int:
+        """Number of turns that wait for a trainer."""
+        return await self.read(summary.ready_count)

@@ -1,0 +1,107 @@
+"""The store of turns: what is recorded of a request and of what follows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from records import echoes, feedback_writes, loading, spilled
+from records import turn_writes as turns
+from records.errors import UnknownTurn
+from records.feedback import Feedback, KeptFeedback
+from records.messages import Message
+from records.spilled import Addition
+from records.store.base import StoreBase
+from records.types import CapturedTurn, Ids, TurnRecord
+
+
+class TurnStore(StoreBase):
+    """Turns on their way in, and by id."""
+
+    async def turn_tokens(self, turn_id: str) -> tuple[Ids, Ids]:
+        """(prompt ids [P], response ids [R]). Raises UnknownTurn."""
+        return await self.read(loading.turn_tokens, turn_id=turn_id)
+
+    async def record_turn(self, turn: CapturedTurn, *, scope: str) -> None:
+        """Store a turn as awaiting_next_state, or as dropped with its reason; durable on return.
+
+        Raises ValueError if it is not dropped yet cannot train (no temperature, tokens or version,
+        or a non-finite log-prob), names an unknown session or token parent, or does not share the
+        ids that it says; StoreConflict if its id is taken.
+        """
+        if self.redactor.is_active:
+            turn = await asyncio.to_thread(self.redactor.turn, turn, scope)
+        prepared = turns.prepare(turn, scope=scope, now=self._clock())
+        if turn.token_parent_id is not None:
+            await self._check_shared(turn, turn.token_parent_id)
+        await self.writer.run_bulk(turns.record_op, prepared, "record")
+
+    async def _check_shared(self, turn: CapturedTurn, parent_id: str) -> None:
+        """Compare ids where only a part of the parent is shared (the rest is checked by sum)."""
+        total = await self.read(turns.token_count, turn_id=parent_id)
+        if total is None or turn.num_shared_ids == total:
+            return
+        prompt_ids, response_ids = await self.turn_tokens(parent_id)
+        turns.check_shared_part(turn, prompt_ids, response_ids)
+
+    async def take_in(self, addition: Addition) -> bool:
+        """Store what a request adds (turn, next state, session), all or nothing.
+
+        Returns whether its turn is new; adding it again changes nothing. Raises as `record_turn`.
+        """
+        addition = await asyncio.to_thread(spilled.redacted, addition, self.redactor)
+        return await self.writer.run_bulk(spilled.take_in_op, spilled.prepare(addition), "take_in")
+
+    async def request_echo(self, scope: str, turn_id: str) -> dict[str, Any] | None:
+        """What the client of this scope may read again of its request; None if nothing."""
+        return await self.read(echoes.load, scope=scope, turn_id=turn_id)
+
+    async def erase_request_echo(self, scope: str, turn_id: str) -> bool:
+        """Let no client ask for this turn again; False if none could."""
+        return await self.write(echoes.erase_op, scope=scope, turn_id=turn_id)
+
+    async def set_next_state(self, turn_id: str, next_state: list[Message]) -> bool:
+        """Give a turn its next state: awaiting_next_state or dropped(no_next_state) -> judging.
+
+        A turn that was judged by feedback alone is judged again, unless the trainer has it. False,
+        and nothing changes, for any other turn: a turn gets one next state.
+        """
+        if not next_state:
+            raise ValueError(f"turn {turn_id}: a next state has at least one message")
+        if self.redactor.is_active:
+            next_state = await asyncio.to_thread(self.redactor.messages, next_state)
+        wanted = turns.NextState(turn_id=turn_id, messages=next_state, now=self._clock())
+        return await self.writer.run_bulk(turns.set_next_state_op, wanted, "set_next_state")
+
+    async def add_feedback(self, scope: str, turn_id: str, said: Feedback) -> KeptFeedback | None:
+        """Tie feedback to a turn; None if this scope has no such turn.
+
+        The same again (by its external id, or by equal content) changes nothing. Raises
+        StoreConflict if its external id names other feedback, TooMuchFeedback.
+        """
+        [message] = await asyncio.to_thread(self.redactor.messages, [said.message()])
+        new = feedback_writes.NewFeedback(
+            scope=scope,
+            turn_id=turn_id,
+            external_id=said.external_id,
+            message=message,
+            reward=said.reward,
+            now=self._clock(),
+        )
+        return await self.write(feedback_writes.add_op, new=new)
+
+    async def turn(self, turn_id: str) -> TurnRecord | None:
+        """A turn by id."""
+        try:
+            return (await self.turns([turn_id]))[0]
+        except UnknownTurn:
+            return None
+
+    async def has_turn(self, turn_id: str) -> bool:
+        """Whether a turn is stored."""
+        return await self.read(turns.token_count, turn_id=turn_id) is not None
+
+    async def turns(self, turn_ids: Sequence[str]) -> list[TurnRecord]:
+        """Turns by id, in this order. Raises UnknownTurn."""
+        return await self.read(loading.load_turns, turn_ids=turn_ids)

@@ -1,0 +1,130 @@
+"""The store, as the judge and scoring workers ask it: claims, and what they make of a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from records import claims, loading, scores, side_samples
+from records.errors import UnknownTurn
+from records.store.base import StoreBase
+from records.types import (
+    DropReason,
+    PolicyScore,
+    Score,
+    SideSamples,
+    TurnRecord,
+    TurnState,
+    Verdict,
+)
+
+
+class WorkerStore(StoreBase):
+    """Claims of turns, verdicts and scores."""
+
+    async def claim(
+        self, state: TurnState, *, owner: str, limit: int, ttl_s: float
+    ) -> list[TurnRecord]:
+        """Claim up to `limit` turns in `judging` or `scoring` for `ttl_s` seconds.
+
+        Oldest first, turns of one session together; claims past their deadline are free again.
+        """
+        if state not in claims.CLAIMABLE:
+            raise ValueError(f"turns in state {state} are not claimed by workers")
+        if limit < 1:
+            raise ValueError(f"a claim asks for at least one turn, got {limit}")
+        if not await self.read(claims.any_free, state=state, now=self._clock()):
+            return []
+        turn_ids = await self.write(
+            claims.claim_op, state=state, owner=owner, limit=limit, now=self._clock(), ttl_s=ttl_s
+        )
+        return await self.read(loading.load_turns, turn_ids=turn_ids, skip_unknown=True)
+
+    async def extend_claims(self, owner: str, turn_ids: Sequence[str], ttl_s: float) -> int:
+        """Hold claims for another `ttl_s` from now; returns how many are still the owner's."""
+        until = self._clock() + ttl_s
+        return await self.write(claims.extend_op, owner=owner, turn_ids=turn_ids, until=until)
+
+    async def release(self, owner: str, turn_ids: Sequence[str]) -> int:
+        """Give claims back; returns how many were still the owner's."""
+        return await self.write(claims.release_op, owner=owner, turn_ids=turn_ids)
+
+    async def commit_verdict(
+        self,
+        owner: str,
+        verdict: Verdict,
+        drop: DropReason | None,
+        num_reactions: int | None = None,
+    ) -> bool:
+        """judging -> scoring, ready (a reward and no hint), or dropped(drop).
+
+        False, and nothing written, if the claim is lost, or if the turn has more than the
+        `num_reactions` that were judged: then it is judged again. Raises ValueError for a verdict
+        without a hint, a reward and a drop reason.
+        """
+        if drop is None and not verdict.hint and verdict.reward is None:
+            raise ValueError(f"turn {verdict.turn_id}: no hint and no drop reason")
+        judged = claims.JudgedTurn(
+            owner=owner,
+            verdict=verdict,
+            drop=drop,
+            now=self._clock(),
+            num_reactions=num_reactions,
+        )
+        return await self.writer.run_bulk(claims.verdict_op, judged, "verdict")
+
+    async def commit_score(
+        self, owner: str, score: Score, candidates: tuple[str, ...] | None = None
+    ) -> bool:
+        """As `commit_scores`, of a turn with one candidate."""
+        return await self.commit_scores(owner, [score], candidates)
+
+    async def commit_scores(
+        self,
+        owner: str,
+        wanted: Sequence[Score],
+        candidates: tuple[str, ...] | None = None,
+        policy: PolicyScore | None = None,
+    ) -> bool:
+        """scoring -> ready, or dropped(held_out), with the scores of all candidates of one turn, by
+        one teacher, and what the `policy` says of it: turns of recordings need that.
+
+        False, and nothing is written, if the claim is lost, or if the turn's hints are no longer
+        `candidates`. Raises ValueError unless each score has one finite log-prob per response id,
+        or is UNSCORED.
+        """
+        of = [*wanted, policy] if policy is not None else list(wanted)
+        if len({one.turn_id for one in of}) != 1:
+            raise ValueError("a turn is scored under at least one candidate, and alone")
+        turn_id, now = of[0].turn_id, self._clock()
+        try:
+            prompt_ids, response_ids = await self.read(loading.turn_tokens, turn_id=turn_id)
+        except UnknownTurn:  # deleted while it was scored
+            return False
+        rows = scores.score_rows(wanted, prompt_ids, response_ids, now)
+        scored = claims.ScoredTurn(
+            owner=owner,
+            turn_id=turn_id,
+            rows=rows,
+            now=now,
+            candidates=candidates,
+            policy=scores.checked_policy(policy, response_ids),
+        )
+        return await self.writer.run_bulk(claims.score_op, scored, "score")
+
+    async def drop(self, owner: str, turn_id: str, reason: DropReason, detail: str = "") -> bool:
+        """A claimed or leased turn -> dropped(reason). False if it is not the owner's."""
+        return await self.write(
+            claims.drop_op,
+            owner=owner,
+            turn_id=turn_id,
+            reason=reason,
+            detail=detail,
+            now=self._clock(),
+        )
+
+    async def save_side_samples(self, turn_id: str, samples: SideSamples) -> None:
+        """Keep side samples of a turn, in place of earlier ones, whatever state it is in.
+
+        Raises UnknownTurn, and ValueError unless they stand at each of its response tokens.
+        """
+        await self.write(side_samples.save_op, turn_id=turn_id, samples=samples, now=self._clock())
