@@ -13,6 +13,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from records.json_text import parse_json
+
 Message: TypeAlias = dict[str, Any]
 
 
@@ -42,7 +44,7 @@ def parsed_arguments(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        return parse_json(arguments)
     except ValueError:
         return arguments
 

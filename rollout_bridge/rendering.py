@@ -17,11 +17,12 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, get_args
 
 import numpy as np
 
+from records.json_text import parse_json
 from records.messages import Message
 from records.types import Ids
 from rollout_bridge.call_text import read_call
@@ -188,7 +189,8 @@ class Rendering:
         same. None when the template does not mean this continuation (it strips earlier reasoning, a
         message is an assistant's, the reply ended on another token than the template's) or the
         renderer cannot know: then a full render is the prompt. A truncated reply gets the end token
-        that it lacks, after the sampled ids, which the result always starts with unchanged.
+        that it lacks, after the sampled ids, which the result always starts with unchanged. Raises
+        ValueError when the template cannot render the new messages.
         """
         sampled = response_ids.tolist()
         if self.template_only or not sampled or not new_messages:
@@ -196,9 +198,11 @@ class Rendering:
         if sampled[-1] in self.stop_token_ids and sampled[-1] not in self._template_end_ids:
             return None
         previous = prompt_ids.tolist()
-        bridged = self._renderer.bridge_to_next_turn(
-            previous, sampled, template_messages(new_messages), tools=list(tools) or None
-        )
+        shaped = template_messages(new_messages)
+        with _TemplateErrors():
+            bridged = self._renderer.bridge_to_next_turn(
+                previous, sampled, shaped, tools=list(tools) or None
+            )
         if bridged is None:
             return None
         num_previous = len(previous) + len(sampled)
@@ -251,15 +255,21 @@ class Rendering:
         there, in order; none is dropped for being malformed.
         """
         ids = response_ids.tolist()
-        parsed = self._renderer.parse_response(
-            ids,
+        parse = partial(
+            self._renderer.parse_response,
             tools=list(tools) or None,
             prompt_ids=None if prompt_ids is None else prompt_ids.tolist(),
         )
+        try:
+            parsed = parse(ids)
+            calls = [self._parsed_call(call, ids) for call in parsed.tool_calls]
+        except (RecursionError, ValueError):
+            # Of a call whose brackets nest a thousand deep or whose number has thousands of digits:
+            # the package reads it with Python's parser, which ends so.
+            before, calls = self._calls_by_markers(ids)
+            parsed = parse(before)
         return ParsedReply(
-            content=parsed.content,
-            reasoning=parsed.reasoning_content,
-            tool_calls=[self._parsed_call(call, ids) for call in parsed.tool_calls],
+            content=parsed.content, reasoning=parsed.reasoning_content, tool_calls=calls
         )
 
     def count_tokens(self, text: str) -> int:
@@ -331,6 +341,27 @@ class Rendering:
             if index == 1 and token in self.stop_token_ids
         )
 
+    def _calls_by_markers(self, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
+        """The ids before the first block of a call, and each block as a call."""
+        starts = [place for place, token in enumerate(ids) if token == self.tool_call_start_id]
+        calls = []
+        for start, limit in zip(starts, [*starts[1:], len(ids)], strict=True):
+            block = ids[start:limit]
+            ends = [place for place, token in enumerate(block) if token == self.tool_call_end_id]
+            if ends:
+                block = block[: ends[0] + 1]
+            name, arguments = read_call(self.decode(block[1:-1] if ends else block[1:])) or ("", "")
+            calls.append(
+                ParsedCall(
+                    name=name,
+                    arguments_json=arguments,
+                    ok=bool(ends) and _is_object(arguments),
+                    raw=self.decode(block),
+                    open_at=None if ends else start + 1,
+                )
+            )
+        return ids[: starts[0]] if starts else ids, calls
+
     def _parsed_call(self, call: Any, ids: list[int]) -> ParsedCall:
         raw = call.raw if call.token_span is None else self.decode(ids[slice(*call.token_span)])
         open_at = None
@@ -349,8 +380,12 @@ class _TemplateErrors:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         from jinja2 import TemplateError
 
-        if isinstance(error, TemplateError | KeyError | TypeError | AttributeError):
+        raised = TemplateError | KeyError | TypeError | AttributeError | RecursionError
+        if isinstance(error, raised):
             raise ValueError(f"the chat template cannot render these messages: {error}") from error
+        # A panic of tokenizers, which is written in Rust, is no Exception and has no public type.
+        if type(error).__name__ == "PanicException":
+            raise ValueError(f"the tokenizer cannot split these messages: {error}") from error
 
 
 def _name_and_arguments(call: Any) -> tuple[str, str, bool]:
@@ -378,7 +413,7 @@ def _arguments_json(arguments: Any) -> tuple[str, bool]:
 def _is_object(text: str) -> bool:
     """Whether `text` is a JSON object; Infinity and NaN, which Python reads, are not JSON."""
     try:
-        return isinstance(json.loads(text, parse_constant=_refuse_constant), dict)
+        return isinstance(parse_json(text, _refuse_constant), dict)
     except ValueError:
         return False
 

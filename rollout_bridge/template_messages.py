@@ -8,10 +8,10 @@ Pure functions; tokens and templates are the business of `rendering`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from records.json_text import parse_json
 from records.messages import Message, content_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -72,7 +72,7 @@ def template_arguments(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        value = json.loads(arguments)
+        value = parse_json(arguments)
     except ValueError:
         return arguments
     return value if isinstance(value, dict) else arguments

@@ -36,9 +36,9 @@ ADDED_TOKENS = (
 )
 SPLIT = (
     r"\p{Lu}[\p{L}_]*"  # a capitalised word alone
-    r"|(?: ?[^\s\p{L}\p{N}]+)* ?\p{Ll}[\p{L}_]*"  # a word with the marks and the space before it
+    r"|(?: ?[^\s\p{L}\p{N}])* ?\p{Ll}[\p{L}_]*"  # a word with the marks and the space before it
     r"|\p{N}"  # every digit alone
-    r"|(?: ?[^\s\p{L}\p{N}]+)+"
+    r"|(?: ?[^\s\p{L}\p{N}])+"
     r"|\s*[\r\n]+"
     r"|\s+(?!\S)"
     r"|\s"

@@ -40,6 +40,13 @@ def test_the_shipped_files_are_small():
     }
 
 
+@pytest.mark.parametrize("run", ["=", "[{", "|---", "- "])
+def test_long_runs_of_marks_are_split(generator, run):
+    tokenizer = generator.rendering.tokenizer
+    text = run * 20_000
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
 def test_weights_load_as_float32_and_the_context_is_long(generator):
     assert {parameter.dtype for parameter in generator.model.parameters()} == {torch.float32}
     assert generator.model.config.max_position_embeddings == 32768

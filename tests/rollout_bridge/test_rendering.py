@@ -341,6 +341,41 @@ def test_a_call_cut_short_is_kept(plain):
     assert call.raw == text
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["[" * 3000, "[" * 3000 + "]" * 3000, "9" * 5000],
+    ids=["brackets that stay open", "deep brackets", "a long number"],
+)
+def test_a_call_that_pythons_parser_gives_up_on_is_kept(plain, value):
+    begin = '<tool_call>\n{"name": "noop", "arguments": {"a": '
+    broken, good = f"{begin}{value}}}}}\n</tool_call>", f"{begin}1}}}}\n</tool_call>"
+    reply = plain.parse(ids_of(plain, f"Wait.{broken}{good}<|im_end|>"), TOOLS)
+    assert reply.content == "Wait."
+    assert [(call.name, call.ok) for call in reply.tool_calls] == [("noop", False), ("noop", True)]
+    assert [call.raw for call in reply.tool_calls] == [broken, good]
+    assert reply.tool_calls[1].arguments_json == '{"a": 1}'
+
+
+def test_deep_arguments_of_a_history_are_shown_as_the_text_that_they_are(plain):
+    arguments = '{"a":' * 2000 + "1" + "}" * 2000
+    call = {"id": "c", "type": "function", "function": {"name": "noop", "arguments": arguments}}
+    messages = [*CONVERSATIONS["one user message"], {"role": "assistant", "tool_calls": [call]}]
+    messages.append({"role": "tool", "tool_call_id": "c", "content": "r"})
+    assert arguments in plain.decode(plain.prompt_ids(messages, TOOLS))
+
+
+def test_a_tokenizer_that_panics_is_a_value_error(plain, monkeypatch):
+    class PanicException(BaseException):
+        """Like the one of tokenizers, which has no public type."""
+
+    def panics(*args: object, **options: object) -> None:
+        raise PanicException("retry limit")
+
+    monkeypatch.setattr(plain._renderer, "render_ids", panics)
+    with pytest.raises(ValueError, match="cannot split these messages: retry limit"):
+        plain.prompt_ids(CONVERSATIONS["one user message"])
+
+
 def test_arguments_are_the_text_that_was_sampled(plain):
     text = '<tool_call>\n{"name": "noop", "arguments":  {"a" :1.0,"b":"\\u00e9"} }\n</tool_call>'
     (call,) = plain.parse(ids_of(plain, text + "<|im_end|>"), TOOLS).tool_calls

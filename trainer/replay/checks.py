@@ -80,6 +80,8 @@ def checked_tools(raw: Any) -> tuple[list[dict[str, Any]], Fault | None]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return [], Fault(ImportProblem.BAD_SHAPE, f"tools[{index}] has no function name")
         tools.append(tool if "function" in tool else {"type": "function", "function": tool})
+    if _json_text(tools) is None:
+        return [], Fault(ImportProblem.BAD_SHAPE, "tools nest too deep to be written as JSON")
     return tools, None
 
 
@@ -134,19 +136,27 @@ def _calls(raw: Any) -> tuple[list[dict[str, Any]], Fault | None]:
             detail = f"tool_calls[{index}] has no function name"
             fault = fault or Fault(ImportProblem.BAD_TOOL_CALL, detail)
             continue
-        arguments = function.get("arguments")
-        if isinstance(arguments, dict):
-            arguments = orjson.dumps(arguments).decode()
-        elif arguments is None:
-            arguments = "{}"
-        elif not isinstance(arguments, str):
-            detail = f"tool_calls[{index}] has arguments of type {_kind(arguments)}"
+        given = function.get("arguments")
+        arguments = "{}" if given is None else given
+        if isinstance(given, dict):
+            arguments = _json_text(given)
+        if not isinstance(arguments, str):
+            what = "that nest too deep" if isinstance(given, dict) else f"of type {_kind(given)}"
+            detail = f"tool_calls[{index}] has arguments {what}"
             fault = fault or Fault(ImportProblem.BAD_TOOL_CALL, detail)
             continue
         kept = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
         identity = call.get("id")
         calls.append({"id": identity, **kept} if isinstance(identity, str) else kept)
     return calls, fault
+
+
+def _json_text(value: Any) -> str | None:
+    """`value`, which was read from JSON, as JSON again; None if it nests too deep for that."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        return None
 
 
 def _older_call_fault(raw: dict[str, Any]) -> Fault | None:

@@ -38,6 +38,21 @@ def test_arguments_that_are_an_object_become_text() -> None:
     assert message["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
 
 
+def test_what_nests_too_deep_costs_its_call_or_the_tools() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"a": deep}
+    calls = [{"function": {"name": "f", "arguments": deep}}, CALL]
+    message, fault = checked_message({"role": "assistant", "tool_calls": calls})
+    assert fault is not None
+    assert (fault.reason.value, "too deep" in fault.detail) == ("bad_tool_call", True)
+    assert message["tool_calls"] == [CALL]
+    tools, fault = checked_tools([{"name": "f", "parameters": deep}])
+    assert tools == []
+    assert fault is not None
+    assert (fault.reason.value, "too deep" in fault.detail) == ("bad_shape", True)
+
+
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
