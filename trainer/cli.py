@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainer.eval_cli import evaluate
+from trainer.guarded import guarded
 from trainer.keys_cli import app as keys_app
 from trainer.records_cli import app as records_app
 from trainer.replay_cli import app as replay_app
@@ -182,23 +182,6 @@ def slime(
         launch(config, overrides or [], folder, dry_run=dry_run)
 
     guarded(start)
-
-
-def guarded(action: Callable[[], None]) -> None:
-    """Run `action`; bad input and failed children end in one clear message instead of a
-    traceback.
-    """
-    from records.errors import StoreError
-    from rollout_bridge.engine.errors import EngineError
-    from trainer.errors import StartupError
-
-    try:
-        action()
-    except (StartupError, EngineError, StoreError) as error:
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainer.guarded import guarded
+
 if TYPE_CHECKING:
     from trainer.evaluation.command import Evaluated
 
@@ -56,7 +58,6 @@ def evaluate(
     ] = None,
 ) -> None:
     """Measure a version of the policy: pass@k on held-out tasks, or wins at recorded states."""
-    from trainer.cli import guarded
 
     def measure() -> None:
         from rich.console import Console

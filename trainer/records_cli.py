@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainer.guarded import guarded
+
 if TYPE_CHECKING:
     from trainer.records_commands import Outcome
 
@@ -117,8 +119,6 @@ def export(
 
 def show(action: Callable[[], Outcome]) -> None:
     """Print what an action says; the exit status is 1 unless all is well."""
-    from trainer.cli import guarded
-
     outcomes: list[Outcome] = []
     guarded(lambda: outcomes.append(action()))
     for line in outcomes[0].lines:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from trainer.guarded import guarded
 from trainer.replay.compare_cli import compare_runs
 from trainer.replay.config import ReplayMode
 
@@ -94,7 +95,5 @@ def run(
             if given is not None:
                 raise StartupError(f"{name}: {into / 'config.toml'} says it; set it there")
         hand_over(request, into, Console())
-
-    from trainer.cli import guarded
 
     guarded(start)

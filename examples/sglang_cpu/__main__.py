@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trainer.cli import guarded
+from trainer.guarded import guarded
 
 LAB_MODEL = Path(__file__).parents[1] / "tool_lab" / "model"
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from trainer.guarded import guarded
+
 
 def compare_runs(
     a: Annotated[Path, typer.Argument(help="A run folder.")],
@@ -14,7 +16,6 @@ def compare_runs(
     out: Annotated[Path, typer.Option(help="The page to draw, HTML.")] = Path("compare.html"),
 ) -> None:
     """What two settings made of the same turns: votes, hints, leaks, advantages, tokens."""
-    from trainer.cli import guarded
 
     def work() -> None:
         from trainer.replay.compare import compare, lines

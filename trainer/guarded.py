@@ -1,0 +1,25 @@
+"""How every command ends: an expected error is one line, not a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+
+def guarded(action: Callable[[], None]) -> None:
+    """Run `action`; bad input and failed children end in one clear message instead of a
+    traceback.
+    """
+    # Imported late, so that `--help` answers at once.
+    from records.errors import StoreError
+    from rollout_bridge.engine.errors import EngineError
+    from trainer.errors import StartupError
+
+    try:
+        action()
+    except (StartupError, EngineError, StoreError) as error:
+        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
