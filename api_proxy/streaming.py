@@ -30,7 +30,7 @@ _REPLACEMENT = "�"
 
 
 class Call(Protocol):
-    """A parsed tool call (`rollout_bridge.rendering.ParsedCall`)."""
+    """A parsed tool call (`rollout_bridge.parsed_reply.ParsedCall`)."""
 
     @property
     def name(self) -> str: ...
@@ -45,7 +45,7 @@ class Call(Protocol):
 
 
 class Parsed(Protocol):
-    """A parsed reply (`rollout_bridge.rendering.ParsedReply`)."""
+    """A parsed reply (`rollout_bridge.parsed_reply.ParsedReply`)."""
 
     @property
     def content(self) -> str: ...

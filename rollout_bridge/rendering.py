@@ -13,8 +13,6 @@ A `Rendering` may be used from several threads at once.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,11 +20,11 @@ from typing import Any, get_args
 
 import numpy as np
 
-from records.json_text import parse_json
 from records.messages import Message
 from records.types import Ids
 from rollout_bridge.call_text import read_call
 from rollout_bridge.config import RendererConfig
+from rollout_bridge.parsed_reply import ParsedCall, ParsedReply, is_object, name_and_arguments
 from rollout_bridge.template_messages import template_messages
 
 Tools = Sequence[dict[str, Any]]
@@ -49,37 +47,6 @@ _TOOL_CALL_ENDS = (
     "<｜tool▁call▁end｜>",
     "<tool_call|>",
 )
-_NAMED_CALL = re.compile(
-    r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*(?:,\s*"arguments"\s*:\s*(?P<arguments>.*))?',
-    re.DOTALL,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedCall:
-    """One block that the policy meant as a tool call.
-
-    `arguments_json` goes to the client as it stands: as it was sampled, where the family writes
-    JSON. `ok` says that there is a name and that the arguments are a JSON object; otherwise
-    `arguments_json` is the text found in their place and `name` is what could be read, "" if
-    nothing. `raw` is the block's decoded text, markers included: what to show as content when there
-    is no name to call. `open_at`: the block has no end yet, and its text begins at this id.
-    """
-
-    name: str
-    arguments_json: str
-    ok: bool
-    raw: str
-    open_at: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedReply:
-    """What a reply's ids say: text without markers, reasoning (None: there was none), calls."""
-
-    content: str
-    reasoning: str | None
-    tool_calls: list[ParsedCall]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +322,7 @@ class Rendering:
                 ParsedCall(
                     name=name,
                     arguments_json=arguments,
-                    ok=bool(ends) and _is_object(arguments),
+                    ok=bool(ends) and is_object(arguments),
                     raw=self.decode(block),
                     open_at=None if ends else start + 1,
                 )
@@ -367,7 +334,7 @@ class Rendering:
         open_at = None
         if call.token_span is not None and call.status.name == "UNCLOSED_BLOCK":
             open_at = call.token_span[0] + 1
-        name, arguments_json, ok = _name_and_arguments(call)
+        name, arguments_json, ok = name_and_arguments(call)
         return ParsedCall(name=name, arguments_json=arguments_json, ok=ok, raw=raw, open_at=open_at)
 
 
@@ -386,40 +353,6 @@ class _TemplateErrors:
         # A panic of tokenizers, which is written in Rust, is no Exception and has no public type.
         if type(error).__name__ == "PanicException":
             raise ValueError(f"the tokenizer cannot split these messages: {error}") from error
-
-
-def _name_and_arguments(call: Any) -> tuple[str, str, bool]:
-    """Name ("" if there is none), arguments for the client, and whether these are a JSON object."""
-    written = read_call(call.raw)
-    if written is not None:
-        return *written, _is_object(written[1])
-    if call.name:
-        return call.name, *_arguments_json(call.arguments)
-    named = _NAMED_CALL.match(call.raw)
-    if named is None:
-        return "", call.raw, False
-    # The block's own closing brace is not part of the arguments; a template writes it again.
-    return named["name"], (named["arguments"] or "").rstrip().removesuffix("}"), False
-
-
-def _arguments_json(arguments: Any) -> tuple[str, bool]:
-    """A parsed call's arguments as text for the client, and whether they are a JSON object."""
-    if isinstance(arguments, str):
-        return arguments, _is_object(arguments)
-    text = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
-    return text, _is_object(text)
-
-
-def _is_object(text: str) -> bool:
-    """Whether `text` is a JSON object; Infinity and NaN, which Python reads, are not JSON."""
-    try:
-        return isinstance(parse_json(text, _refuse_constant), dict)
-    except ValueError:
-        return False
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _package_config(config: RendererConfig) -> Any:

@@ -20,7 +20,6 @@ from typing import Protocol
 
 import numpy as np
 
-from records.recording import RecordingKind
 from records.staleness import oldest_allowed, steps_since
 from records.store import Store
 from records.types import DropReason, Ids, ReadySample, SampleResult
@@ -33,7 +32,13 @@ from trainer.metrics import MetricsLog
 from trainer.publish import Publisher, WeightTarget
 from trainer.restore import in_thread, restore, start_model
 from trainer.self_check import self_check
-from trainer.step_report import StepReport, hint_metrics, step_metrics, trained_results
+from trainer.step_report import (
+    StepReport,
+    batch_counters,
+    hint_metrics,
+    step_metrics,
+    trained_results,
+)
 from trainer.teacher_models import EmaTeacher
 from trainer.update import Updater
 from trainer.update_report import UpdateReport
@@ -230,7 +235,8 @@ class EmbeddedTrainer:
         seconds["seconds/step"] = self._idle_since - started
         metrics = (
             step_metrics(report, manifest=self.manifest, staleness=staleness, seconds=seconds)
-            | self._counters(samples)
+            | batch_counters(samples, self._chain)
+            | self._counters()
             | hint_metrics(
                 await self.store.vote_summary(),
                 await self.store.drops(),
@@ -345,20 +351,9 @@ class EmbeddedTrainer:
         served = [version for version in self.publisher.served.values() if version is not None]
         self.checkpoints.prune({*recent, *served})
 
-    def _counters(self, samples: Sequence[ReadySample]) -> dict[str, int]:
-        """Of the batch, how many turns came from where, and hold tokens of a lost version; engines
-        that do not serve the newest version now; else since this process began.
-        """
-        alive = set(self._chain)
-        lost = [
-            one for one in samples if not alive.issuperset(s.version for s in one.version_spans)
-        ]
-        kinds = Counter(one.recording_kind for one in samples)
+    def _counters(self) -> dict[str, int]:
+        """Engines that do not serve the newest version now; else since this process began."""
         return {
-            "turns/live": kinds[None],
-            "turns/recorded": len(samples) - kinds[None] - kinds[RecordingKind.RESAMPLED],
-            "turns/resampled": kinds[RecordingKind.RESAMPLED],
-            "guard/abandoned_turns": len(lost),
             "guard/engines_behind": sum(
                 served != self.version for served in self.publisher.served.values()
             ),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from records.recording import RecordingKind
 from records.summary import VoteSummary
 from records.types import DropReason, Logprobs, ReadySample, SampleResult
 from rollout_bridge.scoring_metrics import drop_metric
@@ -70,6 +72,21 @@ def step_metrics(
         "staleness_max": max(staleness),
         **report.metrics,
         **seconds,
+    }
+
+
+def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict[str, int]:
+    """How many turns of a batch came from where, and hold tokens of a version that is not in the
+    `chain` of surviving ones.
+    """
+    alive = set(chain)
+    lost = [one for one in samples if not alive.issuperset(s.version for s in one.version_spans)]
+    kinds = Counter(one.recording_kind for one in samples)
+    return {
+        "turns/live": kinds[None],
+        "turns/recorded": len(samples) - kinds[None] - kinds[RecordingKind.RESAMPLED],
+        "turns/resampled": kinds[RecordingKind.RESAMPLED],
+        "guard/abandoned_turns": len(lost),
     }
 
 
