@@ -6,47 +6,32 @@
 scripted engine directly, with the prompt's ids, and of the proxy, with the messages. Agents start
 staggered and pause between turns, so that the machine is less than half busy: what is measured is
 the way through the proxy, not a queue before it. Engine, proxy and agents are processes of their
-own; the proxy writes a real store and renders with the real tokenizer. The time is from sending the
-request to the first token (at the engine) or the first text (at the proxy); the figure is the
-difference of the medians.
+own. The time is from sending the request to the first token (at the engine) or the first text (at
+the proxy); the figure is the difference of the medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import random
-import socket
 import statistics
-import tempfile
 import time
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
 import psutil
-import uvicorn
 import uvloop
+from proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, SYSTEM, percentile, served
 from scripted_engine import Script
-from scripted_engine import serve as serve_scripted
 
-from api_proxy.app import ProxyDeps, create_app
-from api_proxy.config import ProxyConfig
-from records.config import StoreConfig
-from records.store import Store
 from rollout_bridge.config import RendererConfig
-from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.rendering import Rendering
 
-ROOT = Path(__file__).resolve().parent.parent
-LAB_MODEL = ROOT / "examples" / "tool_lab" / "model"
 REPLY = "It is 21 degrees and sunny in Paris today, with a light wind from the west."
-SYSTEM = "You are a careful assistant. Use the tools where they help and answer in one sentence."
 QUESTION = "What is the weather like in Paris on day {}, and should I take an umbrella with me?"
 TOOLS = [
     {
@@ -64,10 +49,7 @@ TOOLS = [
     for name in ("get_weather", "find_hotels", "list_events", "get_traffic")
 ]
 TURNS_PER_CONVERSATION = 8
-MODEL_NAME = "policy"
 BUSY_LIMIT = 0.5
-START_TIMEOUT_S = 300.0
-HEADERS = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,71 +145,6 @@ async def run_agents(setup: Setup, rendering: Rendering, seconds: float) -> Meas
     return measured
 
 
-def engine_process(script: Script, port: int) -> None:
-    """The scripted engine."""
-    uvloop.run(serve_scripted(script, "127.0.0.1", port))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyPlan:
-    """What the proxy's process needs."""
-
-    model: str
-    renderer: RendererConfig
-    engine_url: str
-    database: Path
-    port: int
-
-
-def proxy_process(plan: ProxyPlan) -> None:
-    """The proxy as it is deployed, with a store of its own."""
-    uvloop.run(serve_proxy(plan))
-
-
-async def serve_proxy(plan: ProxyPlan) -> None:
-    """Serve until SIGTERM."""
-    rendering = Rendering.load(plan.model, plan.renderer)
-    async with (
-        await Store.open(StoreConfig.sqlite(plan.database)) as store,
-        EngineClient(plan.engine_url, vocab_size=rendering.vocab_size) as engine,
-    ):
-        config = ProxyConfig(host="127.0.0.1", port=plan.port, model_name=MODEL_NAME)
-        app = create_app(ProxyDeps(store=store, engine=engine, rendering=rendering, config=config))
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app, host=config.host, port=config.port, log_level="warning", access_log=False
-            )
-        )
-        await server.serve()
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value below which `share` of the values lie."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-async def wait_ready(url: str, process: SpawnProcess) -> None:
-    """Return when `url` answers 200; raises RuntimeError if the process ends or takes too long."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    async with aiohttp.ClientSession() as session:
-        while time.monotonic() < deadline and process.is_alive():
-            try:
-                async with session.get(url) as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.1)
-    raise RuntimeError(f"{url} does not answer")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuShare:
     """Share of all cores: of each process, and of the whole machine (other programs included)."""
@@ -304,43 +221,16 @@ def run(options: argparse.Namespace) -> str:
         first_s=options.first_ms / 1000,
         pace_s=options.pace_ms / 1000,
     )
-    engine_port, proxy_port = free_port(), free_port()
-    setup = Setup(
-        engine_url=f"http://127.0.0.1:{engine_port}",
-        proxy_url=f"http://127.0.0.1:{proxy_port}",
-        agents=options.agents,
-        seconds=options.seconds,
-        pause_s=options.pause_ms / 1000,
-    )
-    spawn = multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        plan = ProxyPlan(
-            model=options.model,
-            renderer=renderer,
-            engine_url=setup.engine_url,
-            database=folder / "records.db",
-            port=proxy_port,
+    with served(script, options.model, renderer) as where:
+        setup = Setup(
+            engine_url=where.engine_url,
+            proxy_url=where.proxy_url,
+            agents=options.agents,
+            seconds=options.seconds,
+            pause_s=options.pause_ms / 1000,
         )
-        engine = spawn.Process(target=engine_process, args=(script, engine_port), daemon=True)
-        proxy = spawn.Process(target=proxy_process, args=(plan,), daemon=True)
-        for process, url in (
-            (engine, f"{setup.engine_url}/health"),
-            (proxy, f"{setup.proxy_url}/readyz"),
-        ):
-            process.start()
-            stack.callback(_stop, process)
-            uvloop.run(wait_ready(url, process))
-        pids = {"engine": engine.pid, "proxy": proxy.pid, "agents": None}
+        pids = {"engine": where.engine_pid, "proxy": where.proxy_pid, "agents": None}
         return uvloop.run(measure(setup, rendering, pids))
-
-
-def _stop(process: SpawnProcess) -> None:
-    process.terminate()
-    process.join(10)
-    if process.is_alive():
-        process.kill()
-        process.join()
 
 
 def main() -> None:

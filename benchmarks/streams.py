@@ -16,33 +16,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import random
 import statistics
-import tempfile
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
 import psutil
 import uvloop
-from proxy_latency import (
-    HEADERS,
-    LAB_MODEL,
-    MODEL_NAME,
-    SYSTEM,
-    ProxyPlan,
-    engine_process,
-    free_port,
-    percentile,
-    proxy_process,
-    wait_ready,
-)
-from proxy_latency import _stop as stop_process
+from proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, SYSTEM, percentile, served
 from rich.progress import Progress
 from scripted_engine import Script
 
@@ -186,36 +170,16 @@ def run(options: argparse.Namespace) -> str:
     rendering = Rendering.load(str(LAB_MODEL), renderer)
     pace_s = options.pace_ms / 1000
     script = Script(reply_ids=reply_ids(rendering), first_s=pace_s, pace_s=pace_s)
-    engine_port, proxy_port = free_port(), free_port()
-    setup = Setup(
-        proxy_url=f"http://127.0.0.1:{proxy_port}",
-        streams=options.streams,
-        seconds=options.seconds,
-        first_s=pace_s,
-        pace_s=pace_s,
-        open_over_s=min(options.open_over, options.seconds / 2),
-    )
-    spawn = multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        plan = ProxyPlan(
-            model=str(LAB_MODEL),
-            renderer=renderer,
-            engine_url=f"http://127.0.0.1:{engine_port}",
-            database=folder / "records.db",
-            port=proxy_port,
+    with served(script, str(LAB_MODEL), renderer) as where:
+        setup = Setup(
+            proxy_url=where.proxy_url,
+            streams=options.streams,
+            seconds=options.seconds,
+            first_s=pace_s,
+            pace_s=pace_s,
+            open_over_s=min(options.open_over, options.seconds / 2),
         )
-        engine = spawn.Process(target=engine_process, args=(script, engine_port), daemon=True)
-        proxy = spawn.Process(target=proxy_process, args=(plan,), daemon=True)
-        for process, url in (
-            (engine, f"{plan.engine_url}/health"),
-            (proxy, f"{setup.proxy_url}/readyz"),
-        ):
-            process.start()
-            stack.callback(stop_process, process)
-            uvloop.run(wait_ready(url, process))
-        assert proxy.pid is not None
-        return report(setup, uvloop.run(measure(setup, proxy.pid)))
+        return report(setup, uvloop.run(measure(setup, where.proxy_pid)))
 
 
 def main() -> None:

@@ -16,18 +16,6 @@ from records.sql import chunks
 from records.types import DropReason, TurnRef, TurnState
 
 
-def known_nodes(connection: Connection, scope: str, node_ids: Sequence[str]) -> set[str]:
-    """Those of `node_ids` that exist."""
-    known: set[str] = set()
-    for part in chunks(node_ids):
-        known.update(
-            connection.scalars(
-                select(NodeRow.node_id).where(NodeRow.node_id.in_(part), NodeRow.scope == scope)
-            )
-        )
-    return known
-
-
 def by_response_node(connection: Connection, scope: str, node_ids: Sequence[str]) -> list[TurnRef]:
     """Turns whose response is one of these nodes."""
     refs: list[TurnRef] = []

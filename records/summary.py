@@ -32,13 +32,9 @@ class VoteSummary:
     votes_none: int
     votes_pos: int
     votes_neg: int
-    votes_failed: int
-    """Votes whose call failed; they are among `votes_none`."""
-    verdicts: int
     accepted: int
     accept_rate: float | None
     mean_hint_chars: float | None
-    mean_latency_s: float | None
     prompt_tokens: int | None
     completion_tokens: int | None
 
@@ -85,8 +81,6 @@ def vote_summary(connection: Connection) -> VoteSummary:
             func.sum(case((VoteRow.score.is_(None), 1), else_=0)).label("none"),
             func.sum(case((VoteRow.score == 1, 1), else_=0)).label("pos"),
             func.sum(case((VoteRow.score == -1, 1), else_=0)).label("neg"),
-            func.sum(case((VoteRow.error.is_not(None), 1), else_=0)).label("failed"),
-            func.avg(VoteRow.latency_s).label("latency"),
             func.sum(VoteRow.prompt_tokens).label("prompt"),
             func.sum(VoteRow.completion_tokens).label("completion"),
         )
@@ -103,12 +97,9 @@ def vote_summary(connection: Connection) -> VoteSummary:
         votes_none=int(votes.none or 0),
         votes_pos=int(votes.pos or 0),
         votes_neg=int(votes.neg or 0),
-        votes_failed=int(votes.failed or 0),
-        verdicts=total,
         accepted=accepted,
         accept_rate=accepted / total if total else None,
         mean_hint_chars=None if verdicts[2] is None else float(verdicts[2]),
-        mean_latency_s=None if votes.latency is None else float(votes.latency),
         prompt_tokens=None if votes.prompt is None else int(votes.prompt),
         completion_tokens=None if votes.completion is None else int(votes.completion),
     )

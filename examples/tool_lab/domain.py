@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,13 +173,3 @@ def assistant_call(name: str, arguments: Mapping[str, Any], call_id: str) -> dic
 def tool_message(call_id: str, content: str) -> dict[str, Any]:
     """A tool message that answers the call `call_id`."""
     return {"role": "tool", "tool_call_id": call_id, "content": content}
-
-
-def tool_results(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The parsed contents of the tool messages at the end of `messages`, oldest first."""
-    results = []
-    for message in reversed(messages):
-        if message["role"] != "tool":
-            break
-        results.append(json.loads(message["content"]))
-    return results[::-1]

@@ -62,10 +62,6 @@ class SessionStore(StoreBase):
             if closed < limit:
                 return dropped
 
-    async def find_known_nodes(self, scope: str, node_ids: Sequence[str]) -> set[str]:
-        """Those of `node_ids` that are stored messages."""
-        return await self.read(linking.known_nodes, scope=scope, node_ids=node_ids)
-
     async def turns_by_response_node(self, scope: str, node_ids: Sequence[str]) -> list[TurnRef]:
         """Turns whose response is one of these nodes, oldest first."""
         return await self.read(linking.by_response_node, scope=scope, node_ids=node_ids)

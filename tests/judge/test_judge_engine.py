@@ -113,9 +113,7 @@ async def test_votes_of_a_real_model_are_stored_whole(store, engine_url, renderi
             assert vote.completion_tokens is not None
             assert 0 < vote.completion_tokens <= 64
     summary = await store.vote_summary()
-    assert summary.votes_failed == 0
     assert summary.votes_none + summary.votes_pos + summary.votes_neg == 12
-    assert summary.verdicts == 4
 
 
 async def test_teacher_scores_are_those_of_a_forward_pass(store, engine_url, rendering):

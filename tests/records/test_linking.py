@@ -17,19 +17,10 @@ from tests.records.builders import (
 from tests.records.conftest import Clock
 
 
-async def test_messages_of_a_recorded_turn_are_known_in_its_scope(store: Store) -> None:
-    await recorded(store)
-    nodes = path_ids(SCOPE, [USER, ANSWER, REPLY])
-    assert await store.find_known_nodes(SCOPE, nodes) == set(nodes[:2])
-    assert await store.find_known_nodes("other", nodes) == set()
-    assert await store.find_known_nodes(SCOPE, []) == set()
-
-
 async def test_long_paths_exceed_one_query(store: Store) -> None:
     messages = [{"role": "user", "content": str(index)} for index in range(1201)]
     turn_id = await recorded(store, messages=messages)
     nodes = path_ids(SCOPE, [*messages, ANSWER])
-    assert await store.find_known_nodes(SCOPE, nodes) == set(nodes)
     [ref] = await store.turns_by_response_node(SCOPE, nodes)
     assert ref.turn_id == turn_id
     assert await store.session_of_nodes(SCOPE, nodes) == ref.session_id
