@@ -248,8 +248,8 @@ async def take_in(store: Store, session: Recorded, *, with_votes: bool) -> None:
     if with_votes:
         turns = await store.recorded_turns(SCOPE, session.rows.name)
         for one in session.votes:
-            if one.position in turns:
-                await store.import_votes(turns[one.position], one.texts)
+            for turn_id in turns.get(one.position, ()):
+                await store.import_votes(turn_id, one.texts)
 
 
 async def work(store: Store, worker: JudgeWorker | ScoringWorker) -> None:

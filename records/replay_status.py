@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, case, func, select
+from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
 from records.models import (
     RecordingRow,
@@ -16,15 +16,16 @@ from records.models import (
     VoteRow,
 )
 from records.recording import RecordingKind
-from records.types import DropReason, TurnState
+from records.types import UNJUDGED, DropReason, TurnState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayStatus:
     """Counts over the recorded turns, and over the samples that took the place of some.
 
-    `num_accepted` recorded turns earned a hint; `num_scored` turns have a teacher's score, of
-    `scored_tokens` ids (hinted prompt and response) in all.
+    Of `num_judged` recorded turns a judge said something, `num_accepted` of them earned a hint;
+    `num_scored` turns have a teacher's score, of `scored_tokens` ids (hinted prompt and response)
+    in all.
     """
 
     num_sessions: int
@@ -60,6 +61,7 @@ def replay_status(connection: Connection) -> ReplayStatus:
     per_kind = select(RecordingRow.kind, func.count()).group_by(RecordingRow.kind)
     kinds = {row[0]: row[1] for row in connection.execute(per_kind)}
     is_original = RecordingRow.kind != RecordingKind.RESAMPLED
+    is_judged = or_(TurnRow.drop_reason.is_(None), TurnRow.drop_reason.not_in(UNJUDGED))
     votes = connection.execute(
         select(func.count(), func.sum(case((VoteRow.latency_s.is_(None), 1), else_=0))).join(
             RecordingRow, RecordingRow.turn_id == VoteRow.turn_id
@@ -68,7 +70,8 @@ def replay_status(connection: Connection) -> ReplayStatus:
     judged = connection.execute(
         select(func.count(), func.count(VerdictRow.hint))
         .join(RecordingRow, RecordingRow.turn_id == VerdictRow.turn_id)
-        .where(is_original)
+        .join(TurnRow, TurnRow.turn_id == VerdictRow.turn_id)
+        .where(is_original, is_judged)
     ).one()
     # Hinted prompt: the middle in place of what lies between prefix and suffix.
     hinted = ScoreRow.prefix_length + ScoreRow.suffix_length
@@ -103,8 +106,10 @@ def _count(connection: Connection, what: ColumnElement[int]) -> int:
     return connection.scalar(select(what).where(TurnRow.priority > 0)) or 0
 
 
-def recorded_turns(connection: Connection, scope: str, name: str) -> dict[int, str]:
-    """Position -> turn id of the recorded session `name`."""
+def recorded_turns(connection: Connection, scope: str, name: str) -> dict[int, list[str]]:
+    """Position -> turn ids of the recorded session `name`: several where recordings of one name
+    say different things there.
+    """
     statement = (
         select(RecordingRow.position, TurnRow.turn_id)
         .join(TurnRow, TurnRow.turn_id == RecordingRow.turn_id)
@@ -115,7 +120,10 @@ def recorded_turns(connection: Connection, scope: str, name: str) -> dict[int, s
             RecordingRow.kind != RecordingKind.RESAMPLED,
         )
     )
-    return {row.position: row.turn_id for row in connection.execute(statement)}
+    found: dict[int, list[str]] = {}
+    for row in connection.execute(statement):
+        found.setdefault(row.position, []).append(row.turn_id)
+    return found
 
 
 def held_out_turns(connection: Connection) -> list[str]:

@@ -124,6 +124,16 @@ REJUDGEABLE = frozenset(
 """Drops that another look at a longer next state may undo."""
 
 
+UNJUDGED = frozenset(
+    {
+        DropReason.JUDGE_UNAVAILABLE,
+        DropReason.JUDGE_PROMPT_TOO_LONG,
+        DropReason.NO_RECORDED_VOTES,
+    }
+)
+"""Drops of turns on which no judge said anything: no share of accepted turns counts them."""
+
+
 class FeedbackOutcome(StrEnum):
     """What became of feedback. The set is closed."""
 

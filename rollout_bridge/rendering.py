@@ -72,6 +72,10 @@ class Rendering:
         self._renderer = renderer
         self.template_only = type(renderer).__name__ == "DefaultRenderer"
         self.vocab_size = len(tokenizer)
+        # Whoever renders checks the length; the package would warn of it once, on the terminal.
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = (
+            True
+        )
         stops = list(renderer.get_stop_token_ids())
         if not stops and tokenizer.eos_token_id is not None:
             stops = [tokenizer.eos_token_id]

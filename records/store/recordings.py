@@ -32,8 +32,10 @@ class RecordingStore(StoreBase):
         """Where the recorded turns stand."""
         return await self.read(replay_status.replay_status)
 
-    async def recorded_turns(self, scope: str, name: str) -> dict[int, str]:
-        """Position -> turn id of the recorded session `name`; empty if there is none."""
+    async def recorded_turns(self, scope: str, name: str) -> dict[int, list[str]]:
+        """Position -> turn ids of the recorded session `name`, several where recordings of this
+        name differ; empty if there is none.
+        """
         return await self.read(replay_status.recorded_turns, scope=scope, name=name)
 
     async def held_out_turns(self) -> list[str]:

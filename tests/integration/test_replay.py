@@ -208,6 +208,7 @@ def test_recordings_are_learned_from_to_the_end(tmp_path: Path) -> None:
         "one session is left to train on, and batches hold whole sessions"
     )
     assert turns["dropped"]["no_recorded_votes"] > 0
+    assert turns["judged"] == summary["import"]["turns_with_votes"]
     gap = summary["gap"]
     assert gap["trained"]["after"]["reverse_kl"] < gap["trained"]["before"]["reverse_kl"]
     assert gap["held_out"]["after"]["num_tokens"] == gap["held_out"]["before"]["num_tokens"] > 0

@@ -15,7 +15,7 @@ from judge.screening import Evidence, values_in, words
 from records.exporting import SessionHeader, Wanted, places, read_sessions
 from records.sql import chunks
 from records.store import Store
-from records.types import UNSCORED, Logprobs, TurnRecord, TurnType
+from records.types import UNJUDGED, UNSCORED, Logprobs, TurnRecord, TurnType
 from records.whole_turns import TURNS_AT_A_TIME, WholeTurn, whole_turns
 from trainer.errors import StartupError
 from trainer.recorded_run import load_recorded
@@ -67,7 +67,7 @@ def replayed(whole: WholeTurn, session_name: str | None) -> ReplayedTurn:
     return ReplayedTurn(
         turn_id=turn.turn_id,
         content=(session_name, whole.prompt_node_id, whole.response_node_id),
-        accepted=None if verdict is None else hint is not None,
+        accepted=None if verdict is None or turn.drop_reason in UNJUDGED else hint is not None,
         votes=tuple(vote.score for vote in votes),
         hint=None if hint is None else hint_facts(hint, turn),
         judge_tokens=sum(counts) if counts else None,

@@ -33,6 +33,18 @@ _FORMATS: dict[RecordingFormat, tuple[_Matcher, _Reader]] = {
     RecordingFormat.OPENAI_CHAT: (is_openai_chat, read_openai_chat),
 }
 _LINES_LOOKED_AT = 1000
+_BYTES_LOOKED_AT = 4096
+_FIELDS_TOLD = 8
+_OTHER_FILES = {
+    b"\x1f\x8b": "compressed (gzip); unpack it first",
+    b"\x28\xb5\x2f\xfd": "compressed (zstd); unpack it first",
+    b"\xfd7zXZ": "compressed (xz); unpack it first",
+    b"BZh": "compressed (bzip2); unpack it first",
+    b"PK\x03\x04": "an archive (zip); unpack it first",
+    b"PAR1": "Parquet; write its rows as JSON lines",
+    b"\xff\xfe": "UTF-16; save it as UTF-8",
+    b"\xfe\xff": "UTF-16; save it as UTF-8",
+}
 
 
 def read_recordings(paths: Sequence[Path], max_line_bytes: int = MAX_LINE_BYTES) -> Recording:
@@ -56,21 +68,40 @@ def read_recordings(paths: Sequence[Path], max_line_bytes: int = MAX_LINE_BYTES)
 
 def detect_format(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> RecordingFormat | Problem:
     """The format of the first line of `path` that is of one; lines that are of none come before."""
-    values = 0
+    fields: list[str] | None = None
     for line in itertools.islice(read_lines(path, max_line_bytes), _LINES_LOOKED_AT):
         if isinstance(line, Line):
-            values += 1
+            fields = list(line.value) if fields is None else fields
             if is_votes(line.value):
-                return _unknown(path, "it holds votes of a judge and no sessions")
+                return _unknown(path, "it holds votes of a judge and no sessions: use --votes")
             for name, (matches, _) in _FORMATS.items():
                 if matches(line.value):
                     return name
         elif line.reason is ImportProblem.UNREADABLE:
             return line
-    if values == 0:
-        return _unknown(path, "it has no line that is a JSON object")
+    if fields is None:
+        return _unknown(path, f"it has no line that is a JSON object{_what_else(path)}")
     names = ", ".join(name.value for name in _FORMATS)
-    return _unknown(path, f"its lines are of none of the formats {names}")
+    told = ", ".join(map(repr, fields[:_FIELDS_TOLD])) or "none"
+    detail = f"its lines are of none of the formats {names}; fields of the first: {told}"
+    return _unknown(path, detail)
+
+
+def _what_else(path: Path) -> str:
+    """What a file without JSON lines looks like, and what to do, as the end of a sentence."""
+    with path.open("rb") as file:
+        begin = file.read(_BYTES_LOOKED_AT)
+    for magic, what in _OTHER_FILES.items():
+        if begin.startswith(magic):
+            return f": it is {what}"
+    begin = begin.lstrip()
+    if not begin:
+        return ": it is empty"
+    if begin.startswith(b"["):
+        return ": it looks like a JSON array; write each element as a line (jq -c '.[]' FILE)"
+    if begin.startswith(b"{"):
+        return ": its JSON takes several lines; write each object as one (jq -c . FILE)"
+    return ""
 
 
 def _unknown(path: Path, detail: str) -> Problem:

@@ -44,13 +44,16 @@ class ImportProblem(StrEnum):
     EMPTY_MESSAGE = "empty_message"
     TOOL_RESULT_WITHOUT_CALL = "tool_result_without_call"
     BAD_TOOL_CALL = "bad_tool_call"
-    # Of a session whose turns train all the same
     FORGOTTEN = "forgotten"
+    # Of a session whose turns train all the same
     MISSING_TOOLS = "missing_tools"
+    SAME_SESSION_ID = "same_session_id"
     # Of a turn
     SIDE_TURN = "side_turn"
     UNRENDERABLE = "unrenderable"
     TOO_LONG = "too_long"
+    # Of votes that are kept beside the sessions
+    VOTES_WITHOUT_TURN = "votes_without_turn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +73,17 @@ class Problem:
     position: int | None = None
 
     def __str__(self) -> str:
-        where = self.source if self.line is None else f"{self.source}:{self.line}"
+        return f"{self.place}: {self.reason.value}: {self.detail}"
+
+    @property
+    def place(self) -> str:
+        """File, line, session and message, as far as they are known."""
+        place = self.source if self.line is None else f"{self.source}:{self.line}"
         if self.session_id is not None:
-            where += f" session {self.session_id}"
+            place += f" session {self.session_id}"
         if self.position is not None:
-            where += f" message {self.position}"
-        return f"{where}: {self.reason.value}: {self.detail}"
+            place += f" message {self.position}"
+        return place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

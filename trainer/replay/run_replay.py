@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from records.replay_status import ReplayStatus
 from records.store import Store
@@ -116,14 +117,16 @@ class _Replay:
         config = self._config
         for warning in run_warnings(config.trainer):
             self._console.print(f"[yellow]{warning}[/]")
-        self._console.print(
-            f"run folder [bold]{self._folder}[/]; replay ({self._mode}) with {config.model}"
+        self._say(
+            f"run folder [bold]{escape(str(self._folder))}[/]; replay ({self._mode}) with "
+            f"{escape(config.model)}"
         )
         rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
         async with await Store.open(config.store) as store:
             with ReplayProgress(self._console) as shown:
                 imported = await self._import(store, rendering, shown)
                 if _has_work(await store.replay_status(), self._mode):
+                    shown.starting()
                     async with Run(config, self._folder) as processes:
                         await self._work(store, processes, shown)
             status = await store.replay_status()
@@ -140,17 +143,17 @@ class _Replay:
             )
             report = await save(self._folder, summary, store, rendering)
         for line in summary_lines(summary):
-            self._console.print(line, soft_wrap=True, highlight=False)
-        self._console.print(f"report: [bold]{report}[/]")
+            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+        self._say(f"report: [bold]{escape(str(report))}[/]")
         self._check_learned(status)
         return summary
 
     async def hand_over(self) -> ImportReport:
         """Import, then look on until nothing waits for judge or teacher."""
         config = self._config
-        self._console.print(
-            f"into the store of [bold]{self._folder}[/]: its processes take the turns up when no "
-            "live turn waits (Ctrl-C leaves them to it)"
+        self._say(
+            f"into the store of [bold]{escape(str(self._folder))}[/]: its processes take the turns "
+            "up when no live turn waits (Ctrl-C leaves them to it)"
         )
         rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
         async with await Store.open(config.store) as store:
@@ -247,6 +250,9 @@ class _Replay:
                 }
         self._timings["measuring the gap"] = time.monotonic() - begun
         return gaps
+
+    def _say(self, markup: str) -> None:
+        self._console.print(markup, soft_wrap=True, highlight=False)
 
     def _check_learned(self, status: ReplayStatus) -> None:
         if self._mode == "judge-only":

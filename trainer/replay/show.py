@@ -36,6 +36,10 @@ class ReplayProgress(ProgressBars):
         """The number of sessions is known now."""
         self._import.update(report.num_sessions, report.num_sessions)
 
+    def starting(self) -> None:
+        """What takes a while before the first turn is judged."""
+        self._score.update(0, note="starting the engines")
+
     def working(self, status: ReplayStatus) -> None:
         """Where the recorded turns stand."""
         if self._scored_before < 0:

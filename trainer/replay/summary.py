@@ -18,6 +18,8 @@ from trainer.report import write_report
 from trainer.run_report import example_turns, metric_rows, run_curves
 
 SUMMARY_FILE = "summary.json"
+SHOWN_CHARS = 400
+"""Of a problem, in a terminal."""
 STAND_IN = (
     "the recording does not say how probable its responses were when they were sampled: the "
     "policy's own log-probabilities stand in, so importance weights correct for what the policy "
@@ -62,7 +64,7 @@ def build_summary(
         "gap": {
             name: {when: asdict(gap) for when, gap in found.items()} for name, found in gaps.items()
         },
-        "note": STAND_IN if status.kinds.get(RecordingKind.RECORDED) else None,
+        "note": STAND_IN if num_updates and status.kinds.get(RecordingKind.RECORDED) else None,
         "seconds": timings,
     }
 
@@ -74,7 +76,7 @@ def _share(part: int, whole: int) -> float | None:
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """For the terminal."""
     turns, imported = summary["turns"], summary["import"]
-    formats = ", ".join(f"{n} {name}" for name, n in imported["formats"].items()) or "nothing"
+    formats = ", ".join(f"{n} {name}" for name, n in imported["formats"].items()) or "no"
     lines = [
         f"imported {formats} sessions: {imported['turns_rendered']} of {imported['turns']} turns "
         f"rendered, {imported['turns_new']} new",
@@ -82,8 +84,9 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"held out {turns['held_out']}, trained {turns['trained']} in {summary['updates']} updates",
     ]
     if imported["problems"]:
-        told = ", ".join(f"{number} {reason}" for reason, number in imported["problems"].items())
-        lines.append(f"not taken in: {told} (import_problems.jsonl)")
+        lines.append("problems, by reason with the first of each (all: import_problems.jsonl):")
+        for reason, number in imported["problems"].items():
+            lines.append(f"  {number} {reason}: {shown(imported['first_problems'][reason])}")
     if turns["dropped"]:
         told = ", ".join(f"{number} {reason}" for reason, number in turns["dropped"].items())
         lines.append(f"dropped: {told}")
@@ -102,6 +105,12 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
+def shown(text: str) -> str:
+    """`text` of others on one line of a terminal: no control characters, and not too long."""
+    kept = text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in kept)
+
+
 async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: Rendering) -> Path:
     """Write both files; returns the path of the report."""
     text = json.dumps(summary, indent=2, ensure_ascii=False)
@@ -110,7 +119,14 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
     tables = [
         ("Turns by state", ("state", "turns"), _rows(turns["states"])),
         ("Turns dropped, by reason", ("reason", "turns"), _rows(turns["dropped"])),
-        ("Not taken in, by reason", ("reason", "number"), _rows(imported["problems"])),
+        (
+            "Problems of the recording, by reason",
+            ("reason", "number", "the first"),
+            [
+                (reason, str(number), shown(imported["first_problems"][reason]))
+                for reason, number in imported["problems"].items()
+            ],
+        ),
         (
             "Gap between hinted teacher and student, nats per token",
             ("turns", "reverse KL", "forward KL"),

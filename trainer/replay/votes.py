@@ -18,8 +18,9 @@ from trainer.replay.recorded import ImportProblem, Problem
 
 
 class Votes(NamedTuple):
-    """What a judge said of one turn."""
+    """What a judge said of one turn, and the line that says so."""
 
+    line: int
     session_id: str
     position: int
     texts: tuple[str, ...]
@@ -67,7 +68,7 @@ def _votes(path: Path, line: Line) -> Votes | Problem:
     kept = tuple(text for text in raw if isinstance(text, str))
     if len(kept) < len(raw):
         return _problem(path, line, "'votes' holds something that is no text of a judge")
-    return Votes(str(session_id), position, kept)
+    return Votes(line.number, str(session_id), position, kept)
 
 
 def _problem(path: Path, line: Line, detail: str) -> Problem:

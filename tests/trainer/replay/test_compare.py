@@ -200,6 +200,21 @@ def test_what_is_not_known_is_never_zero(tmp_path: Path) -> None:
     assert compared.differences == ()
 
 
+def test_a_turn_that_no_judge_saw_is_not_one_that_was_refused(tmp_path: Path) -> None:
+    async def recorded_votes_only(store: Store) -> None:
+        for name in ("one", "two"):
+            await asked(store, name)
+        await judged(store, "one", HINT, yes(0))
+        await claimed(store, TurnState.JUDGING)
+        reason = DropReason.NO_RECORDED_VOTES
+        assert await store.commit_verdict(OWNER, a_verdict("two", None, ()), reason)
+
+    a_run(tmp_path / "a", recorded_votes_only)
+    a_run(tmp_path / "b", recorded_votes_only)
+    compared = compare(tmp_path / "a", tmp_path / "b", tmp_path / "page.html")
+    assert (compared.a.num_turns, compared.a.num_decided, compared.a.accept_rate) == (2, 1, 1.0)
+
+
 def test_turns_with_other_ids_are_matched_by_what_they_say(tmp_path: Path) -> None:
     async def again(store: Store) -> None:
         await asked(store, "other", number="one")

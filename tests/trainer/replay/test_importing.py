@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ from rollout_bridge.rendering import Rendering
 from tests.examples.shipped import MODEL
 from tests.records.builders import REPLY, a_session, a_turn
 from tests.records.builders import SCOPE as LIVE_SCOPE
-from tests.trainer.replay.recordings import AIRLINE, AIRLINE_VOTES, read
+from tests.trainer.replay.recordings import AIRLINE, AIRLINE_VOTES, read, write_lines
 from trainer.replay.importing import (
     SCOPE,
     ImportSettings,
@@ -40,7 +42,7 @@ from trainer.replay.importing import (
     session_key,
 )
 from trainer.replay.recorded import ImportProblem, RecordedSession, RecordedTokens, RecordedTurn
-from trainer.replay.taking_in import ImportReport, take_in
+from trainer.replay.taking_in import PROBLEMS_FILE, ImportReport, take_in
 
 SETTINGS = ImportSettings(context_length=32_768, held_out=0.0, renderer="ours")
 NOTHING_LOOKED_FOR = RedactionConfig(secrets="off", personal="off")
@@ -152,6 +154,43 @@ async def test_votes_that_come_later_have_the_turn_judged(rendering, tmp_path) -
     assert all(turn.recording and turn.recording.votes for turn in waiting)
 
 
+def talk(name: str, said: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": said}]
+    return {"session_id": name, "messages": [*messages, {"role": "user", "content": "No."}]}
+
+
+def problems_in(folder: Path) -> list[tuple[str, str, int | None, int]]:
+    lines = (folder / PROBLEMS_FILE).read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines]
+    return [(one["reason"], one["session"], one["message"], one["line"]) for one in found]
+
+
+async def test_votes_that_are_of_no_turn_or_of_several_are_named(rendering, tmp_path) -> None:
+    sessions = [talk("a", "One."), talk("b", "Two."), talk("b", "Three."), talk("a", "One.")]
+    voted = [("a", 1), ("a", 2), ("nobody", 1), ("b", 1)]
+    path = write_lines(tmp_path / "talks.jsonl", sessions)
+    lines = [{"session_id": s, "message_index": m, "votes": ["x"]} for s, m in voted]
+    votes = write_lines(tmp_path / "votes.jsonl", lines)
+    told = [
+        ("same_session_id", "b", 1, 3),
+        ("votes_without_turn", "a", 2, 2),
+        ("votes_without_turn", "nobody", 1, 3),
+        ("votes_without_turn", "b", 1, 4),
+    ]
+    async with await Store.open(config(tmp_path)) as store:
+        for _ in range(2):  # in one transaction, and against what the store has
+            report = await take_in(
+                store, rendering, SETTINGS, [path], [votes], tmp_path, lambda _: None
+            )
+            found = problems_in(tmp_path)
+            assert set(found) >= set(told)
+            assert (report.num_votes, report.votes_without_turn) == (1, 3)
+            first = report.first_problems["same_session_id"]
+            assert "session b message 1: another session" in first
+        turns = await store.recorded_turns(SCOPE, "b")
+    assert len(turns[1]) == 2, "nothing is lost"
+
+
 def secretive(session: RecordedSession, place: int, field: str) -> RecordedSession:
     """The session with an e-mail address in the prompt or the response of the turn at `place`."""
     turns = list(session.turns)
@@ -189,7 +228,7 @@ def test_what_the_model_cannot_take_is_named_and_the_rest_is_kept(rendering, ses
     assert [problem.position for problem in found.problems] == [
         turn.position for turn, n in zip(session.turns, lengths, strict=True) if n > limit
     ]
-    assert f"session {session.session_id} message" in str(found.problems[0])
+    assert f"session {session.session_id} message" in found.problems[0].place
 
 
 def test_what_the_template_cannot_show_is_named_and_the_rest_is_kept(rendering, session) -> None:
@@ -244,7 +283,8 @@ async def test_the_policys_log_probs_stand_in_and_held_out_turns_do_not_train(
             rows = prepared(one, rendering, replace(SETTINGS, held_out=share)).rows
             assert rows is not None
             await store.import_session(rows)
-            turn_id = (await store.recorded_turns(SCOPE, one.session_id))[session.turns[0].position]
+            turns = await store.recorded_turns(SCOPE, one.session_id)
+            [turn_id] = turns[session.turns[0].position]
             turn = await scored(store, turn_id)
             assert turn.state is expected
             assert turn.rollout_logprobs.tolist() == [-0.5] * len(turn.response_ids)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -55,6 +56,27 @@ def test_unknown_file_is_one_problem(tmp_path: Path, lines: list[Any], says: str
     assert problem.reason.value == "unknown_format"
     assert says in problem.detail
     assert detect_format(path) == problem
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "it is empty"),
+        (b" \n\n", "it is empty"),
+        (gzip.compress(json.dumps(TALK).encode()), "gzip); unpack it"),
+        (json.dumps(TALK).encode("utf-16"), "UTF-16"),
+        (json.dumps([TALK], indent=1).encode(), "looks like a JSON array"),
+        (json.dumps([TALK]).encode(), "looks like a JSON array"),
+        (json.dumps(TALK, indent=1).encode(), "takes several lines"),
+        (json.dumps({"conversation": [], "user": 1}).encode(), "'conversation', 'user'"),
+    ],
+)
+def test_unknown_file_is_told_what_it_is(tmp_path: Path, data: bytes, says: str) -> None:
+    path = tmp_path / "any.jsonl"
+    path.write_bytes(data)
+    problem = detect_format(path)
+    assert isinstance(problem, Problem)
+    assert says in problem.detail
 
 
 def test_votes_are_told_from_sessions() -> None:

@@ -44,8 +44,8 @@ def good(**fields: Any) -> dict[str, Any]:
 def test_bad_line_is_named_and_the_rest_goes_on(tmp_path: Path, line: Any) -> None:
     path = write_lines(tmp_path / "votes.jsonl", [good(), line, good(message_index=4)])
     first, problem, last = read_votes(path)
-    assert first == Votes("s", 2, ("\\boxed{-1}",))
-    assert last == Votes("s", 4, ("\\boxed{-1}",))
+    assert first == Votes(1, "s", 2, ("\\boxed{-1}",))
+    assert last == Votes(3, "s", 4, ("\\boxed{-1}",))
     assert isinstance(problem, Problem)
     assert problem.line == 2
 
@@ -68,5 +68,5 @@ def test_judge_records_of_openclaw_rl_hold_votes(tmp_path: Path) -> None:
     }
     scored = {"session_id": "s", "turn": 4, "score": 1.0, "votes": [1, "fail"]}
     votes, problem = read_votes(write_lines(tmp_path / "record_prm.jsonl", [accepted, scored]))
-    assert votes == Votes("s", 3, ("text \\boxed{1}",))
+    assert votes == Votes(1, "s", 3, ("text \\boxed{1}",))
     assert isinstance(problem, Problem)

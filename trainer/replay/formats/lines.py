@@ -96,7 +96,7 @@ def _parsed(
     except UnicodeDecodeError as error:
         return problem(ImportProblem.NOT_UTF8, f"byte {error.start} of the line is not UTF-8")
     except orjson.JSONDecodeError as error:
-        return problem(ImportProblem.NOT_JSON, error.msg)
+        return problem(ImportProblem.NOT_JSON, f"at character {error.pos + 1}: {error.msg}")
     if not isinstance(value, dict):
         kind = "null" if value is None else type(value).__name__
         return problem(ImportProblem.BAD_SHAPE, f"a JSON object is expected, not {kind}")
