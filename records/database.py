@@ -29,6 +29,9 @@ _POSTGRESQL_CONFLICT = ("40001", "40P01", "55P03")
 # The classes of lost connections, of missing resources (disk, memory, connections) and of failing
 # disks; shutdowns; a server that only reads for now.
 _POSTGRESQL_GONE = ("08", "53", "57P", "58", "25006")
+# A statement's plan is else made once, after its fifth run, and kept. In a store that is still
+# empty then it reads whole tables, and goes on so while they grow, until somebody analyzes them.
+_PLANNING = {"plan_cache_mode": "force_custom_plan"}
 
 
 class Transactions(Protocol):
@@ -110,8 +113,10 @@ def reader_engine(config: StoreConfig) -> AsyncEngine:
 
 def _postgresql_engine(config: StoreConfig, **options: Any) -> AsyncEngine:
     limit_s = config.command_timeout_s
-    limits = {} if limit_s is None else {"timeout": limit_s, "command_timeout": limit_s}
-    engine = create_async_engine(config.url, max_overflow=0, connect_args=limits, **options)
+    arguments: dict[str, Any] = {"server_settings": _PLANNING}
+    if limit_s is not None:
+        arguments |= {"timeout": limit_s, "command_timeout": limit_s}
+    engine = create_async_engine(config.url, max_overflow=0, connect_args=arguments, **options)
 
     @event.listens_for(engine.sync_engine, "handle_error")
     def _on_error(context: ExceptionContext) -> None:

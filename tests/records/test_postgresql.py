@@ -11,7 +11,7 @@ from sqlalchemy import Connection, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from records.errors import StoreUnavailable
-from records.models import ToolsetRow
+from records.models import NodeRow, ToolsetRow
 from records.schema import _ADVISORY_LOCK
 from records.store import Store
 from tests.records.builders import recorded
@@ -91,3 +91,30 @@ async def test_what_contradicts_the_schema_is_not_tried_again(store: Store) -> N
     with pytest.raises(IntegrityError):
         await store.writer.run(twice)
     assert store.writer.num_retries == 0
+
+
+async def test_a_store_that_grows_is_not_read_by_the_plans_it_had_when_it_was_small(
+    store: Store,
+) -> None:
+    few, many = 1_000, 50_000
+    wanted = select(NodeRow.body).where(NodeRow.node_id.in_([f"{number}" for number in range(8)]))
+    fill = text(
+        "INSERT INTO message_nodes (node_id, scope, depth, body_hash, body) "
+        "SELECT 'node ' || number, '', 0, '', '{}' FROM generate_series("
+        "CAST(:first AS integer), CAST(:last AS integer)) number"
+    )
+    passed_over = text(
+        "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'message_nodes'"
+    )
+
+    def rows_passed_over(connection: Connection) -> int:
+        before = connection.execute(passed_over).scalar_one()
+        connection.execute(wanted).all()
+        return connection.execute(passed_over).scalar_one() - before
+
+    await store.writer.run(lambda connection: connection.execute(fill, {"first": 1, "last": few}))
+    for _ in range(10):
+        await store.writer.run(rows_passed_over)
+    rest = {"first": few + 1, "last": many}
+    await store.writer.run(lambda connection: connection.execute(fill, rest))
+    assert await store.writer.run(rows_passed_over) < many
