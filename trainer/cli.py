@@ -45,7 +45,9 @@ def serve(
     ] = Path("runs/serve"),
     renderer: Annotated[
         str | None,
-        typer.Option(help="Renderer of the model: qwen3, glm-4.5, ... [its family's, if it fits]"),
+        typer.Option(
+            help="Renderer of the model: qwen3, glm-4.5, ... (default: its family's, if it fits)"
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address of the endpoint.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the endpoint.")] = 8000,

@@ -21,5 +21,11 @@ def guarded(action: Callable[[], None]) -> None:
     except (StartupError, EngineError, StoreError) as error:
         typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(2) from None
+    except OSError as error:
+        if error.filename is None:  # of a connection, say: not planned for here
+            raise
+        # A path that the user named, or that lies in a folder of theirs.
+        typer.secho(f"error: {error.filename}: {error.strerror}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

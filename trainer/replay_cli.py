@@ -25,7 +25,8 @@ class _FilesByDefault(TyperGroup):
 app = typer.Typer(
     cls=_FilesByDefault,
     name="replay",
-    help="Learn from recorded sessions: opd replay FILE|DIR... [--votes FILE].",
+    help="Learn from recorded sessions: opd replay FILE|DIR... OPTIONS, which `opd replay run "
+    "--help` lists.",
     no_args_is_help=True,
 )
 
@@ -46,10 +47,11 @@ def run(
         bool, typer.Option("--ask-judge", help="With --votes: ask the judge about other turns.")
     ] = False,
     mode: Annotated[
-        str | None, typer.Option(help="rescore, resample or judge-only  [rescore]")
+        str | None, typer.Option(help="rescore, resample or judge-only (default: rescore)")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Start weights: folder or hub id  [the tool lab's model]")
+        str | None,
+        typer.Option(help="Start weights: folder or hub id (default: the tool lab's model)"),
     ] = None,
     run_folder: Annotated[
         Path, typer.Option("--run", help="Run folder; one that exists is gone on with.")

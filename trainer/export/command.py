@@ -86,8 +86,12 @@ async def _noted(config: RunConfig, out: Path, work: Callable[[Store], Awaitable
 async def _files(
     store: Store, folder: Path, request: ExportRequest, renderer: str | None, outcome: Outcome
 ) -> None:
-    files = ExportFiles(folder, request, renderer)
     total = await num_sessions(store, request.wanted)
+    if not total and request.wanted.session is not None:
+        raise StartupError(
+            f"--session: no session {request.wanted.session!r} with such turns is in the records"
+        )
+    files = ExportFiles(folder, request, renderer)
     with _bar("sessions", total) as shown:
         async for _ in read_sessions(store, request.wanted, files.read):
             shown.advance()
@@ -127,7 +131,9 @@ async def _dataset(
     left_out = [f"{number} left out: {WORDS[reason]}" for reason, number in rows.left_out.items()]
     if not rows.num_rows:
         why = f" ({'; '.join(left_out)})" if left_out else ""
-        wanted = "answers that needed no correction" if kind == "sft" else "preferences"
+        wanted = "answers that needed no correction"
+        if kind == "preference":
+            wanted, why = "preferences", f"{why}: they come of feedback (docs/feedback.md)"
         raise StartupError(f"the records hold no {wanted} that could be chosen{why}")
     outcome.lines.append(f"{rows.num_rows} rows")
     outcome.lines += left_out

@@ -60,11 +60,6 @@ def read_request(
     )
 
 
-def _whats(text: str) -> tuple[What, ...]:
-    words = [word.strip() for word in text.split(",")]
-    return tuple(dict.fromkeys(_one_of("--what", word, get_args(What)) for word in words))
-
-
 def _one_of(option: str, word: str, known: Sequence[T]) -> T:
     for one in known:
         if one == word:

@@ -74,7 +74,11 @@ def replay(request: ReplayRequest, folder: Path, console: Console) -> dict[str, 
             raise StartupError(f"{path}: no such file or folder")
     folder.mkdir(parents=True, exist_ok=True)
     config = resolve(_values(request, folder), request.config_file, list(request.overrides))
-    return asyncio.run(_Replay(request, config, folder, console).run())
+    try:
+        return asyncio.run(_Replay(request, config, folder, console).run())
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here")
+        raise
 
 
 def _values(request: ReplayRequest, folder: Path) -> dict[str, Any]:

@@ -270,6 +270,14 @@ def test_an_unknown_word_is_one_clear_line(
     assert len(result.output.strip().splitlines()) == 1
 
 
+def test_a_session_that_is_not_there_is_one_clear_line(sqlite_run: ARun) -> None:
+    sqlite_run.fill(a_conversation)
+    result = sqlite_run.export("--session", "nobody")
+    assert result.exit_code == 2
+    assert "no session 'nobody'" in result.output
+    assert not sqlite_run.out.exists()
+
+
 def test_a_run_without_records_is_not_given_an_empty_database(sqlite_run: ARun) -> None:
     result = sqlite_run.export()
     assert result.exit_code == 2

@@ -266,8 +266,8 @@ def test_the_command_prints_and_refuses_in_one_line(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(compare_runs)
 
-    def call(b: str) -> Any:
-        words = [tmp_path / "strict", tmp_path / b, "--out", tmp_path / "page.html"]
+    def call(b: str, page: str = "page.html") -> Any:
+        words = [tmp_path / "strict", tmp_path / b, "--out", tmp_path / page]
         return CliRunner().invoke(app, list(map(str, words)))
 
     good = call("lenient")
@@ -278,6 +278,10 @@ def test_the_command_prints_and_refuses_in_one_line(tmp_path: Path) -> None:
         assert refused.exit_code == 2
         assert told in refused.output
         assert len(refused.output.strip().splitlines()) == 1
+    (tmp_path / "taken").write_text("")
+    refused = call("lenient", "taken/page.html")
+    assert refused.exit_code == 2
+    assert refused.output.strip().splitlines() == [f"error: {tmp_path / 'taken'}: File exists"]
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
