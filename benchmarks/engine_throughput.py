@@ -20,14 +20,11 @@ import asyncio
 import json
 import random
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
+from embedded_process import embedded_engine
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -50,7 +47,9 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(arguments.threads)
     reference = Reference(arguments)
-    with engine_process(arguments) as url:
+    options = ("--device", arguments.device, "--dtype", arguments.dtype)
+    options += ("--threads", str(arguments.threads))
+    with embedded_engine(arguments.model, *options) as url:
         result = asyncio.run(measure(arguments, reference, url))
     print(json.dumps(result))
 
@@ -86,23 +85,6 @@ class Reference:
             )
         sampled = output_BT.shape[0] * (output_BT.shape[1] - ids_BT.shape[1])
         return sampled / (time.perf_counter() - begin)
-
-
-@contextmanager
-def engine_process(arguments: argparse.Namespace) -> Iterator[str]:
-    """An embedded engine in its own process; yields its address."""
-    command = [sys.executable, "-m", "rollout_bridge.embedded", "--model", arguments.model]
-    command += ["--device", arguments.device, "--dtype", arguments.dtype]
-    command += ["--threads", str(arguments.threads)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise SystemExit("the engine did not start")
-            yield f"http://127.0.0.1:{json.loads(line)['port']}"
-        finally:
-            process.terminate()
 
 
 async def measure(arguments: argparse.Namespace, reference: Reference, url: str) -> dict:

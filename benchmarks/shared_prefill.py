@@ -23,17 +23,16 @@ import asyncio
 import json
 import random
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import numpy as np
 from aiohttp import web
+from embedded_process import embedded_engine
 from openai import AsyncOpenAI
 
 from judge.config import JudgeConfig
@@ -134,21 +133,6 @@ def main() -> None:
         return
     with embedded_engine(arguments.model) as url:
         print(json.dumps(asyncio.run(measure(arguments, url))))
-
-
-@contextmanager
-def embedded_engine(model: str) -> Iterator[str]:
-    """An embedded engine in its own process; yields its address."""
-    command = [sys.executable, "-m", "rollout_bridge.embedded", "--model", model]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise SystemExit("the engine did not start")
-            yield f"http://127.0.0.1:{json.loads(line)['port']}"
-        finally:
-            process.terminate()
 
 
 async def measure(arguments: argparse.Namespace, engine_url: str) -> dict[str, Any]:

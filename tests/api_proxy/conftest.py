@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,20 @@ def pause_mode() -> PauseMode:
     return "retract"
 
 
+@asynccontextmanager
+async def a_door(deps: ProxyDeps, engine: ScriptedEngine) -> AsyncIterator[Door]:
+    """A proxy in this process."""
+    app = create_app(deps)
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with (
+        httpx.AsyncClient(transport=transport, base_url="http://proxy") as client,
+        app.router.lifespan_context(app),
+    ):
+        yield Door(
+            app=app, client=client, store=deps.store, engine=engine, rendering=deps.rendering
+        )
+
+
 @pytest.fixture
 async def door(
     store: Store,
@@ -145,13 +160,8 @@ async def door(
         clock=clock,
         pause_mode=pause_mode,
     )
-    app = create_app(deps)
-    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    async with (
-        httpx.AsyncClient(transport=transport, base_url="http://proxy") as client,
-        app.router.lifespan_context(app),
-    ):
-        yield Door(app=app, client=client, store=store, engine=engine, rendering=rendering)
+    async with a_door(deps, engine) as door:
+        yield door
 
 
 @pytest.fixture

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import httpx
 import pytest
 from sqlalchemy import text
 
-from api_proxy.app import ProxyDeps, create_app
+from api_proxy.app import ProxyDeps
 from api_proxy.config import ProxyConfig
 from records.config import StoreConfig
 from records.spill import waiting_files
 from records.store import Store
 from records.types import TurnRecord, TurnState
 from rollout_bridge.rendering import Rendering
-from tests.api_proxy.conftest import Door
+from tests.api_proxy.conftest import Door, a_door
 from tests.api_proxy.scripted_engine import ScriptedEngine
 from tests.records.conftest import new_database
 
@@ -35,7 +34,7 @@ THANKS = {"role": "user", "content": "Thanks."}
 
 
 @asynccontextmanager
-async def a_door(
+async def a_process(
     config: StoreConfig, rendering: Rendering, clock: Callable[[], float], **settings: Any
 ) -> AsyncIterator[Door]:
     """A proxy with a store of its own, as a process has it."""
@@ -48,13 +47,8 @@ async def a_door(
             config=ProxyConfig(**{**QUICK, **settings}),
             clock=clock,
         )
-        app = create_app(deps)
-        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with (
-            httpx.AsyncClient(transport=transport, base_url="http://proxy") as client,
-            app.router.lifespan_context(app),
-        ):
-            yield Door(app=app, client=client, store=store, engine=engine, rendering=rendering)
+        async with a_door(deps, engine) as door:
+            yield door
 
 
 async def answered(door: Door, messages: list[dict], said: str) -> list[dict]:
@@ -115,7 +109,7 @@ async def test_a_locked_database_delays_the_turns_and_loses_none(
 ) -> None:
     path = tmp_path / "records.db"
     config = StoreConfig.sqlite(path, busy_timeout_s=0.5, lock_retries=0)
-    async with a_door(config, rendering, clock) as door:
+    async with a_process(config, rendering, clock) as door:
         history = await answered(door, [USER], "It is 70 F.")
         assert await readiness(door) == 200
         with locked(path):
@@ -146,7 +140,7 @@ async def test_locked_tables_of_a_server_delay_the_turns_and_lose_none(
     postgresql_url: str, tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
 ) -> None:
     config = StoreConfig(url=postgresql_url, spill_folder=tmp_path / "spill")
-    async with a_door(config, rendering, clock, record_timeout_s=5.0) as door:
+    async with a_process(config, rendering, clock, record_timeout_s=5.0) as door:
         history = await answered(door, [USER], "It is 70 F.")
         await settled(door)
         # Nothing can be read or written: the requests are linked when they are taken in.
@@ -170,18 +164,35 @@ async def fill(store: Store, pages: int | None) -> None:
     await store.writer.run(lambda connection: connection.execute(limit).all())
 
 
+def spill_unreadable(door: Door, payload: bytes) -> None:
+    """A record of another format in the file of this process."""
+    spool = door.app.state.service.spool
+    assert spool._file is not None
+    spool._file.append(0.0, payload)
+    spool._num_waiting += 1
+
+
+async def answered_while_full(door: Door, unreadable: bytes | None = None) -> None:
+    """A conversation of three turns. The last two find the database full, and between them stands
+    a record of this content, if any.
+    """
+    history = await answered(door, [USER], "It is 70 F.")
+    await fill(door.store, 1)
+    history = await answered(door, [*history, REPLY], "It is 21 C. " * 500)
+    if unreadable is not None:
+        spill_unreadable(door, unreadable)
+    await answered(door, [*history, THANKS], "You are welcome. " * 500)
+
+
 async def test_a_full_database_spills_and_a_later_process_takes_it_in(
     tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
 ) -> None:
     config = StoreConfig.sqlite(tmp_path / "records.db")
-    async with a_door(config, rendering, clock) as door:
-        history = await answered(door, [USER], "It is 70 F.")
-        await fill(door.store, 1)
-        history = await answered(door, [*history, REPLY], "It is 21 C. " * 500)
-        await answered(door, [*history, THANKS], "You are welcome. " * 500)
+    async with a_process(config, rendering, clock) as door:
+        await answered_while_full(door)
         assert await readiness(door) == 503
     assert len(waiting_files(config.spill_path)) == 1
-    async with a_door(config, rendering, clock) as door:
+    async with a_process(config, rendering, clock) as door:
         check_linked(await conversation(door.store))
         assert await readiness(door) == 200
         assert await metric(door, "opd_store_taken_in_total 2.0")
@@ -192,15 +203,12 @@ async def test_what_was_taken_in_already_changes_nothing(
     tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
 ) -> None:
     config = StoreConfig.sqlite(tmp_path / "records.db")
-    async with a_door(config, rendering, clock) as door:
-        history = await answered(door, [USER], "It is 70 F.")
-        await fill(door.store, 1)
-        history = await answered(door, [*history, REPLY], "It is 21 C. " * 500)
-        await answered(door, [*history, THANKS], "You are welcome. " * 500)
+    async with a_process(config, rendering, clock) as door:
+        await answered_while_full(door)
     (waiting,) = waiting_files(config.spill_path)
     kept = waiting.read_bytes()
     for _ in range(2):  # as if the process had died before it removed the file
-        async with a_door(config, rendering, clock) as door:
+        async with a_process(config, rendering, clock) as door:
             check_linked(await conversation(door.store))
         waiting.write_bytes(kept)
 
@@ -210,29 +218,20 @@ def kept_aside(config: StoreConfig) -> list[bytes]:
     return [path.read_bytes() for path in sorted(config.spill_path.glob("*.damaged"))]
 
 
-def spill_unreadable(door: Door, payload: bytes) -> None:
-    """A record of another format in the file of this process."""
-    spool = door.app.state.service.spool
-    assert spool._file is not None
-    spool._file.append(0.0, payload)
-    spool._num_waiting += 1
-
-
 async def test_a_record_that_cannot_be_read_is_counted_and_kept(
     tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
 ) -> None:
     config = StoreConfig.sqlite(tmp_path / "records.db")
-    async with a_door(config, rendering, clock) as door:
-        history = await answered(door, [USER], "It is 70 F.")
-        await fill(door.store, 1)
-        await answered(door, [*history, REPLY], "It is 21 C. " * 500)
-        spill_unreadable(door, b'{"format": "of a newer program"}')
-        await answered(door, [*history, THANKS], "You are welcome. " * 500)
+    async with a_process(config, rendering, clock) as door:
+        await answered_while_full(door, unreadable=b'{"format": "of a newer program"}')
         # While the store refuses, the file is read again and again; that counts once.
         await asyncio.sleep(0.3)
         await fill(door.store, None)
         await settled(door)
-        assert await metric(door, "opd_store_spill_refused_total 1.0")
+        # The file is put aside after its last record was read.
+        async with asyncio.timeout(60):
+            while not await metric(door, "opd_store_spill_refused_total 1.0"):
+                await asyncio.sleep(0.02)
         assert await metric(door, "opd_store_taken_in_total 2.0")
         [kept] = kept_aside(config)
         assert b"of a newer program" in kept
@@ -250,13 +249,9 @@ async def test_an_unreadable_record_of_a_dead_process_is_kept_and_those_around_i
     tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
 ) -> None:
     config = StoreConfig.sqlite(tmp_path / "records.db")
-    async with a_door(config, rendering, clock) as door:
-        history = await answered(door, [USER], "It is 70 F.")
-        await fill(door.store, 1)
-        await answered(door, [*history, REPLY], "It is 21 C. " * 500)
-        spill_unreadable(door, b"no JSON")
-        await answered(door, [*history, THANKS], "You are welcome. " * 500)
-    async with a_door(config, rendering, clock) as door:
+    async with a_process(config, rendering, clock) as door:
+        await answered_while_full(door, unreadable=b"no JSON")
+    async with a_process(config, rendering, clock) as door:
         assert await metric(door, "opd_store_spill_refused_total 1.0")
         assert await metric(door, "opd_store_taken_in_total 2.0")
         assert len(await conversation(door.store)) == 3
@@ -281,7 +276,7 @@ async def test_a_full_disk_leaves_the_reserved_room(
     small_disk: Path, rendering: Rendering, clock: Callable[[], float]
 ) -> None:
     config = StoreConfig.sqlite(small_disk / "records.db", spill_reserve_bytes=2**20)
-    async with a_door(config, rendering, clock) as door:
+    async with a_process(config, rendering, clock) as door:
         history = await answered(door, [USER], "It is 70 F.")
         ballast = small_disk / "ballast"
         with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +21,7 @@ from rollout_bridge.config import RendererConfig, ScoringConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.rendering import Rendering
 from rollout_bridge.scoring import ScoringWorker
+from tests.workers import run_until_left
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples" / "tool_lab" / "model"
@@ -80,17 +80,6 @@ async def add_turn(store: Store, rendering: Rendering) -> CapturedTurn:
     await store.record_turn(turn, scope="s")
     await store.set_next_state(turn.turn_id, [{"role": "user", "content": "In Celsius, please."}])
     return turn
-
-
-async def run_until_left(
-    store: Store, state: TurnState, worker: JudgeWorker | ScoringWorker
-) -> None:
-    stop = asyncio.Event()
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        group.create_task(worker.run(stop))
-        while (await store.counts())[state]:
-            await asyncio.sleep(0.02)
-        stop.set()
 
 
 async def test_votes_of_a_real_model_are_stored_whole(store, engine_url, rendering):

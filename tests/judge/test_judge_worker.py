@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,6 +14,7 @@ from judge.worker import JudgeWorker
 from records.config import StoreConfig
 from records.store import Store
 from records.types import CapturedTurn, DropReason, HintRejection, TurnState, TurnType, VersionSpan
+from tests.workers import run_until_left, running, until
 
 POSITIVE = "\\boxed{1}\n[HINT_START]Give temperatures in Celsius.[HINT_END]"
 NEGATIVE = "\\boxed{-1}"
@@ -61,30 +60,8 @@ async def judging_turn(store: Store, user: str = "Weather in Oslo?", **options: 
     return turn_id
 
 
-@contextlib.asynccontextmanager
-async def running(worker: JudgeWorker) -> AsyncIterator[None]:
-    """The worker at work; if it fails, so does the body, at once."""
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(worker.run(stop))
-        try:
-            yield
-        finally:
-            stop.set()
-
-
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(0.02)
-
-
 async def run_until_left_judging(store: Store, worker: JudgeWorker) -> None:
-    async def none_left() -> bool:
-        return (await store.counts())[TurnState.JUDGING] == 0
-
-    async with running(worker):
-        await until(none_left)
+    await run_until_left(store, TurnState.JUDGING, worker)
 
 
 async def test_the_longest_hint_sends_a_turn_to_scoring(store, judge_server, judge_config, reply):

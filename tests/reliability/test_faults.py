@@ -45,6 +45,7 @@ from tests.reliability.faulty_wire import (
     Fault,
     FaultyWire,
 )
+from tests.workers import run_until_left
 
 CLIENT = EngineClientConfig(attempts=4, retry_wait_s=0.05, retry_wait_max_s=0.2)
 LOOP = ClaimLoopConfig(pause_min_s=0.05, pause_max_s=0.2, give_up_after_s=1.0)
@@ -196,15 +197,6 @@ async def test_an_engine_that_is_away_for_a_while_costs_no_answer(
         assert (await run.turn(turn_id)).state is TurnState.AWAITING_NEXT_STATE
 
 
-async def until_left(run: Run, state: TurnState, worker: JudgeWorker | ScoringWorker) -> None:
-    stop = asyncio.Event()
-    async with asyncio.timeout(240), asyncio.TaskGroup() as group:
-        group.create_task(worker.run(stop))
-        while (await run.store.counts())[state]:
-            await asyncio.sleep(0.02)
-        stop.set()
-
-
 def judge(run: Run, loop: ClaimLoopConfig) -> JudgeWorker:
     config = JudgeConfig(
         base_url=f"{run.wire.url}/v1",
@@ -221,7 +213,7 @@ def judge(run: Run, loop: ClaimLoopConfig) -> JudgeWorker:
 async def test_a_judge_that_breaks_once_gives_a_verdict(run: Run, fault: Fault) -> None:
     turn_id = await run.answered_turn()
     run.wire.faults.append(fault)
-    await until_left(run, TurnState.JUDGING, judge(run, PATIENT))
+    await run_until_left(run.store, TurnState.JUDGING, judge(run, PATIENT))
     assert run.wire.happened[fault.name] == 1
     votes = await run.store.votes_of(turn_id)
     assert len(votes) == 3
@@ -236,7 +228,7 @@ async def test_a_judge_that_breaks_once_gives_a_verdict(run: Run, fault: Fault) 
 async def test_a_judge_that_stays_broken_drops_the_turn_and_says_so(run: Run, fault: Fault) -> None:
     turn_id = await run.answered_turn()
     run.wire.always = fault
-    await until_left(run, TurnState.JUDGING, judge(run, LOOP))
+    await run_until_left(run.store, TurnState.JUDGING, judge(run, LOOP))
     turn = await run.turn(turn_id)
     assert (turn.state, turn.drop_reason) == (TurnState.DROPPED, DropReason.JUDGE_UNAVAILABLE)
     assert all(vote.error for vote in await run.store.votes_of(turn_id))
@@ -260,7 +252,7 @@ def teacher(run: Run, loop: ClaimLoopConfig) -> ScoringWorker:
 async def test_a_teacher_that_breaks_once_scores_the_turn(run: Run, fault: Fault) -> None:
     turn_id = await hinted_turn(run)
     run.wire.faults.append(fault)
-    await until_left(run, TurnState.SCORING, teacher(run, PATIENT))
+    await run_until_left(run.store, TurnState.SCORING, teacher(run, PATIENT))
     assert run.wire.happened[fault.name] == 1
     turn, score = await run.turn(turn_id), await run.store.score_of(turn_id)
     assert turn.state is TurnState.READY
@@ -285,7 +277,7 @@ async def test_scores_that_are_wrong_never_train(
 ) -> None:
     turn_id = await hinted_turn(run)
     run.wire.always = fault
-    await until_left(run, TurnState.SCORING, teacher(run, LOOP))
+    await run_until_left(run.store, TurnState.SCORING, teacher(run, LOOP))
     turn = await run.turn(turn_id)
     assert (turn.state, turn.drop_reason) == (TurnState.DROPPED, reason)
     assert await run.store.score_of(turn_id) is None
@@ -295,6 +287,6 @@ async def test_scores_that_are_wrong_never_train(
 async def test_a_teacher_that_stays_away_drops_the_turn_and_says_so(run: Run, fault: Fault) -> None:
     turn_id = await hinted_turn(run)
     run.wire.always = fault
-    await until_left(run, TurnState.SCORING, teacher(run, LOOP))
+    await run_until_left(run.store, TurnState.SCORING, teacher(run, LOOP))
     turn = await run.turn(turn_id)
     assert (turn.state, turn.drop_reason) == (TurnState.DROPPED, DropReason.TEACHER_UNAVAILABLE)

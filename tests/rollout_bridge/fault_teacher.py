@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
 
@@ -25,6 +25,7 @@ from rollout_bridge.config import ClaimLoopConfig, ScoringConfig
 from rollout_bridge.engine.types import ROUTING_HEADER
 from rollout_bridge.rendering import Rendering
 from rollout_bridge.scoring import ScoringWorker
+from tests.workers import run_until_left
 
 HINT = "Give temperatures in Celsius."
 RESPONSE = np.array([7, 8, 9], dtype=np.int32)
@@ -156,30 +157,8 @@ def config(**options: Any) -> ScoringConfig:
     return ScoringConfig(loop=ClaimLoopConfig(**loop), **options)
 
 
-@contextlib.asynccontextmanager
-async def running(worker: ScoringWorker) -> AsyncIterator[None]:
-    """The worker at work; if it fails, so does the body, at once."""
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(worker.run(stop))
-        try:
-            yield
-        finally:
-            stop.set()
-
-
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(0.02)
-
-
 async def run_until_left_scoring(store: Store, worker: ScoringWorker) -> None:
-    async def none_left() -> bool:
-        return (await store.counts())[TurnState.SCORING] == 0
-
-    async with running(worker):
-        await until(none_left)
+    await run_until_left(store, TurnState.SCORING, worker)
 
 
 def change(position: int, **parts: Any) -> Callable[[list[Any]], list[Any]]:

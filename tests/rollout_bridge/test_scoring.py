@@ -26,10 +26,9 @@ from tests.rollout_bridge.fault_teacher import (
     change,
     config,
     run_until_left_scoring,
-    running,
     scoring_turn,
-    until,
 )
+from tests.workers import running, until
 
 
 async def test_exactly_the_sampled_ids_are_scored_under_the_hinted_prompt(

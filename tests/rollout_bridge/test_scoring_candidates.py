@@ -23,8 +23,8 @@ from tests.rollout_bridge.fault_teacher import (
     run_until_left_scoring,
     scoring_turn,
     served,
-    until,
 )
+from tests.workers import until
 
 HINTS = ("Use Celsius.", HINT, "Give each temperature in Celsius, please.")
 
