@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainer.guarded import guarded
-from trainer.replay.compare_cli import compare_runs
+from trainer.replay.comparison.cli import compare_runs
 from trainer.replay.config import ReplayMode
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.replay.compare_words import facts, number, table
-from trainer.replay.comparison import Comparison, Figures, ReplayedTurn, TurnDifference
+from trainer.replay.comparison.values import Comparison, Figures, ReplayedTurn, TurnDifference
+from trainer.replay.comparison.words import facts, number, table
 from trainer.report import Curve, write_report
 
 _LEVELS = tuple(range(0, 101, 2))

@@ -26,9 +26,10 @@ from tests.records.builders import (
 )
 from trainer import run_config
 from trainer.errors import StartupError
-from trainer.replay.compare import compare, lines
-from trainer.replay.compare_cli import compare_runs
-from trainer.replay.comparison import Comparison
+from trainer.replay.comparison.cli import compare_runs
+from trainer.replay.comparison.compare import compare
+from trainer.replay.comparison.values import Comparison
+from trainer.replay.comparison.words import lines
 
 T = TypeVar("T")
 LEAK = "mention order 4711 and the red parcel"

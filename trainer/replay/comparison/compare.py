@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import StartupError
-from trainer.replay.compare_words import Line, lines
-from trainer.replay.compared_runs import read_run, run_config_of
-from trainer.replay.comparison import Comparison, ReplayedTurn
-from trainer.replay.figures import difference, figures, largest, match
+from trainer.replay.comparison.figures import difference, figures, largest, match
+from trainer.replay.comparison.runs import read_run, run_config_of
+from trainer.replay.comparison.values import Comparison, ReplayedTurn
+from trainer.replay.comparison.words import Line
 from trainer.run_config import RunConfig
-
-__all__ = ["compare", "lines"]
 
 _SHOWN_DIFFERENCES = 50
 _NOT_A_SETTING = ("store.", "proxy.host", "proxy.port", "policy.", "frozen.url", "judge.api_key")
@@ -43,7 +41,7 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> Comparison:
             f"{compared.matched.only_b} main turns): compare runs that replayed the same recording"
         )
     compared = replace(compared, settings=tuple(differing_settings(config_a, config_b)), report=out)
-    from trainer.replay.compare_report import draw  # matplotlib
+    from trainer.replay.comparison.report import draw  # matplotlib
 
     draw(compared, out)
     return compared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from trainer.replay.comparison import QUANTILES, Comparison, Figures
+from trainer.replay.comparison.values import QUANTILES, Comparison, Figures
 
 Line: TypeAlias = tuple[str, str, str]
 """A name, and what it is in A and in B."""

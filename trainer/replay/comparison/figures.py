@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from judge.screening import words
-from trainer.replay.comparison import (
+from trainer.replay.comparison.values import (
     QUANTILES,
     Figures,
     Matched,

@@ -19,7 +19,7 @@ from records.types import UNJUDGED, UNSCORED, Logprobs, TurnRecord, TurnType
 from records.whole_turns import TURNS_AT_A_TIME, WholeTurn, whole_turns
 from trainer.errors import StartupError
 from trainer.recorded_run import load_recorded
-from trainer.replay.comparison import HintFacts, ReplayedTurn
+from trainer.replay.comparison.values import HintFacts, ReplayedTurn
 from trainer.run_config import RunConfig
 
 _SHOWN_CHARS = 400

@@ -18,7 +18,8 @@ def compare_runs(
     """What two settings made of the same turns: votes, hints, leaks, advantages, tokens."""
 
     def work() -> None:
-        from trainer.replay.compare import compare, lines
+        from trainer.replay.comparison.compare import compare
+        from trainer.replay.comparison.words import lines
 
         for line in lines(compare(a, b, out)):
             typer.echo(line)

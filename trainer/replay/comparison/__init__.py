@@ -1,0 +1,1 @@
+"""Two runs of the same recorded turns, compared: `opd replay compare`."""
