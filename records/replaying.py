@@ -78,10 +78,10 @@ def import_op(connection: Connection, prepared: Sequence[PreparedSession]) -> li
     for level in levels:  # a turn's parents are checked against the store
         if level:
             turns.record_op(connection, level)
+    # Also of sessions without a new turn: their last one may have been answered since.
+    if followed := [one for session in prepared for one in session.next_states]:
+        turns.set_next_state_op(connection, followed)
     if changed:
-        turns.set_next_state_op(
-            connection, [one for session in changed for one in session.next_states]
-        )
         now = max(session.now for session in changed)
         session_ids = [session.session_id for session in changed]
         sessions.close_op(connection, session_ids, _CLOSED_AS, now)

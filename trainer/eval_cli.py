@@ -26,7 +26,7 @@ def evaluate(
         str | None,
         typer.Option(
             help="lab, recorded, or your own as package.module:function; if not given: lab for a "
-            "run of the tool lab, else recorded."
+            "run of the tool lab or of its model, else recorded."
         ),
     ] = None,
     tasks: Annotated[

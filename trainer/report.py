@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader
 
 matplotlib.use("svg")
 from matplotlib import pyplot
+from matplotlib.ticker import MaxNLocator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,8 @@ def plot_svg(curve: Curve) -> str:
         axes.axhline(value, color="0.5", linewidth=0.9, linestyle=style, label=name)
     axes.set_xlabel(curve.step_unit)
     axes.set_ylabel(curve.unit)
+    if all(float(step).is_integer() for step in curve.steps):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

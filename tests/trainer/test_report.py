@@ -44,6 +44,12 @@ def test_tokens_and_advantages_must_have_one_length() -> None:
         example(["a", "b"], [0.0])
 
 
+def test_updates_are_whole_numbers_on_an_axis() -> None:
+    drawn = plot_svg(Curve(title="a", unit="", steps=[1, 2, 3], series={"a": [1.0, 2.0, 4.0]}))
+    assert "<!-- 2 -->" in drawn
+    assert "<!-- 1.25 -->" not in drawn
+
+
 def test_plot_is_an_svg_and_takes_missing_values() -> None:
     svg = plot_svg(Curve(title="t", unit="u", steps=[1, 2, 3], series={"a": [0.1, None, 0.3]}))
     assert svg.startswith("<svg")

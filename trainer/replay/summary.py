@@ -100,6 +100,11 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
             f"reverse KL {before['reverse_kl']:.4f} -> {after['reverse_kl']:.4f}, forward KL "
             f"{before['forward_kl']:.4f} -> {after['forward_kl']:.4f} nats per token"
         )
+    if summary["updates"] and "held_out" not in summary["gap"]:
+        lines.append(
+            "no held-out turn was scored, so the gap on turns that were not trained on is not "
+            "known: a new --run folder with --set replay.held_out=SHARE holds out more sessions"
+        )
     if summary["note"]:
         lines.append(f"note: {summary['note']}")
     return lines
@@ -141,15 +146,27 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
         facts=[
             ("sessions", str(imported["sessions"])),
             ("turns", str(turns["recorded"])),
+            ("judged", str(turns["judged"])),
             ("accepted", str(turns["accepted"])),
-            ("trained", str(turns["trained"])),
-            ("updates", str(summary["updates"])),
+            *_learned(summary),
         ],
         tables=[table for table in tables if table[2]],
         curves=run_curves(metric_rows(folder)) if summary["updates"] else [],
-        examples=await example_turns(store, rendering, limit=3),
+        examples=(
+            None
+            if summary["mode"] == "judge-only" and not summary["updates"]
+            else await example_turns(store, rendering, limit=3)
+        ),
     )
     return path
+
+
+def _learned(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    if summary["mode"] == "judge-only" and not summary["updates"]:
+        return []
+    turns = summary["turns"]
+    counts = {name.replace("_", " "): turns[name] for name in ("held_out", "trained")}
+    return [(name, str(n)) for name, n in (*counts.items(), ("updates", summary["updates"]))]
 
 
 def _rows(counts: dict[str, int]) -> list[tuple[str, str]]:

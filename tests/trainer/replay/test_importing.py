@@ -159,6 +159,18 @@ def talk(name: str, said: str) -> dict[str, Any]:
     return {"session_id": name, "messages": [*messages, {"role": "user", "content": "No."}]}
 
 
+async def test_a_reply_that_a_grown_log_adds_is_taken_in(rendering, tmp_path) -> None:
+    whole = talk("a", "One.")
+    begun = {**whole, "messages": whole["messages"][:-1]}
+    async with await Store.open(config(tmp_path)) as store:
+        for line, state in ((begun, TurnState.DROPPED), (whole, TurnState.JUDGING)):
+            path = write_lines(tmp_path / "talks.jsonl", [line])
+            await take_in(store, rendering, SETTINGS, [path], [], tmp_path, lambda _: None)
+            [turn] = await stored(store)
+            assert turn.state is state
+    assert [message["content"] for message in turn.next_state] == ["No."]
+
+
 def problems_in(folder: Path) -> list[tuple[str, str, int | None, int]]:
     lines = (folder / PROBLEMS_FILE).read_text(encoding="utf-8").splitlines()
     found = [json.loads(line) for line in lines]
