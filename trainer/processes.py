@@ -147,12 +147,13 @@ def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool)
 async def _train(config: RunConfig, folder: Path, stop: asyncio.Event) -> None:
     from trainer.calibration_texts import calibration_sequences
     from trainer.loop import EmbeddedTrainer
+    from trainer.run_folder import only_trainer
 
     rendering = _rendering(config)
     store = await Store.open(config.store)
     policy = _client(config, config.policy)
     frozen = _client(config, config.frozen)
-    async with store, policy, frozen:
+    async with store, policy, frozen, only_trainer(folder):
         await _check_teachers(config, rendering)
         trainer = await EmbeddedTrainer.open(
             store=store,

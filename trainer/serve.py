@@ -24,6 +24,7 @@ from trainer.keys_commands import refuse_open_door
 from trainer.run import Run
 from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig
+from trainer.run_folder import only_command
 
 STATUS_EVERY_S = 30.0
 REPORT_EVERY_S = 300.0
@@ -40,7 +41,8 @@ def serve_forever(
     folder.mkdir(parents=True, exist_ok=True)
     values = run_config.merge(single_machine(model, folder), options)
     config = resolve(values, config_file, overrides)
-    asyncio.run(_serve(config, folder))
+    with only_command(folder):
+        asyncio.run(_serve(config, folder))
 
 
 async def _serve(config: RunConfig, folder: Path) -> None:

@@ -102,15 +102,22 @@ class Supervisor:
     async def _spawn(self, child: Child) -> None:
         child.log.parent.mkdir(parents=True, exist_ok=True)
         with child.log.open("ab") as log:
-            child.process = await asyncio.create_subprocess_exec(
-                *child.argv,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                # A Ctrl-C in the terminal reaches this process alone, which then stops them in
-                # order.
-                start_new_session=True,
+            spawning = asyncio.ensure_future(
+                asyncio.create_subprocess_exec(
+                    *child.argv,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    # A Ctrl-C in the terminal reaches this process alone, which then stops them in
+                    # order.
+                    start_new_session=True,
+                )
             )
+            try:
+                child.process = await asyncio.shield(spawning)
+            except asyncio.CancelledError:
+                child.process = await spawning  # there is a process now, and `stop` must know it
+                raise
         child.starts.append(time.monotonic())
 
     async def _wait_ready(self, child: Child, timeout_s: float) -> None:
