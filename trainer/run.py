@@ -24,7 +24,7 @@ from trainer.supervisor import Supervisor, free_ports
 
 logger = logging.getLogger(__name__)
 
-CALIBRATION_FILE = "calibration.json"
+CALIBRATION_FILE, FINISH_FILE = "calibration.json", "finish"
 """Written by the trainer once its engines agree with it: from then on it trains."""
 ENGINE_START_S = 300.0
 """A large model takes minutes to load; a wrong one fails at once."""
@@ -46,6 +46,8 @@ class Run:
 
     async def __aenter__(self) -> Run:
         run_config.save(self.config, self._config_file)
+        # An earlier command in this folder may have said that no more turns would come.
+        (self.folder / FINISH_FILE).unlink(missing_ok=True)
         self.supervisor = Supervisor(self.folder / "logs")
         try:
             await self.start_engines()
@@ -70,13 +72,14 @@ class Run:
         """Start proxy, judge worker and trainer: from here on turns are recorded and learned
         from.
         """
-        await asyncio.gather(self._start_proxy(), self.start_learning())
+        await asyncio.gather(self.start_proxy(), self.start_learning())
 
     async def start_learning(self) -> None:
         """Start judge worker and trainer: they work on what the store holds."""
         await asyncio.gather(self.start_judge(), self.start_trainer())
 
-    async def _start_proxy(self) -> None:
+    async def start_proxy(self) -> None:
+        """Start the endpoint, and wait until it answers."""
         proxy = self.config.proxy
         await self._start("proxy", "proxy", answers(f"http://{proxy.host}:{proxy.port}/healthz"))
 

@@ -1,4 +1,4 @@
-"""Starts victims of the crash test by fork, from a process that has imported what they import.
+"""Starts victims of the crash tests by fork, from a process that has imported what they import.
 
     python -m tests.reliability.fork_server
 
@@ -26,6 +26,7 @@ PRELOADED = (
     "trainer.processes",
     "trainer.loop",
     "trainer.calibration_texts",
+    "trainer.replay.run_replay",
     "api_proxy.app",
     "api_proxy.server",
     "judge.worker",
@@ -77,6 +78,8 @@ def _become(request: dict[str, Any], stdin: int) -> NoReturn:
         os.dup2(source, target)
     # Read when the module was imported, which was long ago: see records/fail_points.py.
     fail_points.ARMED = fail_points.parse(request["fail_point"])
+    if request["fail_point"] is not None:  # for the processes that it starts itself
+        os.environ[fail_points.VARIABLE] = request["fail_point"]
     sys.argv = ["opd", *request["arguments"]]
     from trainer.cli import app
 

@@ -10,7 +10,7 @@ Shapes: R tokens of a response, V ids of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +42,17 @@ class Gap:
 
 
 def measure_gap(
-    student: str, teacher: str, cases: Sequence[HintedCase], *, device: str = "cpu"
+    student: str,
+    teacher: str,
+    cases: Sequence[HintedCase],
+    *,
+    device: str = "cpu",
+    on_case: Callable[[], None] = lambda: None,
 ) -> Gap:
     """The gap between two folders of weights (or hub ids). Raises ValueError without cases.
 
     Cases whose prompts begin alike should follow each other: what they share is computed once.
+    `on_case` is called after each case; what it raises ends the measurement.
     """
     if not cases:
         raise ValueError("the gap is a mean over responses: there are none")
@@ -59,6 +65,7 @@ def measure_gap(
         reverse += float((p.exp() * (p - q)).sum())
         forward += float((q.exp() * (q - p)).sum())
         num_tokens += len(case.response_ids)
+        on_case()
     return Gap(
         reverse_kl=reverse / num_tokens, forward_kl=forward / num_tokens, num_tokens=num_tokens
     )

@@ -9,6 +9,7 @@ into the store of another run, whose processes take them up when no live turn wa
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from records import fail_points
 from records.replay_status import ReplayStatus
 from records.store import Store
 from records.types import TurnState
@@ -27,15 +29,15 @@ from trainer import run_config
 from trainer.defaults import resolve, single_machine
 from trainer.errors import StartupError
 from trainer.evaluation.gap import Gap, HintedCase, measure_gap
-from trainer.loop import FINISH_FILE
 from trainer.replay.config import ReplayMode
 from trainer.replay.importing import ImportSettings
 from trainer.replay.show import ReplayProgress
-from trainer.replay.summary import build_summary, save, summary_lines
+from trainer.replay.summary import build_summary, handed_over_lines, save, summary_lines
 from trainer.replay.taking_in import ImportReport, take_in
-from trainer.run import Run
+from trainer.run import FINISH_FILE, Run
 from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig
+from trainer.run_folder import only_command
 
 LAB_MODEL = Path(__file__).parents[2] / "examples" / "tool_lab" / "model"
 """What a replay without a model uses: tiny, and here."""
@@ -43,6 +45,7 @@ LAB_MODEL = Path(__file__).parents[2] / "examples" / "tool_lab" / "model"
 DEFAULTS: dict[str, Any] = {"trainer": {"rollout_batch_size": 4, "whole_sessions": True}}
 GAP_TURNS = 32
 """Most turns, held out and trained on each, on which the gap is measured."""
+CONFIG_FILE = "config.toml"
 _LOOK_EVERY_S = 0.5
 _UNTRAINED = (TurnState.READY, TurnState.LEASED)
 
@@ -69,16 +72,21 @@ def replay(request: ReplayRequest, folder: Path, console: Console) -> dict[str, 
 
     Raises StartupError where something cannot start, NothingLearned.
     """
+    _check_files(request)
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_command(folder):
+        try:
+            config = resolve(_values(request, folder), request.config_file, list(request.overrides))
+            return asyncio.run(_Replay(request, config, folder, console).run())
+        except KeyboardInterrupt:
+            console.print("stopped; what is done stays done: the same command goes on from here")
+            raise
+
+
+def _check_files(request: ReplayRequest) -> None:
     for path in (*request.recordings, *request.votes):
         if not path.exists():
             raise StartupError(f"{path}: no such file or folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    config = resolve(_values(request, folder), request.config_file, list(request.overrides))
-    try:
-        return asyncio.run(_Replay(request, config, folder, console).run())
-    except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from here")
-        raise
 
 
 def _values(request: ReplayRequest, folder: Path) -> dict[str, Any]:
@@ -96,13 +104,24 @@ def hand_over(request: ReplayRequest, folder: Path, console: Console) -> ImportR
     Its own processes judge, score and train on them, as its configuration says, after whatever live
     agents wait for; this only shows how far they are. Raises StartupError.
     """
+    _check_files(request)
     config = run_config.load(folder / "config.toml", list(request.overrides))
     if request.votes and not request.ask_judge and not config.judge.recorded_votes_only:
         console.print(
             "turns without recorded votes will be shown to the run's judge "
             "(its judge.recorded_votes_only is false)"
         )
-    return asyncio.run(_Replay(request, config, folder, console).hand_over())
+    replayed = _Replay(request, config, folder, console)
+    try:
+        return asyncio.run(replayed.hand_over())
+    except KeyboardInterrupt:
+        console.print(
+            "stopped looking; all turns are with the run, and the same command shows how far it is"
+            if replayed.is_imported
+            else "stopped before all was handed over: the same command hands over the rest",
+            soft_wrap=True,
+        )
+        raise
 
 
 class _Replay:
@@ -115,6 +134,8 @@ class _Replay:
         self._folder, self._console = folder, console
         self._mode: ReplayMode = config.replay.mode
         self._timings: dict[str, float] = {}
+        self.is_imported = False
+        """Whether all recordings are in the store."""
 
     async def run(self) -> dict[str, Any]:
         started = time.monotonic()
@@ -127,14 +148,16 @@ class _Replay:
         )
         rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
         async with await Store.open(config.store) as store:
+            await self._check_model(store)
+            run_config.save(config, self._folder / CONFIG_FILE)
             with ReplayProgress(self._console) as shown:
                 imported = await self._import(store, rendering, shown)
                 if _has_work(await store.replay_status(), self._mode):
                     shown.starting()
                     async with Run(config, self._folder) as processes:
                         await self._work(store, processes, shown)
-            status = await store.replay_status()
-            gaps = await self._gaps(store)
+                status = await store.replay_status()
+                gaps = await self._gaps(store, shown)
             self._timings["everything"] = time.monotonic() - started
             summary = build_summary(
                 mode=self._mode,
@@ -152,6 +175,20 @@ class _Replay:
         self._check_learned(status)
         return summary
 
+    async def _check_model(self, store: Store) -> None:
+        """Raises StartupError where the folder's turns are in the ids of another model."""
+        path = self._folder / CONFIG_FILE
+        if not path.exists():
+            return
+        model = run_config.load(path).model
+        if _identity(model) != _identity(self._config.model) and any(
+            (await store.counts()).values()
+        ):
+            raise StartupError(
+                f"{self._folder} holds turns for {model}; give --model {model}, or take another "
+                "folder (--run)"
+            )
+
     async def hand_over(self) -> ImportReport:
         """Import, then look on until nothing waits for judge or teacher."""
         config = self._config
@@ -163,14 +200,21 @@ class _Replay:
         async with await Store.open(config.store) as store:
             with ReplayProgress(self._console) as shown:
                 imported = await self._import(store, rendering, shown)
-                is_done = _is_scored(self._mode)
-                while True:
-                    status = await store.replay_status()
-                    shown.working(status)
-                    shown.training(status, await _num_updates(store))
-                    if is_done(status):
-                        return imported
-                    await asyncio.sleep(_LOOK_EVERY_S)
+                self.is_imported = True
+                status = await self._looked_on(store, shown)
+        for line in handed_over_lines(imported, status):
+            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+        return imported
+
+    async def _looked_on(self, store: Store, shown: ReplayProgress) -> ReplayStatus:
+        is_done = _is_scored(self._mode)
+        while True:
+            status = await store.replay_status()
+            shown.working(status)
+            shown.training(status, await _num_updates(store))
+            if is_done(status):
+                return status
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _import(
         self, store: Store, rendering: Rendering, shown: ReplayProgress
@@ -196,9 +240,8 @@ class _Replay:
 
     async def _work(self, store: Store, processes: Run, shown: ReplayProgress) -> None:
         begun = time.monotonic()
-        finish = self._folder / FINISH_FILE
-        finish.unlink(missing_ok=True)
-        await processes.start_judge()
+        if not _is_scored(self._mode)(await store.replay_status()):
+            await processes.start_judge()
         if self._mode == "resample":
             # The policy samples while it learns: that is what makes it on-policy.
             await processes.start_trainer(may_finish=True)
@@ -207,8 +250,10 @@ class _Replay:
         if self._mode == "judge-only":
             return
         begun = time.monotonic()
-        finish.touch()
-        if self._mode != "resample" and await store.ready_count():
+        (self._folder / FINISH_FILE).touch()
+        # Leased turns too: a trainer that was killed may have left them, and the next gives them
+        # back.
+        if self._mode != "resample" and not _is_trained(await store.replay_status()):
             await processes.start_trainer(may_finish=True)
         await self._until(store, processes, shown, _is_trained, training=True)
         await processes.supervisor.stop("judge", "trainer")
@@ -234,29 +279,47 @@ class _Replay:
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _gaps(self, store: Store) -> dict[str, dict[str, Gap]]:
+    async def _gaps(self, store: Store, shown: ReplayProgress) -> dict[str, dict[str, Gap]]:
         """On held-out turns and on trained ones, of the start and of the newest weights."""
         begun = time.monotonic()
         latest = await store.latest_version()
         weights = {"before": self._config.model}
         if latest is not None and latest.version > 0:
             weights["after"] = str(self._folder / latest.checkpoint)
+        groups = {
+            "held_out": await gap_cases(store, await store.held_out_turns()),
+            "trained": await gap_cases(store, await store.trained_recordings()),
+        }
+        shown.measuring(len(weights) * sum(map(len, groups.values())))
         gaps: dict[str, dict[str, Gap]] = {}
-        for name, turn_ids in (
-            ("held_out", await store.held_out_turns()),
-            ("trained", await store.trained_recordings()),
-        ):
-            cases = await gap_cases(store, turn_ids)
-            if cases:
-                gaps[name] = {
-                    when: await asyncio.to_thread(measure_gap, path, self._config.model, cases)
-                    for when, path in weights.items()
-                }
+        for name, cases in groups.items():
+            if not cases:
+                continue
+            gaps[name] = {}
+            for when, path in weights.items():
+                gaps[name][when] = await self._gap(path, cases, shown)
+                fail_points.reach("gap.measured")
         self._timings["measuring the gap"] = time.monotonic() - begun
         return gaps
 
     def _say(self, markup: str) -> None:
         self._console.print(markup, soft_wrap=True, highlight=False)
+
+    async def _gap(self, student: str, cases: Sequence[HintedCase], shown: ReplayProgress) -> Gap:
+        is_stopped = threading.Event()
+
+        def measured() -> None:
+            # A thread cannot be cancelled; one that goes on would hold up the end for minutes.
+            if is_stopped.is_set():
+                raise InterruptedError
+            shown.measured()
+
+        try:
+            return await asyncio.to_thread(
+                measure_gap, student, self._config.model, cases, on_case=measured
+            )
+        finally:
+            is_stopped.set()
 
     def _check_learned(self, status: ReplayStatus) -> None:
         if self._mode == "judge-only":
@@ -279,6 +342,10 @@ def _is_scored(mode: ReplayMode) -> Callable[[ReplayStatus], bool]:
         )
     )
     return lambda status: not any(status.states[state] for state in waiting)
+
+
+def _identity(model: str) -> str:
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def _has_work(status: ReplayStatus, mode: ReplayMode) -> bool:

@@ -15,13 +15,14 @@ _IN_WORK = (TurnState.JUDGING, TurnState.SCORING)
 
 
 class ReplayProgress(ProgressBars):
-    """Three bars: sessions taken in, turns judged and scored, samples trained on."""
+    """Bars: sessions taken in, turns judged and scored, samples trained on, responses compared."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._import = self.add("import", "sessions")
         self._score = self.add("judge", "turns", starts=False)
         self._train = self.add("train", "samples", starts=False)
+        self._measure = self.add("measure", "responses", starts=False)
         self._scored_before = -1
         self._since = 0.0
 
@@ -60,3 +61,11 @@ class ReplayProgress(ProgressBars):
         waiting = status.states[TurnState.READY] + status.states[TurnState.LEASED]
         total = status.num_trained + waiting
         self._train.update(status.num_trained, total, f"{version} updates")
+
+    def measuring(self, num_responses: int) -> None:
+        """So many are to be compared between student and hinted teacher."""
+        self._measure.update(0, num_responses, "gap to the hinted teacher")
+
+    def measured(self) -> None:
+        """One more of them was; may be called in any thread."""
+        self._measure.advance()

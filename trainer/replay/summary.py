@@ -10,6 +10,7 @@ from typing import Any
 from records.recording import RecordingKind
 from records.replay_status import ReplayStatus
 from records.store import Store
+from records.types import TurnState
 from rollout_bridge.rendering import Rendering
 from trainer.evaluation.gap import Gap
 from trainer.replay.config import ReplayMode
@@ -83,10 +84,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"judged {turns['judged']}, accepted {turns['accepted']}, scored {turns['scored']}, "
         f"held out {turns['held_out']}, trained {turns['trained']} in {summary['updates']} updates",
     ]
-    if imported["problems"]:
-        lines.append("problems, by reason with the first of each (all: import_problems.jsonl):")
-        for reason, number in imported["problems"].items():
-            lines.append(f"  {number} {reason}: {shown(imported['first_problems'][reason])}")
+    lines += _problem_lines(imported)
     if turns["dropped"]:
         told = ", ".join(f"{number} {reason}" for reason, number in turns["dropped"].items())
         lines.append(f"dropped: {told}")
@@ -114,6 +112,34 @@ def shown(text: str) -> str:
     """`text` of others on one line of a terminal: no control characters, and not too long."""
     kept = text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in kept)
+
+
+def handed_over_lines(imported: ImportReport, status: ReplayStatus) -> list[str]:
+    """For the terminal, once nothing waits for judge or teacher in a run that was given turns."""
+    states = status.states
+    waiting = states[TurnState.READY] + states[TurnState.LEASED]
+    told = ", ".join(f"{number} {reason.value}" for reason, number in status.drops.items())
+    lines = [
+        f"handed over {imported.num_rendered} of {imported.num_turns} turns, "
+        f"{imported.num_new} new",
+        f"of {status.num_recorded} recorded turns in this run {status.num_judged} are judged, "
+        f"{status.num_accepted} accepted, {status.num_trained} trained; {waiting} wait for a full "
+        "batch",
+    ]
+    lines += _problem_lines(imported.as_dict())
+    return [*lines, f"dropped: {told}"] if told else lines
+
+
+def _problem_lines(imported: dict[str, Any]) -> list[str]:
+    if not imported["problems"]:
+        return []
+    return [
+        "problems, by reason with the first of each (all: import_problems.jsonl):",
+        *(
+            f"  {number} {reason}: {shown(imported['first_problems'][reason])}"
+            for reason, number in imported["problems"].items()
+        ),
+    ]
 
 
 async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: Rendering) -> Path:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from examples.tool_lab.domain import SYSTEM_PROMPT, TOOLS
 from trainer.replay.reading import read_recordings
 from trainer.replay.recorded import Problem, RecordedSession
 
@@ -45,3 +46,26 @@ def one(path: Path) -> RecordedSession:
 def texts(messages: Iterable[dict[str, Any]]) -> list[str]:
     """What messages say, each with the first letter of its role."""
     return [f"{message['role'][0]}:{message['content']}" for message in messages]
+
+
+def lab_recordings(folder: Path, names: Iterable[str], votes: Sequence[str]) -> tuple[Path, Path]:
+    """A file of sessions of the tool lab, three answers in each, and one with `votes` on each."""
+    sessions, judged = [], []
+    for name in names:
+        messages: list[dict[str, Any]] = [
+            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": f"What is the weather in {name}?"},
+        ]
+        for number in range(3):
+            judged.append(
+                {"session_id": name, "message_index": len(messages), "votes": list(votes)}
+            )
+            messages += [
+                {"role": "assistant", "content": f"It is 7{number} F in {name}."},
+                {"role": "user", "content": "Please always use Celsius."},
+            ]
+        sessions.append({"session_id": name, "messages": messages, "tools": TOOLS})
+    return (
+        write_lines(folder / "sessions.jsonl", sessions),
+        write_lines(folder / "votes.jsonl", judged),
+    )
