@@ -54,7 +54,6 @@ SETTINGS: dict[str, list[str]] = {
         *IN_TRAINER,
         "trainer.rollout_batch_size=32",
         "trainer.epochs_per_batch=4",
-        "judge.temperature=0.3",
     ],
     "jsd16": [*_objective("self_distillation", "topk=16"), *IN_TRAINER],
     "jsd16-teacher": [

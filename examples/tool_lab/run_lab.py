@@ -31,7 +31,8 @@ MODEL = Path(__file__).parent / "model"
 LAB_VALUES: dict[str, Any] = {
     # The lab's model never thinks; its template closes an empty thought before each answer.
     "renderer": {"name": "qwen3", "enable_thinking": False},
-    "judge": {"votes": 3, "max_tokens": 48, "loop": {"concurrency": 24}},
+    # So cold that votes agree: one slip with a long hint would win over two right ones.
+    "judge": {"votes": 3, "temperature": 0.3, "max_tokens": 48, "loop": {"concurrency": 24}},
     "trainer": {"learning_rate": 1e-4, "micro_batch_tokens": 2048},
 }
 
