@@ -13,7 +13,7 @@ from fastapi import Request
 
 from api_proxy.errors import admin_key_needed
 from records.keys import ApiKey
-from records.types import Consent
+from records.names import Consent
 
 ANONYMOUS = "anonymous"
 

@@ -15,7 +15,8 @@ import numpy as np
 from api_proxy.config import ProxyConfig
 from api_proxy.generation import LabelSpan, Rollout
 from api_proxy.reply import Reply
-from records.types import DropReason, Experts, TurnType, VersionSpan
+from records.names import DropReason, TurnType
+from records.types import Experts, VersionSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from api_proxy.turns import TurnService
 from records.errors import StoreConflict, StoreError
 from records.feedback import Feedback, KeptFeedback
 from records.feedback_writes import TooMuchFeedback
-from records.types import Consent
+from records.names import Consent
 
 router = APIRouter()
 

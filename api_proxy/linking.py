@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from records.messages import Message, content_text, fingerprint
-from records.types import REJUDGEABLE, DropReason, TurnRef, TurnState
+from records.names import REJUDGEABLE, DropReason, TurnState
+from records.types import TurnRef
 
 _SUMMARY = re.compile(r"<summary>(.*)</summary>", re.DOTALL)
 _DISTINCTIVE_CHARS = 32

@@ -13,7 +13,7 @@ from collections import deque
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from api_proxy.lineage import Lineage
-from records.types import DropReason
+from records.names import DropReason
 
 logger = logging.getLogger(__name__)
 

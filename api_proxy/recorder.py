@@ -30,9 +30,10 @@ from api_proxy.spool import Spool
 from api_proxy.tokens import ParentTokens, TokenCache
 from api_proxy.turn import Turn
 from records.errors import StoreError, StoreUnavailable
+from records.names import Consent, TurnType
 from records.spilled import Addition
 from records.store import Store
-from records.types import CapturedTurn, Consent, TurnType
+from records.types import CapturedTurn
 
 logger = logging.getLogger(__name__)
 

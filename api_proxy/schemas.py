@@ -25,7 +25,7 @@ from pydantic import (
 
 from api_proxy.errors import ApiError, invalid, unsupported
 from records.messages import Message
-from records.types import TurnType
+from records.names import TurnType
 
 MAX_CHOICES = 16
 """Answers to one request."""

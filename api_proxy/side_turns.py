@@ -9,7 +9,7 @@ from api_proxy.config import ProxyConfig, SideRule
 from api_proxy.schemas import Completion
 from api_proxy.side_presets import PRESETS
 from records.messages import content_text
-from records.types import TurnType
+from records.names import TurnType
 
 DECLARED = "declared"
 """In place of a rule's name: the agent said so itself."""

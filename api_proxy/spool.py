@@ -21,10 +21,10 @@ from api_proxy.metrics import ProxyMetrics
 from api_proxy.sessions import Sessions
 from records import fail_points
 from records.errors import StoreError, StoreUnavailable
+from records.names import DropReason, TurnType
 from records.spill import SpillFile, SpillRecord, orphans
 from records.spilled import Addition, decode, encode, redacted
 from records.store import Store
-from records.types import DropReason, TurnType
 
 logger = logging.getLogger(__name__)
 

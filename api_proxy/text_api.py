@@ -25,7 +25,7 @@ from api_proxy.reply import TEXT_ROLE, Delta
 from api_proxy.schemas import Completion, completion_of, json_object
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
-from records.types import TurnType
+from records.names import TurnType
 from rollout_bridge.rendering import Rendering
 
 router = APIRouter()

@@ -16,7 +16,8 @@ from api_proxy.reply import Delta, Reply
 from api_proxy.schemas import Completion
 from api_proxy.side_turns import Kind
 from api_proxy.tokens import Prompt
-from records.types import CapturedTurn, Consent, TurnType
+from records.names import Consent, TurnType
+from records.types import CapturedTurn
 
 
 class Assembler(Protocol):

@@ -41,8 +41,9 @@ from api_proxy.tokens import Prompt, PromptBuilder, TokenCache
 from api_proxy.turn import Assembler, Turn
 from records.errors import StoreError
 from records.keys import Keys
+from records.names import Consent, TurnType
 from records.store import Store
-from records.types import Consent, Ids, TurnType
+from records.types import Ids
 from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.engine.types import PauseMode, SamplingParams
 from rollout_bridge.rendering import Rendering

@@ -36,10 +36,11 @@ from benchmarks.shared_prefill import Tap, embedded_engine
 from judge.config import JudgeConfig
 from judge.worker import JudgeWorker
 from records.config import StoreConfig
+from records.names import TurnState
 from records.redaction import Redactor
 from records.replaying import PreparedSession
 from records.store import Store
-from records.types import Ids, TurnState
+from records.types import Ids
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.policy_scores import PolicyScorer
 from rollout_bridge.rendering import Rendering

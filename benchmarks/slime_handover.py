@@ -29,17 +29,9 @@ import psutil
 from sqlalchemy.engine import make_url
 
 from records.config import StoreConfig
+from records.names import DropReason, TurnState, TurnType
 from records.store import Store
-from records.types import (
-    CapturedTurn,
-    DropReason,
-    Score,
-    TurnRecord,
-    TurnState,
-    TurnType,
-    Verdict,
-    VersionSpan,
-)
+from records.types import CapturedTurn, Score, TurnRecord, Verdict, VersionSpan
 from rollout_bridge.slime_host import TurnHost
 from rollout_bridge.slime_needs import SampleNeeds
 from rollout_bridge.slime_rows import TrainRow, train_rows

@@ -29,18 +29,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from records.config import StoreConfig
 from records.errors import StoreUnavailable
+from records.names import TurnState, TurnType
 from records.store import Store
-from records.types import (
-    CapturedTurn,
-    Ids,
-    Score,
-    TurnRecord,
-    TurnState,
-    TurnType,
-    Verdict,
-    VersionSpan,
-    Vote,
-)
+from records.types import CapturedTurn, Ids, Score, TurnRecord, Verdict, VersionSpan, Vote
 
 T = TypeVar("T")
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from judge.config import JudgeConfig, RewardKind
 from judge.rewards import majority_reward, parse_reward
 from judge.selection import select_hints
-from records.types import DropReason, Verdict, Vote
+from records.names import DropReason
+from records.types import Verdict, Vote
 
 
 def decide(

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from records.types import DropReason, HintRejection, Verdict, Vote
+from records.names import DropReason, HintRejection
+from records.types import Verdict, Vote
 
 
 def agreement(votes: Sequence[Vote]) -> float | None:

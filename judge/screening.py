@@ -17,7 +17,8 @@ from judge.config import JudgeConfig
 from judge.fencing import has_marker
 from judge.prompts import message_text
 from records.messages import Message
-from records.types import HintRejection, TurnRecord, Vote
+from records.names import HintRejection
+from records.types import TurnRecord, Vote
 
 # Scripts without blanks between words: each character counts as a word.
 _UNSPACED = "\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"

@@ -28,7 +28,8 @@ from judge.recorded import NAME as RECORDED_VOTES
 from judge.recorded import recorded_ballot
 from judge.screening import Evidence, screened
 from judge.voting import Ballot, cast_votes
-from records.types import DropReason, TurnRecord, TurnState, Verdict, Vote
+from records.names import DropReason, TurnState
+from records.types import TurnRecord, Verdict, Vote
 from rollout_bridge.worker import ClaimLoop, ClaimStore, ServiceUnavailable
 
 logger = logging.getLogger(__name__)

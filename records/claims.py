@@ -17,9 +17,10 @@ from records.columns import clean_text
 from records.feedback import counts as feedback_counts
 from records.loading import hint_candidates, load_recordings
 from records.models import RecordingRow, ScoreRow, TokensRow, TurnRow, VerdictRow, VoteRow
+from records.names import DropReason, TurnState
 from records.recording import Recording, RecordingKind
 from records.sql import chunks, rows_in, table_of, upsert
-from records.types import DropReason, PolicyScore, TurnState, Verdict
+from records.types import PolicyScore, Verdict
 
 CLAIMABLE = (TurnState.JUDGING, TurnState.SCORING)
 WINDOW = 4

@@ -34,8 +34,8 @@ from records.models import (
     VerdictRow,
     VoteRow,
 )
+from records.names import DropReason, TurnState
 from records.sql import chunks
-from records.types import DropReason, TurnState
 
 Reason = Literal["forget", "retention"]
 

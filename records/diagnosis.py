@@ -12,9 +12,9 @@ from sqlalchemy import Connection, func, select
 from records.deletion import find_sessions
 from records.feedback import KeptFeedback, kept_on
 from records.models import SessionRow, TurnRow, VerdictRow, VoteRow
+from records.names import DropReason, TurnState, TurnType
 from records.sql import chunks
 from records.summary import counts, drops
-from records.types import DropReason, TurnState, TurnType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

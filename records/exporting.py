@@ -15,8 +15,8 @@ from sqlalchemy import ColumnElement, Connection, func, or_, select, text, tuple
 from sqlalchemy.exc import SQLAlchemyError
 
 from records.models import SessionRow, TurnRow
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import DropReason, TurnState
 from records.writer import as_store_error
 
 _SESSIONS_PER_PAGE = 200

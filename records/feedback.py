@@ -15,8 +15,8 @@ from sqlalchemy import Connection, bindparam, func, select
 
 from records.messages import Message
 from records.models import FeedbackRow
+from records.names import FeedbackOutcome
 from records.sql import chunks, rows_in
-from records.types import FeedbackOutcome
 
 ROLE = "feedback"
 _CORRECTION = "The corrected answer: "

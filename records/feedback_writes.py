@@ -17,7 +17,7 @@ from records.errors import StoreConflict
 from records.feedback import KeptFeedback, counts, kept
 from records.messages import Message
 from records.models import FeedbackRow, ScoreRow, TurnRow, VerdictRow, VoteRow
-from records.types import REJUDGEABLE, DropReason, FeedbackOutcome, TurnState
+from records.names import REJUDGEABLE, DropReason, FeedbackOutcome, TurnState
 
 MAX_PER_TURN = 32
 """More is refused: the judge reads all of it."""

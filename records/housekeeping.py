@@ -16,9 +16,10 @@ from sqlalchemy import Connection, delete, insert, select, text
 from records import deletion
 from records.deletion import Deleted, Reason
 from records.models import BackupRow, DeletionRow, PolicyVersionRow, TurnRow
+from records.names import TurnState
 from records.sql import table_of
 from records.store import Store
-from records.types import PolicyVersion, TurnState
+from records.types import PolicyVersion
 
 logger = logging.getLogger(__name__)
 

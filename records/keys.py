@@ -21,9 +21,9 @@ from sqlalchemy import Connection, Row, insert, select, update
 
 from records.errors import UnknownKey
 from records.models import KeyEventRow, KeyRow, KeyUsageRow
+from records.names import Consent
 from records.sql import insert_missing, table_of
 from records.store import Store
-from records.types import Consent
 
 KEY = re.compile(r"opd_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 """A key as its owner holds it."""

@@ -12,8 +12,9 @@ from sqlalchemy import ColumnElement, Connection, Row, literal_column, select, u
 
 from records.messages import Message
 from records.models import NodeRow, TurnRow
+from records.names import DropReason, TurnState
 from records.sql import chunks
-from records.types import DropReason, TurnRef, TurnState
+from records.types import TurnRef
 
 
 def by_response_node(connection: Connection, scope: str, node_ids: Sequence[str]) -> list[TurnRef]:

@@ -19,15 +19,8 @@ from records.columns import (
     LogprobsBlob,
     enum_column,
 )
+from records.names import Consent, DropReason, FeedbackOutcome, HintRejection, TurnState, TurnType
 from records.recording import RecordingKind
-from records.types import (
-    Consent,
-    DropReason,
-    FeedbackOutcome,
-    HintRejection,
-    TurnState,
-    TurnType,
-)
 
 
 class Base(DeclarativeBase):

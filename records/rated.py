@@ -13,8 +13,8 @@ from sqlalchemy import Connection, exists, select
 
 from records.exporting import Wanted, conditions
 from records.models import FeedbackRow, RecordingRow, SessionRow, TurnRow
+from records.names import DropReason, TurnType
 from records.sql import chunks
-from records.types import DropReason, TurnType
 from records.whole_turns import given_feedback
 
 _TURNS_AT_A_TIME = 200

@@ -14,9 +14,10 @@ from sqlalchemy import Connection, exists, insert, or_, select, update
 
 from records.errors import StoreConflict
 from records.models import PolicyVersionRow, ScoreRow, TurnRow, VerdictRow
+from records.names import DropReason, TurnState
 from records.sql import chunks
 from records.training import release_all_op, version_row
-from records.types import DropReason, PolicyVersion, TurnState
+from records.types import PolicyVersion
 
 Chain = Sequence[tuple[PolicyVersion, Sequence[str]]]
 

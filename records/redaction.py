@@ -21,7 +21,8 @@ from records.columns import content_hash
 from records.config import Mode, RedactionConfig
 from records.detectors import PERSONAL, SECRETS, Detector, detectors
 from records.messages import Message, fingerprint, path_ids
-from records.types import CapturedTurn, DropReason, TurnIdentity
+from records.names import DropReason
+from records.types import CapturedTurn, TurnIdentity
 
 _REMEMBERED = 20_000
 """Messages whose findings are known; a history is sent again with each request."""

@@ -15,8 +15,8 @@ from records.models import (
     VerdictRow,
     VoteRow,
 )
+from records.names import UNJUDGED, DropReason, TurnState
 from records.recording import RecordingKind
-from records.types import UNJUDGED, DropReason, TurnState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ from records import sessions
 from records import turn_writes as turns
 from records.claims import holds
 from records.models import RecordingRow, TurnRow, VerdictRow
+from records.names import REJUDGEABLE, DropReason, TurnState
 from records.sql import chunks, rows_in, table_of
 from records.turn_writes import NextState, PreparedTurn
-from records.types import REJUDGEABLE, DropReason, TurnState
 
 _STORED = select(TurnRow.turn_id).where(TurnRow.turn_id.in_(bindparam("values", expanding=True)))
 _WITH_VOTES = (

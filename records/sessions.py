@@ -12,8 +12,8 @@ from sqlalchemy import Connection, bindparam, select, update
 
 from records.deletion import is_deleted
 from records.models import SessionRow, TurnRow
+from records.names import DropReason, TurnState
 from records.sql import chunks, insert_missing, rows_in
-from records.types import DropReason, TurnState
 
 TOUCH_EVERY_S = 5.0
 """`last_seen` is rewritten at most this often: exact enough for an idle timeout of minutes."""

@@ -27,9 +27,10 @@ from records.arrays import (
 from records.columns import dump_json
 from records.messages import Message
 from records.models import TurnRow
+from records.names import DropReason, TurnType
 from records.redaction import Redactor
 from records.turn_writes import NextState, PreparedTurn
-from records.types import CapturedTurn, DropReason, TurnIdentity, TurnType, VersionSpan
+from records.types import CapturedTurn, TurnIdentity, VersionSpan
 
 FORMAT = 1
 

@@ -10,19 +10,10 @@ from sqlalchemy import Connection, case, exists, func, select
 
 from records.loading import hint_candidates, load_turns
 from records.models import PolicyVersionRow, SampleRow, ScoreRow, TurnRow, VerdictRow, VoteRow
+from records.names import DropReason, TurnState, TurnType
 from records.scores import load_scores
 from records.sql import chunks
-from records.types import (
-    UNSCORED,
-    DropReason,
-    SampleResult,
-    Score,
-    TurnRecord,
-    TurnState,
-    TurnType,
-    Verdict,
-    Vote,
-)
+from records.types import UNSCORED, SampleResult, Score, TurnRecord, Verdict, Vote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

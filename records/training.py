@@ -13,9 +13,10 @@ from sqlalchemy import Connection, and_, exists, func, insert, or_, select, upda
 
 from records.errors import StoreConflict
 from records.models import PolicyVersionRow, RecordingRow, SampleRow, TurnRow
+from records.names import DropReason, TurnState
 from records.recording import RecordingKind
 from records.sql import chunks
-from records.types import DropReason, PolicyVersion, SampleResult, TurnState
+from records.types import PolicyVersion, SampleResult
 
 
 def enough_ready(connection: Connection, count: int, now: float) -> bool:

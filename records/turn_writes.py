@@ -30,9 +30,10 @@ from records.models import (
     TurnRow,
     VariantRow,
 )
+from records.names import REJUDGEABLE, DropReason, TurnState
 from records.recording import RecordingKind
 from records.sql import insert_missing, rows_in, table_of
-from records.types import REJUDGEABLE, CapturedTurn, DropReason, Ids, TurnState
+from records.types import CapturedTurn, Ids
 
 _INSERT_TURNS = table_of(TurnRow).insert()
 _INSERT_TOKENS = table_of(TokensRow).insert()

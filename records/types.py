@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from records.messages import Message
+from records.names import DropReason, HintRejection, TurnState, TurnType
 from records.recording import Recording, RecordingKind
 from records.teaching import (
     UNSCORED,
@@ -26,135 +26,6 @@ from records.teaching import (
     check_experts,
     check_topk,
 )
-
-
-class TurnType(StrEnum):
-    """Only `main` turns train; `side` turns are recorded and forwarded, and so are `text` turns:
-    continuations of a text that is no conversation.
-    """
-
-    MAIN = "main"
-    SIDE = "side"
-    TEXT = "text"
-
-
-class TurnState(StrEnum):
-    """Where a turn stands. A turn is inserted, with its tokens, when its reply is complete.
-
-    awaiting_next_state -> judging -> scoring -> ready -> leased -> trained, or dropped from any.
-    `judging` and `scoring` mean "waiting for that worker, or claimed by one". A turn that got a
-    reward and no hint skips `scoring`.
-    """
-
-    AWAITING_NEXT_STATE = "awaiting_next_state"
-    JUDGING = "judging"
-    SCORING = "scoring"
-    READY = "ready"
-    LEASED = "leased"
-    TRAINED = "trained"
-    DROPPED = "dropped"
-
-
-class DropReason(StrEnum):
-    """Why a turn does not train. The set is closed: a new way to drop needs a new name here."""
-
-    # Decided by whatever stage had the turn in hand.
-    INTERNAL_ERROR = "internal_error"
-    # Its content was asked to be deleted while it was on its way, or is being deleted.
-    FORGOTTEN = "forgotten"
-    # Decided when the reply is recorded. RECORD_ONLY: its key consents to no more.
-    RECORD_ONLY = "record_only"
-    SIDE_TURN = "side_turn"
-    TEXT_COMPLETION = "text_completion"
-    ABORTED = "aborted"
-    CLIENT_DISCONNECTED = "client_disconnected"
-    SHUTDOWN = "shutdown"
-    LENGTH_CUT = "length_cut"
-    EMPTY_RESPONSE = "empty_response"
-    SENSITIVE = "sensitive"
-    UNKNOWN_VERSION = "unknown_version"
-    MIXED_VERSION = "mixed_version"
-    DISTRIBUTION_MODIFIED = "distribution_modified"
-    ROLLOUT_LOGPROBS_INVALID = "rollout_logprobs_invalid"
-    AMBIGUOUS_PARENT = "ambiguous_parent"
-    # Decided when the conversation ends.
-    NO_NEXT_STATE = "no_next_state"
-    # Decided by the judge worker.
-    NO_HINT = "no_hint"
-    NO_QUORUM = "no_quorum"
-    HINT_REJECTED = "hint_rejected"
-    JUDGE_UNAVAILABLE = "judge_unavailable"
-    JUDGE_PROMPT_TOO_LONG = "judge_prompt_too_long"
-    NO_RECORDED_VOTES = "no_recorded_votes"
-    # Decided by the scoring worker.
-    NO_USER_MESSAGE = "no_user_message"
-    HINTED_PROMPT_MISMATCH = "hinted_prompt_mismatch"
-    HINTED_PROMPT_TOO_LONG = "hinted_prompt_too_long"
-    TEACHER_MISALIGNED = "teacher_misaligned"
-    TEACHER_LOGPROBS_INVALID = "teacher_logprobs_invalid"
-    TEACHER_UNAVAILABLE = "teacher_unavailable"
-    UNKNOWN_TEACHER = "unknown_teacher"
-    RESAMPLED = "resampled"
-    HELD_OUT = "held_out"
-    # Decided by the trainer.
-    STALE = "stale"
-    ROUTED_EXPERTS_MISSING = "routed_experts_missing"
-    BELOW_NOISE = "below_noise"
-    NONFINITE_GRADIENT = "nonfinite_gradient"
-
-
-class Consent(StrEnum):
-    """What may become of what a key's requests hold: trained on; recorded only; neither."""
-
-    TRAIN = "train"
-    RECORD = "record"
-    NONE = "none"
-
-
-REJUDGEABLE = frozenset(
-    {
-        DropReason.NO_NEXT_STATE,
-        DropReason.NO_HINT,
-        DropReason.NO_QUORUM,
-        DropReason.HINT_REJECTED,
-        DropReason.JUDGE_UNAVAILABLE,
-        DropReason.NO_RECORDED_VOTES,
-    }
-)
-"""Drops that another look at a longer next state may undo."""
-
-
-UNJUDGED = frozenset(
-    {
-        DropReason.JUDGE_UNAVAILABLE,
-        DropReason.JUDGE_PROMPT_TOO_LONG,
-        DropReason.NO_RECORDED_VOTES,
-    }
-)
-"""Drops of turns on which no judge said anything: no share of accepted turns counts them."""
-
-
-class FeedbackOutcome(StrEnum):
-    """What became of feedback. The set is closed."""
-
-    TO_BE_JUDGED = "to_be_judged"
-    """The judge has not looked at the turn yet, and will read it."""
-    JUDGED_AGAIN = "judged_again"
-    """The turn was judged, or was being judged, without it, and is judged again with it."""
-    TOO_LATE = "too_late"
-    """The trainer has the turn, or had it. The feedback is kept and changes nothing."""
-    NOT_TRAINED = "not_trained"
-    """The turn does not train, whatever is said of it. The feedback is kept."""
-
-
-class HintRejection(StrEnum):
-    """Why the hint of a positive vote is refused (judge/screening.py). The set is closed."""
-
-    TOO_LONG = "too_long"
-    CONTROL_TEXT = "control_text"
-    INSTRUCTS_PIPELINE = "instructs_pipeline"
-    COPIES_NEXT_STATE = "copies_next_state"
-    NEW_VALUE = "new_value"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,8 @@ from records.models import (
     VariantRow,
     VerdictRow,
 )
+from records.names import TurnState
 from records.sql import chunks
-from records.types import TurnState
 from records.writer import as_store_error
 
 _SHOWN = 3

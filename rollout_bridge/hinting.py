@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from records.messages import Message, content_text
-from records.types import DropReason, Ids
+from records.names import DropReason
+from records.types import Ids
 from rollout_bridge.alignment import AlignmentError, locate_span
 from rollout_bridge.rendering import RenderedPrompt, Rendering, Tools
 

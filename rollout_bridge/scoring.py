@@ -21,17 +21,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from records.names import DropReason, TurnState
 from records.recording import RecordingKind
-from records.types import (
-    UNSCORED,
-    DropReason,
-    Ids,
-    Logprobs,
-    PolicyScore,
-    Score,
-    TurnRecord,
-    TurnState,
-)
+from records.types import UNSCORED, Ids, Logprobs, PolicyScore, Score, TurnRecord
 from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.errors import (
     EngineLogprobError,

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from records.types import UNSCORED, DropReason, Score
+from records.names import DropReason
+from records.types import UNSCORED, Score
 
 
 def drop_metric(reason: DropReason) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from records.types import DropReason, ReadySample
+from records.names import DropReason
+from records.types import ReadySample
 
 
 class SampleNeeds(BaseModel):

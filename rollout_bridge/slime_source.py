@@ -21,10 +21,11 @@ from uuid import uuid4
 import numpy as np
 
 from records.errors import StoreUnavailable
+from records.names import DropReason, TurnState
 from records.reconcile import ReconcileReport
 from records.staleness import oldest_allowed, steps_since
 from records.store import Store
-from records.types import DropReason, PolicyVersion, ReadySample, TurnState
+from records.types import PolicyVersion, ReadySample
 from rollout_bridge.slime_handovers import (
     Handover,
     HandoverError,

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from records.errors import StoreError, StoreUnavailable
-from records.types import DropReason, TurnRecord, TurnState
+from records.names import DropReason, TurnState
+from records.types import TurnRecord
 from rollout_bridge.config import ClaimLoopConfig
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from judge.worker import JudgeWorker
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from rollout_bridge.scoring import ScoringWorker
 
 Worker = JudgeWorker | ScoringWorker

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from records.diagnosis import RunFacts, SessionFacts, TurnFacts, VoteFacts
+from records.names import FeedbackOutcome, TurnState
 from records.store import Store
-from records.types import FeedbackOutcome, TurnState
 from trainer.drop_words import DROP_WORDS
 from trainer.errors import StartupError
 from trainer.recorded_run import load_recorded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from records.types import DropReason
+from records.names import DropReason
 
 DROP_WORDS: dict[DropReason, str] = {
     DropReason.INTERNAL_ERROR: "a stage failed on it in a way that nobody foresaw; see its log",

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from records.keys import ApiKey, KeyLimits, Keys
+from records.names import Consent
 from records.store import Store
-from records.types import Consent
 from trainer import run_config
 from trainer.errors import StartupError
 from trainer.records_commands import Outcome

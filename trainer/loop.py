@@ -20,9 +20,10 @@ from typing import Protocol
 
 import numpy as np
 
+from records.names import DropReason
 from records.staleness import oldest_allowed, steps_since
 from records.store import Store
-from records.types import DropReason, Ids, ReadySample, SampleResult
+from records.types import Ids, ReadySample, SampleResult
 from trainer.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig

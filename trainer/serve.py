@@ -16,8 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from trainer import run_config
 from trainer.defaults import resolve, single_machine
 from trainer.keys_commands import refuse_open_door

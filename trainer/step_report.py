@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from records.names import DropReason
 from records.recording import RecordingKind
 from records.summary import VoteSummary
-from records.types import DropReason, Logprobs, ReadySample, SampleResult
+from records.types import Logprobs, ReadySample, SampleResult
 from rollout_bridge.scoring_metrics import drop_metric
 from trainer.manifest import Manifest
 from trainer.update_report import UpdateReport

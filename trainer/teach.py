@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from records.types import DropReason, ReadySample
+from records.names import DropReason
+from records.types import ReadySample
 from trainer.objectives.hint_choice import choose_hints, count_overlap, is_member, take_chosen
 from trainer.objectives.options import ObjectiveOptions, OverlapTopk
 from trainer.token_states import LogprobModel

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from records.types import DropReason, ReadySample
+from records.names import DropReason
+from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence, merge_turns
 from trainer.batch_statistics import batch_statistics
 from trainer.batch_totals import BatchTotals

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from records.types import DropReason, Logprobs
+from records.names import DropReason
+from records.types import Logprobs
 
 STATISTIC_KEYS = frozenset(
     {

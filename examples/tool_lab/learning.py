@@ -18,8 +18,8 @@ import openai
 from examples.tool_lab.agent import AgentConfig, run_session
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.preferences import lab_users
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import DropReason, TurnState
 from trainer.staleness import admit
 
 POLL_S = 0.25

@@ -18,8 +18,8 @@ from examples.tool_lab.evaluate import OTHER_SKILLS, Rate, worst_success
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState
 from examples.tool_lab.measure import as_numbers
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from rollout_bridge.rendering import Rendering
 from trainer.report import Curve, write_report
 from trainer.run_config import RunConfig

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState
-from records.types import TurnState
+from records.names import TurnState
 from trainer.progress import ProgressBar
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from records import diagnosis, feedback, linking, scores, summary
 from records.diagnosis import RunFacts, SessionFacts
 from records.feedback import KeptFeedback
+from records.names import DropReason, TurnState
 from records.store.base import StoreBase
 from records.summary import ExampleTurn, VoteSummary
-from records.types import DropReason, Score, TurnRef, TurnState, Verdict, Vote
+from records.types import Score, TurnRef, Verdict, Vote
 
 
 class InspectionStore(StoreBase):

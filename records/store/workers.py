@@ -6,16 +6,9 @@ from collections.abc import Sequence
 
 from records import claims, loading, scores, side_samples
 from records.errors import UnknownTurn
+from records.names import DropReason, TurnState
 from records.store.base import StoreBase
-from records.types import (
-    DropReason,
-    PolicyScore,
-    Score,
-    SideSamples,
-    TurnRecord,
-    TurnState,
-    Verdict,
-)
+from records.types import PolicyScore, Score, SideSamples, TurnRecord, Verdict
 
 
 class WorkerStore(StoreBase):

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from records.errors import StoreUnavailable
-from records.types import TurnState
+from records.names import TurnState
 from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
 from tests.api_proxy.conftest import WEATHER, Door
 

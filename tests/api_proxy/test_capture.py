@@ -12,7 +12,7 @@ from api_proxy.config import ProxyConfig
 from api_proxy.generation import LabelSpan, Rollout, SeenVersion
 from api_proxy.reply import Reply
 from api_proxy.stop_strings import StopStrings
-from records.types import DropReason, TurnType
+from records.names import DropReason, TurnType
 from rollout_bridge.engine.types import Generation, PauseMode, SamplingParams, WeightSpan
 
 

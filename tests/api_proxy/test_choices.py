@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from records.types import DropReason, TurnState
+from records.names import DropReason, TurnState
 from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
 from tests.api_proxy.conftest import Door
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from api_proxy.config import SideRule
-from records.types import DropReason, TurnState, TurnType
+from records.names import DropReason, TurnState, TurnType
 from rollout_bridge.engine.errors import (
     EngineProtocolError,
     EngineRejected,

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, text
 
 from records.errors import StoreUnavailable
 from records.keys import Keys
+from records.names import Consent, DropReason, TurnState
 from records.store import Store
-from records.types import Consent, DropReason, TurnState
 from tests.api_proxy.conftest import Clock, Door
 
 QUESTION = {"role": "user", "content": "What is the weather in Paris, please?"}

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from api_proxy.lineage import LineageFinder
 from records.config import StoreConfig
 from records.messages import Message
+from records.names import DropReason
 from records.store import Store
-from records.types import DropReason
 from tests.records.builders import a_turn
 
 SAME = ["go on", "yes", "Ok."]

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from judge.prompts import judge_messages
-from records.types import TurnState
+from records.names import TurnState
 from tests.api_proxy.conftest import Door
 
 HI = [{"role": "user", "content": "hi"}]

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from records.names import TurnState
 from records.store import Store
-from records.types import Experts, TurnState, Verdict
+from records.types import Experts, Verdict
 from rollout_bridge.engine.types import Generation, SamplingParams
 from tests.api_proxy.conftest import Door
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine

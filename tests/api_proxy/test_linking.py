@@ -11,7 +11,8 @@ from api_proxy.linking import (
     newest_assistant,
     num_agreeing,
 )
-from records.types import DropReason, TurnRef, TurnState
+from records.names import DropReason, TurnState
+from records.types import TurnRef
 
 TOOL_RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "21"}
 

@@ -16,8 +16,8 @@ import uvicorn
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
+from records.names import DropReason
 from records.store import Store
-from records.types import DropReason
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from records.messages import Message
-from records.types import DropReason, TurnState
+from records.names import DropReason, TurnState
 from tests.api_proxy.conftest import Door
 
 KEY = "AKIA" + "IOSFODNN7EXAMPLE"

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from records.types import DropReason, TurnRecord, TurnState
+from records.names import DropReason, TurnState
+from records.types import TurnRecord
 from tests.api_proxy.conftest import WEATHER, Door
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'

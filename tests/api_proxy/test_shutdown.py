@@ -7,7 +7,7 @@ import asyncio
 import openai
 import pytest
 
-from records.types import DropReason
+from records.names import DropReason
 from tests.api_proxy.conftest import Door
 
 HI = [{"role": "user", "content": "hi"}]

@@ -12,8 +12,9 @@ from api_proxy.schemas import completion_of
 from api_proxy.side_presets import PRESETS
 from api_proxy.side_turns import kind_of, matches, rules_of
 from records.models import TurnRow
+from records.names import DropReason, TurnState, TurnType
 from records.store import Store
-from records.types import DropReason, TurnRecord, TurnState, TurnType
+from records.types import TurnRecord
 from tests.api_proxy.conftest import Door
 
 RULES = rules_of(ProxyConfig())

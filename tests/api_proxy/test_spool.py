@@ -19,9 +19,10 @@ from sqlalchemy import text
 from api_proxy.app import ProxyDeps
 from api_proxy.config import ProxyConfig
 from records.config import StoreConfig
+from records.names import TurnState
 from records.spill import waiting_files
 from records.store import Store
-from records.types import TurnRecord, TurnState
+from records.types import TurnRecord
 from rollout_bridge.rendering import Rendering
 from tests.api_proxy.conftest import Door, a_door
 from tests.api_proxy.scripted_engine import ScriptedEngine

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from api_proxy import responses
-from records.types import DropReason, TurnState
+from records.names import DropReason, TurnState
 from rollout_bridge.engine.errors import EngineUnavailable
 from tests.api_proxy.conftest import WEATHER, Door
 

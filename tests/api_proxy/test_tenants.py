@@ -11,8 +11,9 @@ import pytest
 
 from records.config import StoreConfig
 from records.keys import Keys
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnRecord, TurnState
+from records.types import TurnRecord
 from tests.api_proxy.conftest import WEATHER, Clock, Door
 from tests.records.conftest import new_database
 

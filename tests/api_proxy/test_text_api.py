@@ -7,7 +7,7 @@ import json
 import openai
 import pytest
 
-from records.types import DropReason, TurnType
+from records.names import DropReason, TurnType
 from tests.api_proxy.conftest import Door
 
 PROMPT = "Once upon a time,"

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from records.types import DropReason, TurnRecord
+from records.names import DropReason
+from records.types import TurnRecord
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import PauseMode

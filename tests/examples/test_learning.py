@@ -13,7 +13,8 @@ from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState, _steer
 from examples.tool_lab.preferences import PREFERENCES
 from examples.tool_lab.results import objections_by_update
-from records.types import DropReason, TurnRecord, TurnState, TurnType
+from records.names import DropReason, TurnState, TurnType
+from records.types import TurnRecord
 
 BATCH = 16
 

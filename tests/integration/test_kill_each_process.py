@@ -17,8 +17,8 @@ import pytest
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState, learn
 from examples.tool_lab.run_lab import LAB_VALUES, MODEL
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from trainer.checkpoint import Checkpoints
 from trainer.defaults import resolve, single_machine
 from trainer.run import Run

@@ -22,8 +22,9 @@ from judge.recorded import recorded_ballot
 from judge.worker import JudgeWorker
 from records.config import StoreConfig
 from records.messages import canonical_message
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnRecord, TurnState
+from records.types import TurnRecord
 from rollout_bridge.config import ClaimLoopConfig, RendererConfig, ScoringConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.fingerprint import renderer_fingerprint

@@ -19,8 +19,8 @@ from openai import AsyncOpenAI
 
 from examples.tool_lab.domain import SYSTEM_PROMPT, TOOLS
 from examples.tool_lab.run_lab import LAB_VALUES, MODEL
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from tests.trainer.replay.recordings import lab_recordings
 from trainer.defaults import resolve, single_machine
 from trainer.run import Run

@@ -12,8 +12,8 @@ from openai import AsyncOpenAI
 from examples.tool_lab.domain import SYSTEM_PROMPT, TOOLS
 from examples.tool_lab.run_lab import MODEL
 from records.config import StoreConfig
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from trainer.supervisor import free_ports
 
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from benchmarks.scripted_engine import Script, ScriptedEngine
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering import Rendering
 from tests.reliability.lab import MODEL

@@ -26,8 +26,9 @@ from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
 from examples.tool_lab.domain import SYSTEM_PROMPT, TOOLS
 from records.config import StoreConfig
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnRecord, TurnState, Verdict
+from records.types import TurnRecord, Verdict
 from rollout_bridge.config import ClaimLoopConfig, RendererConfig, ScoringConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.hinting import hinted_messages

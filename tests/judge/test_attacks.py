@@ -17,7 +17,8 @@ from judge.fencing import ANSWER_MARKERS, TURN_TOKENS, fenced, has_marker
 from judge.parsing import parse_answer
 from judge.prompts import SYSTEM, judge_messages
 from judge.screening import Evidence, rejection, screened
-from records.types import DropReason, HintRejection, Vote
+from records.names import DropReason, HintRejection
+from records.types import Vote
 
 CORPUS = json.loads((Path(__file__).parents[1] / "data" / "judge_attacks.json").read_text())
 CONFIG = JudgeConfig(base_url="http://judge/v1", model="judge")

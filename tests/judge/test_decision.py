@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from judge.config import JudgeConfig, RewardKind
 from judge.decision import decide, reward_of
-from records.types import DropReason, Verdict, Vote
+from records.names import DropReason
+from records.types import Verdict, Vote
 
 SHORT, LONG = "a useful hint", "a longer and useful hint"
 

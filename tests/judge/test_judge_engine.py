@@ -15,8 +15,9 @@ import pytest
 from judge.config import JudgeConfig
 from judge.worker import JudgeWorker
 from records.config import StoreConfig
+from records.names import TurnState, TurnType
 from records.store import Store
-from records.types import CapturedTurn, TurnState, TurnType, Verdict, VersionSpan
+from records.types import CapturedTurn, Verdict, VersionSpan
 from rollout_bridge.config import RendererConfig, ScoringConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.rendering import Rendering

@@ -12,8 +12,9 @@ import pytest
 
 from judge.worker import JudgeWorker
 from records.config import StoreConfig
+from records.names import DropReason, HintRejection, TurnState, TurnType
 from records.store import Store
-from records.types import CapturedTurn, DropReason, HintRejection, TurnState, TurnType, VersionSpan
+from records.types import CapturedTurn, VersionSpan
 from tests.workers import run_until_left, running, until
 
 POSITIVE = "\\boxed{1}\n[HINT_START]Give temperatures in Celsius.[HINT_END]"

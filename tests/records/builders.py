@@ -8,15 +8,13 @@ from uuid import uuid4
 import numpy as np
 
 from records.messages import Message
+from records.names import DropReason, TurnState, TurnType
 from records.store import Store
 from records.types import (
     CapturedTurn,
-    DropReason,
     PolicyVersion,
     SampleResult,
     Score,
-    TurnState,
-    TurnType,
     Verdict,
     VersionSpan,
     Vote,

@@ -12,8 +12,8 @@ import pytest
 
 from records.backup import BackupError, BackupFile, restore, take
 from records.config import StoreConfig
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from records.verify import verify_database
 from tests.records.builders import recorded, turn_in
 from tests.records.conftest import new_database

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from records.config import StoreConfig
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from tests.records.builders import (
     HINT,
     OWNER,

@@ -12,8 +12,8 @@ from sqlalchemy import func, select, text
 
 from records.config import StoreConfig
 from records.models import TokensRow, TurnRow
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from tests.records.builders import claimed
 
 PROGRAM = """

@@ -10,8 +10,9 @@ from records.config import StoreConfig
 from records.deletion import Deleted
 from records.housekeeping import Backup, Housekeeping
 from records.models import Base, DeletionRow, NodeRow
+from records.names import TurnState
 from records.store import Store
-from records.types import CapturedTurn, SideSamples, TurnState
+from records.types import CapturedTurn, SideSamples
 from tests.records.builders import (
     ANSWER,
     OWNER,

@@ -22,8 +22,8 @@ from records.exporting import (
 )
 from records.feedback import Feedback, corrected_answer
 from records.housekeeping import Housekeeping
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import DropReason, TurnState
 from records.whole_turns import WholeTurn, whole_turns
 from tests.records.builders import (
     HINT,

@@ -7,8 +7,8 @@ import pytest
 from records.errors import StoreConflict
 from records.feedback import Feedback, KeptFeedback
 from records.feedback_writes import MAX_PER_TURN, TooMuchFeedback
+from records.names import DropReason, FeedbackOutcome, TurnState
 from records.store import Store
-from records.types import DropReason, FeedbackOutcome, TurnState
 from tests.records.builders import (
     HINT,
     OWNER,

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, text
 
 from records.errors import UnknownKey
 from records.keys import ApiKey, KeyLimits, Keys, parsed
+from records.names import Consent
 from records.store import Store
-from records.types import Consent
 from tests.records.conftest import Clock
 
 ACTOR = "operator@host"

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from records.messages import fingerprint, path_ids
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from tests.records.builders import (
     ANSWER,
     REPLY,

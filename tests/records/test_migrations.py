@@ -12,8 +12,9 @@ from sqlalchemy import Connection, inspect, text
 import records
 from records import schema
 from records.config import StoreConfig
+from records.names import TurnState
 from records.store import Store
-from records.types import SideSamples, TurnState
+from records.types import SideSamples
 from tests.records.builders import (
     HINT,
     OWNER,

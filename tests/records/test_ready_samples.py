@@ -12,17 +12,10 @@ from records.claims import ScoredTurn, score_op
 from records.config import StoreConfig
 from records.errors import UnknownTurn
 from records.models import ExpertsRow, TurnRow
+from records.names import DropReason, TurnState
 from records.scores import score_rows
 from records.store import Store
-from records.types import (
-    UNSCORED,
-    DropReason,
-    ReadySample,
-    Score,
-    SideSamples,
-    TurnState,
-    VersionSpan,
-)
+from records.types import UNSCORED, ReadySample, Score, SideSamples, VersionSpan
 from tests.records.builders import (
     OWNER,
     REPLY,

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from records.errors import StoreConflict
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import DropReason, TurnState, VersionSpan
+from records.types import VersionSpan
 from tests.records.builders import TRAINER, a_result, a_version, recorded, state_of, turn_in
 
 READY, LEASED, TRAINED = TurnState.READY, TurnState.LEASED, TurnState.TRAINED

@@ -9,10 +9,10 @@ import pytest
 
 from records.config import RedactionConfig, StoreConfig
 from records.messages import fingerprint, path_ids
+from records.names import DropReason, TurnState
 from records.redaction import Redactor
 from records.spilled import Addition, decode, encode, redacted
 from records.store import Store
-from records.types import DropReason, TurnState
 from records.verify import verify_database
 from tests.records.builders import SCOPE, a_session, a_turn, following
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import DropReason, TurnState
 from tests.records.builders import REPLY, SCOPE, a_session, a_turn, following, recorded, state_of
 from tests.records.conftest import Clock
 

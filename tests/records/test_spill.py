@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from records.errors import StoreUnavailable
+from records.names import DropReason, TurnState
 from records.spill import SpillFile, orphans, waiting_files, withdraw
 from records.spilled import Addition, decode, encode
 from records.store import Store
-from records.types import DropReason, TurnState
 from tests.records.builders import REPLY, SCOPE, a_session, a_turn, following, recorded, state_of
 
 

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, delete, update
 
 from records.errors import StoreConflict
 from records.models import PolicyVersionRow, SampleRow, TurnRow
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import DropReason, TurnState
 from tests.records.builders import (
     OWNER,
     REPLY,

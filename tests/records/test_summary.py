@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import DropReason, TurnState
 from tests.records.builders import (
     HINT,
     OWNER,

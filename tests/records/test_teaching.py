@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 
 from records.arrays import experts_from_bytes, experts_to_bytes
-from records.types import (
-    UNSCORED,
-    ReadySample,
-    Score,
-    SideSamples,
-    Teaching,
-    Verdict,
-    VersionSpan,
-)
+from records.types import UNSCORED, ReadySample, Score, SideSamples, Teaching, Verdict, VersionSpan
 from tests.records.builders import a_score, a_turn, a_verdict
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from records.errors import StoreConflict
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import DropReason, TurnState, VersionSpan
+from records.types import VersionSpan
 from tests.records.builders import (
     HINT,
     OWNER,

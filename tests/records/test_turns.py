@@ -10,8 +10,9 @@ from sqlalchemy import update
 from records.errors import StoreConflict, StoreCorrupt, UnknownTurn
 from records.messages import path_ids
 from records.models import TokensRow
+from records.names import DropReason, TurnState, TurnType
 from records.store import Store
-from records.types import CapturedTurn, DropReason, TurnRecord, TurnState, TurnType, VersionSpan
+from records.types import CapturedTurn, TurnRecord, VersionSpan
 from tests.records.builders import ANSWER, SCOPE, USER, a_session, a_turn, following, recorded
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]

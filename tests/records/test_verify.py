@@ -10,9 +10,9 @@ from sqlalchemy import text
 
 from records.config import StoreConfig
 from records.errors import StoreUnavailable
+from records.names import TurnState
 from records.recording import Recording, RecordingKind
 from records.store import Store
-from records.types import TurnState
 from records.verify import verify_database
 from tests.records.builders import OWNER, a_turn, a_verdict, following, recorded, turn_in
 

@@ -15,8 +15,8 @@ from records.config import StoreConfig
 from records.errors import StoreConflict, StoreUnavailable
 from records.locking import FairFileLock
 from records.models import ToolsetRow
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from tests.records.builders import (
     ANSWER,
     OWNER,

@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from records.names import TurnState
 from records.spill import waiting_files
 from records.store import Store
-from records.types import TurnState
 from tests.reliability.client_log import ClientLog
 from trainer.checkpoint import Checkpoints
 from trainer.records_commands import verify

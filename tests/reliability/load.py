@@ -20,8 +20,8 @@ import openai
 
 from examples.tool_lab.agent import AgentConfig, run_session
 from records.config import StoreConfig
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from tests.reliability.client_log import ClientLog, LoggingTransport
 
 NUM_AGENTS = 6

@@ -25,8 +25,9 @@ from examples.tool_lab.domain import SYSTEM_PROMPT, TOOLS
 from judge.config import JudgeConfig
 from judge.worker import JudgeWorker
 from records.config import StoreConfig
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import DropReason, TurnRecord, TurnState, Verdict
+from records.types import TurnRecord, Verdict
 from rollout_bridge.config import ClaimLoopConfig, ScoringConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from tests.contract.engine_process import embedded_engine
 from tests.reliability.forked import Forked, ForkServer
 from tests.reliability.lab import MODEL

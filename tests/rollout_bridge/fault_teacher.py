@@ -12,15 +12,9 @@ from uuid import uuid4
 import numpy as np
 from aiohttp import web
 
+from records.names import TurnState, TurnType
 from records.store import Store
-from records.types import (
-    CapturedTurn,
-    TurnState,
-    TurnType,
-    Verdict,
-    VersionSpan,
-    Vote,
-)
+from records.types import CapturedTurn, Verdict, VersionSpan, Vote
 from rollout_bridge.config import ClaimLoopConfig, ScoringConfig
 from rollout_bridge.engine.types import ROUTING_HEADER
 from rollout_bridge.rendering import Rendering

@@ -15,8 +15,9 @@ import pytest
 
 from records.config import StoreConfig
 from records.errors import StoreUnavailable
+from records.names import DropReason, TurnState, TurnType
 from records.store import Store
-from records.types import CapturedTurn, DropReason, TurnRecord, TurnState, TurnType, VersionSpan
+from records.types import CapturedTurn, TurnRecord, VersionSpan
 from rollout_bridge.config import ClaimLoopConfig
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable, StageStopped
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from records.types import DropReason
+from records.names import DropReason
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.hinting import (
     HintingError,

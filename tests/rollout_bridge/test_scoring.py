@@ -10,8 +10,8 @@ import asyncio
 import numpy as np
 import pytest
 
+from records.names import DropReason, TurnState
 from records.recording import Recording, RecordingKind
-from records.types import DropReason, TurnState
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.engine.errors import EngineLogprobError

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import UNSCORED, DropReason, ReadySample, TurnState
+from records.types import UNSCORED, ReadySample
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.hinting import hinted_prompt_ids
 from rollout_bridge.scoring import ScoringWorker, TeacherChanged

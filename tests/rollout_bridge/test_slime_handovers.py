@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from records.config import StoreConfig
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState, VersionSpan
+from records.types import VersionSpan
 from rollout_bridge.slime_handovers import (
     Handover,
     HandoverError,

@@ -13,8 +13,8 @@ import tomli_w
 
 from records.config import StoreConfig
 from records.errors import StoreConflict, StoreUnavailable
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from rollout_bridge.slime_host import TurnHost
 from rollout_bridge.slime_settings import read_settings
 from tests.records.builders import TRAINER, state_of, turn_in

@@ -12,8 +12,9 @@ import tomli_w
 
 from records.config import StoreConfig
 from records.errors import StoreConflict, StoreUnavailable
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import DropReason, TurnState, VersionSpan
+from records.types import VersionSpan
 from rollout_bridge.slime_handovers import HandoverError
 from rollout_bridge.slime_settings import SlimeConfigError, read_settings
 from rollout_bridge.slime_source import TurnSource

@@ -12,8 +12,8 @@ import pytest
 import tomli_w
 
 from records.config import StoreConfig
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from tests.records.builders import a_session, a_turn, following, turn_in
 from tests.rollout_bridge.slime_runs import run_values
 

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from records.feedback import Feedback
+from records.names import DropReason, TurnState, TurnType
 from records.store import Store
-from records.types import DropReason, TurnState, TurnType
 from tests.records.builders import HINT, OWNER, SCOPE, TRAINER, a_session, recorded, turn_in
 from trainer import run_config
 from trainer.cli import app

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from records.config import StoreConfig
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.test_loop import BATCH, final_weights, opened, samples, settings
 from tests.trainer.tiny import make_ready, save_model, states

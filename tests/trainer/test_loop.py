@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from records.config import StoreConfig
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import DropReason, TurnState
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.tiny import VOCAB, conversation, make_ready, save_model, states
 from trainer.calibrate import random_sequences

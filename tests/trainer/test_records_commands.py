@@ -11,10 +11,10 @@ from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
 from records.config import StoreConfig
+from records.names import TurnState
 from records.spill import SpillFile, waiting_files
 from records.spilled import Addition, encode
 from records.store import Store
-from records.types import TurnState
 from tests.records.builders import SCOPE, a_session, a_turn, following, recorded, turn_in
 from trainer import run_config
 from trainer.cli import app

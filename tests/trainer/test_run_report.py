@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from records.config import StoreConfig
+from records.names import DropReason
 from records.store import Store
-from records.types import DropReason
 from tests.trainer.tiny import conversation, make_ready
 from trainer.run_report import write_run_report
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from records.types import DropReason, ReadySample, Teaching
+from records.names import DropReason
+from records.types import ReadySample, Teaching
 from rollout_bridge.merging import separate_turns
 from tests.trainer.tiny import VOCAB, load, random_ids, sample, save_model
 from trainer.collate import build_micro_batch

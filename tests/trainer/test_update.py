@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from records.types import DropReason
+from records.names import DropReason
 from rollout_bridge.merging import merge_turns, separate_turns
 from tests.trainer.tiny import conversation, load, random_ids, sample, save_model
 from trainer.collate import build_micro_batch

@@ -9,17 +9,9 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from records.names import TurnState, TurnType
 from records.store import Store
-from records.types import (
-    CapturedTurn,
-    ReadySample,
-    Score,
-    TurnState,
-    TurnType,
-    Verdict,
-    VersionSpan,
-    Vote,
-)
+from records.types import CapturedTurn, ReadySample, Score, Verdict, VersionSpan, Vote
 from trainer.policy import Policy
 
 torch.set_num_threads(1)

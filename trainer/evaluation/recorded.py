@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from records.names import TurnState
 from records.store import Store
-from records.types import Ids, TurnRecord, TurnState
+from records.types import Ids, TurnRecord
 from rollout_bridge.engine.errors import EngineLogprobError
 from rollout_bridge.engine.types import SamplingParams
 from rollout_bridge.hinting import HintingError, hinted_prompt_ids

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from records.feedback import corrected_answer
+from records.names import DropReason, TurnType
 from records.rated import RatedTurn
-from records.types import DropReason, TurnType
 from records.whole_turns import WholeTurn
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 from records.exporting import Wanted
-from records.types import TurnState
+from records.names import TurnState
 from trainer.errors import StartupError
 
 What: TypeAlias = Literal["sessions", "votes", "hints", "samples"]

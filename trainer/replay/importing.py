@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from records.messages import Message, path_ids
+from records.names import DropReason, TurnType
 from records.recording import Recording, RecordingKind
 from records.redaction import Redactor
 from records.replaying import PreparedSession
 from records.turn_writes import NextState, prepare
-from records.types import CapturedTurn, DropReason, Ids, TurnType
+from records.types import CapturedTurn, Ids
 from rollout_bridge.rendering import Rendering
 from trainer.replay.recorded import ImportProblem, Problem, RecordedSession, RecordedTurn
 

@@ -19,9 +19,10 @@ from api_proxy.config import ProxyConfig
 from api_proxy.generation import Engine, Rollout, SeenVersion
 from api_proxy.stop_strings import StopStrings
 from api_proxy.streaming import Detokenizer, ReplyAssembler
+from records.names import TurnState
 from records.recording import RecordingKind
 from records.store import Store
-from records.types import CapturedTurn, TurnRecord, TurnState
+from records.types import CapturedTurn, TurnRecord
 from rollout_bridge.engine.types import PauseMode, SamplingParams
 from rollout_bridge.rendering import Rendering
 from trainer.replay.config import ReplayConfig

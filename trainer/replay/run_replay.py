@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from records import fail_points
+from records.names import TurnState
 from records.replay_status import ReplayStatus
 from records.store import Store
-from records.types import TurnState
 from rollout_bridge.fingerprint import renderer_fingerprint
 from rollout_bridge.rendering import Rendering
 from trainer import run_config

@@ -6,8 +6,8 @@ import time
 
 from rich.console import Console
 
+from records.names import TurnState
 from records.replay_status import ReplayStatus
-from records.types import TurnState
 from trainer.progress import ProgressBars
 from trainer.replay.taking_in import ImportReport
 

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from records.names import TurnState
 from records.recording import RecordingKind
 from records.replay_status import ReplayStatus
 from records.store import Store
-from records.types import TurnState
 from rollout_bridge.rendering import Rendering
 from trainer.evaluation.gap import Gap
 from trainer.replay.config import ReplayMode

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from records.types import DropReason
+from records.names import DropReason
 from rollout_bridge.engine.errors import EngineUnavailable
 from tests.api_proxy.conftest import WEATHER, Door
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from examples.tool_lab.domain import TOOLS
-from records.types import TurnRecord, TurnState
+from records.names import TurnState
+from records.types import TurnRecord
 from tests.clients.doors.conftest import Lab
 
 USERS = ("What is the weather in Karo?", "Thank you. And in Milu?")

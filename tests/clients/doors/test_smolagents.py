@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from smolagents import OpenAIModel, Tool, ToolCallingAgent
 
 from examples.tool_lab.domain import SYSTEM_PROMPT
-from records.types import TurnState
+from records.names import TurnState
 from tests.clients.doors.conftest import Lab
 from tests.clients.doors.conversation import FUNCTIONS, USERS, check_sampled, recorded, run_tool
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from examples.tool_lab.cases import success_case
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering import Rendering
 from tests.examples.shipped import MODEL

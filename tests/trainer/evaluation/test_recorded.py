@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from records.config import StoreConfig
+from records.names import TurnState
 from records.store import Store
-from records.types import TurnState
 from tests.records.builders import recorded, turn_in
 from trainer.errors import StartupError
 from trainer.evaluation.recorded import check_states, contest, hinted_turns, win_rate

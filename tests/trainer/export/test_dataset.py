@@ -12,9 +12,9 @@ import yaml
 
 from records.feedback import Feedback
 from records.messages import Message
+from records.names import DropReason, TurnState, TurnType
 from records.recording import Recording, RecordingKind
 from records.store import Store
-from records.types import DropReason, TurnState, TurnType
 from tests.records.builders import (
     ANSWER,
     OWNER,

@@ -12,8 +12,8 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from records.feedback import Feedback
+from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import DropReason, TurnState
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.fingerprint import renderer_fingerprint
 from rollout_bridge.rendering import Rendering

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from records.feedback import Feedback
+from records.names import DropReason, TurnState, TurnType
 from records.store import Store
-from records.types import DropReason, TurnRecord, TurnState, TurnType
+from records.types import TurnRecord
 from tests.records.builders import (
     HINT,
     OWNER,

@@ -12,8 +12,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from records.names import DropReason, TurnState, TurnType
 from records.store import Store
-from records.types import DropReason, Score, TurnState, TurnType, Vote
+from records.types import Score, Vote
 from tests.records.builders import (
     HINT,
     OWNER,

@@ -14,19 +14,12 @@ import pytest
 
 from records.config import RedactionConfig, StoreConfig
 from records.housekeeping import Housekeeping
+from records.names import DropReason, TurnState
 from records.recording import RecordingKind
 from records.redaction import Redactor
 from records.store import Store
 from records.turn_writes import prepare
-from records.types import (
-    CapturedTurn,
-    DropReason,
-    PolicyScore,
-    Score,
-    TurnRecord,
-    TurnState,
-    Verdict,
-)
+from records.types import CapturedTurn, PolicyScore, Score, TurnRecord, Verdict
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering import Rendering
 from tests.examples.shipped import MODEL

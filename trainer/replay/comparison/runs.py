@@ -13,9 +13,10 @@ from sqlalchemy import Connection
 from judge.prompts import message_text
 from judge.screening import Evidence, values_in, words
 from records.exporting import SessionHeader, Wanted, places, read_sessions
+from records.names import UNJUDGED, TurnType
 from records.sql import chunks
 from records.store import Store
-from records.types import UNJUDGED, UNSCORED, Logprobs, TurnRecord, TurnType
+from records.types import UNSCORED, Logprobs, TurnRecord
 from records.whole_turns import TURNS_AT_A_TIME, WholeTurn, whole_turns
 from trainer.errors import StartupError
 from trainer.recorded_run import load_recorded
