@@ -178,4 +178,5 @@ async def test_recorded_turns_are_taken_up_when_no_live_turn_waits(tmp_path: Pat
         output = await said(process)
         assert process.returncode == 0, output
         assert "0 new" in output
+        assert "votes on 6 turns, 0 of them new" in output
         assert everything(folder) == before

@@ -84,7 +84,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"judged {turns['judged']}, accepted {turns['accepted']}, scored {turns['scored']}, "
         f"held out {turns['held_out']}, trained {turns['trained']} in {summary['updates']} updates",
     ]
-    lines += _problem_lines(imported)
+    lines += _vote_lines(imported) + _problem_lines(imported)
     if turns["dropped"]:
         told = ", ".join(f"{number} {reason}" for reason, number in turns["dropped"].items())
         lines.append(f"dropped: {told}")
@@ -126,8 +126,18 @@ def handed_over_lines(imported: ImportReport, status: ReplayStatus) -> list[str]
         f"{status.num_accepted} accepted, {status.num_trained} trained; {waiting} wait for a full "
         "batch",
     ]
-    lines += _problem_lines(imported.as_dict())
+    lines += _vote_lines(imported.as_dict()) + _problem_lines(imported.as_dict())
     return [*lines, f"dropped: {told}"] if told else lines
+
+
+def _vote_lines(imported: dict[str, Any]) -> list[str]:
+    given, new = imported["turns_with_votes"], imported["turns_with_new_votes"]
+    if given == new:
+        return []
+    return [
+        f"votes on {given} turns, {new} of them new: what was judged to a hint keeps its votes, "
+        "another run folder judges anew"
+    ]
 
 
 def _problem_lines(imported: dict[str, Any]) -> list[str]:
