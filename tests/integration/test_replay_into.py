@@ -10,7 +10,8 @@ import asyncio
 import signal
 import sqlite3
 import sys
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,21 @@ def configuration(folder: Path) -> RunConfig:
     return resolve(merge(values, own), None, [])
 
 
-async def started(*arguments: object) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+@asynccontextmanager
+async def started(*arguments: object) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command runs; it does not outlive the test."""
+    process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-m", "trainer.cli", "replay", *map(str, arguments)],
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def said(process: asyncio.subprocess.Process) -> str:
@@ -129,9 +138,10 @@ async def test_recorded_turns_are_taken_up_when_no_live_turn_waits(tmp_path: Pat
         Run(config, folder) as run,
         await Store.open(config.store) as store,
         AsyncOpenAI(base_url=base_url, api_key="any", max_retries=0) as client,
+        AsyncExitStack() as stack,
     ):
         await run.start_proxy()
-        process = await started(*command)
+        process = await stack.enter_async_context(started(*command))
         async with asyncio.timeout(120):
             while len(rows(folder, "SELECT 1 FROM recordings WHERE votes IS NOT NULL")) < 6:
                 await asyncio.sleep(0.1)
@@ -144,7 +154,7 @@ async def test_recorded_turns_are_taken_up_when_no_live_turn_waits(tmp_path: Pat
         assert "Traceback" not in output
         assert (await store.replay_status()).states[TurnState.JUDGING] == 9
 
-        again = await started(*command)
+        again = await stack.enter_async_context(started(*command))
         await asyncio.gather(*(converse(client, city) for city in LIVE))
         counts = await store.counts()
         assert counts[TurnState.JUDGING] == 9 + 2 * len(LIVE)
@@ -174,7 +184,7 @@ async def test_recorded_turns_are_taken_up_when_no_live_turn_waits(tmp_path: Pat
 
         await run.supervisor.stop("judge", "trainer")
         before = everything(folder)
-        process = await started(*command)
+        process = await stack.enter_async_context(started(*command))
         output = await said(process)
         assert process.returncode == 0, output
         assert "0 new" in output
