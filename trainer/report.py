@@ -89,17 +89,19 @@ def write_report(
 def plot_svg(curve: Curve) -> str:
     """The curve as an SVG element; missing values are gaps."""
     figure, axes = pyplot.subplots(figsize=(5.2, 2.8), layout="constrained")
-    for name, values in curve.series.items():
+    for number, (name, values) in enumerate(curve.series.items()):
         shown = [float("nan") if value is None else value for value in values]
         marker = "o" if len(shown) < 40 else None
-        axes.plot(curve.steps, shown, label=name, linewidth=1.4, marker=marker, markersize=2.5)
+        # The first is drawn wider, so that it is seen below another one with the same values.
+        width = 1.4 if number or len(curve.series) == 1 else 2.8
+        axes.plot(curve.steps, shown, label=name, linewidth=width, marker=marker, markersize=2.5)
     for number, (name, value) in enumerate(curve.marks.items()):
         style = ("dashed", "dotted")[number % 2]
         axes.axhline(value, color="0.5", linewidth=0.9, linestyle=style, label=name)
     axes.set_xlabel(curve.step_unit)
     axes.set_ylabel(curve.unit)
     if all(float(step).is_integer() for step in curve.steps):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -238,6 +238,7 @@ def test_the_policy_answers_recorded_prompts_anew(tmp_path: Path) -> None:
     turns = summary["turns"]
     assert turns["resampled"] == turns["dropped"]["resampled"] == turns["accepted"] == 4
     assert (turns["trained"], summary["updates"]) == (4, 2)
+    assert summary["note"] is None, "the policy's own samples say how probable they were"
 
 
 def test_nothing_to_learn_from_is_an_error(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ class _Replay:
         async with await Store.open(config.store) as store:
             await self._check_model(store)
             run_config.save(config, self._folder / CONFIG_FILE)
-            with ReplayProgress(self._console) as shown:
+            with ReplayProgress(self._console, self._mode) as shown:
                 imported = await self._import(store, rendering, shown)
                 if _has_work(await store.replay_status(), self._mode):
                     shown.starting()
@@ -198,7 +198,7 @@ class _Replay:
         )
         rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
         async with await Store.open(config.store) as store:
-            with ReplayProgress(self._console) as shown:
+            with ReplayProgress(self._console, self._mode) as shown:
                 imported = await self._import(store, rendering, shown)
                 self.is_imported = True
                 status = await self._looked_on(store, shown)

@@ -8,21 +8,24 @@ from rich.console import Console
 
 from records.names import TurnState
 from records.replay_status import ReplayStatus
-from trainer.progress import ProgressBars
+from trainer.progress import Bar, ProgressBars
+from trainer.replay.config import ReplayMode
 from trainer.replay.taking_in import ImportReport
-
-_IN_WORK = (TurnState.JUDGING, TurnState.SCORING)
 
 
 class ReplayProgress(ProgressBars):
-    """Bars: sessions taken in, turns judged and scored, samples trained on, responses compared."""
+    """Bars: sessions taken in, turns judged (in most modes also scored) and, where there are some,
+    samples trained on and responses compared.
+    """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, mode: ReplayMode) -> None:
         super().__init__(console)
+        judging, scoring = TurnState.JUDGING, TurnState.SCORING
+        self._in_work = (judging,) if mode == "judge-only" else (judging, scoring)
         self._import = self.add("import", "sessions")
         self._score = self.add("judge", "turns", starts=False)
-        self._train = self.add("train", "samples", starts=False)
-        self._measure = self.add("measure", "responses", starts=False)
+        self._train: Bar | None = None
+        self._measure: Bar | None = None
         self._scored_before = -1
         self._since = 0.0
 
@@ -48,7 +51,7 @@ class ReplayProgress(ProgressBars):
         rate = (status.scored_tokens - self._scored_before) / max(
             time.monotonic() - self._since, 1.0
         )
-        left = sum(status.states[state] for state in _IN_WORK)
+        left = sum(status.states[state] for state in self._in_work)
         total = status.num_recorded + status.num_resampled
         note = (
             f"{status.num_votes} votes, {status.num_accepted} accepted, "
@@ -60,12 +63,17 @@ class ReplayProgress(ProgressBars):
         """Samples trained on, of those that can be."""
         waiting = status.states[TurnState.READY] + status.states[TurnState.LEASED]
         total = status.num_trained + waiting
+        if self._train is None:
+            self._train = self.add("train", "samples")
         self._train.update(status.num_trained, total, f"{version} updates")
 
     def measuring(self, num_responses: int) -> None:
         """So many are to be compared between student and hinted teacher."""
+        if self._measure is None:
+            self._measure = self.add("measure", "responses")
         self._measure.update(0, num_responses, "gap to the hinted teacher")
 
     def measured(self) -> None:
         """One more of them was; may be called in any thread."""
+        assert self._measure is not None, "measuring comes before"
         self._measure.advance()

@@ -65,9 +65,14 @@ def build_summary(
         "gap": {
             name: {when: asdict(gap) for when, gap in found.items()} for name, found in gaps.items()
         },
-        "note": STAND_IN if num_updates and status.kinds.get(RecordingKind.RECORDED) else None,
+        "note": STAND_IN if num_updates and _trains_on_recorded(mode, status) else None,
         "seconds": timings,
     }
+
+
+def _trains_on_recorded(mode: ReplayMode, status: ReplayStatus) -> bool:
+    """Whether responses that came without log-probs are trained on."""
+    return mode == "rescore" and status.kinds.get(RecordingKind.RECORDED, 0) > 0
 
 
 def _share(part: int, whole: int) -> float | None:

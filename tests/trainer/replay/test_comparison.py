@@ -28,7 +28,7 @@ from tests.records.builders import (
 from trainer import run_config
 from trainer.errors import StartupError
 from trainer.replay.comparison.cli import compare_runs
-from trainer.replay.comparison.compare import compare
+from trainer.replay.comparison.compare import compare, differing_settings
 from trainer.replay.comparison.values import Comparison
 from trainer.replay.comparison.words import lines
 
@@ -184,6 +184,20 @@ def test_the_turns_that_differ_most_come_first(compared: Comparison) -> None:
 
 def test_settings_that_differ_are_named_and_secrets_are_not(compared: Comparison) -> None:
     assert compared.settings == (("judge.votes", "2", "3"),)
+
+
+def test_the_port_of_a_runs_own_engine_is_no_setting(tmp_path: Path) -> None:
+    def config(port: int) -> run_config.RunConfig:
+        url = f"http://127.0.0.1:{port}"
+        values = {
+            "model": "some/model",
+            "store": {"url": "sqlite+aiosqlite:///x.db"},
+            "frozen": {"url": url, "embedded": {"model": "some/model", "port": port}},
+            "judge": {"base_url": f"{url}/v1", "model": "m"},
+        }
+        return run_config.build(values)
+
+    assert differing_settings(config(1001), config(1002)) == []
 
 
 def test_what_is_not_known_is_never_zero(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from trainer.run_config import RunConfig
 _SHOWN_DIFFERENCES = 50
 _NOT_A_SETTING = ("store.", "proxy.host", "proxy.port", "policy.", "frozen.url", "judge.api_key")
 """Where a run lies, and secrets: no settings of a comparison."""
+_PORT, _JUDGE = "frozen.embedded.port", "judge.base_url"
 
 
 def compare(folder_a: Path, folder_b: Path, out: Path) -> Comparison:
@@ -77,12 +78,21 @@ def of_turns(
 
 def differing_settings(a: RunConfig, b: RunConfig) -> list[Line]:
     """(key, value of A, value of B) where the configurations differ, secrets left out."""
-    flat_a, flat_b = (dict(_flat(one.model_dump(mode="json"))) for one in (a, b))
+    flat_a, flat_b = map(_settings, (a, b))
     return [
         (key, _word(flat_a.get(key)), _word(flat_b.get(key)))
         for key in sorted({*flat_a, *flat_b})
         if flat_a.get(key) != flat_b.get(key) and not key.startswith(_NOT_A_SETTING)
     ]
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """Without the port that a run's own engine happened to get, also where it is the judge."""
+    flat = dict(_flat(config.model_dump(mode="json")))
+    port = flat.pop(_PORT, None)
+    if port is not None and f":{port}/" in str(flat.get(_JUDGE)):
+        flat[_JUDGE] = "the run's frozen engine"
+    return flat
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,7 @@ def draw(compared: Comparison, out: Path) -> None:
         out,
         title=f"{compared.name_a} against {compared.name_b}",
         facts=facts(compared),
-        tables=[*tables, _turns(compared)],
+        tables=[*tables, _turns(compared)] if compared.differences else tables,
         curves=curves(compared),
         examples=None,
     )
