@@ -69,6 +69,8 @@ class ReplayProgress(ProgressBars):
 
     def measuring(self, num_responses: int) -> None:
         """So many are to be compared between student and hinted teacher."""
+        if not num_responses:
+            return
         if self._measure is None:
             self._measure = self.add("measure", "responses")
         self._measure.update(0, num_responses, "gap to the hinted teacher")
