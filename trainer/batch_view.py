@@ -13,7 +13,7 @@ from torch import Tensor
 from records.types import ReadySample
 from trainer.collate import comparable
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
-from trainer.reward_view import RewardFacts, eligible_turns, reward_advantages
+from trainer.reward_view import eligible_turns, reward_advantages, reward_facts
 from trainer.teach import TeachingPlan, teach
 from trainer.turn_scores import TurnScores
 from trainer.turn_view import Taught, TurnView
@@ -26,14 +26,7 @@ def view_turns(
     version_gaps: Sequence[int],
 ) -> list[TurnView]:
     """A view of each sample, in order; `version_gaps` are steps between sampling and now."""
-    facts = [
-        RewardFacts(
-            reward=sample.reward,
-            step_index=sample.step_index,
-            prompt_key=sample.prompt_ids.tobytes(),
-        )
-        for sample in samples
-    ]
+    facts = reward_facts(samples)
     return [
         view_turn(sample, taught, reward, eligible, version_gap, plan.options)
         for sample, taught, reward, eligible, version_gap in zip(

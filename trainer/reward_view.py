@@ -9,8 +9,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from trainer.objectives.eligibility import eligible_samples
+from records.types import ReadySample
+from trainer.objectives.eligibility import eligible_samples, underperforming_share
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 from trainer.objectives.stepwise import stepwise_advantages
 from trainer.rewards.groups import group_ids, group_pass_rates
@@ -23,6 +25,18 @@ class RewardFacts:
     reward: float | None
     step_index: int
     prompt_key: Hashable
+
+
+def reward_facts(samples: Sequence[ReadySample]) -> list[RewardFacts]:
+    """Those of ready samples, in order."""
+    return [
+        RewardFacts(
+            reward=sample.reward,
+            step_index=sample.step_index,
+            prompt_key=sample.prompt_ids.tobytes(),
+        )
+        for sample in samples
+    ]
 
 
 def reward_advantages(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[float]:
@@ -43,18 +57,38 @@ def reward_advantages(facts: Sequence[RewardFacts], options: ObjectiveOptions) -
 
 def eligible_turns(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[bool]:
     """Failed turns of prompts that rarely pass (ALGORITHMS 7.2); all without `mix = replace`."""
-    if not isinstance(options, HindsightOpd) or options.mix != "replace":
+    threshold = _threshold(options)
+    if threshold is None:
         return [True] * len(facts)
-    assert options.pass_rate_threshold is not None
+    rewards, rates, _ = _pass_rates(facts)
+    return eligible_samples(rewards, rates, pass_rate_threshold=threshold).tolist()
+
+
+def eligibility_metrics(
+    facts: Sequence[RewardFacts], options: ObjectiveOptions
+) -> dict[str, float]:
+    """The share of prompts that rarely pass (ALGORITHMS 7.7); empty without `mix = replace`."""
+    threshold = _threshold(options)
+    if threshold is None:
+        return {}
+    _, rates, groups = _pass_rates(facts)
+    share = underperforming_share(rates, groups, pass_rate_threshold=threshold)
+    return {"opd/frac_underperforming_prompts": share}
+
+
+def _threshold(options: ObjectiveOptions) -> float | None:
+    return options.pass_rate_threshold if isinstance(options, HindsightOpd) else None
+
+
+def _pass_rates(facts: Sequence[RewardFacts]) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards, the pass rates of their prompts (NaN without a reward), and the prompts; all [N]."""
     rewards = torch.tensor([float("nan") if one.reward is None else one.reward for one in facts])
+    groups = group_ids([one.prompt_key for one in facts])
     known = torch.isfinite(rewards)
     rates = torch.full_like(rewards, float("nan"))
     if bool(known.any()):
-        groups = group_ids([one.prompt_key for one in facts])
         rates[known] = group_pass_rates(rewards[known], groups[known])
-    return eligible_samples(
-        rewards, rates, pass_rate_threshold=options.pass_rate_threshold
-    ).tolist()
+    return rewards, rates, groups
 
 
 def _group(one: RewardFacts, baseline: str) -> Hashable:

@@ -31,6 +31,7 @@ from trainer.objectives.batch import GlobalCounts
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
 from trainer.objectives.registry import expected_means
 from trainer.policy import Policy
+from trainer.reward_view import eligibility_metrics, reward_facts
 from trainer.schedule import learning_rate_at
 from trainer.side_sampling import lacks_side_samples, with_side_samples
 from trainer.teach import TeachingPlan, has_teacher, unteachable
@@ -39,7 +40,7 @@ from trainer.token_batch import BatchContext, assemble
 from trainer.token_states import LogprobModel, TokenRequest
 from trainer.turn_scores import TurnScores, score_batches
 from trainer.turn_view import TurnSupport, TurnView
-from trainer.update_report import STATISTIC_KEYS, UpdateReport
+from trainer.update_report import STATISTIC_KEYS, UpdateReport, term_ratios
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,19 +323,26 @@ class Updater:
     ) -> dict[str, float]:
         tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
         taught = sum(has_teacher(sample, self.plan) for sample in samples)
-        return total.statistics() | {
-            "opd/frac_opd_samples": taught / len(samples),
-            "opd/num_eligible_samples": float(total.num_taught_turns),
-            "opd/frac_tokens_with_kd": total.sums["tokens_with_teacher"] / max(tokens, 1.0),
-            "guard/nonfinite_tokens": nonfinite,
-            "guard/rejected_tokens": total.rejected_tokens,
-            "guard/empty_batch": float(tokens == 0),
-            "guard/modified_turns": float(sum(not comparable(sample) for sample in samples)),
-            "turns": float(len(samples)),
-            "tokens": tokens,
-            "sequences": float(sum(len(batch.sequences) for batch in batches)),
-            "tokens_computed": float(sum(batch.num_tokens for batch in batches)),
-        }
+        facts = eligibility_metrics(reward_facts(samples), self.options)
+        ratios = term_ratios(total.reduced, self.options, self.config.beta_kl)
+        return (
+            total.statistics()
+            | facts
+            | ratios
+            | {
+                "opd/frac_opd_samples": taught / len(samples),
+                "opd/num_eligible_samples": float(total.num_taught_turns),
+                "opd/frac_tokens_with_kd": total.sums["tokens_with_teacher"] / max(tokens, 1.0),
+                "guard/nonfinite_tokens": nonfinite,
+                "guard/rejected_tokens": total.rejected_tokens,
+                "guard/empty_batch": float(tokens == 0),
+                "guard/modified_turns": float(sum(not comparable(sample) for sample in samples)),
+                "turns": float(len(samples)),
+                "tokens": tokens,
+                "sequences": float(sum(len(batch.sequences) for batch in batches)),
+                "tokens_computed": float(sum(batch.num_tokens for batch in batches)),
+            }
+        )
 
     def _assert_keys(self, metrics: dict[str, float]) -> None:
         missing = self.expected_keys - metrics.keys()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from records.names import DropReason
 from records.types import Logprobs
+from trainer.objectives.combined import term_ratio
+from trainer.objectives.options import ObjectiveOptions
 
 STATISTIC_KEYS = frozenset(
     {
@@ -30,6 +33,21 @@ STATISTIC_KEYS = frozenset(
         "tokens_computed",
     }
 )
+
+
+def term_ratios(
+    reduced: Mapping[str, float], options: ObjectiveOptions, beta_kl: float
+) -> dict[str, float]:
+    """How large the terms are that stand beside a policy gradient, in parts of it; above 1 a term
+    dominates (ALGORITHMS 7.4). `reduced` are the means of a whole batch.
+    """
+    if beta_kl > 0 and {"kl_loss", "pg_loss"} <= reduced.keys():
+        return {"kl_to_pg_ratio": term_ratio(reduced["kl_loss"], beta_kl, reduced["pg_loss"])}
+    if "reward_pg_loss" in reduced:
+        reward_coef: float = getattr(options, "reward_coef", 0.0)
+        rewards = reward_coef * reduced["reward_pg_loss"]
+        return {"opd_to_pg_ratio": term_ratio(reduced["opd/kl_loss"], 1.0, rewards)}
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

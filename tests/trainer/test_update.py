@@ -142,7 +142,10 @@ def test_adapters_train_and_the_base_does_not(folder):
     changed = {name for name in after if not torch.equal(before[name], after[name])}
     assert changed
     assert all("lora_" in name for name in changed)
-    assert updater.update(mixed_batch(1), 1).metrics["kl_loss"] > 0
+    metrics = updater.update(mixed_batch(1), 1).metrics
+    assert metrics["kl_loss"] > 0
+    expected = abs(updater.config.beta_kl * metrics["kl_loss"] / metrics["pg_loss"])
+    assert metrics["kl_to_pg_ratio"] == pytest.approx(expected)
 
 
 def test_epochs_take_several_steps_with_a_real_ratio(folder):

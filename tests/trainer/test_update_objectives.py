@@ -48,6 +48,7 @@ CONFIGS: dict[str, dict] = {
     "topk_tail": {"objective": {"name": "topk_tail_reverse_kl", "topk": 8}, **FROZEN},
     "self_distillation": {"objective": {"name": "self_distillation", "topk": 8}, **FROZEN},
     "overlap_topk": {"objective": {"name": "overlap_topk"}, **FROZEN},
+    "hybrid": {"objective": {"name": "overlap_topk", "reward_coef": 0.5}, **FROZEN},
     "side_samples": {"objective": {"name": "side_samples", "samples": 8}, **FROZEN},
     "sparse_kl": {"objective": {"name": "sparse_kl", "topk": 8}, **FROZEN},
     "batch_normalised_weights": {"correction": {"batch_normalize": True}},
@@ -124,6 +125,19 @@ def test_merging_turns_and_splitting_batches_change_nothing(folder, teacher, nam
     for mine, theirs in zip(one.advantages, other.advantages, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
     assert largest_difference(weights(merged), weights(separate)) < 1e-5
+
+
+def test_terms_beside_a_policy_gradient_are_told_in_parts_of_it(folder, teacher):
+    hybrid = make(folder, teacher, "hybrid").update(taught(1), 0).metrics
+    expected = abs(hybrid["opd/kl_loss"] / (0.5 * hybrid["reward_pg_loss"]))
+    assert hybrid["opd_to_pg_ratio"] == pytest.approx(expected)
+    passed: dict[bytes, list[bool]] = {}
+    for sample in taught(1):
+        passed.setdefault(sample.prompt_ids.tobytes(), []).append(sample.reward == 1.0)
+    seldom = [np.mean(outcomes) <= 0.5 for outcomes in passed.values()]
+    assert 0 < sum(seldom) < len(seldom)
+    replaced = make(folder, teacher, "replaced").update(taught(1), 0).metrics
+    assert replaced["opd/frac_underperforming_prompts"] == pytest.approx(np.mean(seldom))
 
 
 @pytest.mark.parametrize("kind", ["frozen", "current", "ema", "trust_region"])

@@ -11,6 +11,8 @@ Shapes: B rows, T tokens; N turns.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -42,18 +44,6 @@ def combined_advantages(
     return opd_coef * gap_BT + reward_coef * reward_BT
 
 
-@torch.no_grad()
-def combined_rewards(rewards_N: Tensor) -> Tensor:
-    """Rewards [N] of turns as they enter the sum: a missing one (NaN) counts 0."""
-    return torch.nan_to_num(rewards_N, nan=0.0)
-
-
-@torch.no_grad()
-def combined_trains(has_hint_N: Tensor, rewards_N: Tensor) -> Tensor:
-    """Bool [N]: the turn has a hint or a reward of +1 or -1; one with neither gives no sample."""
-    return (has_hint_N > 0) | (rewards_N.abs() == 1)
-
-
 def regularised_loss(
     pg_loss: Tensor,
     kl_loss: Tensor,
@@ -74,12 +64,9 @@ def regularised_loss(
     return loss
 
 
-@torch.no_grad()
-def term_ratio(term: Tensor, coefficient: float, pg_loss: Tensor) -> Tensor:
-    """|coefficient x term| / |pg_loss|, scalars: above 1 the term dominates (ALGORITHMS 7.4).
+def term_ratio(term: float, coefficient: float, pg_loss: float) -> float:
+    """|coefficient x term| / |pg_loss|: above 1 the term dominates (ALGORITHMS 7.4).
 
     NaN where the policy gradient's loss is 0, as it is in mean at ratio 1 with centred advantages.
     """
-    size = pg_loss.abs()
-    ratio = (coefficient * term).abs() / size
-    return torch.where(size > 0, ratio, torch.full_like(ratio, float("nan")))
+    return abs(coefficient * term / pg_loss) if pg_loss != 0 else math.nan

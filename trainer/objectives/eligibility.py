@@ -81,43 +81,14 @@ def replace_advantages(
 
 
 @torch.no_grad()
-def eligibility_metrics(
-    eligible_N: Tensor,
-    pass_rates_N: Tensor,
-    prompts_N: Tensor,
-    taught_BT: Tensor,
-    mask_BT: Tensor,
-    *,
-    pass_rate_threshold: float,
-) -> dict[str, float]:
-    """Who learned from the teacher (ALGORITHMS 7.7); a share of nothing is NaN.
+def underperforming_share(
+    pass_rates_N: Tensor, prompts_N: Tensor, *, pass_rate_threshold: float
+) -> float:
+    """Share of the prompts that pass at most so often (ALGORITHMS 7.7); NaN without a prompt.
 
-    `taught_BT` is above 0 at tokens with a teacher's advantage, `prompts_N` numbers the prompts.
+    `prompts_N` numbers the prompts; a NaN pass rate is of a prompt that says nothing.
     """
-    _, places_N, counts = torch.unique(prompts_N, return_inverse=True, return_counts=True)
-    seldom_N = (pass_rates_N <= pass_rate_threshold).double() / counts[places_N]
-    tokens = int((mask_BT > 0).sum())
-    taught = int(((mask_BT > 0) & (taught_BT > 0)).sum())
-    return {
-        "opd/num_eligible_samples": float(eligible_N.sum()),
-        "opd/frac_opd_samples": _share(float(eligible_N.sum()), len(eligible_N)),
-        "opd/frac_underperforming_prompts": _share(float(seldom_N.sum()), len(counts)),
-        "opd/frac_tokens_with_kd": _share(taught, tokens),
-    }
-
-
-def check_eligible_are_taught(num_eligible: int, num_taught_tokens: int) -> None:
-    """Raise ValueError if samples are eligible and no token of the loss has a teacher.
-
-    Then the flags or the teacher's scores were lost on the way, and training would go on silently
-    without them (ALGORITHMS 7.7).
-    """
-    if num_eligible > 0 and num_taught_tokens == 0:
-        raise ValueError(
-            f"{num_eligible} samples are eligible and no token has a teacher's advantage; check "
-            "that flags and scores reach the loss"
-        )
-
-
-def _share(part: float, whole: int) -> float:
-    return part / whole if whole else float("nan")
+    known_N = torch.isfinite(pass_rates_N)
+    prompts = torch.unique(prompts_N[known_N])
+    seldom = torch.unique(prompts_N[known_N & (pass_rates_N <= pass_rate_threshold)])
+    return len(seldom) / len(prompts) if len(prompts) else float("nan")

@@ -5,7 +5,7 @@
 o is the outcome of the rollout, r_{t,i} the judge's votes on step t. A group are the steps of equal
 index of one prompt's rollouts.
 
-Shapes: N steps, M votes; B rows, T tokens.
+Shapes: N steps, M votes.
 """
 
 from __future__ import annotations
@@ -51,18 +51,3 @@ def stepwise_advantages(
         if len(rewards) > 1:
             advantages_N[members_N] = (rewards - rewards.mean()) / (rewards.std() + epsilon)
     return advantages_N
-
-
-@torch.no_grad()
-def spread_over_steps(values_N: Tensor, step_ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """The value of each token's step [B, T], 0 at mask 0 and where `step_ids_BT` is -1.
-
-    Raises ValueError for an id of a step that there is not.
-    """
-    inside_BT = (mask_BT > 0) & (step_ids_BT >= 0)
-    steps = step_ids_BT[inside_BT]
-    if steps.numel() and int(steps.max()) >= len(values_N):
-        raise ValueError(f"step id {int(steps.max())} at a policy token, but {len(values_N)} steps")
-    spread_BT = torch.zeros_like(mask_BT, dtype=values_N.dtype)
-    spread_BT[inside_BT] = values_N[steps]
-    return spread_BT

@@ -2,11 +2,10 @@ import pytest
 import torch
 
 from trainer.objectives.eligibility import (
-    check_eligible_are_taught,
-    eligibility_metrics,
     eligible_samples,
     horizon_mask,
     replace_advantages,
+    underperforming_share,
 )
 
 NAN = float("nan")
@@ -54,25 +53,10 @@ def test_replacement_is_zero_beyond_the_horizon_and_nan_free():
     assert replaced.tolist() == [[1.0, 0.0, 0.0], [7.0, 7.0, 7.0]]
 
 
-def test_metrics_count_samples_prompts_and_tokens():
-    metrics = eligibility_metrics(
-        torch.tensor([True, False, False, False]),
-        torch.tensor([0.5, 0.5, 0.5, 1.0]),
-        torch.tensor([4, 4, 4, 9]),
-        torch.tensor([[1.0, 0.0, 1.0]]),
-        torch.tensor([[1.0, 1.0, 0.0]]),
-        pass_rate_threshold=0.5,
-    )
-    assert metrics == {
-        "opd/num_eligible_samples": 1.0,
-        "opd/frac_opd_samples": 0.25,
-        "opd/frac_underperforming_prompts": pytest.approx(0.5),
-        "opd/frac_tokens_with_kd": 0.5,
-    }
-
-
-def test_eligible_samples_without_a_taught_token_stop_training():
-    check_eligible_are_taught(0, 0)
-    check_eligible_are_taught(2, 1)
-    with pytest.raises(ValueError, match="2 samples are eligible"):
-        check_eligible_are_taught(2, 0)
+def test_prompts_that_seldom_pass_are_counted_once():
+    rates = torch.tensor([0.5, 0.5, 0.5, 1.0, NAN])
+    prompts = torch.tensor([4, 4, 4, 9, 11])
+    assert underperforming_share(rates, prompts, pass_rate_threshold=0.5) == 0.5
+    assert underperforming_share(rates, prompts, pass_rate_threshold=0.0) == 0.0
+    nothing = underperforming_share(rates[4:], prompts[4:], pass_rate_threshold=0.5)
+    assert nothing != nothing  # NaN

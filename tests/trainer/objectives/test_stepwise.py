@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainer.objectives.stepwise import spread_over_steps, step_rewards, stepwise_advantages
+from trainer.objectives.stepwise import step_rewards, stepwise_advantages
 
 NAN = float("nan")
 
@@ -29,15 +29,6 @@ def test_other_prompts_are_other_groups():
     assert advantages[0].item() == pytest.approx(-advantages[1].item())
     assert advantages[2:].tolist() == [0.0, 0.0]
     assert stepwise_advantages(rewards[:0], steps[:0]).numel() == 0
-
-
-def test_advantages_fill_their_spans_and_nothing_else():
-    ids = torch.tensor([[0, 0, -1, 1], [2, 2, 2, -1]])
-    mask = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 1.0, 0.0]])
-    spread = spread_over_steps(torch.tensor([0.5, -1.0, 2.0]), ids, mask)
-    assert spread.tolist() == [[0.5, 0.5, 0.0, -1.0], [2.0, 0.0, 2.0, 0.0]]
-    with pytest.raises(ValueError, match="step id 2"):
-        spread_over_steps(torch.tensor([0.5, -1.0]), ids, mask)
 
 
 def test_a_missing_reward_is_refused():
