@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ def test_module_imports_without_heavy_libraries(module: str) -> None:
     loaded = set(_python("-c", code).split())
     assert module.split(".")[0] in loaded
     assert not loaded & HEAVY
+
+
+def test_a_wheel_has_every_package() -> None:
+    found = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("__init__.py")
+    }
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert set(built) == found
 
 
 def test_help_names_every_command() -> None:
