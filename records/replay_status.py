@@ -44,6 +44,15 @@ class ReplayStatus:
     kinds: dict[RecordingKind, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedHint:
+    """A hint on a recorded turn: message `position` of the recorded session `session_name`."""
+
+    session_name: str
+    position: int
+    hint: str
+
+
 def replay_status(connection: Connection) -> ReplayStatus:
     """One look at all of it."""
     of_recordings = TurnRow.priority > 0
@@ -124,6 +133,23 @@ def recorded_turns(connection: Connection, scope: str, name: str) -> dict[int, l
     for row in connection.execute(statement):
         found.setdefault(row.position, []).append(row.turn_id)
     return found
+
+
+def recorded_hints(connection: Connection, limit: int) -> list[RecordedHint]:
+    """The hints of the first `limit` recorded turns that earned one, in the order of import."""
+    statement = (
+        select(SessionRow.external_id, RecordingRow.position, VerdictRow.hint)
+        .join(TurnRow, TurnRow.turn_id == VerdictRow.turn_id)
+        .join(RecordingRow, RecordingRow.turn_id == VerdictRow.turn_id)
+        .join(SessionRow, SessionRow.session_id == TurnRow.session_id)
+        .where(VerdictRow.hint.is_not(None), RecordingRow.kind != RecordingKind.RESAMPLED)
+        .order_by(TurnRow.created_at, TurnRow.turn_id)
+        .limit(limit)
+    )
+    return [
+        RecordedHint(session_name=row.external_id, position=row.position, hint=row.hint)
+        for row in connection.execute(statement)
+    ]
 
 
 def held_out_turns(connection: Connection) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from records import deletion, replay_status, replaying
 from records import turn_writes as turns
-from records.replay_status import ReplayStatus
+from records.replay_status import RecordedHint, ReplayStatus
 from records.replaying import PreparedSession
 from records.store.base import StoreBase
 from records.types import CapturedTurn
@@ -37,6 +37,10 @@ class RecordingStore(StoreBase):
         name differ; empty if there is none.
         """
         return await self.read(replay_status.recorded_turns, scope=scope, name=name)
+
+    async def recorded_hints(self, limit: int) -> list[RecordedHint]:
+        """The hints of the first `limit` recorded turns that earned one."""
+        return await self.read(replay_status.recorded_hints, limit=limit)
 
     async def held_out_turns(self) -> list[str]:
         """Turns that were scored and kept from training."""

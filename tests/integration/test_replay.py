@@ -218,6 +218,7 @@ def test_recordings_are_learned_from_to_the_end(tmp_path: Path) -> None:
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "<svg" in page
     assert "held_out" in page
+    assert f"<td>{USED[0]}</td>" in page, "the hints are shown"
     # Once more: everything is done already, and nothing is done twice.
     again = replay(folder, sessions, "--votes", AIRLINE_VOTES, *options)
     assert again.returncode == 0, again.stdout + again.stderr

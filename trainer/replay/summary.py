@@ -21,6 +21,8 @@ from trainer.run_report import example_turns, metric_rows, run_curves
 SUMMARY_FILE = "summary.json"
 SHOWN_CHARS = 400
 """Of a problem, in a terminal."""
+HINTS_SHOWN = 20
+"""In the report."""
 STAND_IN = (
     "the recording does not say how probable its responses were when they were sampled: the "
     "policy's own log-probabilities stand in, so importance weights correct for what the policy "
@@ -177,6 +179,14 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
             "Gap between hinted teacher and student, nats per token",
             ("turns", "reverse KL", "forward KL"),
             _gap_rows(summary),
+        ),
+        (
+            f"The first hints, at most {HINTS_SHOWN}",
+            ("session", "message", "hint"),
+            [
+                (one.session_name, str(one.position), one.hint)
+                for one in await store.recorded_hints(HINTS_SHOWN)
+            ],
         ),
         ("Seconds", ("stage", "s"), [(k, f"{v:.1f}") for k, v in summary["seconds"].items()]),
     ]
