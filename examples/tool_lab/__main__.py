@@ -18,7 +18,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def lab(
     context: typer.Context,
-    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps to learn for.")] = 14,
+    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps to learn for.")] = 18,
     seed: Annotated[int, typer.Option(help="Seed of users and trainer.")] = 0,
     preferences: Annotated[
         str, typer.Option(help="What the users want: some of unit,order,title.")

@@ -31,7 +31,7 @@ class LabConfig(BaseModel):
     """Share of users who want nothing silently and ask openly for what the others do not want: what
     keeps instructions followed while the policy learns the silent preferences.
     """
-    updates: int = Field(default=14, ge=0)
+    updates: int = Field(default=18, ge=0)
     """Steps after which learning ends; steps that a control makes the trainer skip count too."""
     max_seconds: float = Field(default=900.0, gt=0)
     """Learning ends at this age even with fewer updates; the summary says which it was."""
