@@ -73,8 +73,8 @@ PYTHON
 bench() {
     local script
     for script in engine_throughput proxy_latency store_writes logprob_memory objective_cost; do
-        printf '\n== benchmarks/%s.py\n' "$script"
-        .venv/bin/python "benchmarks/$script.py" "$@"
+        printf '\n== benchmarks.%s\n' "$script"
+        .venv/bin/python -m "benchmarks.$script" "$@"
     done
 }
 

@@ -1,7 +1,7 @@
 """How fast the embedded engine is beside transformers' own batched generation, and how soon a
 request that arrives late gets its first token.
 
-    python benchmarks/engine_throughput.py --model examples/tool_lab/model
+    python -m benchmarks.engine_throughput --model examples/tool_lab/model
 
 Both measurements alternate with their reference, with new prompts each time (nothing is in the
 prefix cache), and report medians; the engine runs in its own process and is reached over HTTP,
@@ -24,10 +24,10 @@ import time
 from typing import Any
 
 import torch
-from embedded_process import embedded_engine
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from benchmarks.embedded_process import embedded_engine
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import SamplingParams
 

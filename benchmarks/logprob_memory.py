@@ -1,6 +1,6 @@
 """Memory and time of the token-level OPD loss: linear_logprobs against log_softmax + gather.
 
-    python benchmarks/logprob_memory.py [--tokens 4096] [--vocab 151936] [--hidden 1024]
+    python -m benchmarks.logprob_memory [--tokens 4096] [--vocab 151936] [--hidden 1024]
 
 Forward and backward of the loss from hidden states and an output matrix that both want gradients.
 Memory is the peak above the resident inputs, the gradients included: of a child process for each

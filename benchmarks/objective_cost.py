@@ -1,6 +1,6 @@
 """The objective's own share of a training step on the tool lab's model.
 
-    python benchmarks/objective_cost.py
+    python -m benchmarks.objective_cost
 
 A step is timed whole. Its objective is everything but the model: putting the batch together,
 rollout correction, the loss forward and backward down to the log-probs that the model gave, and the

@@ -1,7 +1,7 @@
 """The objectives side by side on the tool lab, with three preferences at once: temperature unit,
 hotel order, and a title to address the user by, which the base uses about 2% of the time.
 
-    python benchmarks/objectives.py --settings tail8 k1 --seeds 0 1 2 --updates 25
+    python -m benchmarks.objectives --settings tail8 k1 --seeds 0 1 2 --updates 25
 
 Every run is the lab's own command. Afterwards the kept versions of the weights are evaluated on
 held-out names, one after the other until all preferences reach 0.8 (after how many updates and

@@ -1,6 +1,6 @@
 """How much later a streamed turn starts through the proxy than at the engine.
 
-    python benchmarks/proxy_latency.py [--seconds 60] [--agents 16] [--model PATH]
+    python -m benchmarks.proxy_latency [--seconds 60] [--agents 16] [--model PATH]
 
 16 agents hold conversations at the same time. Each turn is asked twice, in random order: of the
 scripted engine directly, with the prompt's ids, and of the proxy, with the messages. Agents start
@@ -25,9 +25,9 @@ import aiohttp
 import orjson
 import psutil
 import uvloop
-from proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, SYSTEM, percentile, served
-from scripted_engine import Script
 
+from benchmarks.proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, SYSTEM, percentile, served
+from benchmarks.scripted_engine import Script
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering import Rendering
 

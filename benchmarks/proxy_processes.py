@@ -19,11 +19,11 @@ from typing import Any
 import aiohttp
 import uvicorn
 import uvloop
-from scripted_engine import Script
-from scripted_engine import serve as serve_scripted
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
+from benchmarks.scripted_engine import Script
+from benchmarks.scripted_engine import serve as serve_scripted
 from records.config import StoreConfig
 from records.store import Store
 from rollout_bridge.config import RendererConfig

@@ -1,6 +1,6 @@
 """Engine tokens that a replay computes for votes and scores, against every prompt computed whole.
 
-    python benchmarks/replay_engine_tokens.py [FILE] [--votes FILE] [--sessions 4] [--judged 1]
+    python -m benchmarks.replay_engine_tokens [FILE] [--votes FILE] [--sessions 4] [--judged 1]
 
 The replay's own judge and scoring workers on a store that is thrown away, with embedded engines.
 Between workers and engines stand counters of what each reply says: prompt tokens (of a score: the

@@ -1,6 +1,6 @@
 """How fast recorded sessions are taken in, where the time goes, and what memory it takes.
 
-    python benchmarks/replay_import.py --sessions 100000 [--url postgresql+asyncpg://...]
+    python -m benchmarks.replay_import --sessions 100000 [--url postgresql+asyncpg://...]
 
 Sessions of a few turns, no two with the same texts, are written to a temporary file and imported as
 a replay does, into SQLite and, with --url, into PostgreSQL; each in a process of its own, one after

@@ -1,6 +1,6 @@
 """What merging turns of recorded sessions saves the trainer, and that it changes no gradient.
 
-    python benchmarks/replay_merging.py [FILE] [--timed-sessions 1]
+    python -m benchmarks.replay_merging [FILE] [--timed-sessions 1]
 
 1. Tokens that go through the model for all turns that have a next state: merged, and as a sequence
    for each turn, against the distinct tokens of the conversations (the nodes of each session's

@@ -1,6 +1,6 @@
 """An engine without a model: it answers /generate with scripted tokens at a fixed pace.
 
-    python benchmarks/scripted_engine.py --reply-ids 12,40,7,2 --first-ms 30 --pace-ms 20
+    python -m benchmarks.scripted_engine --reply-ids 12,40,7,2 --first-ms 30 --pace-ms 20
 
 A measuring instrument: what stands in front of an engine is measured against it, because its own
 times are known. Token i of a reply leaves at request + first + i * pace. It speaks the routes that

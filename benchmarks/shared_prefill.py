@@ -1,7 +1,7 @@
 """How many prompt tokens an engine computes for the votes on a turn and the scores of a session.
 
-    python benchmarks/shared_prefill.py --model examples/tool_lab/model
-    python benchmarks/shared_prefill.py --engine-url http://127.0.0.1:31000 --engine-model tiny
+    python -m benchmarks.shared_prefill --model examples/tool_lab/model
+    python -m benchmarks.shared_prefill --engine-url http://127.0.0.1:31000 --engine-model tiny
 
 Without `--engine-url` an embedded engine is started; SGLang needs --enable-cache-report. Between
 the client and the engine stands a counter of what each reply says: prompt tokens minus cached ones
@@ -32,9 +32,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 from aiohttp import web
-from embedded_process import embedded_engine
 from openai import AsyncOpenAI
 
+from benchmarks.embedded_process import embedded_engine
 from judge.config import JudgeConfig
 from judge.voting import cast_votes
 from rollout_bridge.engine.client import EngineClient

@@ -1,6 +1,6 @@
 """How fast ready turns are handed to slime's trainer, and whether memory stays flat.
 
-    python benchmarks/slime_handover.py [--url postgresql+asyncpg://...] [--calls 1000] [--short]
+    python -m benchmarks.slime_handover [--url postgresql+asyncpg://...] [--calls 1000] [--short]
 
 First a batch of 256 turns of 8k tokens with top-64 teacher scores is handed over several times,
 from the store's lease to merged rows and their carriers (and, where slime is installed, on through

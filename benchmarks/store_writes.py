@@ -1,6 +1,6 @@
 """How fast several processes write one store, grouped and with a transaction for each operation.
 
-    python benchmarks/store_writes.py --seconds 60 --processes 4 [--url postgresql+asyncpg://...]
+    python -m benchmarks.store_writes --seconds 60 --processes 4 [--url postgresql+asyncpg://...]
 
 Each process is a proxy (agents that record turns and give them their next state) and the workers
 (claim, verdict, score) at once, as fast as they can. The two ways of writing take turns of a few

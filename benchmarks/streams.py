@@ -1,6 +1,6 @@
 """What many slow streams cost: errors, memory over time, and how late each token comes.
 
-    python benchmarks/streams.py [--streams 256] [--seconds 300] [--pace-ms 1000] [--open-over 60]
+    python -m benchmarks.streams [--streams 256] [--seconds 300] [--pace-ms 1000] [--open-over 60]
 
 Agents hold a stream open each, against a scripted engine at one token a second; a stream that ends
 is followed by the next of its conversation. They are opened evenly over the first minute; with
@@ -26,10 +26,10 @@ import aiohttp
 import orjson
 import psutil
 import uvloop
-from proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, SYSTEM, percentile, served
 from rich.progress import Progress
-from scripted_engine import Script
 
+from benchmarks.proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, SYSTEM, percentile, served
+from benchmarks.scripted_engine import Script
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering import Rendering
 

@@ -52,3 +52,9 @@ def _python(*arguments: str) -> str:
         [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
     )
     return done.stdout
+
+
+def test_benchmarks_import_each_other_as_modules() -> None:
+    names = [f"benchmarks.{path.stem}" for path in sorted((ROOT / "benchmarks").glob("*.py"))]
+    assert len(names) > 10
+    _python("-c", f"import {', '.join(names)}")
