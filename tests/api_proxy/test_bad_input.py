@@ -92,10 +92,18 @@ async def test_bad_fields(door: Door, fields: dict, param: str) -> None:
     assert door.engine.prompts == []
 
 
-async def test_arguments_that_are_nested_too_deeply(door: Door) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
-    response = await door.post([USER, {"role": "assistant", "tool_calls": [call]}, USER])
-    assert_error(response, 400, None, "messages")
+async def test_arguments_that_nest_too_deep_for_a_parser_are_text(door: Door) -> None:
+    """As are all that do not parse: a policy may have written them so."""
+    door.will_say("Hello.")
+    assert (await door.post(_called_with("[" * 2_000))).status_code == 200
+    too_long = await door.post(_called_with("[" * 100_000))
+    assert_error(too_long, 400, "context_length_exceeded", "messages")
+
+
+def _called_with(arguments: str) -> list[dict[str, Any]]:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "no"}
+    return [USER, {"role": "assistant", "tool_calls": [call]}, result, USER]
 
 
 async def test_bad_headers(door: Door) -> None:

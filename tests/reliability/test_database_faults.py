@@ -23,7 +23,7 @@ from tests.api_proxy.test_spool import (
     REPLY,
     THANKS,
     USER,
-    a_door,
+    a_process,
     answered,
     check_linked,
     conversation,
@@ -53,7 +53,7 @@ async def away(database_url: str, rendering: Rendering, tmp_path: Path) -> Async
     async with FaultyTcp(server.host or "", server.port or 5432) as wire:
         url = server.set(port=wire.own_port).render_as_string(hide_password=False)
         config = StoreConfig(url=url, spill_folder=tmp_path / "spill")
-        async with a_door(config, rendering, Clock(), record_timeout_s=1.0) as door:
+        async with a_process(config, rendering, Clock(), record_timeout_s=1.0) as door:
             yield Away(door, wire)
 
 
