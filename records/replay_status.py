@@ -17,6 +17,7 @@ from records.models import (
 )
 from records.names import UNJUDGED, DropReason, TurnState
 from records.recording import RecordingKind
+from records.sessions import find_external
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +120,13 @@ def recorded_turns(connection: Connection, scope: str, name: str) -> dict[int, l
     """Position -> turn ids of the recorded session `name`: several where recordings of one name
     say different things there.
     """
+    # Two look-ups by key: of one join PostgreSQL, without statistics, reads the whole table.
+    session_id = find_external(connection, scope, name)
     statement = (
         select(RecordingRow.position, TurnRow.turn_id)
         .join(TurnRow, TurnRow.turn_id == RecordingRow.turn_id)
-        .join(SessionRow, SessionRow.session_id == TurnRow.session_id)
         .where(
-            SessionRow.scope == scope,
-            SessionRow.external_id == name,
+            TurnRow.session_id == session_id,
             RecordingRow.kind != RecordingKind.RESAMPLED,
         )
     )
