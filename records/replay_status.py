@@ -120,7 +120,7 @@ def recorded_turns(connection: Connection, scope: str, name: str) -> dict[int, l
     """Position -> turn ids of the recorded session `name`: several where recordings of one name
     say different things there.
     """
-    # Two look-ups by key: of one join PostgreSQL, without statistics, reads the whole table.
+    # Two look-ups by key: PostgreSQL plans them well without statistics of the tables.
     session_id = find_external(connection, scope, name)
     statement = (
         select(RecordingRow.position, TurnRow.turn_id)
