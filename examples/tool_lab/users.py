@@ -63,7 +63,12 @@ class User:
         """A new request of `kind` and its words; its names are added to `world`."""
         request = Request(kind=kind, slots=self._slots(kind, world))
         text = self.rng.choice(REQUESTS[kind]).format(**request.slots)
-        statable = [p for p in PREFERENCES.values() if p.request_kind == kind]
+        statable = [
+            p
+            for p in PREFERENCES.values()
+            # Who has open wishes says those and nothing else: no lesson is about another kind.
+            if p.request_kind == kind and (not self.open_wishes or p.kind in self.open_wishes)
+        ]
         # A wish stated right after a request of the same kind would read as a correction of its
         # answer.
         is_new_kind = kind != self.last_kind
