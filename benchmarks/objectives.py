@@ -3,11 +3,11 @@ hotel order, and a title to address the user by, which the base uses about 2% of
 
     python -m benchmarks.objectives --settings tail8 k1 --seeds 0 1 2 --updates 25
 
-Every run is the lab's own command. Afterwards the kept versions of the weights are evaluated on
-held-out names, one after the other until all preferences reach 0.8 (after how many updates and
-seconds of learning?), and the last one on the other skills and a contrary instruction in the
-prompt, as ratios to before. A finished run is not run again: results lie in
-OUT/SETTING-SEED/objectives.json.
+Every run is the lab's own command, and all of them take its recipe but for the objective.
+Afterwards the kept versions of the weights are evaluated on held-out names, one after the other
+until all preferences reach 0.8 (after how many updates and seconds of learning?), and the last one
+on the other skills and a contrary instruction in the prompt, as ratios to before. A finished run is
+not run again: results lie in OUT/SETTING-SEED/objectives.json.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from examples.tool_lab.run_lab import MODEL
 
 TARGET = 0.8
 IN_TRAINER = ["trainer.teacher.kind=frozen", "scoring.engine_scores=false"]
+BY_ENGINE = ["trainer.teacher.kind=engine", "scoring.engine_scores=true"]
 
 
 def _objective(name: str, *options: str) -> list[str]:
@@ -37,24 +38,22 @@ def _objective(name: str, *options: str) -> list[str]:
 
 
 SETTINGS: dict[str, list[str]] = {
-    "k1": _objective("hindsight_opd"),
-    "cispo": _objective("hindsight_opd", "surrogate=cispo", "clip_low=1.0", "clip_high=4.0"),
-    "gspo": _objective("hindsight_opd", "surrogate=gspo"),
+    "k1": [*_objective("hindsight_opd"), *BY_ENGINE],
+    "cispo": [
+        *_objective("hindsight_opd", "surrogate=cispo", "clip_low=1.0", "clip_high=4.0"),
+        *BY_ENGINE,
+    ],
+    "gspo": [*_objective("hindsight_opd", "surrogate=gspo"), *BY_ENGINE],
     "async": [
         *_objective("hindsight_opd", "surrogate=unclipped", "advantage_reference=current"),
+        *BY_ENGINE,
         "trainer.correction.mode=bypass",
     ],
-    "supervised-k2": _objective("supervised_opd", "estimator=k2"),
-    "supervised-k3": _objective("supervised_opd", "estimator=k3"),
+    "supervised-k2": [*_objective("supervised_opd", "estimator=k2"), *BY_ENGINE],
+    "supervised-k3": [*_objective("supervised_opd", "estimator=k3"), *BY_ENGINE],
     "forward8": [*_objective("forward_kl_topk", "topk=8"), *IN_TRAINER],
-    "forward8-engine": [*_objective("forward_kl_topk", "topk=8"), "scoring.top_k=8"],
+    "forward8-engine": [*_objective("forward_kl_topk", "topk=8"), *BY_ENGINE, "scoring.top_k=8"],
     "tail8": [*_objective("topk_tail_reverse_kl", "topk=8"), *IN_TRAINER],
-    "tail8-epochs": [
-        *_objective("topk_tail_reverse_kl", "topk=8"),
-        *IN_TRAINER,
-        "trainer.rollout_batch_size=32",
-        "trainer.epochs_per_batch=4",
-    ],
     "jsd16": [*_objective("self_distillation", "topk=16"), *IN_TRAINER],
     "jsd16-teacher": [
         *_objective("self_distillation", "topk=16", "support_of=teacher"),
@@ -89,7 +88,7 @@ def main() -> None:
         default=128,
         help="answers for each rate of a version; 0: only the last",
     )
-    parser.add_argument("--open-users", type=float, default=0.0, help="as the lab's option")
+    parser.add_argument("--open-users", type=float, default=0.5, help="as the lab's option")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/objectives"))
     parser.add_argument(

@@ -21,6 +21,7 @@ from examples.sglang_cpu.server import ROOT, sglang_servers
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.run_lab import run
 
+TOKEN_LEVEL = ROOT / "examples" / "tool_lab" / "token_level.toml"
 NOISE = 0.3
 """Relative size of the change that makes the contract's other weights: clearly another model."""
 
@@ -35,9 +36,12 @@ def check_everything(model: Path, folder: Path, *, updates: int, eval_samples: i
         if not _contract(policy.url, model, other_weights(model, folder / "other_weights")):
             console.print("[red]the engine contract does not hold on SGLang[/]")
             return False
-        lab = LabConfig(updates=updates, eval_samples=eval_samples)
+        # Scores of the sampled tokens are what SGLang is asked for; small batches, because it
+        # generates slowly here.
+        lab = LabConfig(updates=updates, eval_samples=eval_samples, open_users=0.0)
         overrides = [f"policy.url={policy.url}", f"frozen.url={frozen.url}"]
-        summary = run(lab, folder / "lab", None, overrides)
+        overrides += ["trainer.rollout_batch_size=16", "trainer.epochs_per_batch=1"]
+        summary = run(lab, folder / "lab", TOKEN_LEVEL, overrides)
     problems = shortcomings(summary, updates)
     for problem in problems:
         console.print(f"[red]{problem}[/]")

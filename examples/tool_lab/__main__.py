@@ -18,14 +18,14 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def lab(
     context: typer.Context,
-    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps to learn for.")] = 18,
+    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps to learn for.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of users and trainer.")] = 0,
     preferences: Annotated[
         str, typer.Option(help="What the users want: some of unit,order,title.")
     ] = "unit,order",
     open_users: Annotated[
         float, typer.Option(min=0, max=1, help="Share of users who ask openly for the default.")
-    ] = 0.0,
+    ] = 0.5,
     hints: Annotated[
         str, typer.Option(help="judge, or a control: none, off-topic, contrary.")
     ] = "judge",

@@ -27,11 +27,11 @@ class LabConfig(BaseModel):
 
     preferences: tuple[PreferenceKind, ...] = Field(default=TRAINED_KINDS, min_length=1)
     """What the users want, silently, and what is measured as success."""
-    open_users: float = Field(default=0.0, ge=0, le=1)
+    open_users: float = Field(default=0.5, ge=0, le=1)
     """Share of users who want nothing silently and ask openly for what the others do not want: what
     keeps instructions followed while the policy learns the silent preferences.
     """
-    updates: int = Field(default=18, ge=0)
+    updates: int = Field(default=8, ge=0)
     """Steps after which learning ends; steps that a control makes the trainer skip count too."""
     max_seconds: float = Field(default=900.0, gt=0)
     """Learning ends at this age even with fewer updates; the summary says which it was."""

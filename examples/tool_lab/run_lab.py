@@ -35,6 +35,21 @@ LAB_VALUES: dict[str, Any] = {
     "judge": {"votes": 3, "temperature": 0.3, "max_tokens": 48, "loop": {"concurrency": 24}},
     "trainer": {"learning_rate": 1e-4, "micro_batch_tokens": 2048},
 }
+RECIPE: dict[str, Any] = {
+    # What learned fastest and left alone what nobody asked to change (docs/tool_lab.md).
+    # The teacher is in the trainer, because it compares the student's own top tokens.
+    "scoring": {"engine_scores": False},
+    "trainer": {
+        "objective": {"name": "topk_tail_reverse_kl", "topk": 8},
+        "teacher": {"kind": "frozen"},
+        "beta_kl": 0.02,
+        # Only failures teach. With one step on each batch the policy swings between wishes that
+        # exclude each other; several on a batch that holds both kinds of failure teach when to do
+        # what.
+        "rollout_batch_size": 32,
+        "epochs_per_batch": 4,
+    },
+}
 
 
 def run(
@@ -45,7 +60,7 @@ def run(
     Raises StartupError where something cannot start.
     """
     folder.mkdir(parents=True, exist_ok=False)
-    values = merge(single_machine(str(MODEL), folder), LAB_VALUES)
+    values = merge(merge(single_machine(str(MODEL), folder), LAB_VALUES), RECIPE)
     ends = {"max_steps": lab.updates} if lab.updates else {}
     values = merge(values, {"seed": lab.seed, "trainer": {"seed": lab.seed, **ends}})
     values["proxy"] = {"port": 0}

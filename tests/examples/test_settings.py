@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
-from examples.tool_lab.run_lab import LAB_VALUES, MODEL
+from examples.tool_lab.__main__ import lab
+from examples.tool_lab.lab_config import LabConfig
+from examples.tool_lab.run_lab import LAB_VALUES, MODEL, RECIPE
 from trainer.defaults import resolve, single_machine
+from trainer.run_checks import run_warnings
 from trainer.run_config import merge
 
 
-def test_three_preferences(tmp_path: Path) -> None:
-    values = merge(single_machine(str(MODEL), tmp_path), LAB_VALUES)
-    file = MODEL.parent / "three_preferences.toml"
-    config = resolve(values, file, ["trainer.max_steps=25"])
+def lab_values(folder: Path) -> dict:
+    return merge(merge(single_machine(str(MODEL), folder), LAB_VALUES), RECIPE)
+
+
+def test_recipe(tmp_path: Path) -> None:
+    config = resolve(lab_values(tmp_path), None, ["trainer.max_steps=8"])
     assert config.trainer.objective.name == "topk_tail_reverse_kl"
     assert (config.trainer.rollout_batch_size, config.trainer.epochs_per_batch) == (32, 4)
     assert config.trainer.teacher.in_trainer
     assert (config.judge.temperature, config.judge.votes) == (0.3, 3)
-    plain = resolve(values, file, ["trainer.objective.name=hindsight_opd"])
-    assert plain.trainer.objective.name == "hindsight_opd"
+    assert run_warnings(config.trainer) == []
+
+
+def test_another_objective_takes_the_recipes_place(tmp_path: Path) -> None:
+    config = resolve(lab_values(tmp_path), None, ["trainer.objective.name=hindsight_opd"])
+    assert config.trainer.objective.name == "hindsight_opd"
+
+
+def test_token_level(tmp_path: Path) -> None:
+    config = resolve(lab_values(tmp_path), MODEL.parent / "token_level.toml", [])
+    assert config.trainer.objective.name == "hindsight_opd"
+    assert config.scoring.engine_scores
+    assert not config.trainer.teacher.in_trainer
+
+
+def test_options_and_settings_have_the_same_defaults() -> None:
+    options = inspect.signature(lab).parameters
+    settings = LabConfig()
+    assert options["updates"].default == settings.updates
+    assert options["open_users"].default == settings.open_users
+    assert options["max_seconds"].default == settings.max_seconds
+    assert options["sessions"].default == settings.sessions_in_flight
+    assert options["eval_samples"].default == settings.eval_samples
