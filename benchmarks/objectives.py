@@ -29,8 +29,8 @@ from examples.tool_lab.preferences import TRAINABLE_KINDS
 from examples.tool_lab.run_lab import MODEL
 
 TARGET = 0.8
-IN_TRAINER = ["trainer.teacher.kind=frozen", "scoring.engine_scores=false"]
-BY_ENGINE = ["trainer.teacher.kind=engine", "scoring.engine_scores=true"]
+IN_TRAINER = ["trainer.teacher.kind=frozen", "scoring.engine_scores=false", "scoring.top_k=0"]
+ONE_SCORE = ["scoring.top_k=0"]
 
 
 def _objective(name: str, *options: str) -> list[str]:
@@ -38,22 +38,23 @@ def _objective(name: str, *options: str) -> list[str]:
 
 
 SETTINGS: dict[str, list[str]] = {
-    "k1": [*_objective("hindsight_opd"), *BY_ENGINE],
+    "k1": [*_objective("hindsight_opd"), *ONE_SCORE],
     "cispo": [
         *_objective("hindsight_opd", "surrogate=cispo", "clip_low=1.0", "clip_high=4.0"),
-        *BY_ENGINE,
+        *ONE_SCORE,
     ],
-    "gspo": [*_objective("hindsight_opd", "surrogate=gspo"), *BY_ENGINE],
+    "gspo": [*_objective("hindsight_opd", "surrogate=gspo"), *ONE_SCORE],
     "async": [
         *_objective("hindsight_opd", "surrogate=unclipped", "advantage_reference=current"),
-        *BY_ENGINE,
+        *ONE_SCORE,
         "trainer.correction.mode=bypass",
     ],
-    "supervised-k2": [*_objective("supervised_opd", "estimator=k2"), *BY_ENGINE],
-    "supervised-k3": [*_objective("supervised_opd", "estimator=k3"), *BY_ENGINE],
+    "supervised-k2": [*_objective("supervised_opd", "estimator=k2"), *ONE_SCORE],
+    "supervised-k3": [*_objective("supervised_opd", "estimator=k3"), *ONE_SCORE],
     "forward8": [*_objective("forward_kl_topk", "topk=8"), *IN_TRAINER],
-    "forward8-engine": [*_objective("forward_kl_topk", "topk=8"), *BY_ENGINE, "scoring.top_k=8"],
-    "tail8": [*_objective("topk_tail_reverse_kl", "topk=8"), *IN_TRAINER],
+    "forward8-engine": [*_objective("forward_kl_topk", "topk=8"), "scoring.top_k=8"],
+    "tail8": [*_objective("topk_tail_reverse_kl", "topk=8"), "scoring.top_k=8"],
+    "tail8-trainer": [*_objective("topk_tail_reverse_kl", "topk=8"), *IN_TRAINER],
     "jsd16": [*_objective("self_distillation", "topk=16"), *IN_TRAINER],
     "jsd16-teacher": [
         *_objective("self_distillation", "topk=16", "support_of=teacher"),

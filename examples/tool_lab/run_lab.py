@@ -37,11 +37,9 @@ LAB_VALUES: dict[str, Any] = {
 }
 RECIPE: dict[str, Any] = {
     # What learned fastest and left alone what nobody asked to change (docs/tool_lab.md).
-    # The teacher is in the trainer, because it compares the student's own top tokens.
-    "scoring": {"engine_scores": False},
+    "scoring": {"top_k": 8},
     "trainer": {
         "objective": {"name": "topk_tail_reverse_kl", "topk": 8},
-        "teacher": {"kind": "frozen"},
         "beta_kl": 0.02,
         # Only failures teach. With one step on each batch the policy swings between wishes that
         # exclude each other; several on a batch that holds both kinds of failure teach when to do

@@ -21,7 +21,7 @@ def test_recipe(tmp_path: Path) -> None:
     config = resolve(lab_values(tmp_path), None, ["trainer.max_steps=8"])
     assert config.trainer.objective.name == "topk_tail_reverse_kl"
     assert (config.trainer.rollout_batch_size, config.trainer.epochs_per_batch) == (32, 4)
-    assert config.trainer.teacher.in_trainer
+    assert config.scoring.top_k == config.trainer.objective.topk == 8
     assert (config.judge.temperature, config.judge.votes) == (0.3, 3)
     assert run_warnings(config.trainer) == []
 
@@ -34,8 +34,7 @@ def test_another_objective_takes_the_recipes_place(tmp_path: Path) -> None:
 def test_token_level(tmp_path: Path) -> None:
     config = resolve(lab_values(tmp_path), MODEL.parent / "token_level.toml", [])
     assert config.trainer.objective.name == "hindsight_opd"
-    assert config.scoring.engine_scores
-    assert not config.trainer.teacher.in_trainer
+    assert config.scoring.top_k == 0
 
 
 def test_options_and_settings_have_the_same_defaults() -> None:
