@@ -33,6 +33,13 @@ def evaluate(
         int, typer.Option(min=1, help="Tasks for each metric; with recorded: states.")
     ] = 64,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each task.")] = 4,
+    max_samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Go on with tasks that did not pass, up to so many samples."),
+    ] = None,
+    until: Annotated[
+        int, typer.Option(min=1, help="With --max-samples: passes that end a task.")
+    ] = 1,
     k: Annotated[
         str | None,
         typer.Option(
@@ -72,6 +79,8 @@ def evaluate(
             suite=suite,
             tasks=tasks,
             samples=samples,
+            max_samples=max_samples,
+            until=until,
             ks=None if k is None else _numbers(k),
             seed=seed,
             temperature=temperature,

@@ -21,6 +21,7 @@ from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.errors import EngineProtocolError, EngineUnavailable
 from rollout_bridge.engine.types import Generation, SamplingParams
 from rollout_bridge.rendering import Rendering
+from trainer.evaluation.dynamic_n import StoppingRule
 from trainer.evaluation.tasks import Answer, Task, TaskSuite
 
 T = TypeVar("T")
@@ -28,6 +29,8 @@ T = TypeVar("T")
 CONCURRENCY = 64
 Progress = Callable[[int, int], None]
 """Called with (done, total) after each sample."""
+SuiteCounts = Mapping[str, Mapping[str, tuple[int, int]]]
+"""(c, n) by metric and task id: successes and tries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +129,80 @@ async def gather_counted(work: Sequence[Coroutine[Any, Any, T]], progress: Progr
 
 async def count_passes(
     policy: ServedPolicy, suite: TaskSuite, *, samples: int, seed: int, progress: Progress
-) -> dict[str, dict[str, tuple[int, int]]]:
-    """(c, n) by metric and task id, `samples` tries of each task.
+) -> SuiteCounts:
+    """`samples` tries of each task.
 
     Raises EngineError; ValueError if a task reports other metrics in one try than in another.
     """
+    counts: dict[str, dict[str, tuple[int, int]]] = {}
+    tries = await _try_all(
+        policy, [(task, range(samples)) for task in suite.tasks], suite, seed, progress
+    )
+    for task, outcomes in zip(suite.tasks, tries, strict=True):
+        for metric in outcomes[0]:
+            passed = sum(one[metric] for one in outcomes)
+            counts.setdefault(metric, {})[task.task_id] = (passed, samples)
+    return counts
+
+
+async def try_on(
+    policy: ServedPolicy,
+    suite: TaskSuite,
+    counts: SuiteCounts,
+    rule: StoppingRule,
+    *,
+    seed: int,
+    progress: Progress,
+) -> SuiteCounts:
+    """The headline's metrics with further tries of their tasks, until `rule` ends each.
+
+    A task goes on as long as one of its headline metrics does; a round makes as many tries of it as
+    it had at first. `progress` is told the most tries that may be left. Raises as `count_passes`.
+    """
+    found = {metric: dict(counts[metric]) for metric in suite.headline}
+    done = 0
+    while rounds := [
+        (task, range(made, made + more))
+        for task in suite.tasks
+        for made, more in [_further(task.task_id, found, counts, rule)]
+        if more
+    ]:
+        left = sum(rule.max_tries - numbers.start for _, numbers in rounds)
+
+        def told(made: int, _: int, done: int = done, left: int = left) -> None:
+            progress(done + made, done + left)
+
+        for (task, numbers), outcomes in zip(
+            rounds, await _try_all(policy, rounds, suite, seed, told), strict=True
+        ):
+            for metric in found:
+                if task.task_id in found[metric]:
+                    c, n = found[metric][task.task_id]
+                    passed = sum(one[metric] for one in outcomes)
+                    found[metric][task.task_id] = (c + passed, n + len(numbers))
+            done += len(numbers)
+    return found
+
+
+def _further(
+    task_id: str, found: SuiteCounts, counts: SuiteCounts, rule: StoppingRule
+) -> tuple[int, int]:
+    """Tries that a task has had, and how many come next."""
+    metrics = [metric for metric in found if task_id in found[metric]]
+    if not metrics:
+        return 0, 0
+    least, made = min(found[metric][task_id] for metric in metrics)
+    return made, rule.next_tries(least, made, batch=counts[metrics[0]][task_id][1])
+
+
+async def _try_all(
+    policy: ServedPolicy,
+    work: Sequence[tuple[Task, range]],
+    suite: TaskSuite,
+    seed: int,
+    progress: Progress,
+) -> list[list[Mapping[str, bool]]]:
+    """What came of the samples of these numbers, by task."""
 
     async def attempt(task: Task, sample: int) -> Mapping[str, bool]:
         calls = itertools.count()
@@ -139,14 +211,12 @@ async def count_passes(
         )
         return await task.attempt(answer)
 
-    work = [attempt(task, sample) for task in suite.tasks for sample in range(samples)]
-    outcomes = await gather_counted(work, progress)
-    counts: dict[str, dict[str, tuple[int, int]]] = {}
-    for index, task in enumerate(suite.tasks):
-        tries = outcomes[index * samples : (index + 1) * samples]
-        if any(one.keys() != tries[0].keys() for one in tries):
+    tries = [attempt(task, sample) for task, numbers in work for sample in numbers]
+    outcomes = iter(await gather_counted(tries, progress))
+    by_task = []
+    for task, numbers in work:
+        found = [next(outcomes) for _ in numbers]
+        if any(one.keys() != found[0].keys() for one in found):
             raise ValueError(f"task {task.task_id}: its tries report different metrics")
-        for metric in tries[0]:
-            passed = sum(one[metric] for one in tries)
-            counts.setdefault(metric, {})[task.task_id] = (passed, samples)
-    return counts
+        by_task.append(found)
+    return by_task

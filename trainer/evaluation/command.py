@@ -52,6 +52,7 @@ def evaluate(options: EvalOptions, console: Console) -> Evaluated:
     config = run_config.load(config_file, options.overrides)
     ks = _ks(options)
     suite = options.suite or _default_suite(options.folder, config.model)
+    _check_further_tries(options, is_recorded=suite == RECORDED)
     evaluation = Evaluation(
         options=options,
         config=config,
@@ -76,6 +77,7 @@ def evaluate(options: EvalOptions, console: Console) -> Evaluated:
         "against": against.version if against is not None else None,
         "weights": {weights.label: weights.path for weights in evaluation.versions},
         "samples": options.samples,
+        "max_samples": options.max_samples,
         "seed": options.seed,
         "temperature": options.temperature,
         "seconds": round(time.monotonic() - started, 2),
@@ -94,6 +96,21 @@ def _ks(options: EvalOptions) -> Sequence[int]:
             f"--samples is {options.samples}"
         )
     return options.ks
+
+
+def _check_further_tries(options: EvalOptions, *, is_recorded: bool) -> None:
+    if options.max_samples is None:
+        return
+    if is_recorded:
+        raise StartupError("--max-samples: an answer at a recorded state does not pass or fail")
+    if options.max_samples <= options.samples:
+        raise StartupError(
+            f"--max-samples {options.max_samples}: give more than --samples {options.samples}"
+        )
+    if options.until > options.max_samples:
+        raise StartupError(
+            f"--until {options.until}: only --max-samples {options.max_samples} tries are made"
+        )
 
 
 def _default_suite(folder: Path, model: str) -> str:
@@ -126,7 +143,7 @@ def _write(options: EvalOptions, values: dict[str, Any], measured: Measured) -> 
     stem = "eval_recorded" if values["suite"] == RECORDED else "eval"
     path = options.out or options.folder / f"{stem}_{values['version']}.json"
     page = options.folder / f"{stem}.html" if options.out is None else path.with_suffix(".html")
-    shown = ("suite", "version", "against", "samples", "temperature", "seed")
+    shown = ("suite", "version", "against", "samples", "max_samples", "temperature", "seed")
     facts = [(name, str(values[name])) for name in shown if values[name] is not None]
     try:
         path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

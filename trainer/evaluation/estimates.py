@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from trainer.evaluation.beta_binomial import Fit, fit_beta_binomial
 from trainer.evaluation.bootstrap import Estimate, mean_estimate
+from trainer.evaluation.dynamic_n import expected_pass_at_k
 from trainer.evaluation.pass_at_k import pass_at_k
 
 TaskCounts = Mapping[str, tuple[int, int]]
@@ -27,6 +28,25 @@ class Passes:
     counts: TaskCounts
     pass_at: Mapping[int, Estimate]
     fit: Fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedOn:
+    """One metric after hard tasks were tried on: all tries, the Beta-binomial fitted to them, and
+    what each task's posterior expects of k tries, as a mean over tasks by k.
+
+    c/n is too high where the last try is always a success; the likelihood of the tries does not
+    depend on why they ended. `expected_at` is empty where the fit has no maximum.
+    """
+
+    counts: TaskCounts
+    fit: Fit
+    expected_at: Mapping[int, float]
+
+    @property
+    def unsolved(self) -> int:
+        """Tasks that never passed."""
+        return sum(c == 0 for c, _ in self.counts.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +76,15 @@ def estimate_passes(counts: TaskCounts, ks: Sequence[int], seed: int) -> Passes:
         for k in ks
     }
     return Passes(counts=counts, pass_at=pass_at, fit=fit_beta_binomial(list(counts.values())))
+
+
+def estimate_tried_on(counts: TaskCounts, ks: Sequence[int]) -> TriedOn:
+    """The posterior's pass@k of each of `ks` (ALGORITHMS 8.3). Raises ValueError for no tasks."""
+    fit = fit_beta_binomial(list(counts.values()))
+    expected = {
+        k: expected_pass_at_k(fit.model, list(counts.values()), k) for k in ks if fit.converged
+    }
+    return TriedOn(counts=counts, fit=fit, expected_at=expected)
 
 
 def compare(counts: TaskCounts, against: TaskCounts, ks: Sequence[int], seed: int) -> Paired:

@@ -21,8 +21,9 @@ from rollout_bridge.rendering import Rendering
 from rollout_bridge.teachers import TeacherChanged, Teachers
 from trainer.errors import StartupError
 from trainer.evaluation import recorded, recorded_results, task_results
-from trainer.evaluation.attempts import ServedPolicy, count_passes
-from trainer.evaluation.estimates import compare, estimate_passes
+from trainer.evaluation.attempts import ServedPolicy, SuiteCounts, count_passes, try_on
+from trainer.evaluation.dynamic_n import StoppingRule
+from trainer.evaluation.estimates import TriedOn, compare, estimate_passes, estimate_tried_on
 from trainer.evaluation.recorded import State
 from trainer.evaluation.served import frozen_engine, load, policy_engine
 from trainer.evaluation.task_results import Table, TaskResults
@@ -43,6 +44,8 @@ class EvalOptions:
     suite: str | None = None
     tasks: int = 64
     samples: int = 4
+    max_samples: int | None = None
+    until: int = 1
     ks: Sequence[int] | None = None
     seed: int = 0
     temperature: float = 1.0
@@ -74,7 +77,7 @@ class Evaluation:
 
     async def tasks(self, suite: TaskSuite, ks: Sequence[int]) -> Measured:
         """Every version on the suite's tasks."""
-        options, counts = self.options, {}
+        options, counts, tried_on = self.options, {}, {}
         async with self._policy_engine() as engine:
             for weights in self._in_order:
                 await load(engine, weights)
@@ -85,6 +88,10 @@ class Evaluation:
                         samples=options.samples,
                         seed=options.seed,
                         progress=bar.update,
+                    )
+                if options.max_samples is not None:
+                    tried_on[weights.version] = await self._try_on(
+                        engine, weights, suite, counts[weights.version], options.max_samples
                     )
         passes = {
             weights.version: {
@@ -100,13 +107,41 @@ class Evaluation:
                 metric: compare(own[metric], other[metric], ks, options.seed) for metric in own
             }
         results = TaskResults(
-            passes=passes, paired=paired, headline=suite.headline, samples=options.samples
+            passes=passes,
+            paired=paired,
+            headline=suite.headline,
+            samples=options.samples,
+            tried_on={weights.version: tried_on[weights.version] for weights in self.versions}
+            if tried_on
+            else None,
         )
         return Measured(
             values={"tasks": len(suite.tasks), "k": list(ks), **task_results.as_json(results)},
             tables=task_results.tables(results),
             curves=task_results.curves(results),
         )
+
+    async def _try_on(
+        self,
+        engine: EngineClient,
+        weights: Weights,
+        suite: TaskSuite,
+        counts: SuiteCounts,
+        max_samples: int,
+    ) -> dict[str, TriedOn]:
+        """The headline's metrics after hard tasks had further tries."""
+        rule = StoppingRule(successes=self.options.until, max_tries=max_samples)
+        with self._bar(f"hard tasks, version {weights.version}", "samples") as bar:
+            found = await try_on(
+                self._served(engine, weights),
+                suite,
+                counts,
+                rule,
+                seed=self.options.seed,
+                progress=bar.update,
+            )
+        ks = [2**power for power in range(max_samples.bit_length())]
+        return {metric: estimate_tried_on(one, ks) for metric, one in found.items()}
 
     async def recorded(self) -> Measured:
         """The two versions at recorded states, judged by the hinted teacher.

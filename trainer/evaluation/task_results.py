@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.evaluation.beta_binomial import Fit
 from trainer.evaluation.bootstrap import Estimate
-from trainer.evaluation.estimates import Paired, Passes
+from trainer.evaluation.estimates import Paired, Passes, TriedOn
 from trainer.evaluation.pass_at_k import mean_pass_at_k
 from trainer.report import Curve
 
@@ -24,13 +25,15 @@ _FITTED_BEYOND = (2, 4)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResults:
     """Every metric of each version, the one that was asked for first, and of the first minus the
-    second where there are two.
+    second where there are two. `tried_on` are the headline's metrics of each version after further
+    tries of hard tasks, if there were any.
     """
 
     passes: Mapping[int, Mapping[str, Passes]]
     paired: Mapping[str, Paired] | None
     headline: Sequence[str]
     samples: int
+    tried_on: Mapping[int, Mapping[str, TriedOn]] | None = None
 
 
 def as_json(results: TaskResults) -> dict[str, Any]:
@@ -44,6 +47,12 @@ def as_json(results: TaskResults) -> dict[str, Any]:
         "comparison": None
         if compared is None
         else {metric: _paired_json(one) for metric, one in compared.items()},
+        "tried_on": None
+        if results.tried_on is None
+        else {
+            str(version): {metric: _tried_on_json(one) for metric, one in found.items()}
+            for version, found in results.tried_on.items()
+        },
     }
 
 
@@ -52,6 +61,8 @@ def tables(results: TaskResults) -> list[Table]:
     found = [_passes_table(results)]
     if results.paired is not None:
         found.append(_paired_table(results))
+    if results.tried_on is not None:
+        found.append(_tried_on_table(results, results.tried_on))
     return found
 
 
@@ -67,7 +78,8 @@ def curves(results: TaskResults) -> list[Curve]:
             label = f"{metric}, version {version}"
             counts = list(one.counts.values())
             measured = [mean_pass_at_k(counts, k) for k in range(1, samples + 1)]
-            fitted = [one.fit.model.pass_at_k(k) if one.fit.converged else None for k in beyond]
+            fit = one.fit if results.tried_on is None else results.tried_on[version][metric].fit
+            fitted = [fit.model.pass_at_k(k) if fit.converged else None for k in beyond]
             series[label] = [*measured, *fitted]
     return [
         Curve(
@@ -99,17 +111,25 @@ def estimate_json(estimate: Estimate) -> dict[str, float | None]:
 
 
 def _passes_json(passes: Passes) -> dict[str, Any]:
-    fit = passes.fit
     return {
         "tasks": len(passes.counts),
         "pass_at": {str(k): estimate_json(one) for k, one in passes.pass_at.items()},
-        "beta_binomial": {
-            "alpha": fit.model.alpha,
-            "beta": fit.model.beta,
-            "converged": fit.converged,
-        },
+        "beta_binomial": _fit_json(passes.fit),
         "counts": {task: list(count) for task, count in passes.counts.items()},
     }
+
+
+def _tried_on_json(found: TriedOn) -> dict[str, Any]:
+    return {
+        "unsolved": found.unsolved,
+        "expected_at": {str(k): value for k, value in found.expected_at.items()},
+        "beta_binomial": _fit_json(found.fit),
+        "counts": {task: list(count) for task, count in found.counts.items()},
+    }
+
+
+def _fit_json(fit: Fit) -> dict[str, Any]:
+    return {"alpha": fit.model.alpha, "beta": fit.model.beta, "converged": fit.converged}
 
 
 def _paired_json(paired: Paired) -> dict[str, Any]:
@@ -158,5 +178,24 @@ def _paired_table(results: TaskResults) -> Table:
     return (
         f"version {version} against version {against}: on how many tasks it passes more often",
         ["metric", "better", "worse", "equal", "p (sign test)"],
+        rows,
+    )
+
+
+def _tried_on_table(results: TaskResults, tried_on: Mapping[int, Mapping[str, TriedOn]]) -> Table:
+    ks = sorted(
+        {k for found in tried_on.values() for one in found.values() for k in one.expected_at}
+    )
+    rows = []
+    for metric in results.headline:
+        for version, found in tried_on.items():
+            one, first = found[metric], results.passes[version][metric].counts
+            further = [task for task, (_, n) in one.counts.items() if n > first[task][1]]
+            row = [metric, str(version), str(len(further)), str(one.unsolved)]
+            values = [one.expected_at.get(k) for k in ks]
+            rows.append([*row, *("no fit" if x is None else f"{x:.3f}" for x in values)])
+    return (
+        "tasks that were tried on, and what the posterior of each task expects of k tries",
+        ["metric", "version", "tried on", "never passed", *(f"pass@{k}" for k in ks)],
         rows,
     )

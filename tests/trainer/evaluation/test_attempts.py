@@ -13,7 +13,14 @@ from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.errors import EngineProtocolError
 from rollout_bridge.rendering import Rendering
 from tests.examples.shipped import MODEL
-from trainer.evaluation.attempts import CONCURRENCY, ServedPolicy, count_passes, gather_counted
+from trainer.evaluation.attempts import (
+    CONCURRENCY,
+    ServedPolicy,
+    count_passes,
+    gather_counted,
+    try_on,
+)
+from trainer.evaluation.dynamic_n import StoppingRule
 from trainer.evaluation.tasks import Answer, PromptTask, Task, TaskSuite
 
 
@@ -65,6 +72,46 @@ async def test_a_task_with_changing_metrics_is_refused() -> None:
             await count_passes(
                 policy(engine, "0"), suite(Fickle()), samples=2, seed=0, progress=nothing
             )
+
+
+@dataclass
+class PassesFrom:
+    """A task whose tries pass from the one of this number on."""
+
+    task_id: str
+    first: int
+    metric: str = "said"
+    tries: int = 0
+
+    async def attempt(self, answer: Answer) -> Mapping[str, bool]:
+        self.tries += 1
+        return {self.metric: self.tries >= self.first}
+
+
+async def test_hard_tasks_are_tried_on_until_they_pass_or_the_cap() -> None:
+    tasks = [PassesFrom("easy", 2), PassesFrom("hard", 5), PassesFrom("never", 99)]
+    beside = PassesFrom("beside", 99, metric="other")
+    one = TaskSuite(name="one", tasks=[*tasks, beside], headline=["said"], max_new_tokens=4)
+    shown: list[tuple[int, int]] = []
+    async with EngineClient("http://127.0.0.1:1") as engine:
+        sampler = policy(engine, "0")
+        counts = await count_passes(sampler, one, samples=2, seed=0, progress=nothing)
+        assert counts["said"] == {"easy": (1, 2), "hard": (0, 2), "never": (0, 2)}
+        further = await try_on(
+            sampler,
+            one,
+            counts,
+            StoppingRule(successes=1, max_tries=7),
+            seed=0,
+            progress=lambda done, total: shown.append((done, total)),
+        )
+    # Two tries a round; the one that was left to the cap is made alone.
+    assert further == {"said": {"easy": (1, 2), "hard": (2, 6), "never": (0, 7)}}
+    assert counts["said"]["hard"] == (0, 2)
+    assert beside.tries == 2
+    assert [done for done, _ in shown] == list(range(1, 10))
+    assert all(done <= total for done, total in shown)
+    assert shown[-1] == (9, 9)
 
 
 async def test_the_first_error_ends_all_work_that_is_left() -> None:

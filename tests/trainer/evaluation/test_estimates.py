@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.evaluation.estimates import compare, estimate_passes, sign_test
+from trainer.evaluation.estimates import (
+    compare,
+    estimate_passes,
+    estimate_tried_on,
+    sign_test,
+)
 from trainer.evaluation.pass_at_k import mean_pass_at_k
 
 COUNTS = {"a": (0, 4), "b": (1, 4), "c": (4, 4), "d": (2, 4)}
@@ -26,6 +31,21 @@ def test_estimates_are_the_unbiased_means_over_tasks() -> None:
     assert passes.fit.model.pass_at_k(16) > 0.75
     with pytest.raises(ValueError, match="pass@8"):
         estimate_passes(COUNTS, [8], seed=0)
+
+
+def test_tasks_that_were_tried_on_are_judged_by_their_posterior() -> None:
+    counts = {"a": (1, 9), "b": (1, 1), "c": (0, 32), "d": (2, 4)}
+    found = estimate_tried_on(counts, [1, 64])
+    assert found.unsolved == 1
+    prior = found.fit.model
+    for k, value in found.expected_at.items():
+        each = [prior.posterior(c, n).pass_at_k(k) for c, n in counts.values()]
+        assert value == pytest.approx(sum(each) / 4)
+    # The ratio says 0.40; it stopped at a success.
+    assert found.expected_at[1] < sum(c / n for c, n in counts.values()) / 4
+    alike = estimate_tried_on({"a": (0, 8), "b": (0, 8)}, [1])
+    assert alike.unsolved == 2
+    assert not alike.expected_at
 
 
 def test_versions_are_compared_task_by_task() -> None:
