@@ -26,13 +26,14 @@ from rollout_bridge.merging import PackedSequence, TurnSpan
 class TurnFacts:
     """What turns are compared by; every rank of the trainer has those of the whole batch.
 
-    `prompt_key` is equal for equal prompts.
+    `prompt_key` is equal for equal prompts, `num_tokens` are the response's.
     """
 
     turn_id: str
     reward: float | None
     step_index: int
     prompt_key: bytes
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,7 @@ def _facts(sample: ReadySample) -> TurnFacts:
         reward=sample.reward,
         step_index=sample.step_index,
         prompt_key=hashlib.blake2b(sample.prompt_ids.tobytes(), digest_size=16).digest(),
+        num_tokens=len(sample.response_ids),
     )
 
 

@@ -5,6 +5,7 @@ Turns are compared with each other, so this needs the whole batch; it needs no t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -16,15 +17,27 @@ from trainer.objectives.eligibility import eligible_samples, underperforming_sha
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 from trainer.objectives.stepwise import stepwise_advantages
 from trainer.rewards.groups import group_ids, group_pass_rates
+from trainer.rewards.length import (
+    ANCHOR_COEF,
+    GROUP_COEF,
+    UNIFORM_COEF,
+    anchor_penalty,
+    group_penalty,
+    uniform_penalty,
+)
+from trainer.rewards.length_metrics import length_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFacts:
-    """A turn as rewards compare it; `prompt_key` is equal for equal prompts."""
+    """A turn as rewards compare it; `prompt_key` is equal for equal prompts, `length` counts the
+    tokens of the response.
+    """
 
     reward: float | None
     step_index: int
     prompt_key: Hashable
+    length: int
 
 
 def reward_facts(samples: Sequence[ReadySample]) -> list[RewardFacts]:
@@ -34,6 +47,7 @@ def reward_facts(samples: Sequence[ReadySample]) -> list[RewardFacts]:
             reward=sample.reward,
             step_index=sample.step_index,
             prompt_key=sample.prompt_ids.tobytes(),
+            length=len(sample.response_ids),
         )
         for sample in samples
     ]
@@ -43,16 +57,51 @@ def reward_advantages(facts: Sequence[RewardFacts], options: ObjectiveOptions) -
     """The reward's advantage of each turn; a turn without a reward has none, which adds 0."""
     if "reward" not in options.needs:
         return [0.0] * len(facts)
-    baseline = options.reward_baseline if isinstance(options, HindsightOpd) else "none"
-    rewards = [0.0 if one.reward is None else one.reward for one in facts]
-    if baseline == "none":
-        return rewards
-    known = [index for index, one in enumerate(facts) if one.reward is not None]
-    groups = group_ids([_group(facts[index], baseline) for index in known])
-    advantages = stepwise_advantages(torch.tensor([rewards[index] for index in known]), groups)
-    for index, advantage in zip(known, advantages.tolist(), strict=True):
-        rewards[index] = advantage
+    known = [one for one in facts if one.reward is not None]
+    found = iter(_of_known(known, options))
+    return [0.0 if one.reward is None else next(found) for one in facts]
+
+
+def _of_known(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[float]:
+    """Advantages of turns that have a reward."""
+    rewards = torch.tensor([one.reward for one in facts], dtype=torch.float64)
+    if not isinstance(options, HindsightOpd) or not facts:
+        return rewards.tolist()
+    rewards = _less_length(rewards, facts, options)
+    if options.reward_baseline == "none":
+        return rewards.tolist()
+    groups = group_ids([_group(one, options.reward_baseline) for one in facts])
+    return stepwise_advantages(rewards, groups, divide_by_std=options.divide_by_std).tolist()
+
+
+def _less_length(rewards: Tensor, facts: Sequence[RewardFacts], options: HindsightOpd) -> Tensor:
+    """Rewards after what lengths take from them [N]; a reward above 0 is a right answer's."""
+    lengths = torch.tensor([one.length for one in facts], dtype=rewards.dtype)
+    coef = options.length_coef
+    if options.length_penalty == "uniform":
+        return uniform_penalty(rewards, lengths, coef=UNIFORM_COEF if coef is None else coef)
+    if options.length_penalty == "anchor":
+        assert options.length_anchor is not None
+        anchors = torch.full_like(lengths, options.length_anchor)
+        return anchor_penalty(rewards, lengths, anchors, coef=ANCHOR_COEF if coef is None else coef)
+    if options.length_penalty == "group":
+        coef = GROUP_COEF if coef is None else coef
+        groups = group_ids([one.prompt_key for one in facts])
+        found = rewards.clone()
+        for group in groups.unique():
+            own = groups == group
+            found[own] = group_penalty(rewards[own], lengths[own], rewards[own], coef=coef)
+        return found
     return rewards
+
+
+def length_facts(facts: Sequence[RewardFacts]) -> dict[str, float]:
+    """`length/` metrics of a batch's responses; by correctness too where rewards are known."""
+    lengths = torch.tensor([one.length for one in facts])
+    if all(one.reward is None for one in facts):
+        return length_metrics(lengths)
+    rewards = [math.nan if one.reward is None else one.reward for one in facts]
+    return length_metrics(lengths, torch.tensor(rewards))
 
 
 def eligible_turns(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[bool]:

@@ -186,7 +186,12 @@ def _states(
         device=device,
     )
     compared = [
-        RewardFacts(reward=one.reward, step_index=one.step_index, prompt_key=one.prompt_key)
+        RewardFacts(
+            reward=one.reward,
+            step_index=one.step_index,
+            prompt_key=one.prompt_key,
+            length=one.num_tokens,
+        )
         for one in facts.turns
     ]
     rewards = reward_advantages(compared, plan.options)

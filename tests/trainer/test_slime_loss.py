@@ -25,6 +25,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "default": {},
     "forward_kl": {"objective": {"name": "forward_kl_topk", "topk": 8}},
     "rewards": {"objective": {"reward_coef": 1.0, "reward_baseline": "prompt"}},
+    "rewards_by_length": {"objective": {"reward_coef": 1.0, "length_penalty": "uniform"}},
     "rejection": {"correction": {"rejections": [{"statistic": "geometric", "upper": 1.1}]}},
     "supervised": {"objective": {"name": "supervised_opd"}, "aggregation": "token-mean"},
 }

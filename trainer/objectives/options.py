@@ -102,6 +102,14 @@ class HindsightOpd(_Options):
     """
     reward_baseline: Literal["none", "step", "prompt"] = "none"
     """Standardise rewards among equal step indices (ALGORITHMS 3.3) or equal prompts (8.7)."""
+    divide_by_std: bool = True
+    """With a `reward_baseline`: divide by the standard deviation; without it is Dr.GRPO."""
+    length_penalty: Literal["none", "uniform", "group", "anchor"] = "none"
+    """What a response's length takes from its reward, before the baseline (ALGORITHMS 8.8)."""
+    length_coef: PositiveFloat | None = None
+    """Its weight; unset is the source's: uniform 1e-4, group 0.1, anchor 0.01."""
+    length_anchor: PositiveInt | None = None
+    """`anchor`: tokens that a response may have at no cost. Required there."""
     opsm_delta: PositiveFloat | None = None
     """Off-policy sequence mask: tokens with negative advantage of turns that moved further."""
     opsm_scope: Literal["token", "turn"] = "token"
@@ -141,7 +149,20 @@ class HindsightOpd(_Options):
             raise ValueError(f"dual_clip has no meaning with surrogate {self.surrogate}; unset it")
         if self.reward_baseline != "none" and self.reward_coef == 0:
             raise ValueError("reward_baseline needs reward_coef above 0")
+        if not self.divide_by_std and self.reward_baseline == "none":
+            raise ValueError("divide_by_std acts on a reward_baseline only; set that too")
+        self._check_length()
         return self
+
+    def _check_length(self) -> None:
+        if self.length_penalty != "none" and self.reward_coef == 0:
+            raise ValueError("length_penalty takes from a reward: set reward_coef above 0")
+        if self.length_penalty == "none" and self.length_coef is not None:
+            raise ValueError("length_coef has no meaning without length_penalty; set that too")
+        if (self.length_penalty == "anchor") != (self.length_anchor is not None):
+            raise ValueError(
+                "length_penalty = anchor and length_anchor, in tokens, need each other"
+            )
 
 
 class SupervisedOpd(_Options):

@@ -33,11 +33,13 @@ def stepwise_advantages(
     step_indices_N: Tensor,
     *,
     prompts_N: Tensor | None = None,
+    divide_by_std: bool = True,
     epsilon: float = EPSILON,
 ) -> Tensor:
     """(r - mean) / (std + epsilon) among steps of equal index (and equal prompt, if given) [N].
 
-    The std is unbiased. A step that is alone in its group has nothing to be compared with: 0.
+    The std is unbiased; without `divide_by_std`, r - mean. A step that is alone in its group has
+    nothing to be compared with: 0.
     Raises ValueError for a reward that is not finite.
     """
     if not bool(torch.isfinite(rewards_N).all()):
@@ -49,5 +51,6 @@ def stepwise_advantages(
         members_N = groups_N == group
         rewards = rewards_N[members_N]
         if len(rewards) > 1:
-            advantages_N[members_N] = (rewards - rewards.mean()) / (rewards.std() + epsilon)
+            scale = rewards.std() + epsilon if divide_by_std else 1.0
+            advantages_N[members_N] = (rewards - rewards.mean()) / scale
     return advantages_N

@@ -21,6 +21,12 @@ def test_steps_are_compared_with_those_of_the_same_index():
     torch.testing.assert_close(stepwise_advantages(rewards, steps), expected)
 
 
+def test_without_the_standard_deviation():
+    rewards, steps = torch.tensor([1.0, 5.0, 0.0]), torch.tensor([0, 1, 0])
+    advantages = stepwise_advantages(rewards, steps, divide_by_std=False)
+    assert advantages.tolist() == [0.5, 0.0, -0.5]
+
+
 def test_other_prompts_are_other_groups():
     rewards = torch.tensor([1.0, 0.0, 9.0, 9.0])
     steps = torch.zeros(4, dtype=torch.int64)
