@@ -7,7 +7,7 @@ calls it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from trainer.objectives.kl_names import KL_NAMES, canonical_kl_name
 from trainer.objectives.rollout_correction.nearest import unknown_name
@@ -15,7 +15,6 @@ from trainer.objectives.rollout_correction.nearest import unknown_name
 TOPK_MODES = frozenset({"forward_kl_topk", "topk_tail_reverse_kl"})
 LOSS_MODES = frozenset({*KL_NAMES, *(f"{name}+" for name in KL_NAMES), *TOPK_MODES})
 POLICY_LOSS_MODES = ("vanilla",)
-RESERVED_TEACHER_NAME = "teacher_model"
 
 
 def check_loss_mode(loss_mode: str, *, use_policy_gradient: bool) -> str | None:
@@ -58,72 +57,6 @@ def check_policy_loss_mode(mode: str, known: Sequence[str] = POLICY_LOSS_MODES) 
     """Raise ValueError, with the nearest known name, for a surrogate that there is not."""
     if mode not in known:
         raise unknown_name("policy_loss_mode", mode, known)
-
-
-def check_topk(loss_mode: str, topk: int | None, *, engine_max_logprobs: int | None = None) -> None:
-    """Raise ValueError if a top-k mode has no positive `topk`, or an engine that returns fewer.
-
-    `engine_max_logprobs` None means that the limit is not known.
-    """
-    if loss_mode not in TOPK_MODES:
-        return
-    if topk is None or topk < 1:
-        raise ValueError(f"loss_mode {loss_mode!r} needs topk of at least 1, got {topk}; set 32")
-    if engine_max_logprobs is not None and engine_max_logprobs < topk:
-        raise ValueError(
-            f"topk {topk} exceeds the teacher engine's max_logprobs {engine_max_logprobs}; "
-            f"raise max_logprobs to {topk} or lower topk"
-        )
-
-
-def check_teacher_length(
-    teacher_max_len: int, *, max_prompt_tokens: int, max_response_tokens: int
-) -> None:
-    """Raise ValueError if a teacher's context does not hold prompt, response and one token more.
-
-    The one more is what an engine generates when it is asked to score.
-    """
-    needed = max_prompt_tokens + max_response_tokens + 1
-    if teacher_max_len < needed:
-        raise ValueError(
-            f"the teacher's max_len {teacher_max_len} is below prompt + response + 1 = {needed}; "
-            f"raise it to {needed} or shorten prompts or responses"
-        )
-
-
-def check_teachers(
-    keys: Sequence[str | None], routing_keys: Sequence[str] = (), *, default: bool = False
-) -> None:
-    """Raise ValueError unless several teachers have distinct keys and each route ends at one.
-
-    `keys` has one entry per teacher, None where it has no key; `routing_keys` are those that the
-    samples carry. With `default` a sample whose key nobody has goes to the first teacher.
-    """
-    if not keys:
-        raise ValueError("no teacher is configured; name at least one")
-    named = [key for key in keys if key]
-    if RESERVED_TEACHER_NAME in named and len(keys) > 1:
-        raise ValueError(
-            f"a teacher among several must not be named {RESERVED_TEACHER_NAME!r}, which means the "
-            "only one; rename it"
-        )
-    if len(keys) > 1 and len(set(named)) < len(keys):
-        twice = sorted({key for key in named if named.count(key) > 1})
-        what = f"{', '.join(map(repr, twice))} used twice" if twice else "a teacher has none"
-        raise ValueError(f"{len(keys)} teachers need distinct keys: {what}; give each its own")
-    if len(keys) > 1 and not default:
-        for key in routing_keys:
-            if key not in named:
-                raise unknown_name("routing key of a teacher", key, named)
-
-
-def check_teacher_gpus(gpus_per_teacher: Mapping[str, int], pool: int) -> None:
-    """Raise ValueError unless the teachers' replicas use the pool's GPUs exactly."""
-    total = sum(gpus_per_teacher.values())
-    if total != pool:
-        raise ValueError(
-            f"the teachers' replicas use {total} GPUs and their pool has {pool}; make them equal"
-        )
 
 
 def check_kl_terms(

@@ -7,10 +7,6 @@ from trainer.objectives.validation import (
     check_kl_terms,
     check_loss_mode,
     check_policy_loss_mode,
-    check_teacher_gpus,
-    check_teacher_length,
-    check_teachers,
-    check_topk,
 )
 
 
@@ -49,45 +45,6 @@ def test_unknown_names_get_the_nearest_one():
     )
     assert "vanilla" in refusal(check_policy_loss_mode, "gspo")
     check_policy_loss_mode("gspo", known=("vanilla", "gspo"))
-
-
-def test_topk_is_needed_where_it_acts_and_the_engine_must_return_as_many():
-    assert "topk" in refusal(check_topk, "forward_kl_topk", None)
-    assert "max_logprobs 20" in refusal(check_topk, "forward_kl_topk", 32, engine_max_logprobs=20)
-    check_topk("forward_kl_topk", 32, engine_max_logprobs=32)
-    check_topk("k3", None, engine_max_logprobs=0)
-
-
-def test_the_teacher_needs_one_token_more_than_prompt_and_response():
-    lengths = {"max_prompt_tokens": 100, "max_response_tokens": 50}
-    assert "151" in refusal(check_teacher_length, 150, **lengths)
-    check_teacher_length(151, **lengths)
-
-
-@pytest.mark.parametrize(
-    ("keys", "routes", "fragment"),
-    [
-        ([], [], "no teacher"),
-        (["a", "a"], [], "'a' used twice"),
-        (["a", None], [], "has none"),
-        (["a", "teacher_model"], [], "teacher_model"),
-        (["math", "code"], ["coda"], "'code'"),
-    ],
-)
-def test_several_teachers_need_names_that_the_samples_use(keys, routes, fragment):
-    assert fragment in refusal(check_teachers, keys, routes)
-
-
-def test_good_teachers_pass():
-    check_teachers([None], ["whatever"])
-    check_teachers(["teacher_model"])
-    check_teachers(["math", "code"], ["code", "math"])
-    check_teachers(["math", "code"], ["other"], default=True)
-
-
-def test_replicas_fill_the_pool():
-    check_teacher_gpus({"a": 2, "b": 2}, 4)
-    assert "use 3 GPUs" in refusal(check_teacher_gpus, {"a": 2, "b": 1}, 4)
 
 
 def test_two_kl_terms_are_warned_of_unless_both_are_asked_for():
