@@ -82,6 +82,12 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", choices=sorted(SETTINGS), default=["tail8", "k1"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--updates", type=int, default=25)
+    parser.add_argument(
+        "--max-seconds",
+        type=float,
+        default=7200.0,
+        help="learning ends then at the latest: where all is learned, lessons become rare",
+    )
     parser.add_argument("--samples", type=int, default=256, help="answers for each rate at the end")
     parser.add_argument(
         "--every",
@@ -117,8 +123,8 @@ def run_once(
     overrides = ["trainer.keep_checkpoints=1000", *SETTINGS[setting], *arguments.set]
     command = [sys.executable, "-m", "examples.tool_lab", "--seed", str(seed)]
     command += ["--updates", str(arguments.updates), "--eval-samples", "32"]
-    # On a busy machine too, updates are what ends a run.
-    command += ["--max-seconds", "7200", "--open-users", str(arguments.open_users)]
+    command += ["--max-seconds", str(arguments.max_seconds)]
+    command += ["--open-users", str(arguments.open_users)]
     command += ["--preferences", ",".join(TRAINABLE_KINDS), "--run", str(folder)]
     command += [word for one in overrides for word in ("--set", one)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
