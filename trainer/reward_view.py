@@ -17,6 +17,7 @@ from trainer.objectives.eligibility import eligible_samples, underperforming_sha
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 from trainer.objectives.stepwise import stepwise_advantages
 from trainer.rewards.groups import group_ids, group_pass_rates
+from trainer.rewards.grpo import grpo_passk_advantages
 from trainer.rewards.length import (
     ANCHOR_COEF,
     GROUP_COEF,
@@ -71,7 +72,22 @@ def _of_known(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[f
     if options.reward_baseline == "none":
         return rewards.tolist()
     groups = group_ids([_group(one, options.reward_baseline) for one in facts])
-    return stepwise_advantages(rewards, groups, divide_by_std=options.divide_by_std).tolist()
+    compare = _ahead if options.reward_baseline == "passk" else stepwise_advantages
+    return compare(rewards, groups, divide_by_std=options.divide_by_std).tolist()
+
+
+def _ahead(rewards: Tensor, groups: Tensor, *, divide_by_std: bool) -> Tensor:
+    """What pass@k rewards: the lead of each group's best; a turn alone has nobody to lead [N]."""
+    several = groups.bincount()[groups] > 1
+    advantages = torch.zeros_like(rewards)
+    if bool(several.any()):
+        own = rewards[several].unsqueeze(-1)
+        numbers = groups[several].unique(return_inverse=True)[1]
+        found = grpo_passk_advantages(
+            own, torch.ones_like(own), numbers, divide_by_std=divide_by_std
+        )
+        advantages[several] = found.squeeze(-1)
+    return advantages
 
 
 def _less_length(rewards: Tensor, facts: Sequence[RewardFacts], options: HindsightOpd) -> Tensor:

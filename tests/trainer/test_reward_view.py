@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 from pydantic import ValidationError
@@ -47,6 +48,17 @@ def test_baselines_compare_what_is_left_after_the_penalty() -> None:
     assert plain == [0.0, 0.0]
     set_ = options(reward_baseline="prompt", length_penalty="group", divide_by_std=False)
     assert reward_advantages(batch, set_) == pytest.approx([0.05, -0.05])
+
+
+def test_pass_at_k_pays_the_lead_of_the_best_answer_to_a_prompt() -> None:
+    batch = [turn(0.0), turn(1.0), turn(0.5), turn(1.0, prompt="b"), turn(None), turn(2.0, step=3)]
+    lead = reward_advantages(batch, options(reward_baseline="passk", divide_by_std=False))
+    assert lead == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+    deviation = statistics.stdev([0.0, 1.0, 0.5, 2.0])
+    scaled = reward_advantages(batch, options(reward_baseline="passk"))
+    assert scaled == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.0, 1.0 / (deviation + 1e-6)])
+    alone = [turn(1.0), turn(1.0, prompt="b")]
+    assert reward_advantages(alone, options(reward_baseline="passk")) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

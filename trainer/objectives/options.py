@@ -100,8 +100,10 @@ class HindsightOpd(_Options):
     """Standardise the teacher's gaps over the batch (ALGORITHMS 7.3); for rewards there is
     `reward_baseline`.
     """
-    reward_baseline: Literal["none", "step", "prompt"] = "none"
-    """Standardise rewards among equal step indices (ALGORITHMS 3.3) or equal prompts (8.7)."""
+    reward_baseline: Literal["none", "step", "prompt", "passk"] = "none"
+    """Standardise rewards among equal step indices (ALGORITHMS 3.3) or equal prompts (8.7); or only
+    the best answer to a prompt gains, by how far it is ahead (8.4).
+    """
     divide_by_std: bool = True
     """With a `reward_baseline`: divide by the standard deviation; without it is Dr.GRPO."""
     length_penalty: Literal["none", "uniform", "group", "anchor"] = "none"
