@@ -57,12 +57,12 @@ def run(
 
     Raises StartupError where something cannot start.
     """
-    folder.mkdir(parents=True, exist_ok=False)
     values = merge(merge(single_machine(str(MODEL), folder), LAB_VALUES), RECIPE)
     ends = {"max_steps": lab.updates} if lab.updates else {}
     values = merge(values, {"seed": lab.seed, "trainer": {"seed": lab.seed, **ends}})
     values["proxy"] = {"port": 0}
     config = resolve(values, config_file, overrides)
+    folder.mkdir(parents=True, exist_ok=False)
     (folder / "lab.toml").write_text(tomli_w.dumps(lab.model_dump()), encoding="utf-8")
     return asyncio.run(_run(lab, config, folder))
 

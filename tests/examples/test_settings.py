@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+import pytest
+
 from examples.tool_lab.__main__ import lab
 from examples.tool_lab.lab_config import LabConfig
-from examples.tool_lab.run_lab import LAB_VALUES, MODEL, RECIPE
+from examples.tool_lab.run_lab import LAB_VALUES, MODEL, RECIPE, run
 from trainer.defaults import resolve, single_machine
 from trainer.run_checks import run_warnings
-from trainer.run_config import merge
+from trainer.run_config import ConfigError, merge
 
 
 def lab_values(folder: Path) -> dict:
@@ -35,6 +37,13 @@ def test_token_level(tmp_path: Path) -> None:
     config = resolve(lab_values(tmp_path), MODEL.parent / "token_level.toml", [])
     assert config.trainer.objective.name == "hindsight_opd"
     assert config.scoring.top_k == 0
+
+
+def test_a_wrong_setting_leaves_no_folder_in_the_way(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    with pytest.raises(ConfigError, match=r"scoring\.top_k"):
+        run(LabConfig(), folder, None, ["scoring.top_k=0"])
+    assert not folder.exists()
 
 
 def test_options_and_settings_have_the_same_defaults() -> None:
