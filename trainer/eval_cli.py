@@ -38,8 +38,8 @@ def evaluate(
         typer.Option(min=1, help="Go on with tasks that did not pass, up to so many samples."),
     ] = None,
     until: Annotated[
-        int, typer.Option(min=1, help="With --max-samples: passes that end a task.")
-    ] = 1,
+        int | None, typer.Option(min=1, help="With --max-samples: passes that end a task (1).")
+    ] = None,
     k: Annotated[
         str | None,
         typer.Option(

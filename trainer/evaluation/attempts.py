@@ -145,7 +145,7 @@ async def count_passes(
     return counts
 
 
-async def try_on(
+async def sample_on(
     policy: ServedPolicy,
     suite: TaskSuite,
     counts: SuiteCounts,

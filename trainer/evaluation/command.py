@@ -78,6 +78,7 @@ def evaluate(options: EvalOptions, console: Console) -> Evaluated:
         "weights": {weights.label: weights.path for weights in evaluation.versions},
         "samples": options.samples,
         "max_samples": options.max_samples,
+        "until": options.until,
         "seed": options.seed,
         "temperature": options.temperature,
         "seconds": round(time.monotonic() - started, 2),
@@ -100,6 +101,8 @@ def _ks(options: EvalOptions) -> Sequence[int]:
 
 def _check_further_tries(options: EvalOptions, *, is_recorded: bool) -> None:
     if options.max_samples is None:
+        if options.until is not None:
+            raise StartupError(f"--until {options.until}: it ends further tries; set --max-samples")
         return
     if is_recorded:
         raise StartupError("--max-samples: an answer at a recorded state does not pass or fail")
@@ -107,7 +110,7 @@ def _check_further_tries(options: EvalOptions, *, is_recorded: bool) -> None:
         raise StartupError(
             f"--max-samples {options.max_samples}: give more than --samples {options.samples}"
         )
-    if options.until > options.max_samples:
+    if (options.until or 1) > options.max_samples:
         raise StartupError(
             f"--until {options.until}: only --max-samples {options.max_samples} tries are made"
         )
@@ -143,7 +146,16 @@ def _write(options: EvalOptions, values: dict[str, Any], measured: Measured) -> 
     stem = "eval_recorded" if values["suite"] == RECORDED else "eval"
     path = options.out or options.folder / f"{stem}_{values['version']}.json"
     page = options.folder / f"{stem}.html" if options.out is None else path.with_suffix(".html")
-    shown = ("suite", "version", "against", "samples", "max_samples", "temperature", "seed")
+    shown = (
+        "suite",
+        "version",
+        "against",
+        "samples",
+        "max_samples",
+        "until",
+        "temperature",
+        "seed",
+    )
     facts = [(name, str(values[name])) for name in shown if values[name] is not None]
     try:
         path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from trainer.evaluation.beta_binomial import Fit, fit_beta_binomial
 from trainer.evaluation.bootstrap import Estimate, mean_estimate
-from trainer.evaluation.dynamic_n import expected_pass_at_k
 from trainer.evaluation.pass_at_k import pass_at_k
 
 TaskCounts = Mapping[str, tuple[int, int]]
@@ -31,17 +30,17 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TriedOn:
-    """One metric after hard tasks were tried on: all tries, the Beta-binomial fitted to them, and
-    what each task's posterior expects of k tries, as a mean over tasks by k.
+class AdaptivePasses:
+    """One metric after hard tasks had further tries: all tries, the Beta-binomial fitted to them,
+    and what each task's posterior expects of k tries, as a mean over tasks by k.
 
     c/n is too high where the last try is always a success; the likelihood of the tries does not
-    depend on why they ended. `expected_at` is empty where the fit has no maximum.
+    depend on why they ended. `expected_at` is None for every k where the fit has no maximum.
     """
 
     counts: TaskCounts
     fit: Fit
-    expected_at: Mapping[int, float]
+    expected_at: Mapping[int, Estimate | None]
 
     @property
     def unsolved(self) -> int:
@@ -78,13 +77,18 @@ def estimate_passes(counts: TaskCounts, ks: Sequence[int], seed: int) -> Passes:
     return Passes(counts=counts, pass_at=pass_at, fit=fit_beta_binomial(list(counts.values())))
 
 
-def estimate_tried_on(counts: TaskCounts, ks: Sequence[int]) -> TriedOn:
-    """The posterior's pass@k of each of `ks` (ALGORITHMS 8.3). Raises ValueError for no tasks."""
+def estimate_adaptive(counts: TaskCounts, ks: Sequence[int], seed: int) -> AdaptivePasses:
+    """The posterior's pass@k of each of `ks` (ALGORITHMS 8.3). Raises ValueError for no tasks.
+
+    Intervals resample tasks under the one fit. It is right as far as the tasks' difficulties follow
+    a Beta distribution.
+    """
     fit = fit_beta_binomial(list(counts.values()))
-    expected = {
-        k: expected_pass_at_k(fit.model, list(counts.values()), k) for k in ks if fit.converged
-    }
-    return TriedOn(counts=counts, fit=fit, expected_at=expected)
+    expected: dict[int, Estimate | None] = dict.fromkeys(ks)
+    for k in ks if fit.converged else ():
+        each = [fit.model.posterior(c, n).pass_at_k(k) for c, n in counts.values()]
+        expected[k] = mean_estimate(each, list(counts), seed=seed, bounds=(0.0, 1.0))
+    return AdaptivePasses(counts=counts, fit=fit, expected_at=expected)
 
 
 def compare(counts: TaskCounts, against: TaskCounts, ks: Sequence[int], seed: int) -> Paired:

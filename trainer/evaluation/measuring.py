@@ -21,9 +21,9 @@ from rollout_bridge.rendering import Rendering
 from rollout_bridge.teachers import TeacherChanged, Teachers
 from trainer.errors import StartupError
 from trainer.evaluation import recorded, recorded_results, task_results
-from trainer.evaluation.attempts import ServedPolicy, SuiteCounts, count_passes, try_on
+from trainer.evaluation.attempts import ServedPolicy, SuiteCounts, count_passes, sample_on
 from trainer.evaluation.dynamic_n import StoppingRule
-from trainer.evaluation.estimates import TriedOn, compare, estimate_passes, estimate_tried_on
+from trainer.evaluation.estimates import AdaptivePasses, compare, estimate_adaptive, estimate_passes
 from trainer.evaluation.recorded import State
 from trainer.evaluation.served import frozen_engine, load, policy_engine
 from trainer.evaluation.task_results import Table, TaskResults
@@ -45,7 +45,7 @@ class EvalOptions:
     tasks: int = 64
     samples: int = 4
     max_samples: int | None = None
-    until: int = 1
+    until: int | None = None
     ks: Sequence[int] | None = None
     seed: int = 0
     temperature: float = 1.0
@@ -77,7 +77,7 @@ class Evaluation:
 
     async def tasks(self, suite: TaskSuite, ks: Sequence[int]) -> Measured:
         """Every version on the suite's tasks."""
-        options, counts, tried_on = self.options, {}, {}
+        options, counts, adaptive = self.options, {}, {}
         async with self._policy_engine() as engine:
             for weights in self._in_order:
                 await load(engine, weights)
@@ -90,7 +90,7 @@ class Evaluation:
                         progress=bar.update,
                     )
                 if options.max_samples is not None:
-                    tried_on[weights.version] = await self._try_on(
+                    adaptive[weights.version] = await self._sample_on(
                         engine, weights, suite, counts[weights.version], options.max_samples
                     )
         passes = {
@@ -111,8 +111,8 @@ class Evaluation:
             paired=paired,
             headline=suite.headline,
             samples=options.samples,
-            tried_on={weights.version: tried_on[weights.version] for weights in self.versions}
-            if tried_on
+            adaptive={weights.version: adaptive[weights.version] for weights in self.versions}
+            if adaptive
             else None,
         )
         return Measured(
@@ -121,27 +121,29 @@ class Evaluation:
             curves=task_results.curves(results),
         )
 
-    async def _try_on(
+    async def _sample_on(
         self,
         engine: EngineClient,
         weights: Weights,
         suite: TaskSuite,
         counts: SuiteCounts,
         max_samples: int,
-    ) -> dict[str, TriedOn]:
+    ) -> dict[str, AdaptivePasses]:
         """The headline's metrics after hard tasks had further tries."""
-        rule = StoppingRule(successes=self.options.until, max_tries=max_samples)
+        options = self.options
+        rule = StoppingRule(successes=options.until or 1, max_tries=max_samples)
         with self._bar(f"hard tasks, version {weights.version}", "samples") as bar:
-            found = await try_on(
+            found = await sample_on(
                 self._served(engine, weights),
                 suite,
                 counts,
                 rule,
-                seed=self.options.seed,
+                seed=options.seed,
                 progress=bar.update,
             )
-        ks = [2**power for power in range(max_samples.bit_length())]
-        return {metric: estimate_tried_on(one, ks) for metric, one in found.items()}
+        powers = (2**power for power in range(max_samples.bit_length()))
+        ks = [k for k in powers if k > options.samples] or [max_samples]
+        return {metric: estimate_adaptive(one, ks, options.seed) for metric, one in found.items()}
 
     async def recorded(self) -> Measured:
         """The two versions at recorded states, judged by the hinted teacher.

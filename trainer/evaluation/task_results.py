@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.evaluation.beta_binomial import Fit
 from trainer.evaluation.bootstrap import Estimate
-from trainer.evaluation.estimates import Paired, Passes, TriedOn
+from trainer.evaluation.estimates import AdaptivePasses, Paired, Passes
 from trainer.evaluation.pass_at_k import mean_pass_at_k
 from trainer.report import Curve
 
@@ -25,7 +25,7 @@ _FITTED_BEYOND = (2, 4)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResults:
     """Every metric of each version, the one that was asked for first, and of the first minus the
-    second where there are two. `tried_on` are the headline's metrics of each version after further
+    second where there are two. `adaptive` are the headline's metrics of each version after further
     tries of hard tasks, if there were any.
     """
 
@@ -33,7 +33,7 @@ class TaskResults:
     paired: Mapping[str, Paired] | None
     headline: Sequence[str]
     samples: int
-    tried_on: Mapping[int, Mapping[str, TriedOn]] | None = None
+    adaptive: Mapping[int, Mapping[str, AdaptivePasses]] | None = None
 
 
 def as_json(results: TaskResults) -> dict[str, Any]:
@@ -47,11 +47,11 @@ def as_json(results: TaskResults) -> dict[str, Any]:
         "comparison": None
         if compared is None
         else {metric: _paired_json(one) for metric, one in compared.items()},
-        "tried_on": None
-        if results.tried_on is None
+        "adaptive": None
+        if results.adaptive is None
         else {
-            str(version): {metric: _tried_on_json(one) for metric, one in found.items()}
-            for version, found in results.tried_on.items()
+            str(version): {metric: _adaptive_json(one) for metric, one in found.items()}
+            for version, found in results.adaptive.items()
         },
     }
 
@@ -61,8 +61,8 @@ def tables(results: TaskResults) -> list[Table]:
     found = [_passes_table(results)]
     if results.paired is not None:
         found.append(_paired_table(results))
-    if results.tried_on is not None:
-        found.append(_tried_on_table(results, results.tried_on))
+    if results.adaptive is not None:
+        found.append(_adaptive_table(results, results.adaptive))
     return found
 
 
@@ -78,8 +78,7 @@ def curves(results: TaskResults) -> list[Curve]:
             label = f"{metric}, version {version}"
             counts = list(one.counts.values())
             measured = [mean_pass_at_k(counts, k) for k in range(1, samples + 1)]
-            fit = one.fit if results.tried_on is None else results.tried_on[version][metric].fit
-            fitted = [fit.model.pass_at_k(k) if fit.converged else None for k in beyond]
+            fitted = [one.fit.model.pass_at_k(k) if one.fit.converged else None for k in beyond]
             series[label] = [*measured, *fitted]
     return [
         Curve(
@@ -119,10 +118,13 @@ def _passes_json(passes: Passes) -> dict[str, Any]:
     }
 
 
-def _tried_on_json(found: TriedOn) -> dict[str, Any]:
+def _adaptive_json(found: AdaptivePasses) -> dict[str, Any]:
     return {
         "unsolved": found.unsolved,
-        "expected_at": {str(k): value for k, value in found.expected_at.items()},
+        "expected_at": {
+            str(k): None if one is None else estimate_json(one)
+            for k, one in found.expected_at.items()
+        },
         "beta_binomial": _fit_json(found.fit),
         "counts": {task: list(count) for task, count in found.counts.items()},
     }
@@ -182,20 +184,20 @@ def _paired_table(results: TaskResults) -> Table:
     )
 
 
-def _tried_on_table(results: TaskResults, tried_on: Mapping[int, Mapping[str, TriedOn]]) -> Table:
-    ks = sorted(
-        {k for found in tried_on.values() for one in found.values() for k in one.expected_at}
-    )
+def _adaptive_table(
+    results: TaskResults, adaptive: Mapping[int, Mapping[str, AdaptivePasses]]
+) -> Table:
+    ks = list(next(iter(next(iter(adaptive.values())).values())).expected_at)
     rows = []
     for metric in results.headline:
-        for version, found in tried_on.items():
+        for version, found in adaptive.items():
             one, first = found[metric], results.passes[version][metric].counts
             further = [task for task, (_, n) in one.counts.items() if n > first[task][1]]
             row = [metric, str(version), str(len(further)), str(one.unsolved)]
-            values = [one.expected_at.get(k) for k in ks]
-            rows.append([*row, *("no fit" if x is None else f"{x:.3f}" for x in values)])
+            values = one.expected_at.values()
+            rows.append([*row, *("no fit" if x is None else _cell(x) for x in values)])
     return (
-        "tasks that were tried on, and what the posterior of each task expects of k tries",
+        "tasks that had further tries, and what each one's posterior expects of k",
         ["metric", "version", "tried on", "never passed", *(f"pass@{k}" for k in ks)],
         rows,
     )

@@ -18,7 +18,7 @@ from trainer.evaluation.attempts import (
     ServedPolicy,
     count_passes,
     gather_counted,
-    try_on,
+    sample_on,
 )
 from trainer.evaluation.dynamic_n import StoppingRule
 from trainer.evaluation.tasks import Answer, PromptTask, Task, TaskSuite
@@ -97,7 +97,7 @@ async def test_hard_tasks_are_tried_on_until_they_pass_or_the_cap() -> None:
         sampler = policy(engine, "0")
         counts = await count_passes(sampler, one, samples=2, seed=0, progress=nothing)
         assert counts["said"] == {"easy": (1, 2), "hard": (0, 2), "never": (0, 2)}
-        further = await try_on(
+        further = await sample_on(
             sampler,
             one,
             counts,

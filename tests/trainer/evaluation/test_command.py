@@ -72,21 +72,25 @@ def test_two_versions_on_the_labs_tasks(run_folder: Path, lab_engine: str) -> No
 
 def test_hard_tasks_get_further_tries(run_folder: Path, lab_engine: str, tmp_path: Path) -> None:
     options = ["--against", "start", "--tasks", "3", "--samples", "2", "--max-samples", "7"]
-    out = tmp_path / "tried_on.json"
+    out = tmp_path / "adaptive.json"
     result = opd_eval(run_folder, *options, "--out", str(out), "--engine-url", lab_engine)
     assert result.exit_code == 0, result.output
     assert "never passed" in result.output
     values = json.loads(out.read_text())
     for version in ("2", "0"):
-        for metric, one in values["tried_on"][version].items():
+        for metric, one in values["adaptive"][version].items():
             first = values["versions"][version][metric]["counts"]
             assert first.keys() == one["counts"].keys()
             for task, (c, n) in one["counts"].items():
                 # Noise never passes, so that it uses up what it is given.
                 assert (n == 2) if first[task][0] else (c or n == 7)
             assert one["unsolved"] == sum(c == 0 for c, _ in one["counts"].values())
-    assert {n for _, n in values["tried_on"]["2"]["success_unit"]["counts"].values()} == {7}
-    assert "tried on" in out.with_suffix(".html").read_text()
+            assert one["expected_at"].keys() == {"4"}
+    assert {n for _, n in values["adaptive"]["2"]["success_unit"]["counts"].values()} == {7}
+    # Noise passes nothing: there is nothing to fit, and the table says so.
+    assert values["adaptive"]["2"]["success_unit"]["expected_at"] == {"4": None}
+    assert (values["max_samples"], values["until"]) == (7, None)
+    assert "no fit" in out.with_suffix(".html").read_text()
 
 
 def test_equal_seeds_give_equal_results_and_json_is_printed(
@@ -144,6 +148,7 @@ def test_the_hinted_teacher_prefers_the_start_to_noise(run_folder: Path, lab_eng
         (["--against", "2"], "version 2 would be compared with itself; give another --version or"),
         (["--k", "1,8"], "--k 8: pass@8 needs at least 8 samples of each task, and --samples is 4"),
         (["--k", "0,1"], "--k 0,1: give whole numbers from 1 on, as in 1,2,4"),
+        (["--until", "2"], "--until 2: it ends further tries; set --max-samples"),
         (["--max-samples", "4"], "--max-samples 4: give more than --samples 4"),
         (
             ["--max-samples", "8", "--until", "9"],

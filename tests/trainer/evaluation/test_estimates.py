@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from trainer.evaluation.estimates import (
     compare,
+    estimate_adaptive,
     estimate_passes,
-    estimate_tried_on,
     sign_test,
 )
 from trainer.evaluation.pass_at_k import mean_pass_at_k
@@ -35,17 +35,21 @@ def test_estimates_are_the_unbiased_means_over_tasks() -> None:
 
 def test_tasks_that_were_tried_on_are_judged_by_their_posterior() -> None:
     counts = {"a": (1, 9), "b": (1, 1), "c": (0, 32), "d": (2, 4)}
-    found = estimate_tried_on(counts, [1, 64])
+    found = estimate_adaptive(counts, [1, 64], seed=0)
     assert found.unsolved == 1
     prior = found.fit.model
-    for k, value in found.expected_at.items():
+    for k, one in found.expected_at.items():
         each = [prior.posterior(c, n).pass_at_k(k) for c, n in counts.values()]
-        assert value == pytest.approx(sum(each) / 4)
-    # The ratio says 0.40; it stopped at a success.
-    assert found.expected_at[1] < sum(c / n for c, n in counts.values()) / 4
-    alike = estimate_tried_on({"a": (0, 8), "b": (0, 8)}, [1])
-    assert alike.unsolved == 2
-    assert not alike.expected_at
+        assert one is not None
+        assert one.value == pytest.approx(sum(each) / 4)
+        assert one.interval is not None
+        assert one.interval.low < one.value < one.interval.high
+    # The ratio stopped at a success.
+    first = found.expected_at[1]
+    assert first is not None
+    assert first.value < sum(c / n for c, n in counts.values()) / 4
+    alike = estimate_adaptive({"a": (0, 8), "b": (0, 8)}, [1], seed=0)
+    assert (alike.unsolved, alike.expected_at) == (2, {1: None})
 
 
 def test_versions_are_compared_task_by_task() -> None:
