@@ -3,7 +3,8 @@ hotel order, and a title to address the user by, which the base uses about 2% of
 
     python -m benchmarks.objectives --settings tail8 k1 --seeds 0 1 2 --updates 25
 
-Every run is the lab's own command, and all of them take its recipe but for the objective.
+Every run is the lab's own command, and all of them take its recipe but for the objective and what
+that needs of teacher and judge.
 Afterwards the kept versions of the weights are evaluated on held-out names, one after the other
 until all preferences reach 0.8 (after how many updates and seconds of learning?), and the last one
 on the other skills and a contrary instruction in the prompt, as ratios to before. A finished run is

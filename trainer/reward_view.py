@@ -111,13 +111,29 @@ def _less_length(rewards: Tensor, facts: Sequence[RewardFacts], options: Hindsig
     return rewards
 
 
-def length_facts(facts: Sequence[RewardFacts]) -> dict[str, float]:
-    """`length/` metrics of a batch's responses; by correctness too where rewards are known."""
+def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> dict[str, float]:
+    """`length/` metrics of a batch's responses. With rewards also by correctness, and with a
+    comparison among turns the share of the rewarded ones that had one to be compared with.
+    """
     lengths = torch.tensor([one.length for one in facts])
-    if all(one.reward is None for one in facts):
+    if "reward" not in options.needs:
         return length_metrics(lengths)
     rewards = [math.nan if one.reward is None else one.reward for one in facts]
-    return length_metrics(lengths, torch.tensor(rewards))
+    metrics = length_metrics(lengths, torch.tensor(rewards))
+    if isinstance(options, HindsightOpd):
+        known = [one for one in facts if one.reward is not None]
+        if options.reward_baseline != "none":
+            metrics["reward/compared_frac"] = _compared(known, options.reward_baseline)
+        if options.length_penalty == "group":
+            metrics["length/compared_frac"] = _compared(known, "prompt")
+    return metrics
+
+
+def _compared(facts: Sequence[RewardFacts], baseline: str) -> float:
+    if not facts:
+        return math.nan
+    groups = group_ids([_group(one, baseline) for one in facts])
+    return float((groups.bincount()[groups] > 1).double().mean())
 
 
 def eligible_turns(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[bool]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_bridge.slime_carrier import CarriedTurn, RowCarrier
+from rollout_bridge.slime_carrier import BatchFacts, CarriedTurn, RowCarrier
 from trainer.batch_statistics import batch_statistics
 from trainer.batch_view import view_turn
 from trainer.collate import comparable
@@ -37,7 +37,12 @@ from trainer.objectives.batch import (
 )
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy_gradient import advantages as policy_advantages
-from trainer.reward_view import RewardFacts, eligible_turns, reward_advantages
+from trainer.reward_view import (
+    RewardFacts,
+    eligible_turns,
+    reward_advantages,
+    reward_metrics,
+)
 from trainer.slime_batch_metrics import TurnFigures, batch_metrics
 from trainer.slime_checks import (
     RankFigures,
@@ -107,7 +112,7 @@ def prepare(
         moments=[moment for _, moment in shares],
         tokens=step.counts.tokens,
         num_nonfinite=everything.nonfinite,
-    )
+    ) | reward_metrics(_compared(carriers[0].batch), trainer.objective)
     check_taught(metrics)
     if args.loss_type == "policy_loss":
         advantages_BT = advantages_BT * _row_scale(
@@ -170,6 +175,18 @@ def _agree(
     return everything
 
 
+def _compared(facts: BatchFacts) -> list[RewardFacts]:
+    return [
+        RewardFacts(
+            reward=one.reward,
+            step_index=one.step_index,
+            prompt_key=one.prompt_key,
+            length=one.num_tokens,
+        )
+        for one in facts.turns
+    ]
+
+
 def _states(
     args: Any,
     rollout_data: dict[str, Any],
@@ -185,15 +202,7 @@ def _states(
         max_tokens=0,
         device=device,
     )
-    compared = [
-        RewardFacts(
-            reward=one.reward,
-            step_index=one.step_index,
-            prompt_key=one.prompt_key,
-            length=one.num_tokens,
-        )
-        for one in facts.turns
-    ]
+    compared = _compared(facts)
     rewards = reward_advantages(compared, plan.options)
     eligible = eligible_turns(compared, plan.options)
 

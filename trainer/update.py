@@ -31,7 +31,7 @@ from trainer.objectives.batch import GlobalCounts
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
 from trainer.objectives.registry import expected_means
 from trainer.policy import Policy
-from trainer.reward_view import eligibility_metrics, length_facts, reward_facts
+from trainer.reward_view import eligibility_metrics, reward_facts, reward_metrics
 from trainer.schedule import learning_rate_at
 from trainer.side_sampling import lacks_side_samples, with_side_samples
 from trainer.teach import TeachingPlan, has_teacher, unteachable
@@ -324,7 +324,7 @@ class Updater:
         tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
         taught = sum(has_teacher(sample, self.plan) for sample in samples)
         compared = reward_facts(samples)
-        facts = eligibility_metrics(compared, self.options) | length_facts(compared)
+        facts = eligibility_metrics(compared, self.options) | reward_metrics(compared, self.options)
         ratios = term_ratios(total.reduced, self.options, self.config.beta_kl)
         return (
             total.statistics()

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from trainer.objectives.options import HindsightOpd, SupervisedOpd
-from trainer.reward_view import RewardFacts, length_facts, reward_advantages
+from trainer.reward_view import RewardFacts, reward_advantages, reward_metrics
 
 
 def turn(reward: float | None, length: int = 1, prompt: str = "a", step: int = 0) -> RewardFacts:
@@ -76,12 +76,23 @@ def test_what_is_refused(values: dict[str, object], said: str) -> None:
         options(**values)
 
 
-def test_length_metrics_tell_right_from_wrong_only_where_rewards_are_known() -> None:
-    found = length_facts(BATCH)
+def test_metrics_tell_right_from_wrong_where_rewards_are_wanted() -> None:
+    found = reward_metrics(BATCH, options())
     assert found["length/mean"] == pytest.approx(567 / 5)
     assert found["length/correct_mean"] == pytest.approx(47 / 3)
     assert found["length/wrong_minus_correct"] == pytest.approx(20 - 47 / 3)
-    unknown = length_facts([turn(None, 3), turn(None, 5)])
-    assert unknown["length/max"] == 5
+    assert not any(name.endswith("compared_frac") for name in found)
+    unknown = reward_metrics(BATCH, HindsightOpd())
+    assert unknown["length/max"] == 500
     assert not any("correct" in name for name in unknown)
-    assert math.isnan(length_facts([turn(1.0, 3)])["length/wrong_mean"])
+    assert math.isnan(reward_metrics([turn(1.0, 3)], options())["length/wrong_mean"])
+
+
+def test_turns_with_nobody_to_be_compared_with_are_counted() -> None:
+    # Three of the four rewarded turns have the same prompt; all are at the same step.
+    group = options(reward_baseline="step", length_penalty="group")
+    found = reward_metrics(BATCH, group)
+    assert (found["reward/compared_frac"], found["length/compared_frac"]) == (1.0, 0.75)
+    assert reward_metrics(BATCH, options(reward_baseline="passk"))["reward/compared_frac"] == 0.75
+    nobody = reward_metrics([turn(None)], options(reward_baseline="prompt"))
+    assert math.isnan(nobody["reward/compared_frac"])

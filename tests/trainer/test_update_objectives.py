@@ -22,10 +22,6 @@ CONFIGS: dict[str, dict] = {
     "normalised": {"objective": {"normalise": True}},
     "with_rewards": {"objective": {"reward_coef": 0.5}},
     "rewards_by_step": {"objective": {"reward_coef": 1.0, "reward_baseline": "step"}},
-    "rewards_by_lead": {"objective": {"reward_coef": 1.0, "reward_baseline": "passk"}},
-    "rewards_by_length": {
-        "objective": {"reward_coef": 1.0, "length_penalty": "anchor", "length_anchor": 2}
-    },
     "replaced": {
         "objective": {
             "reward_coef": 1.0,

@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trainer.rewards.grpo import grpo_advantages
+
 EPSILON = 1e-6
 
 
@@ -46,11 +48,12 @@ def stepwise_advantages(
         raise ValueError("a step's reward is not finite; leave out steps without reward")
     keys = [step_indices_N] if prompts_N is None else [step_indices_N, prompts_N]
     _, groups_N = torch.unique(torch.stack(keys), dim=1, return_inverse=True)
-    advantages_N = torch.zeros_like(rewards_N)
-    for group in range(int(groups_N.max()) + 1 if len(groups_N) else 0):
-        members_N = groups_N == group
-        rewards = rewards_N[members_N]
-        if len(rewards) > 1:
-            scale = rewards.std() + epsilon if divide_by_std else 1.0
-            advantages_N[members_N] = (rewards - rewards.mean()) / scale
-    return advantages_N
+    rewards_N1 = rewards_N.unsqueeze(-1)
+    return grpo_advantages(
+        rewards_N1,
+        torch.ones_like(rewards_N1),
+        groups_N,
+        divide_by_std=divide_by_std,
+        singleton="zero",
+        epsilon=epsilon,
+    ).squeeze(-1)
