@@ -36,7 +36,7 @@ LAB_VALUES: dict[str, Any] = {
     "trainer": {"learning_rate": 1e-4, "micro_batch_tokens": 2048},
 }
 RECIPE: dict[str, Any] = {
-    # What learned fastest and left alone what nobody asked to change (docs/tool_lab.md).
+    # What learned on every seed and left alone what nobody asked to change (docs/tool_lab.md).
     "scoring": {"top_k": 8},
     "trainer": {
         "objective": {"name": "topk_tail_reverse_kl", "topk": 8},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.objectives import SETTINGS
 from examples.tool_lab.__main__ import lab
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.run_lab import LAB_VALUES, MODEL, RECIPE, run
@@ -37,6 +38,13 @@ def test_token_level(tmp_path: Path) -> None:
     config = resolve(lab_values(tmp_path), MODEL.parent / "token_level.toml", [])
     assert config.trainer.objective.name == "hindsight_opd"
     assert config.scoring.top_k == 0
+
+
+@pytest.mark.parametrize("setting", sorted(SETTINGS))
+def test_every_setting_of_the_comparison_goes_with_the_recipe(setting: str, tmp_path: Path) -> None:
+    config = resolve(lab_values(tmp_path), None, SETTINGS[setting])
+    assert f"trainer.objective.name={config.trainer.objective.name}" in SETTINGS[setting]
+    assert (config.trainer.rollout_batch_size, config.trainer.epochs_per_batch) == (32, 4)
 
 
 def test_a_wrong_setting_leaves_no_folder_in_the_way(tmp_path: Path) -> None:
