@@ -49,16 +49,16 @@ def hinted_messages(messages: Sequence[Message], hint: str) -> list[Message]:
     That message's content becomes text, and `developer` becomes `system` (ALGORITHMS 1.6). The
     given messages are not changed.
     """
-    suffix = HINT_HEADER + hint.strip()
     hinted = [
         {**message, "role": "system"} if message["role"] == "developer" else dict(message)
         for message in messages
     ]
     if not hinted:
-        return [{"role": "user", "content": suffix}]
+        return [{"role": "user", "content": HINT_HEADER + hint}]
     index = last_user_index(hinted)
     target = hinted[len(hinted) - 1 if index is None else index]
-    target["content"] = (content_text(target.get("content")) + "\n\n" + suffix).strip()
+    text = content_text(target.get("content"))
+    target["content"] = f"{text}\n\n{HINT_HEADER}{hint.strip()}".strip()
     return hinted
 
 

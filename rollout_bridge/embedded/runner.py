@@ -97,8 +97,9 @@ class ModelRunner:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[range]]]:
         """Log-probs of `sequences[b][starts[b]:]`, with tokens before `starts[b] - 1` prefilled.
 
-        Yields, chunk by chunk, log-probs of the whole vocabulary as (logits [B, T, V], logsumexp
-        [B, T]) and for each row the positions whose token the first columns predict.
+        Yields, chunk by chunk, log-probs of the whole vocabulary as (logits below each row's
+        largest [B, T, V], their logsumexp [B, T]) and for each row the positions whose token the
+        first columns predict.
         """
         contexts = [sequence[:-1] for sequence in sequences]
         begins = [start - 1 for start in starts]
@@ -109,6 +110,8 @@ class ModelRunner:
             logits_BTV = self.forward(
                 cache, first_row, ids_BT, positions_BT, length, logits_to_keep=0
             ).float()
+            # Or a token near probability 1 is off by the rounding of its logit.
+            logits_BTV.sub_(logits_BTV.amax(dim=-1, keepdim=True))
             predicted = [
                 range(
                     min(start + number * chunk, len(sequence)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.golden_maps import (
     tail_kl,
 )
 from tests.golden_maps.check import GoldenMap
+from tests.trainer.golden import FOLDER
 
 MAPS: Mapping[str, GoldenMap] = {
     **async_opd.MAPS,
@@ -36,16 +38,15 @@ MAPS: Mapping[str, GoldenMap] = {
 
 
 def find_map(path: Path, meta: Mapping[str, Any]) -> GoldenMap:
-    """The map of a file: by its name, by a name that begins with a known one, or by the function
-    that its meta names. Raises ValueError where none fits.
+    """The map of a file: by the longest known name in its own, or by the source and function in its
+    meta, as a file of this repository has them. Raises ValueError where none fits.
     """
-    if path.stem in MAPS:
-        return MAPS[path.stem]
-    starts = sorted((name for name in MAPS if path.stem.startswith(name)), key=len)
-    if starts:
-        return MAPS[starts[-1]]
-    function = str(meta.get("function", ""))
-    known = [name for name in MAPS if name.split("_", 1)[1] in function]
-    if len(known) == 1:
-        return MAPS[known[0]]
+    named = sorted((name for name in MAPS if name in path.stem), key=len)
+    if named:
+        return MAPS[named[-1]]
+    origin = (meta.get("source"), meta.get("function"))
+    for name in MAPS:
+        known = json.loads((FOLDER / f"{name}.json").read_text())["meta"]
+        if origin == (known.get("source"), known.get("function")):
+            return MAPS[name]
     raise ValueError(f"{path.name}: no map for this file; known: {', '.join(sorted(MAPS))}")

@@ -21,7 +21,7 @@ from tests.golden_maps.check import (
 from trainer.objectives.aggregate import selected, token_weights, weighted_sum
 from trainer.objectives.decoupled import decoupled_ppo
 from trainer.objectives.gather import support_logprobs
-from trainer.objectives.m2po import FLOOR_HIGH, FLOOR_LOW, m2po
+from trainer.objectives.m2po import FLOOR_HIGH, FLOOR_LOW, m2po_clip
 from trainer.objectives.side_samples import (
     SurrogateTerms,
     side_sample_forward_kl,
@@ -65,52 +65,58 @@ def one_sample(inputs: Values, options: Values) -> Values:
     """The sampled token alone: clipped, decoupled or under a second-moment budget."""
     logits, mask = _leaf(inputs["current_logits"]), inputs["mask"].bool()
     logprobs = support_logprobs(logits, inputs["token_ids"].long().unsqueeze(-1)).squeeze(-1)
-    logprobs, old, teacher = (
-        selected(values, mask)
-        for values in (logprobs, inputs["old_logprobs"], inputs["teacher_logprobs"])
-    )
+    old, teacher = (selected(inputs[name], mask) for name in ("old_logprobs", "teacher_logprobs"))
+    logprobs = selected(logprobs, mask)
     choice = _surrogate_options(options)
-    terms = stale_surrogate(logprobs, old, teacher, **choice)
-    loss, extra = terms.loss, {}
-    if options.get("use_decoupled_loss"):
+    extra: dict[str, Any] = {}
+    if options.get("m2po_budget") is not None:
+        bounds, extra = _budgeted(logprobs.detach(), old, teacher, mask, choice, options)
+        choice |= bounds
+    # The reference takes the log-ratio in float32, so that whether a token at the very bound is
+    # clipped depends on it; its bounds are of the input's type.
+    now, old, teacher = logprobs.float(), old.float(), teacher.float()
+    terms = stale_surrogate(now, old, teacher, **choice)
+    loss = terms.loss
+    if options.get("use_decoupled_loss") and choice["importance"]:
         # Ratio, clip and flags are against the proximal policy, the advantage is not.
-        advantages, proximal = terms.advantages, selected(options["prox_logprobs"], mask)
-        terms = stale_surrogate(logprobs, proximal, teacher, **choice)
-        terms = replace(terms, advantages=advantages)
+        advantages, proximal = terms.advantages, selected(options["prox_logprobs"], mask).float()
+        terms = replace(stale_surrogate(now, proximal, teacher, **choice), advantages=advantages)
         decoupled = decoupled_ppo(
-            logprobs,
+            now,
             proximal,
             old,
             advantages,
             clip_low=choice["clip_low"],
             clip_high=choice["clip_high"],
-            cap=options.get("behave_imp_weight_cap"),
+            cap=_given(options, "behave_imp_weight_cap", 5.0),
         )
         loss = decoupled.ppo.loss
         extra["_behave_imp_weight"] = decoupled.weights[mask]
         extra["_behave_mask"] = decoupled.kept[mask]
-    if options.get("m2po_budget") is not None:
-        budgeted = m2po(
-            logprobs,
-            old,
-            terms.advantages,
-            mask,
-            budget=options["m2po_budget"],
-            floor_low=options.get("m2po_miniclip_low", FLOOR_LOW),
-            floor_high=options.get("m2po_miniclip_high", FLOOR_HIGH),
-        )
-        clip, loss = budgeted.clip, budgeted.ppo.loss
-        choice |= {"clip_low": clip.clip_low, "clip_high": clip.clip_high}
-        terms = stale_surrogate(logprobs, old, teacher, **choice)
-        extra |= {
-            "m2po_clip_low": clip.clip_low,
-            "m2po_clip_high": clip.clip_high,
-            "m2po_m2_before": clip.moment_before,
-            "m2po_m2_after": clip.moment_after,
-        }
     stats = {f"_{name}": value for name, value in _samples(terms, mask).items()}
     stats |= {"_log_ratios": terms.log_ratio[mask], **extra}
     return {**_reduced(loss, logits, mask), "stats": stats}
+
+
+def _budgeted(
+    logprobs: Tensor, old: Tensor, teacher: Tensor, mask: Tensor, choice: Values, options: Values
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """The margins of this batch, and what the reference reports of them."""
+    clip = m2po_clip(
+        logprobs,
+        old,
+        stale_surrogate(logprobs, old, teacher, **choice).advantages,
+        mask,
+        budget=options["m2po_budget"],
+        floor_low=_given(options, "m2po_miniclip_low", FLOOR_LOW),
+        floor_high=_given(options, "m2po_miniclip_high", FLOOR_HIGH),
+    )
+    return {"clip_low": clip.clip_low, "clip_high": clip.clip_high}, {
+        "m2po_clip_low": clip.clip_low,
+        "m2po_clip_high": clip.clip_high,
+        "m2po_m2_before": clip.moment_before,
+        "m2po_m2_after": clip.moment_after,
+    }
 
 
 def multi_sample_forward(inputs: Values, options: Values) -> Values:
@@ -229,14 +235,21 @@ def _reduced(loss: Tensor, logits: Tensor, mask: Tensor) -> dict[str, Tensor]:
     return {"loss": mean.detach(), "grad_current_logits": grad, "per_token": loss.detach()[mask]}
 
 
+def _given(options: Values, name: str, default: Any) -> Any:
+    """The reference's own default where a case names no value."""
+    value = options.get(name)
+    return default if value is None else value
+
+
 def _surrogate_options(options: Values) -> dict[str, Any]:
-    clip = options.get("clip_eps")
-    reference = "current" if options.get("online_advantage", True) else "old"
+    clip = _given(options, "clip_eps", 0.2)
+    importance = _given(options, "use_importance_sampling", True)
+    is_current = _given(options, "online_advantage", False) or not importance
     return {
-        "advantage_reference": reference,
+        "advantage_reference": "current" if is_current else "old",
         "clip_low": clip,
         "clip_high": clip,
-        "importance": options.get("use_importance_sampling", True),
+        "importance": importance,
     }
 
 

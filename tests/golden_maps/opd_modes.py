@@ -121,13 +121,21 @@ def verl_distillation_ppo_loss(case: Case, meta: Meta) -> Iterator[Comparison]:
     yield from _config_validation(meta)
 
 
+REFUSED_AS_LOSS = ("k1", "kl")
+REFUSED_AS_ADVANTAGE = ("k2", "mse", "forward_kl_topk")
+
+
 def _config_validation(meta: Meta) -> Iterator[Comparison]:
     """Which configurations are refused; taken out of `meta`, so that only one case has them."""
     entries = meta.pop("config_validation", []) if isinstance(meta, dict) else []
     for entry in entries:
         config, result = entry["config"], entry["result"]
-        refused = Deliberate(reason="ALGORITHMS 9 item 8, 7.1", expected="refused")
-        is_hole = result == "accepted" and config.get("loss_mode") in ("kl", "forward_kl_topk")
+        mode = config.get("loss_mode", DistillationSettings().loss_mode)
+        by_gradient = config.get("use_policy_gradient", False)
+        refused = Deliberate(reason="ALGORITHMS 9 items 7 and 8, 7.1", expected="refused")
+        is_hole = result == "accepted" and mode in (
+            REFUSED_AS_ADVANTAGE if by_gradient else REFUSED_AS_LOSS
+        )
         yield Comparison(
             name=f"validation of {config}",
             ours=_validated(config),

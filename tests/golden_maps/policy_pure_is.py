@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from tests.golden_maps.check import Case, Comparison, Deliberate, Meta
+from tests.golden_maps.check import EMPTY_MASK, Case, Comparison, Deliberate, Meta
 from trainer.objectives.aggregate import selected, token_weights, weighted_sum
-from trainer.objectives.ppo import ppo_clip
+from trainer.objectives.kl import kl_estimate
 from trainer.objectives.pure_is import pure_is
 from trainer.objectives.rollout_correction.correct import CorrectionResult, correct_rollout
 from trainer.objectives.rollout_correction.verl_names import settings_from_verl
@@ -33,7 +33,12 @@ def pure_is_loss(case: Case, meta: Meta) -> Iterator[Comparison]:
     ours = _evaluate(case, corrected)
     ours |= {"is_weights": corrected.weights_BT}
     for name in ("loss", "kl_divergence", "is_weights", "grad_log_prob_detached_weights"):
-        yield Comparison(name=name, ours=ours[name], reference=outputs[name])
+        reference, deliberate = outputs[name], None
+        if not corrected.mask_BT.any() and name != "is_weights":
+            deliberate = Deliberate(
+                reason=EMPTY_MASK, expected=torch.zeros_like(torch.as_tensor(ours[name]))
+            )
+        yield Comparison(name=name, ours=ours[name], reference=reference, deliberate=deliberate)
     if is_lone_veto:
         vetoed = _correct(case, kwargs)
         rows = vetoed.mask_BT.any(dim=-1)
@@ -64,14 +69,18 @@ def _evaluate(case: Case, corrected: CorrectionResult) -> dict[str, Any]:
         selected(values, mask)
         for values in (leaf, inputs["rollout_log_prob"], inputs["advantages"])
     )
+    mode = case["loss_agg_mode"]
+    # At this commit that mode does not divide by the sequences, as ours does where there is one.
+    num_sequences = 1 if mode == "seq-mean-token-sum-norm" else None
     loss = weighted_sum(
         pure_is(logprobs, advantages, corrected.weights_BT),
-        token_weights(mask, case["loss_agg_mode"]),
+        token_weights(mask, mode, num_sequences=num_sequences),
     )
     (grad,) = torch.autograd.grad(loss, leaf)
-    terms = ppo_clip(logprobs, rollout, advantages, clip_low=0.2, clip_high=0.2)
     return {
         "loss": loss.detach(),
-        "kl_divergence": weighted_sum(terms.kl, token_weights(mask, "token-mean")),
+        "kl_divergence": weighted_sum(
+            kl_estimate("k1", rollout, logprobs.detach()), token_weights(mask, "token-mean")
+        ),
         "grad_log_prob_detached_weights": grad,
     }

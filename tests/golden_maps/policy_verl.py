@@ -10,22 +10,23 @@ import torch
 from torch import Tensor
 
 from tests.golden_maps.check import (
-    K3_CHI2_TOLERANCE,
+    EMPTY_MASK,
     METRIC_TOLERANCE,
     Case,
     Comparison,
     Deliberate,
     Meta,
 )
+from tests.golden_maps.rollout_correction import compare_metrics
 from trainer.objectives.aggregate import selected, token_weights, weighted_sum
 from trainer.objectives.cispo import cispo
 from trainer.objectives.gspo import gspo
+from trainer.objectives.kl import kl_estimate
 from trainer.objectives.ppo import PpoTerms, ppo_clip
 from trainer.objectives.pure_is import pure_is
 from trainer.objectives.rollout_correction.correct import correct_rollout
 from trainer.objectives.rollout_correction.verl_names import settings_from_verl
 
-EMPTY_MASK = "ALGORITHMS 0.1: an empty mask gives a differentiable zero"
 GARBAGE = "ALGORITHMS 0.1: values at mask 0 reach no output"
 DUAL_CLIP = 3.0
 """The reference's default."""
@@ -41,31 +42,55 @@ def policy_loss(case: Case, meta: Meta) -> Iterator[Comparison]:
     }
     values |= {"log_prob": selected(leaf, mask), "weights": inputs["rollout_is_weights"]}
     name = case["loss_fn"]
-    measured: dict[str, float] = {}
+    metrics = dict(outputs["metrics"])
     if name == "bypass_mode":
-        options = case["config"]["rollout_correction"]
+        options = {**case["config"]["rollout_correction"], "bypass_mode": True}
         corrected = correct_rollout(
             values["log_prob"].detach(),
             values["old_log_prob"],
             mask,
-            settings_from_verl({**options, "bypass_mode": True}, semantics="verl"),
+            settings_from_verl(options, semantics="verl"),
         )
-        mask, measured, name = corrected.mask_BT, corrected.metrics, options["loss_type"]
+        mask, name = corrected.mask_BT, options.get("loss_type", "ppo_clip")
         values["weights"] = corrected.weights_BT
+        of_correction = {
+            metric: metrics.pop(metric) for metric in outputs["metrics"] if "rollout_corr" in metric
+        }
+        yield from compare_metrics(
+            _as_correction(inputs, options, of_correction), corrected, "verl", ""
+        )
     terms = LOSSES[name](values, mask, case["config"])
     loss = weighted_sum(terms.loss, token_weights(mask, case["loss_agg_mode"]))
     (grad,) = torch.autograd.grad(loss, leaf)
-    yield Comparison(name="loss", ours=loss.detach(), reference=outputs["loss"])
-    yield Comparison(name="grad_log_prob", ours=grad, reference=outputs["grad_log_prob"])
-    metrics = measured | _actor_metrics(terms, mask)
-    for metric, value in outputs["metrics"].items():
-        is_exponential = "k3" in metric or "chi2" in metric
+    ours = {"loss": loss.detach(), "grad_log_prob": grad}
+    for output, mine in ours.items():
+        zero = Deliberate(reason=EMPTY_MASK, expected=torch.zeros_like(mine))
         yield Comparison(
-            name=metric,
-            ours=metrics[metric],
-            reference=value,
-            tolerance=K3_CHI2_TOLERANCE if is_exponential else METRIC_TOLERANCE,
+            name=output,
+            ours=mine,
+            reference=outputs[output],
+            deliberate=None if mask.any() else zero,
         )
+    measured = _actor_metrics(terms, mask)
+    for metric, value in metrics.items():
+        yield Comparison(
+            name=metric, ours=measured[metric], reference=value, tolerance=METRIC_TOLERANCE
+        )
+
+
+def _as_correction(
+    inputs: Mapping[str, Any], options: Mapping[str, Any], metrics: Mapping[str, Any]
+) -> Case:
+    """The case of rollout correction inside one of the bypass mode: old is the rollout policy."""
+    return {
+        "inputs": {
+            "old_log_prob": inputs["log_prob"],
+            "rollout_log_prob": inputs["old_log_prob"],
+            "response_mask": inputs["response_mask"],
+        },
+        "kwargs": options,
+        "outputs": {"metrics": metrics},
+    }
 
 
 def _actor_metrics(terms: PpoTerms, mask: Tensor) -> dict[str, float]:
@@ -110,9 +135,12 @@ def _cispo(values: Mapping[str, Any], mask: Tensor, config: Mapping[str, Any]) -
 
 
 def _reinforce(values: Mapping[str, Any], mask: Tensor, config: Mapping[str, Any]) -> PpoTerms:
-    """Of the other terms the reference reports the KL alone."""
+    """Of the other terms the reference reports the KL alone, not clamped: nothing is exponentiated
+    here.
+    """
     loss = pure_is(values["log_prob"], values["advantages"], values["weights"])
-    return replace(_vanilla(values, mask, config), loss=loss)
+    kl = kl_estimate("k1", values["old_log_prob"], values["log_prob"].detach())
+    return replace(_vanilla(values, mask, config), loss=loss, kl=kl)
 
 
 LOSSES = {
@@ -127,9 +155,10 @@ LOSSES = {
 
 def _clip(config: Mapping[str, Any]) -> dict[str, Any]:
     both = config.get("clip_ratio", 0.2)
+    low, high = config.get("clip_ratio_low"), config.get("clip_ratio_high")
     return {
-        "clip_low": config.get("clip_ratio_low", both),
-        "clip_high": config.get("clip_ratio_high", both),
+        "clip_low": both if low is None else low,
+        "clip_high": both if high is None else high,
     }
 
 

@@ -62,7 +62,7 @@ def _compare(case: Case, meta: Meta, *, semantics: Semantics, suffix: str) -> It
         name="weights", ours=ours.weights_BT, reference=reference["rollout_is_weights"]
     )
     yield Comparison(name="mask", ours=ours.mask_BT, reference=reference["modified_response_mask"])
-    yield from _compare_metrics(case, ours, semantics, suffix)
+    yield from compare_metrics(case, ours, semantics, suffix)
     yield from _compare_direction(case, semantics)
 
 
@@ -100,10 +100,13 @@ def _tolerance(name: str) -> float:
     return K3_CHI2_TOLERANCE if "k3" in name or "chi2" in name else METRIC_TOLERANCE
 
 
-def _compare_metrics(
+def compare_metrics(
     case: Case, ours: CorrectionResult, semantics: Semantics, suffix: str
 ) -> Iterator[Comparison]:
-    """One by one; with empty rows also as the reference reads them."""
+    """One by one; with empty rows also as the reference reads them.
+
+    `case` needs `inputs`, `kwargs` by verl's names and the metrics among its `outputs`.
+    """
     reference = case["outputs"]["metrics"]
     read = dict.fromkeys(reference, ours)
     if (case["inputs"]["response_mask"].sum(dim=-1) == 0).any():

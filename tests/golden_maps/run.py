@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.golden_maps import find_map
 from tests.golden_maps.check import Comparison, GoldenMap, Outcome
+from tests.golden_maps.garbage import declare
 from tests.trainer.golden import decode
 
 MAX_DIFFERENT_SHARE = 0.15
@@ -77,7 +78,8 @@ def run_file(path: Path) -> FileResult:
 def _evaluate(evaluate: GoldenMap, case: Any, meta: Any) -> tuple[Comparison, ...]:
     """A case that our functions refuse or break on is a failed comparison, not the end."""
     try:
-        return tuple(evaluate(decode(case), meta))
+        decoded = decode(case)
+        return declare(tuple(evaluate(decoded, meta)), decoded, evaluate, meta)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         return (Comparison(name="evaluation", ours=text, reference="no error"),)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tests.golden_maps.check import Case, Comparison, GoldenMap, Meta
+from tests.golden_maps.check import EMPTY_MASK, NORM, Case, Comparison, Deliberate, GoldenMap, Meta
 from tests.trainer.golden import decode
 from trainer.objectives.gather import (
     full_logprobs,
@@ -41,8 +41,28 @@ def sdpo_self_distillation(case: Case, meta: Meta) -> Iterator[Comparison]:
         rollout_weights_BT=inputs.get("rollout_is_weights"),
     )
     (gradient,) = torch.autograd.grad(loss, logits)
-    yield Comparison(name="loss", ours=loss, reference=outputs["loss"])
-    yield Comparison(name="grad", ours=gradient, reference=outputs["grad_student_logits"])
+    # The reference computes this mode as verl did then: without the number of sequences.
+    is_norm = config["loss_agg_mode"] == "seq-mean-token-sum-norm"
+    scale = 1.0 / max(_num_sequences(inputs), 1) if is_norm else 1.0
+    for name, ours, reference in (
+        ("loss", loss, outputs["loss"]),
+        ("grad", gradient, outputs["grad_student_logits"]),
+    ):
+        deliberate = None
+        if _num_sequences(inputs) == 0:
+            deliberate = Deliberate(reason=EMPTY_MASK, expected=torch.zeros_like(ours))
+        elif scale != 1.0:
+            deliberate = Deliberate(reason=NORM, expected=torch.as_tensor(reference) * scale)
+        yield Comparison(name=name, ours=ours, reference=reference, deliberate=deliberate)
+
+
+def _num_sequences(inputs: Case) -> int:
+    """Rows with a token that counts."""
+    mask = inputs["response_mask"] > 0
+    target = inputs.get("self_distillation_mask")
+    if target is not None:
+        mask = mask & (target > 0).unsqueeze(-1)
+    return int(mask.any(dim=-1).sum())
 
 
 def _divergence(case: Case, logits: Tensor) -> Tensor:

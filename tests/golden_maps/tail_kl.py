@@ -19,7 +19,8 @@ def openclaw_topk_tail_reverse_kl(case: Case, meta: Meta) -> Iterator[Comparison
     inputs, outputs = case["inputs"], case["outputs"]
     coefficient = float(case["kwargs"].get("entropy_coef", 0.0))
     logits = inputs["logits"].detach().clone().requires_grad_()
-    terms = _terms(case, logits, beta_entropy=coefficient)
+    valid = inputs["loss_masks"].unsqueeze(-1)
+    terms = _terms(case, logits, beta_entropy=coefficient, valid=valid)
     reduced = {
         "loss": _reduce(terms.loss, inputs),
         "kl_loss": _reduce(terms.kl, inputs),
@@ -43,7 +44,9 @@ def openclaw_topk_tail_reverse_kl(case: Case, meta: Meta) -> Iterator[Comparison
         )
 
 
-def _terms(case: Case, logits: Tensor, *, beta_entropy: float) -> TailKlTerms:
+def _terms(
+    case: Case, logits: Tensor, *, beta_entropy: float, valid: Tensor | None = None
+) -> TailKlTerms:
     """Per response token, responses one after the other as in the teacher's tensors."""
     inputs = case["inputs"]
     rows = []
@@ -55,6 +58,7 @@ def _terms(case: Case, logits: Tensor, *, beta_entropy: float) -> TailKlTerms:
     return topk_tail_reverse_kl(
         support_logprobs(torch.cat(rows), inputs["teacher_topk_indices"].long()),
         inputs["teacher_topk_log_probs"].to(logits.dtype),
+        valid=valid,
         beta_entropy=beta_entropy,
     )
 

@@ -69,7 +69,7 @@ async def started(*arguments: object) -> AsyncIterator[asyncio.subprocess.Proces
 
 async def said(process: asyncio.subprocess.Process) -> str:
     """All that a command prints until it ends."""
-    output, _ = await asyncio.wait_for(process.communicate(), 300)
+    output, _ = await asyncio.wait_for(process.communicate(), 120)
     return " ".join(output.decode().split())
 
 
@@ -142,7 +142,7 @@ async def test_recorded_turns_are_taken_up_when_no_live_turn_waits(tmp_path: Pat
     ):
         await run.start_proxy()
         process = await stack.enter_async_context(started(*command))
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(120):
             while len(rows(folder, "SELECT 1 FROM recordings WHERE votes IS NOT NULL")) < 6:
                 await asyncio.sleep(0.1)
         process.send_signal(signal.SIGINT)

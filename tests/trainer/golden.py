@@ -28,6 +28,8 @@ def decode(value: Any) -> Any:
         data = [float(item) for item in value["data"]]
         dtype = getattr(torch, value["dtype"])
         return torch.tensor(data, dtype=dtype).reshape(value["shape"])
+    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
+        return float(value)
     if isinstance(value, dict):
         return {key: decode(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -92,30 +92,36 @@ def overlap_counts(ids: Tensor, other_ids: Tensor) -> Tensor:
 
 
 class _ChunkedGather(torch.autograd.Function):
-    """logits [N, V], ids [N, K] -> logits[ids] - logsumexp(logits); keeps no float32 copy."""
+    """logits [N, V], ids [N, K] -> logits[ids] - logsumexp(logits); keeps no float32 copy.
+
+    The maximum is taken out first: a token near probability 1 would else be off by the rounding of
+    its logit, and the rest of the distribution with it.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, ids_NK: Tensor, chunk_tokens: int) -> Tensor:
         dtype = at_least_float32(logits_NV[:0]).dtype
-        normaliser_N1 = logits_NV.new_empty((len(logits_NV), 1), dtype=dtype)
+        max_N1, log_sum_N1 = logits_NV.new_empty((2, len(logits_NV), 1), dtype=dtype)
         gathered_NK = logits_NV.new_empty(ids_NK.shape, dtype=dtype)
         for part in _parts(len(logits_NV), chunk_tokens):
-            normaliser_N1[part] = torch.logsumexp(
-                at_least_float32(logits_NV[part]), dim=-1, keepdim=True
-            )
-            gathered_NK[part] = logits_NV[part].gather(-1, ids_NK[part]).to(dtype)
-        ctx.save_for_backward(logits_NV, ids_NK, normaliser_N1)
+            max_N1[part] = logits_NV[part].amax(dim=-1, keepdim=True)
+            below = logits_NV[part].to(dtype, copy=True).sub_(max_N1[part])
+            gathered_NK[part] = below.gather(-1, ids_NK[part])
+            log_sum_N1[part] = below.exp_().sum(dim=-1, keepdim=True).log_()
+        ctx.save_for_backward(logits_NV, ids_NK, max_N1, log_sum_N1)
         ctx.chunk_tokens = chunk_tokens
-        return gathered_NK.sub_(normaliser_N1)
+        return gathered_NK.sub_(log_sum_N1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad_NK,) = grads
-        logits_NV, ids_NK, normaliser_N1 = ctx.saved_tensors
+        logits_NV, ids_NK, max_N1, log_sum_N1 = ctx.saved_tensors
+        dtype = max_N1.dtype
         grad_logits_NV = torch.empty_like(logits_NV)
         for part in _parts(len(logits_NV), ctx.chunk_tokens):
-            softmax = torch.exp(at_least_float32(logits_NV[part]) - normaliser_N1[part])
+            below = logits_NV[part].to(dtype, copy=True).sub_(max_N1[part])
+            softmax = below.sub_(log_sum_N1[part]).exp_()
             chunk = softmax.mul_(-grad_NK[part].sum(dim=-1, keepdim=True))
             chunk.scatter_add_(-1, ids_NK[part], grad_NK[part])
             # Logits of a token that nobody asked for may be anything, NaN too.

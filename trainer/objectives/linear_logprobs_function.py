@@ -73,11 +73,10 @@ class LinearLogprobsFunction(torch.autograd.Function):
         logsumexp_N = statistics.logsumexp_N()
         tempered_N = statistics.tempered_logsumexp_N()
         entropy_N = statistics.entropy_N()
-        tempered_NS = None
-        if tempered_N is not None and inverse_N is not None:
-            sampled_NS = statistics.picked_NK[:, : options.sampled_columns]
-            tempered_NS = sampled_NS * inverse_N.unsqueeze(1) - tempered_N.unsqueeze(1)
-        top_NK = statistics.top_NK - logsumexp_N.unsqueeze(1)
+        tempered_NS = statistics.tempered_logprobs(
+            statistics.picked_NK[:, : options.sampled_columns]
+        )
+        top_NK = statistics.logprobs(statistics.top_NK)
         ctx.save_for_backward(
             *(hidden_NH, weight_VH, bias_V),
             *(ids_NK, logsumexp_N, entropy_N, inverse_N, tempered_N),
@@ -88,7 +87,7 @@ class LinearLogprobsFunction(torch.autograd.Function):
         if entropy_N is not None and not options.entropy_gradient:
             fixed.append(entropy_N)
         ctx.mark_non_differentiable(*fixed)
-        logprobs_NK = statistics.picked_NK - logsumexp_N.unsqueeze(1)
+        logprobs_NK = statistics.logprobs(statistics.picked_NK)
         return logprobs_NK, tempered_NS, entropy_N, logsumexp_N, statistics.top_ids_NK, top_NK
 
     @staticmethod

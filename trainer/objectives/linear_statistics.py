@@ -69,6 +69,20 @@ class TokenStatistics:
             sum_n = self._add_product(self._product_N[rows], rows, grown_n, logits_nc)
         self._sum_N[rows].mul_(grown_n.exp()).add_(sum_n)
 
+    def logprobs(self, logits_NK: Tensor) -> Tensor:
+        """[N, K] at temperature 1, of some of each token's logits.
+
+        The maximum first: next to it the sum's logarithm is small, and log-probs near 0 are exact.
+        """
+        return (logits_NK - self._max_N.unsqueeze(1)) - self._sum_N.log().unsqueeze(1)
+
+    def tempered_logprobs(self, logits_NK: Tensor) -> Tensor | None:
+        """[N, K] of logits / T."""
+        if self._tempered_N is None or self._inverse_N is None:
+            return None
+        below_NK = (logits_NK - self._max_N.unsqueeze(1)) * self._inverse_N.unsqueeze(1)
+        return below_NK - self._tempered_N.log().unsqueeze(1)
+
     def logsumexp_N(self) -> Tensor:
         """[N] at temperature 1."""
         return self._max_N + self._sum_N.log()

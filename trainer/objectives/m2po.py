@@ -2,7 +2,8 @@
 
 Only tokens that a clip can act on count: A > 0 with a ratio above 1, or A < 0 with one below. The
 threshold is the largest of their |log r| at which the mean of min((log r)^2, threshold^2) stays
-within the budget; floors keep a harsh budget from stopping all learning. An ablation of stale
+within the budget; floors keep a harsh budget from stopping all learning. A batch within its budget
+has no upper bound, and the floor alone below, as in the reference. An ablation of stale
 distillation: ALGORITHMS 5.3. Any shape.
 """
 
@@ -14,68 +15,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.objectives.aggregate import selected
-from trainer.objectives.kl import LOG_RATIO_LIMIT
-from trainer.objectives.ppo import PpoTerms, log_ratio, ppo_clip
+from trainer.objectives.ppo import log_ratio
 
 FLOOR_LOW = 0.3
 FLOOR_HIGH = 0.5
+UNBOUNDED = 1e5
+"""The upper margin where the budget asks for none."""
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class M2poClip:
     """Clip range after the floors, and the second moments without any clip and at the threshold.
 
-    `threshold` is 20, the limit of every log-ratio, where the budget asks for no clip.
+    `threshold` is None where the budget asks for no clip.
     """
 
     clip_low: float
     clip_high: float
-    threshold: float
+    threshold: float | None
     moment_before: float
     moment_after: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class M2poTerms:
-    """The surrogate under the clip that this batch got. `ppo.loss` is 0 at mask 0."""
-
-    ppo: PpoTerms
-    clip: M2poClip
-
-
-def m2po(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    budget: float = 0.04,
-    floor_low: float = FLOOR_LOW,
-    floor_high: float = FLOOR_HIGH,
-    weights: Tensor | None = None,
-) -> M2poTerms:
-    """PPO(l, lo) under `m2po_clip`; values at mask 0 are not looked at."""
-    logprobs, old_logprobs = selected(logprobs, mask), selected(old_logprobs, mask)
-    advantages = selected(advantages, mask)
-    clip = m2po_clip(
-        logprobs,
-        old_logprobs,
-        advantages,
-        mask,
-        budget=budget,
-        floor_low=floor_low,
-        floor_high=floor_high,
-    )
-    terms = ppo_clip(
-        logprobs,
-        old_logprobs,
-        advantages,
-        clip_low=clip.clip_low,
-        clip_high=clip.clip_high,
-        weights=None if weights is None else selected(weights, mask),
-    )
-    return M2poTerms(ppo=terms, clip=clip)
 
 
 @torch.no_grad()
@@ -89,10 +49,12 @@ def m2po_clip(
     floor_low: float = FLOOR_LOW,
     floor_high: float = FLOOR_HIGH,
 ) -> M2poClip:
-    """max(1 - exp(-t), floor_low) and max(exp(t) - 1, floor_high) for the threshold t.
+    """max(1 - exp(-t), floor_low) and max(exp(t) - 1, floor_high) for the threshold t; within the
+    budget max(0, floor_low) and UNBOUNDED. For `ppo_clip`; nothing at mask 0 is looked at.
 
-    The moments are over the batch given here. Both are 0 without a token that counts. Raises
-    ValueError for a budget that is not positive or a negative floor.
+    The moments are over the batch given here. Both are 0 without a token that counts. A budget
+    below the smallest square has threshold 0 and leaves the moment as it is: the floors decide.
+    Raises ValueError for a budget that is not positive or a negative floor.
     """
     if budget <= 0 or floor_low < 0 or floor_high < 0:
         raise ValueError(
@@ -100,31 +62,34 @@ def m2po_clip(
             f"{floor_low}, {floor_high}"
         )
     values = log_ratio(logprobs, old_logprobs)[mask > 0]
-    signs = advantages[mask > 0].sign()
-    squares = values[values * signs > 0].square().sort().values
-    threshold = _threshold(squares, budget)
-    # The token that sets the threshold is clipped, whichever way its ratio is rounded.
-    edge = threshold - 4.0 * torch.finfo(values.dtype).eps * (1.0 + threshold)
+    beyond_one = torch.exp(values) - 1.0
+    counts = beyond_one * advantages[mask > 0].sign() > 0
+    squares = values[counts].square().sort().values.double()
+    before = float(squares.mean()) if squares.numel() else 0.0
+    if before <= budget + ROUNDING:
+        return M2poClip(
+            clip_low=floor_low,
+            clip_high=max(UNBOUNDED, floor_high),
+            threshold=None,
+            moment_before=before,
+            moment_after=before,
+        )
+    square = _largest_that_fits(squares, budget)
+    threshold = 0.0 if square is None else math.sqrt(max(square - ROUNDING, 0.0))
     return M2poClip(
-        clip_low=max(-math.expm1(-edge), floor_low),
-        clip_high=max(math.expm1(edge), floor_high),
+        clip_low=max(-math.expm1(-threshold), floor_low),
+        clip_high=max(math.expm1(threshold), floor_high),
         threshold=threshold,
-        moment_before=_mean(squares),
-        moment_after=_mean(squares.clamp(max=threshold**2)),
+        moment_before=before,
+        moment_after=before if square is None else float(squares.clamp(max=square).mean()),
     )
 
 
-def _threshold(squares: Tensor, budget: float) -> float:
-    """The largest square that can be a bound for all, by its root; 20 if none is needed, 0 if even
-    the smallest is too large. `squares` are in ascending order.
+def _largest_that_fits(squares: Tensor, budget: float) -> float | None:
+    """The last of the ascending `squares` that as a bound for all keeps their mean below the
+    budget; None if even the smallest is too large.
     """
-    if _mean(squares) <= budget:
-        return LOG_RATIO_LIMIT
     larger = torch.arange(squares.numel() - 1, -1, -1, device=squares.device)
-    fits = (squares.cumsum(0) + squares * larger) / squares.numel() <= budget
-    count = int(fits.sum())
-    return math.sqrt(float(squares[count - 1])) if count else 0.0
-
-
-def _mean(squares: Tensor) -> float:
-    return float(squares.mean()) if squares.numel() else 0.0
+    bounded = squares.cumsum(0) + (squares - ROUNDING) * larger
+    count = int((bounded < budget * squares.numel() - ROUNDING).sum())
+    return float(squares[count - 1]) if count else None

@@ -329,3 +329,18 @@ def test_bad_input_says_what_is_wrong(changes, message):
     }
     with pytest.raises(ValueError, match=message):
         linear_logprobs(**(arguments | changes))
+
+
+def test_confident_tokens_are_as_exact_as_log_softmax():
+    torch.manual_seed(3)
+    # Hidden states that are rows of the identity: the logits are the weight's, without rounding.
+    logits = 10.0 * torch.randn(64, 300)
+    hidden, weight = torch.eye(64), logits.T.contiguous()
+    ids = logits.argmax(dim=-1)
+    exact = torch.log_softmax(logits.double(), dim=-1).amax(dim=-1)
+    plain = torch.log_softmax(logits, dim=-1).amax(dim=-1)
+    limit = 2.0 * (plain - exact).abs().max()
+    for chunk_vocab in (300, 17):
+        ours = linear_logprobs(hidden, weight, ids, top_k=1, chunk_vocab=chunk_vocab)
+        assert (ours.logprobs - exact).abs().max() <= limit
+        assert (ours.topk_NK[:, 0] - exact).abs().max() <= limit

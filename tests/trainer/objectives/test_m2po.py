@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
-from trainer.objectives.m2po import m2po, m2po_clip
+from trainer.objectives.aggregate import selected
+from trainer.objectives.m2po import m2po_clip
+from trainer.objectives.ppo import ppo_clip
 
 NAN = float("nan")
 OLD = torch.full((6,), -2.0, dtype=torch.float64)
@@ -34,32 +36,39 @@ def test_floors():
     assert result.threshold == pytest.approx(0.2)
 
 
-def test_a_batch_within_the_budget_is_not_clipped():
+def test_a_batch_within_the_budget_has_the_floor_below_and_no_bound_above():
     result = clip(budget=0.2)
-    assert result.threshold == 20.0
+    assert result.threshold is None
     assert result.moment_after == result.moment_before
-    assert result.clip_high == pytest.approx(math.exp(20) - 1)
+    assert (result.clip_low, result.clip_high) == (0.3, 1e5)
 
 
 def test_no_threshold_fits_a_budget_below_the_smallest_token():
     result = clip(budget=0.001, floor_low=0.0, floor_high=0.0)
     assert (result.threshold, result.clip_low, result.clip_high) == (0.0, 0.0, 0.0)
+    assert result.moment_after == result.moment_before
 
 
-def test_the_token_at_the_threshold_is_clipped_and_garbage_has_no_gradient():
-    for dtype in (torch.float32, torch.float64):
-        leaf = (OLD + LOG_RATIOS).to(dtype).requires_grad_()
-        old, advantages, mask = (tensor.to(dtype) for tensor in (OLD, ADVANTAGES, MASK))
-        terms = m2po(leaf, old, advantages, mask, floor_low=0.0, floor_high=0.0)
-        (grad,) = torch.autograd.grad(terms.ppo.loss.sum(), leaf)
-        expected = [-math.exp(0.1), 0.0, 0.0, -math.exp(-0.3), math.exp(0.9), 0.0]
-        torch.testing.assert_close(grad, torch.tensor(expected, dtype=dtype))
-        assert terms.ppo.loss[-1].item() == 0.0
+def test_tokens_beyond_the_threshold_are_clipped_and_garbage_has_no_gradient():
+    leaf = (OLD + LOG_RATIOS).requires_grad_()
+    bounds = clip(floor_low=0.0, floor_high=0.0)
+    loss = ppo_clip(
+        selected(leaf, MASK),
+        OLD,
+        selected(ADVANTAGES, MASK),
+        clip_low=bounds.clip_low,
+        clip_high=bounds.clip_high,
+    ).loss
+    (grad,) = torch.autograd.grad(loss.sum(), leaf)
+    # The second sets the threshold: bounded a rounding below itself, and so clipped too.
+    expected = [-math.exp(0.1), 0.0, 0.0, -math.exp(-0.3), math.exp(0.9), 0.0]
+    torch.testing.assert_close(grad, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_nothing_to_clip():
     result = m2po_clip(OLD, OLD, ADVANTAGES, MASK)
-    assert (result.threshold, result.moment_before, result.moment_after) == (20.0, 0.0, 0.0)
+    assert (result.threshold, result.moment_before, result.moment_after) == (None, 0.0, 0.0)
+    assert (result.clip_low, result.clip_high) == (0.3, 1e5)
 
 
 def test_bad_budget_and_floors_are_refused():

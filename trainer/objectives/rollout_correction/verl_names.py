@@ -41,17 +41,19 @@ def settings_from_verl(
 ) -> RolloutCorrectionSettings:
     """Translate options by verl's names; one that is absent is off (`rollout_is` too).
 
-    Raises ValueError for an unknown option, with the nearest valid one, and for bad values.
+    So is importance sampling with a threshold of None. Raises ValueError for an unknown option,
+    with the nearest valid one, and for bad values.
     """
     for name in options:
         if name not in VERL_OPTIONS:
             raise unknown_name("option of rollout correction", name, VERL_OPTIONS)
     if semantics not in ("page", "verl"):
         raise unknown_name("semantics", semantics, ("page", "verl"))
+    is_weighted = options.get("rollout_is_threshold", 2.0) is not None
     lower, upper = _bounds(_given(options, "rollout_is_threshold", 2.0), "rollout_is_threshold")
     return RolloutCorrectionSettings(
         mode=_mode(options),
-        importance_level=options.get("rollout_is"),
+        importance_level=options.get("rollout_is") if is_weighted else None,
         importance_upper=upper,
         importance_lower=lower,
         batch_normalize=bool(options.get("rollout_is_batch_normalize")),
