@@ -26,7 +26,7 @@ from sqlalchemy.engine import URL, make_url
 
 from records import schema
 from records.config import StoreConfig
-from records.database import reader_engine
+from records.database import readers
 from records.errors import StoreError
 
 FORMAT = 1
@@ -131,14 +131,12 @@ async def restore(source: Path, config: StoreConfig) -> BackupFile:
 
 
 async def _refuse_tables(config: StoreConfig) -> None:
-    engine = reader_engine(config)
+    tables = text("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
+    connections = readers(config)
     try:
-        async with engine.connect() as connection:
-            found = await connection.scalar(
-                text("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
-            )
+        found = await connections.run(lambda connection: connection.scalar(tables))
     finally:
-        await engine.dispose()
+        await connections.close()
     if found:
         name = make_url(config.url).database
         raise BackupError(

@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError
 
 from records.detectors import PERSONAL, SECRETS
 
-SQLITE = "sqlite+aiosqlite"
+SQLITE = "sqlite"
 POSTGRESQL = "postgresql+asyncpg"
 
 
@@ -72,7 +72,7 @@ class StoreConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     url: str
-    """`sqlite+aiosqlite:///FILE` (one host) or `postgresql+asyncpg://USER@HOST/DATABASE` (many)."""
+    """`sqlite:///FILE` (one host) or `postgresql+asyncpg://USER@HOST/DATABASE` (many)."""
     busy_timeout_s: float = Field(default=30.0, gt=0)
     """How long one attempt waits for another process's write lock."""
     command_timeout_s: float | None = Field(default=30.0, gt=0)

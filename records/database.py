@@ -1,8 +1,9 @@
 """Connections: one that writes and a few that read per process, on SQLite or PostgreSQL.
 
 It knows drivers, pragmas and which errors pass by themselves; it knows no tables. A write is a
-function of a connection that runs whole in one transaction. On SQLite it runs in a thread of its
-own, so that the write lock is never held while the event loop is busy with something else.
+function of a connection that runs whole in one transaction, a read is one without. On SQLite they
+run in threads of their own: the write lock is never held while the event loop is busy with
+something else, and a cancelled caller leaves nothing half-closed behind.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from records.config import StoreConfig
+from records.config import SQLITE, StoreConfig
+from records.errors import StoreUnavailable
 from records.locking import FairFileLock
 
 T = TypeVar("T")
@@ -43,6 +45,18 @@ class Transactions(Protocol):
 
     async def close(self) -> None:
         """Disconnect."""
+        ...
+
+
+class Readers(Protocol):
+    """Runs functions of connections that only read; each statement sees what is committed."""
+
+    async def run(self, function: Callable[[Connection], T]) -> T:
+        """The function's result. Raises what it raises, StoreUnavailable once closed."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect, once the functions that run have ended."""
         ...
 
 
@@ -95,20 +109,64 @@ class PostgresqlTransactions:
         await self._engine.dispose()
 
 
+class SqliteReaders:
+    """Reads of a SQLite file, in as many threads as there are connections."""
+
+    def __init__(self, config: StoreConfig, path: Path) -> None:
+        size = config.reader_connections
+        self._engine = _sqlite_engine(config, path, size, "PRAGMA query_only=ON")
+        self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="store-reader")
+        self._is_closed = False
+
+    async def run(self, function: Callable[[Connection], T]) -> T:
+        """As `Readers.run`. A cancelled caller's function runs on to its end, unheard."""
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, function)
+
+    def _run(self, function: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            return function(connection)
+
+    async def close(self) -> None:
+        """Wait for the functions that run, end the threads and disconnect."""
+        self._is_closed = True
+        await asyncio.to_thread(self._threads.shutdown)
+        self._engine.dispose()
+
+
+class PostgresqlReaders:
+    """Reads on a PostgreSQL server."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._engine = _postgresql_engine(
+            config, pool_size=config.reader_connections, isolation_level="AUTOCOMMIT"
+        )
+        self._is_closed = False
+
+    async def run(self, function: Callable[[Connection], T]) -> T:
+        """As `Readers.run`. Raises TimeoutError where the server does not answer."""
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed")
+        async with self._engine.connect() as connection:
+            return await connection.run_sync(function)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._is_closed = True
+        await self._engine.dispose()
+
+
 def write_transactions(config: StoreConfig) -> Transactions:
     """The writing side of a store."""
     path = config.sqlite_path
     return PostgresqlTransactions(config) if path is None else SqliteTransactions(config, path)
 
 
-def reader_engine(config: StoreConfig) -> AsyncEngine:
-    """The engine of the connections that only read; every statement sees what is committed."""
-    size = config.reader_connections
-    if not config.is_sqlite:
-        return _postgresql_engine(config, pool_size=size, isolation_level="AUTOCOMMIT")
-    engine = create_async_engine(config.url, pool_size=size, max_overflow=0)
-    _prepare_sqlite(engine.sync_engine, config, "PRAGMA query_only=ON")
-    return engine
+def readers(config: StoreConfig) -> Readers:
+    """The reading side of a store."""
+    path = config.sqlite_path
+    return PostgresqlReaders(config) if path is None else SqliteReaders(config, path)
 
 
 def _postgresql_engine(config: StoreConfig, **options: Any) -> AsyncEngine:
@@ -129,8 +187,7 @@ def _postgresql_engine(config: StoreConfig, **options: Any) -> AsyncEngine:
 
 
 def _sqlite_writer(config: StoreConfig, path: Path) -> Engine:
-    engine = create_engine(f"sqlite+pysqlite:///{path}", pool_size=1, max_overflow=0)
-    _prepare_sqlite(engine, config, "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL")
+    engine = _sqlite_engine(config, path, 1, "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL")
 
     @event.listens_for(engine, "begin")
     def _begin_immediate(connection: Connection) -> None:
@@ -141,7 +198,10 @@ def _sqlite_writer(config: StoreConfig, path: Path) -> Engine:
     return engine
 
 
-def _prepare_sqlite(engine: Engine, config: StoreConfig, *pragmas: str) -> None:
+def _sqlite_engine(config: StoreConfig, path: Path, size: int, *pragmas: str) -> Engine:
+    url = URL.create(SQLITE, database=str(path))
+    engine = create_engine(url, pool_size=size, max_overflow=0)
+
     @event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _record: Any) -> None:
         # Without this the driver opens deferred transactions of its own before each write.
@@ -152,6 +212,8 @@ def _prepare_sqlite(engine: Engine, config: StoreConfig, *pragmas: str) -> None:
         for pragma in pragmas:
             cursor.execute(pragma)
         cursor.close()
+
+    return engine
 
 
 def is_busy(error: BaseException) -> bool:

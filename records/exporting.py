@@ -85,8 +85,7 @@ async def at_one_moment(store: Store, read: Callable[[Connection], None]) -> Non
     It may write to files: unlike the store's own reads it is never tried again.
     """
     try:
-        async with store.reader_engine.connect() as connection:
-            await connection.run_sync(_frozen, read)
+        await store.readers.run(lambda connection: _frozen(connection, read))
     except (SQLAlchemyError, OSError) as error:
         if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
             raise  # of the file that is written

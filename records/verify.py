@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from records import schema
 from records.columns import content_hash
 from records.config import StoreConfig
-from records.database import reader_engine
+from records.database import readers
 from records.errors import StoreCorrupt, StoreError, StoreUnavailable
 from records.loading import load_tokens
 from records.models import (
@@ -45,21 +45,20 @@ async def verify_database(config: StoreConfig) -> list[str]:
     path = config.sqlite_path
     if path is not None and not path.is_file():
         raise StoreUnavailable(f"no database: {path}")
-    engine = reader_engine(config.patient())
+    connections = readers(config.patient())
     try:
-        async with engine.connect() as connection:
-            if config.is_sqlite:
-                await connection.exec_driver_sql("BEGIN")
-            else:
-                await connection.execution_options(isolation_level="REPEATABLE READ")
-            return await connection.run_sync(_verify)
+        return await connections.run(_verify)
     except (SQLAlchemyError, OSError) as error:
         raise as_store_error(error) from error
     finally:
-        await engine.dispose()
+        await connections.close()
 
 
 def _verify(connection: Connection) -> list[str]:
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN")
+    else:
+        connection.execution_options(isolation_level="REPEATABLE READ")
     problems = _schema_problems(connection)
     if problems:
         return problems

@@ -41,7 +41,7 @@ class TurnHost:
         self._thread.start()
         self._source: TurnSource | None = None
         self._store: Store | None = None
-        self._holding: concurrent.futures.Future[None] | None = None
+        self._holding: asyncio.Task[None] | None = None
 
     def resume(self, rollout_id: int) -> None:
         """Open the store and make it equal to slime's checkpoint of a rollout (-1: the start)."""
@@ -77,9 +77,8 @@ class TurnHost:
         source = TurnSource(self._store, self._settings, needs_experts=self._needs_experts)
         await source.resume(rollout_id)
         self._source = source
-        if self._holding is not None:
-            self._holding.cancel()
-        self._holding = self._submit(source.hold())
+        await self._stop_holding()
+        self._holding = asyncio.create_task(source.hold())
 
     async def _open_store(self) -> Store:
         handover = self._settings.handover
@@ -97,10 +96,14 @@ class TurnHost:
                 await asyncio.sleep(handover.poll_interval_s)
 
     async def _close(self) -> None:
-        if self._holding is not None:
-            self._holding.cancel()
+        await self._stop_holding()
         if self._store is not None:
             await self._store.close()
+
+    async def _stop_holding(self) -> None:
+        if self._holding is not None:
+            self._holding.cancel()
+            await asyncio.gather(self._holding, return_exceptions=True)
 
     def _opened(self) -> TurnSource:
         if self._source is None:

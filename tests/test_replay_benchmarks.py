@@ -49,7 +49,7 @@ def test_an_import_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str
     file = tmp_path / "sessions.jsonl"
     replay_import.write_sessions(file, count=3, turns=2)
     parts = replay_import.parts_of(file, 2, tmp_path)
-    url = f"sqlite+aiosqlite:///{tmp_path / 'records.db'}"
+    url = f"sqlite:///{tmp_path / 'records.db'}"
     figures = replay_import.import_once(url, file, 3, tmp_path)
     assert figures.turns == figures.new == 6
     # Of each session at least itself, a node for each message it has, and its turns and tokens.

@@ -21,7 +21,7 @@ def single_machine(model: str, folder: Path) -> dict[str, Any]:
     engine = {"model": model, "port": 0}
     return {
         "model": model,
-        "store": {"url": f"sqlite+aiosqlite:///{folder.resolve() / 'records.db'}"},
+        "store": {"url": f"sqlite:///{folder.resolve() / 'records.db'}"},
         "policy": {"embedded": dict(engine)},
         "frozen": {"embedded": dict(engine)},
         "judge": {},

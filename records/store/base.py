@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from records.config import StoreConfig
-from records.database import is_transient, reader_engine, write_transactions
+from records.database import is_transient, readers, write_transactions
 from records.errors import StoreUnavailable
 from records.redaction import Redactor
 from records.schema import migrate_op
@@ -47,7 +47,7 @@ class StoreBase:
         self.config = config
         self._clock = clock
         self.redactor = Redactor(config.redaction)
-        self.reader_engine = reader_engine(config)
+        self.readers = readers(config)
         self.writer = _writer(config)
 
     @classmethod
@@ -67,16 +67,15 @@ class StoreBase:
     async def close(self) -> None:
         """Commit what waits and disconnect."""
         await self.writer.close()
-        await self.reader_engine.dispose()
+        await self.readers.close()
 
     async def vacuum(self) -> None:
         """PostgreSQL: give deleted rows' room back, so that it is written over."""
-        engine = reader_engine(self.config.patient())
+        connections = readers(self.config.patient())
         try:
-            async with engine.connect() as connection:
-                await connection.execute(text("VACUUM"))
+            await connections.run(lambda connection: connection.execute(text("VACUUM")))
         finally:
-            await engine.dispose()
+            await connections.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -108,8 +107,7 @@ class StoreBase:
         """Run a query on a connection of its own: twice, if that one turns out to be dead."""
         for attempt in range(_READ_ATTEMPTS):
             try:
-                async with self.reader_engine.connect() as connection:
-                    return await connection.run_sync(query, *args, **kwargs)
+                return await self.readers.run(lambda connection: query(connection, *args, **kwargs))
             except (SQLAlchemyError, OSError) as error:
                 # A pooled connection may have died since its last use; a second one is new.
                 if not is_transient(error) or attempt + 1 == _READ_ATTEMPTS:

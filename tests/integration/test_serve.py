@@ -40,7 +40,7 @@ async def started(port: int, folder: Path) -> asyncio.subprocess.Process:
 async def test_serve_answers_records_judges_and_stops(tmp_path: Path) -> None:
     port = free_ports(1)[0]
     process = await started(port, tmp_path)
-    store_config = StoreConfig(url=f"sqlite+aiosqlite:///{tmp_path / 'records.db'}")
+    store_config = StoreConfig(url=f"sqlite:///{tmp_path / 'records.db'}")
     try:
         messages = [
             {"role": "system", "content": SYSTEM_PROMPT},

@@ -136,10 +136,10 @@ def test_the_store_imports_without_torch_and_without_alembic() -> None:
     ("url", "message"),
     [
         ("nonsense", "not a database URL"),
-        ("sqlite:///records.db", "not supported"),
+        ("sqlite+aiosqlite:///records.db", "not supported"),
         ("mysql://host/x", "not supported"),
-        ("sqlite+aiosqlite:///:memory:", "needs a file"),
-        ("sqlite+aiosqlite://", "needs a file"),
+        ("sqlite:///:memory:", "needs a file"),
+        ("sqlite://", "needs a file"),
     ],
 )
 def test_other_urls_are_refused_with_what_to_do(url: str, message: str) -> None:

@@ -35,7 +35,7 @@ PRELOADED = (
     "rollout_bridge.rendering",
     "alembic.command",
     "sqlalchemy.dialects.postgresql.asyncpg",
-    "sqlalchemy.dialects.sqlite.aiosqlite",
+    "sqlalchemy.dialects.sqlite.pysqlite",
     "torch._dynamo",
     "uvloop",
     "uvicorn.protocols.http.httptools_impl",

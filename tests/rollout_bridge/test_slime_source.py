@@ -180,7 +180,7 @@ async def test_a_new_job_waits_for_its_first_turn(run: Run) -> None:
     waiting = asyncio.create_task(source.next_batch(0))
     await asyncio.sleep(0.6)
     assert not waiting.done()
-    waiting.cancel()
+    await left(waiting)
 
 
 async def test_staleness_counts_steps_across_restarts(run: Run) -> None:
@@ -250,7 +250,7 @@ async def test_turns_that_lack_what_the_objective_needs_are_dropped(run: Run) ->
         if await run.store.drops():
             break
         await asyncio.sleep(0.05)
-    waiting.cancel()
+    await left(waiting)
     assert await run.store.drops() == {DropReason.TEACHER_LOGPROBS_INVALID: 4}
     assert await run.states(turn_ids) == [DROPPED] * 4
 
@@ -295,7 +295,14 @@ async def holding(source: TurnSource) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
+        await left(task)
+
+
+async def left(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait until it has ended, as its owner must before the store closes."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 class FlakyStore:

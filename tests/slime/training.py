@@ -389,7 +389,7 @@ def _config_file(trainer: TrainerConfig, folder: Path) -> Path:
     """A run's resolved configuration, as a launch writes it."""
     values = {
         "model": "model",
-        "store": {"url": "sqlite+aiosqlite:///records.db"},
+        "store": {"url": "sqlite:///records.db"},
         "judge": {"base_url": "http://127.0.0.1:1/v1", "model": "judge", "reward": "verdict"},
         "scoring": {"top_k": 64},
         "trainer": trainer.model_dump(mode="json", exclude_none=True),

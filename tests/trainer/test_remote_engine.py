@@ -40,7 +40,7 @@ def config(model: Path, url: str, **sections: Any) -> RunConfig:
     return build(
         {
             "model": str(model),
-            "store": {"url": "sqlite+aiosqlite:///records.db"},
+            "store": {"url": "sqlite:///records.db"},
             "policy": {"url": url},
             "frozen": {"url": url},
             "judge": {

@@ -14,7 +14,7 @@ from trainer.run_config import ConfigError
 def values() -> dict[str, Any]:
     return {
         "model": "some/model",
-        "store": {"url": "sqlite+aiosqlite:////data/records.db"},
+        "store": {"url": "sqlite:////data/records.db"},
         "policy": {"url": "http://127.0.0.1:1"},
         "frozen": {"embedded": {"model": "some/model", "port": 7}},
         "judge": {"base_url": "http://127.0.0.1:7/v1", "model": "m", "api_key": "secret"},

@@ -24,9 +24,7 @@ async def test_a_run_is_drawn_from_what_it_left(tmp_path):
         {"step": 1, "skipped": "below_noise", "loss": 0.4},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    async with await Store.open(
-        StoreConfig(url=f"sqlite+aiosqlite:///{tmp_path}/records.db")
-    ) as store:
+    async with await Store.open(StoreConfig(url=f"sqlite:///{tmp_path}/records.db")) as store:
         samples = conversation("a", [(5, 3), (2, 4)], seed=1)
         await make_ready(store, samples)
         leased = await store.lease(owner="one", count=2, ttl_s=60)
@@ -41,8 +39,6 @@ async def test_a_run_is_drawn_from_what_it_left(tmp_path):
 
 
 async def test_a_run_that_has_only_begun_has_a_report_too(tmp_path):
-    async with await Store.open(
-        StoreConfig(url=f"sqlite+aiosqlite:///{tmp_path}/records.db")
-    ) as store:
+    async with await Store.open(StoreConfig(url=f"sqlite:///{tmp_path}/records.db")) as store:
         path = await write_run_report(tmp_path, "New", store, Letters())  # type: ignore[arg-type]
     assert "New" in path.read_text()

@@ -22,12 +22,12 @@ def config(file: Path, *overrides: str) -> RunConfig:
 
 
 def test_one_node_keeps_its_store_in_the_run_folder() -> None:
-    assert config(ONE).store.url == "sqlite+aiosqlite:////shared/runs/x/records.db"
+    assert config(ONE).store.url == "sqlite:////shared/runs/x/records.db"
 
 
 def test_several_nodes_need_postgresql() -> None:
     with pytest.raises(ConfigError, match=r"store\.url: .* cluster\.nodes is 2; use postgresql"):
-        config(TWO, "store.url=sqlite+aiosqlite:////shared/records.db")
+        config(TWO, "store.url=sqlite:////shared/records.db")
 
 
 def test_several_nodes_need_an_address() -> None:
@@ -114,7 +114,7 @@ def test_file_without_a_cluster_is_refused(tmp_path: Path) -> None:
 def test_run_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     from trainer import run_config
 
-    overrides = ["store.url=sqlite+aiosqlite:////shared/records.db"]
+    overrides = ["store.url=sqlite:////shared/records.db"]
     first = make_plan(ONE, overrides, tmp_path)
     run_config.save(first.config, first.paths.config)
     assert make_plan(ONE, overrides, tmp_path).config == first.config

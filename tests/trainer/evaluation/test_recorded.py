@@ -19,7 +19,7 @@ IDS = [np.array([1, 2, 3], dtype=np.int32), np.array([4], dtype=np.int32)]
 
 @pytest.fixture
 def config(tmp_path: Path) -> StoreConfig:
-    return StoreConfig(url=f"sqlite+aiosqlite:///{tmp_path / 'records.db'}")
+    return StoreConfig(url=f"sqlite:///{tmp_path / 'records.db'}")
 
 
 async def test_hinted_turns_are_drawn_by_the_seed(config: StoreConfig) -> None:

@@ -70,7 +70,7 @@ class ARun:
 def a_run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ARun]:
     """A run without turns, on each kind of database."""
     if request.param == "sqlite":
-        yield ARun(tmp_path, f"sqlite+aiosqlite:///{tmp_path}/records.db")
+        yield ARun(tmp_path, f"sqlite:///{tmp_path}/records.db")
         return
     with new_database() as url:
         yield ARun(tmp_path, url)
@@ -79,4 +79,4 @@ def a_run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ARun]:
 @pytest.fixture
 def sqlite_run(tmp_path: Path) -> ARun:
     """A run without turns, on SQLite."""
-    return ARun(tmp_path, f"sqlite+aiosqlite:///{tmp_path}/records.db")
+    return ARun(tmp_path, f"sqlite:///{tmp_path}/records.db")

@@ -42,7 +42,7 @@ def a_run(folder: Path, work: Callable[[Store], Awaitable[T]], **judge: Any) -> 
     folder.mkdir()
     values = {
         "model": "some/model",
-        "store": {"url": f"sqlite+aiosqlite:///{folder}/records.db"},
+        "store": {"url": f"sqlite:///{folder}/records.db"},
         "policy": {"url": "http://127.0.0.1:1"},
         "frozen": {"url": "http://127.0.0.1:2"},
         "judge": {"base_url": "http://127.0.0.1:2/v1", "model": "m", "api_key": "x", **judge},
@@ -191,7 +191,7 @@ def test_the_port_of_a_runs_own_engine_is_no_setting(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{port}"
         values = {
             "model": "some/model",
-            "store": {"url": "sqlite+aiosqlite:///x.db"},
+            "store": {"url": "sqlite:///x.db"},
             "frozen": {"url": url, "embedded": {"model": "some/model", "port": port}},
             "judge": {"base_url": f"{url}/v1", "model": "m"},
         }

@@ -34,7 +34,7 @@ def _same(read_again: RecordedTurn, stored: TurnRecord) -> None:
 
 
 def test_turns_of_a_store_come_back_as_they_were(tmp_path: Path) -> None:
-    run = ARun(tmp_path, f"sqlite+aiosqlite:///{tmp_path}/records.db")
+    run = ARun(tmp_path, f"sqlite:///{tmp_path}/records.db")
     stored = run.fill(_stored)
     result = run.export("--what", "sessions")
     assert result.exit_code == 0, result.output
