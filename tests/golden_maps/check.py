@@ -25,7 +25,6 @@ FLOAT32_INSIDE_TOLERANCE = 3e-5
 """References that compute in float32 whatever the input's type."""
 
 EMPTY_MASK = "ALGORITHMS 0.1: an empty mask gives a differentiable zero"
-NORM = "ALGORITHMS 2.8: seq-mean-token-sum-norm divides by the sequences too, as verl 0.9.1 does"
 
 Case = Mapping[str, Any]
 Meta = Mapping[str, Any]

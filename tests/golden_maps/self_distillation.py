@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tests.golden_maps.check import EMPTY_MASK, NORM, Case, Comparison, Deliberate, GoldenMap, Meta
+from tests.golden_maps.check import EMPTY_MASK, Case, Comparison, Deliberate, GoldenMap, Meta
 from tests.trainer.golden import decode
 from trainer.objectives.gather import (
     full_logprobs,
@@ -32,6 +32,9 @@ def sdpo_self_distillation(case: Case, meta: Meta) -> Iterator[Comparison]:
     if config.get("is_clip") is not None:
         sampled = token_logprobs_of(logits.detach(), inputs["tokens"].long())
         weights = clipped_weights(sampled, inputs["old_log_probs"], is_clip=config["is_clip"])
+    # The reference computes this mode as verl did then: without the number of sequences, which is
+    # ours where there is one.
+    num_sequences = 1 if config["loss_agg_mode"] == "seq-mean-token-sum-norm" else None
     loss = self_distillation_loss(
         _divergence(case, logits),
         inputs["response_mask"],
@@ -39,30 +42,26 @@ def sdpo_self_distillation(case: Case, meta: Meta) -> Iterator[Comparison]:
         target_B=inputs.get("self_distillation_mask"),
         weights=weights,
         rollout_weights_BT=inputs.get("rollout_is_weights"),
+        num_sequences=num_sequences,
     )
     (gradient,) = torch.autograd.grad(loss, logits)
-    # The reference computes this mode as verl did then: without the number of sequences.
-    is_norm = config["loss_agg_mode"] == "seq-mean-token-sum-norm"
-    scale = 1.0 / max(_num_sequences(inputs), 1) if is_norm else 1.0
     for name, ours, reference in (
         ("loss", loss, outputs["loss"]),
         ("grad", gradient, outputs["grad_student_logits"]),
     ):
         deliberate = None
-        if _num_sequences(inputs) == 0:
+        if not _has_tokens(inputs):
             deliberate = Deliberate(reason=EMPTY_MASK, expected=torch.zeros_like(ours))
-        elif scale != 1.0:
-            deliberate = Deliberate(reason=NORM, expected=torch.as_tensor(reference) * scale)
         yield Comparison(name=name, ours=ours, reference=reference, deliberate=deliberate)
 
 
-def _num_sequences(inputs: Case) -> int:
-    """Rows with a token that counts."""
+def _has_tokens(inputs: Case) -> bool:
+    """Whether a token counts."""
     mask = inputs["response_mask"] > 0
     target = inputs.get("self_distillation_mask")
     if target is not None:
         mask = mask & (target > 0).unsqueeze(-1)
-    return int(mask.any(dim=-1).sum())
+    return bool(mask.any())
 
 
 def _divergence(case: Case, logits: Tensor) -> Tensor:

@@ -103,10 +103,11 @@ def self_distillation_loss(
     weights: ClippedWeights | None = None,
     rollout_weights_BT: Tensor | None = None,
     turn_ids_BT: Tensor | None = None,
+    num_sequences: int | None = None,
 ) -> Tensor:
     """The reduced loss: divergence x clipped weight x weight of rollout correction.
 
-    A batch without targets gives a differentiable zero.
+    `num_sequences` is as in `token_weights`. A batch without targets gives a differentiable zero.
     """
     selected_BT = self_distillation_mask(mask_BT, target_B)
     loss_BT = _zero_unselected(divergence_BT, selected_BT)
@@ -114,7 +115,10 @@ def self_distillation_loss(
         loss_BT = loss_BT * _zero_unselected(weights.weights, selected_BT)
     if rollout_weights_BT is not None:
         loss_BT = loss_BT * _zero_unselected(rollout_weights_BT.detach(), selected_BT)
-    return weighted_sum(loss_BT, token_weights(selected_BT, mode, turn_ids_BT=turn_ids_BT))
+    weights_BT = token_weights(
+        selected_BT, mode, turn_ids_BT=turn_ids_BT, num_sequences=num_sequences
+    )
+    return weighted_sum(loss_BT, weights_BT)
 
 
 def _complete(logprobs: Tensor, rest: Rest) -> Tensor:
