@@ -241,6 +241,10 @@ class ReplyAssembler:
         """Let the parser say what the ids so far are, and which part of the reply goes on."""
         parsed = self._parse()
         reasoning = parsed.reasoning or ""
+        if parsed.tool_calls and reasoning and "</think>" not in self._text.text:
+            # An end of thinking that comes yet would make reasoning of these calls.
+            self._mode = "probe"
+            return []
         if parsed.tool_calls:
             self._mode = "calls"
             end = self._stop_position(parsed.content)

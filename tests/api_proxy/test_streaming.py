@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from api_proxy.reply import Delta, Reply, SentCall
@@ -105,6 +105,8 @@ def test_token_by_token(rendering: Rendering, text: str, end: bool, allow_calls:
 
 
 @settings(max_examples=150)
+@example(pieces=["<think>\nonly thinking", CALL, "<think>\nhm</think>Hello."], seed=0, stop=())
+@example(pieces=["<think>\nonly thinking", REPLIES[10], REPLIES[6]], seed=0, stop=())
 @given(
     pieces=st.lists(
         st.sampled_from([*REPLIES, " ", "\n", "STOP", "ST", "<", "</think>", "é"]), max_size=5
