@@ -45,6 +45,33 @@ SETTINGS: dict[str, list[str]] = {
         *ONE_SCORE,
     ],
     "gspo": [*_objective("hindsight_opd", "surrogate=gspo"), *ONE_SCORE],
+    "gspo-sequence": [*_objective("hindsight_opd", "surrogate=gspo_sequence"), *ONE_SCORE],
+    "pure-is": [
+        *_objective("hindsight_opd", "surrogate=pure_is"),
+        *ONE_SCORE,
+        "trainer.correction.preset=pure_is",
+    ],
+    "decoupled": [
+        *_objective("hindsight_opd", "surrogate=decoupled"),
+        *ONE_SCORE,
+        "trainer.correction.importance_level=none",
+    ],
+    "a3po": [
+        *_objective("hindsight_opd", "surrogate=a3po"),
+        *ONE_SCORE,
+        "trainer.correction.importance_level=none",
+    ],
+    "m2po": [
+        *_objective("hindsight_opd", "surrogate=m2po"),
+        *ONE_SCORE,
+        "trainer.correction.mode=bypass",
+    ],
+    "opsm": [*_objective("hindsight_opd", "dual_clip=3.0", "opsm_delta=0.01"), *ONE_SCORE],
+    "rewards-too": [
+        *_objective("hindsight_opd", "reward_coef=0.1", "reward_baseline=step"),
+        *ONE_SCORE,
+        "judge.reward=verdict",
+    ],
     "async": [
         *_objective("hindsight_opd", "surrogate=unclipped", "advantage_reference=current"),
         *ONE_SCORE,
@@ -52,6 +79,8 @@ SETTINGS: dict[str, list[str]] = {
     ],
     "supervised-k2": [*_objective("supervised_opd", "estimator=k2"), *ONE_SCORE],
     "supervised-k3": [*_objective("supervised_opd", "estimator=k3"), *ONE_SCORE],
+    "supervised-abs": [*_objective("supervised_opd", "estimator=abs"), *ONE_SCORE],
+    "supervised-k1+": [*_objective("supervised_opd", "estimator=k1+"), *ONE_SCORE],
     "forward8": [*_objective("forward_kl_topk", "topk=8"), *IN_TRAINER],
     "forward8-engine": [*_objective("forward_kl_topk", "topk=8"), "scoring.top_k=8"],
     "tail8": [*_objective("topk_tail_reverse_kl", "topk=8"), "scoring.top_k=8"],
@@ -70,6 +99,11 @@ SETTINGS: dict[str, list[str]] = {
     "sparse16": [*_objective("sparse_kl", "topk=16"), *IN_TRAINER],
     "sparse16-forward": [
         *_objective("sparse_kl", "topk=16", "direction=forward", "support_of=teacher"),
+        *IN_TRAINER,
+    ],
+    "sparse16-skewed": [*_objective("sparse_kl", "topk=16", "direction=skewed"), *IN_TRAINER],
+    "sparse16-policy-gradient": [
+        *_objective("sparse_kl", "topk=16", "direction=policy_gradient"),
         *IN_TRAINER,
     ],
 }
