@@ -22,7 +22,15 @@ from records.names import REJUDGEABLE, DropReason, FeedbackOutcome, TurnState
 MAX_PER_TURN = 32
 """More is refused: the judge reads all of it."""
 
-_AFTER_READY = frozenset({DropReason.STALE, DropReason.BELOW_NOISE, DropReason.NONFINITE_GRADIENT})
+_AFTER_READY = frozenset(
+    {
+        DropReason.STALE,
+        DropReason.ROLLOUT_REJECTED,
+        DropReason.NEUTRAL_REWARD,
+        DropReason.BELOW_NOISE,
+        DropReason.NONFINITE_GRADIENT,
+    }
+)
 
 
 class TooMuchFeedback(ValueError):

@@ -78,6 +78,8 @@ class DropReason(StrEnum):
     # Decided by the trainer.
     STALE = "stale"
     ROUTED_EXPERTS_MISSING = "routed_experts_missing"
+    ROLLOUT_REJECTED = "rollout_rejected"
+    NEUTRAL_REWARD = "neutral_reward"
     BELOW_NOISE = "below_noise"
     NONFINITE_GRADIENT = "nonfinite_gradient"
 

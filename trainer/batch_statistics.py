@@ -16,6 +16,7 @@ from trainer.objectives.batch import NO_STATISTICS, BatchStatistics
 from trainer.objectives.m2po import m2po_clip
 from trainer.objectives.normalise import normalise
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
+from trainer.objectives.policy_gradient import teacher_advantages
 from trainer.turn_scores import TurnScores
 from trainer.turn_view import TurnView, pad_rows
 
@@ -30,16 +31,19 @@ def batch_statistics(
         raise ValueError("statistics of the batch need a pass of the student before the step")
     valid_SR = pad_rows([view.opd_valid for view in views], 0.0)
     mask_SR = pad_rows([torch.ones_like(view.opd_valid) for view in views], 0.0)
-    gaps = [view.teacher - score.logprobs for view, score in zip(views, before, strict=True)]
+    gaps = [
+        teacher_advantages(view.teacher, score.logprobs, options)
+        for view, score in zip(views, before, strict=True)
+    ]
     gap_SR = torch.where(valid_SR > 0, pad_rows(gaps, 0.0), torch.zeros_like(valid_SR))
-    mean, std = float("nan"), float("nan")
+    mean, std, unnormalised = float("nan"), float("nan"), float("nan")
     if options.normalise:
         found = normalise(gap_SR, valid_SR)
         # Too few tokens, or all alike: left as they are.
         mean, std = (float(found.mean), float(found.std)) if found.applied else (0.0, 1.0)
-        gap_SR = found.values
+        gap_SR, unnormalised = found.values, float(found.num_unnormalised)
     if options.surrogate != "m2po":
-        return BatchStatistics(gap_mean=mean, gap_std=std)
+        return BatchStatistics(gap_mean=mean, gap_std=std, unnormalised=unnormalised)
     reward_SR = pad_rows([view.reward_advantage for view in views], 0.0)
     train_SR = pad_rows([score.logprobs_sampled for score in before], 0.0)
     clip = m2po_clip(
@@ -50,7 +54,11 @@ def batch_statistics(
         budget=options.second_moment_budget,
     )
     return BatchStatistics(
-        gap_mean=mean, gap_std=std, clip_low=clip.clip_low, clip_high=clip.clip_high
+        gap_mean=mean,
+        gap_std=std,
+        unnormalised=unnormalised,
+        clip_low=clip.clip_low,
+        clip_high=clip.clip_high,
     )
 
 

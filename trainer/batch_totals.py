@@ -20,12 +20,15 @@ from trainer.turn_view import TurnView
 @dataclass(slots=True, kw_only=True)
 class BatchTotals:
     """`reduced` are values under the objective's reduction, `sums` over tokens, `maxima` of them;
-    `advantages` [R] per turn, NaN where a token did not train.
+    `ranges` (smallest, largest) over tokens with a teacher, `advantages` [R] per turn, NaN where a
+    token did not train, `unnormalised` as in `BatchStatistics`, `rejected_turns` those
+    that rollout correction took out whole.
     """
 
     reduced: dict[str, float] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     maxima: dict[str, float] = field(default_factory=dict)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     counts: GlobalCounts = field(
         default_factory=lambda: GlobalCounts(turns=0, sequences=0, tokens=0.0)
     )
@@ -33,6 +36,8 @@ class BatchTotals:
     rows: CorrectionRows = field(default_factory=CorrectionRows)
     num_taught_turns: int = 0
     rejected_tokens: float = 0.0
+    rejected_turns: set[int] = field(default_factory=set)
+    unnormalised: float = math.nan
 
     def add(
         self,
@@ -48,6 +53,9 @@ class BatchTotals:
             self.sums[name] = self.sums.get(name, 0.0) + value.item()
         for name, value in result.token_max.items():
             self.maxima[name] = max(self.maxima.get(name, 0.0), value.item())
+        for name, (low, high) in result.token_ranges.items():
+            least, most = self.ranges.get(name, (math.inf, -math.inf))
+            self.ranges[name] = (min(least, low.item()), max(most, high.item()))
         self.counts = self.counts + result.counts
         self.rejected_tokens += float(batch.mask_BT.sum() - assembled.tokens.mask_BT.sum())
         self.rows.add(batch, assembled.compared_BT, views)
@@ -56,26 +64,53 @@ class BatchTotals:
         for turn, values in batch.gather(advantages_BT).items():
             self.advantages[turn] = values.cpu().numpy().copy()
             self.num_taught_turns += int(bool((views[turn].opd_valid > 0).any()))
+        for turn, kept in batch.gather(assembled.tokens.mask_BT).items():
+            if not bool((kept > 0).any()):
+                self.rejected_turns.add(turn)
+
+    @property
+    def mean_gap(self) -> float:
+        """Mean |teacher - student| of the sampled tokens, over those that have a teacher; NaN
+        without any.
+        """
+        taught = self.sums["tokens_with_teacher"]
+        return self.sums["gap_abs"] / taught if taught > 0 else math.nan
 
     def statistics(self) -> dict[str, float]:
         """Reduced values, and moments of the advantages over the tokens that trained."""
         count = max(self.sums["tokens"], 1.0)
         mean = self.sums["adv"] / count
         variance = max(self.sums["adv_squared"] / count - mean * mean, 0.0)
-        return _mean_over_comparable(self.reduced) | {
-            "opd/adv_mean": mean,
-            "opd/adv_std": math.sqrt(variance),
-            "opd/adv_abs_max": self.maxima["adv_abs_max"],
-            "opd/adv_pos_frac": self.sums["adv_positive"] / count,
-            "teacher_student_absdiff": self.sums["adv_abs"] / count,
-            "ratio_max": self.maxima["ratio_max"],
+        ranges = {
+            f"{name}_{end}": value
+            for name, both in self.ranges.items()
+            for end, value in zip(("min", "max"), both, strict=True)
         }
+        return (
+            _means_over_some(self.reduced)
+            | ranges
+            | {
+                "opd/adv_mean": mean,
+                "opd/adv_std": math.sqrt(variance),
+                "opd/adv_abs_max": self.maxima["adv_abs_max"],
+                "opd/adv_pos_frac": self.sums["adv_positive"] / count,
+                "teacher_student_absdiff": self.mean_gap,
+                "ratio_max": self.maxima["ratio_max"],
+            }
+        )
 
 
-def _mean_over_comparable(reduced: dict[str, float]) -> dict[str, float]:
-    """The gap between trainer and rollout engine where there is one to measure; NaN without any."""
-    name = "train_rollout_logprob_abs_diff"
-    share = reduced.get("rollout_comparable_frac", 0.0)
-    if name not in reduced:
-        return reduced
-    return reduced | {name: reduced[name] / share if share > 0 else math.nan}
+PARTIAL = {
+    "train_rollout_logprob_abs_diff": "rollout_comparable_frac",
+    "opd/overlap_token_advantage": "opd/overlapping_frac",
+}
+"""Means over some of the tokens only, and the share of tokens that these are."""
+
+
+def _means_over_some(reduced: dict[str, float]) -> dict[str, float]:
+    """Divides each by its share; NaN where no token has such a value."""
+    found = dict(reduced)
+    for name, share in PARTIAL.items():
+        if name in reduced:
+            found[name] = reduced[name] / reduced[share] if reduced[share] > 0 else math.nan
+    return found

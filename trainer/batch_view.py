@@ -65,6 +65,7 @@ def view_turn(
         after_tool=torch.full_like(like, float(sample.after_tool)),
         version_gap=torch.full_like(like, float(version_gap)),
         support=taught.support,
+        choice=taught.choice,
     )
 
 

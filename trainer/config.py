@@ -5,7 +5,7 @@ It imports no torch, so that commands can read it without loading a model.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -13,7 +13,9 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -73,6 +75,9 @@ class RejectionConfig(BaseModel):
     """Smallest ratio that stays; unset is 1/upper. For k1 alone."""
 
 
+_BESIDE_PRESET = frozenset({"importance_upper", "importance_lower", "veto_threshold"})
+
+
 class CorrectionConfig(BaseModel):
     """Rollout correction: weights, rejection, veto (ALGORITHMS 4). A turn is a sequence."""
 
@@ -106,6 +111,13 @@ class CorrectionConfig(BaseModel):
         """As the pure functions take them; raises ValueError for what makes no sense."""
         if self.preset is not None:
             return self._preset_settings(self.preset)
+        if self.importance_level == "none" and (
+            self.batch_normalize or self.is_mask_mode or self.importance_lower is not None
+        ):
+            raise ValueError(
+                "importance_level none applies no weights: unset batch_normalize, is_mask_mode and "
+                "importance_lower, or set importance_level"
+            )
         return RolloutCorrectionSettings(
             mode=self.mode,
             importance_level=None if self.importance_level == "none" else self.importance_level,
@@ -120,26 +132,26 @@ class CorrectionConfig(BaseModel):
         )
 
     def _preset_settings(self, name: str) -> RolloutCorrectionSettings:
-        thresholds = {"importance_upper", "importance_lower", "veto_threshold"}
-        others = self.model_fields_set - thresholds - {"preset"}
-        # A resolved configuration that is read again sets every field.
-        changed = [key for key in sorted(others) if getattr(self, key) != _default(self, key)]
-        if changed:
-            raise ValueError(f"preset {name!r} and {', '.join(changed)} are both set: choose one")
-        given = self.model_fields_set
-        is_upper = self.importance_upper if "importance_upper" in given else None
-        if is_upper == _default(self, "importance_upper"):
-            is_upper = None
+        others = self.model_fields_set - _BESIDE_PRESET - {"preset"}
+        if others:
+            listed = ", ".join(sorted(others))
+            raise ValueError(f"preset {name!r} and {listed} are both set: choose one")
+        given = "importance_upper" in self.model_fields_set
         return preset(
             name,
-            is_threshold=is_upper,
+            is_threshold=self.importance_upper if given else None,
             is_threshold_lower=self.importance_lower,
             veto_threshold=self.veto_threshold,
         )
 
-
-def _default(config: BaseModel, key: str) -> object:
-    return type(config).model_fields[key].get_default(call_default_factory=True)
+    @model_serializer(mode="wrap")
+    def _as_it_was_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A preset alone with what was set beside it: it could not be read again with the rest."""
+        values = handler(self)
+        if self.preset is None:
+            return values
+        kept = {"preset"} | (self.model_fields_set & _BESIDE_PRESET)
+        return {key: value for key, value in values.items() if key in kept}
 
 
 class TrainerConfig(BaseModel):
@@ -197,7 +209,7 @@ class TrainerConfig(BaseModel):
     """KL estimator; k1 as a loss is refused."""
     kl_ratio: Literal["none", "unbiased", "clipped"] = "none"
     """With several epochs: multiply the KL by the ratio to the start of the batch, as it is or
-    clipped like the objective's (ALGORITHMS 6.10).
+    clipped like the objective's (ALGORITHMS 6.10), at 0.2 and 0.28 beside one without a clip.
     """
     beta_entropy: float = 0.0
     """Weight of the entropy bonus; at 0 the entropy is computed for the metrics only."""
@@ -303,3 +315,13 @@ def check_combination(config: TrainerConfig) -> None:
         and config.epochs_per_batch > 1
     ):
         raise ValueError("correction.batch_normalize needs epochs_per_batch = 1 in this mode")
+
+
+def leaves_stale_uncorrected(config: TrainerConfig) -> bool:
+    """Whether samples of older weights train without anything that answers their age."""
+    objective, correction = config.objective, config.correction.settings()
+    if not isinstance(objective, HindsightOpd):
+        return False
+    weighs_itself = objective.surrogate in ("decoupled", "a3po")
+    is_plain = correction.importance_level is None and correction.mode == "decoupled"
+    return is_plain and not weighs_itself

@@ -60,6 +60,10 @@ DROP_WORDS: dict[DropReason, str] = {
     DropReason.UNKNOWN_TEACHER: "its request named a teacher that this run does not have",
     DropReason.STALE: "weights too old sampled it by the time it could train (max_staleness)",
     DropReason.ROUTED_EXPERTS_MISSING: "the engine did not say which experts its tokens went to",
+    DropReason.ROLLOUT_REJECTED: (
+        "rollout correction rejected it: trainer and engine disagree too much about its tokens"
+    ),
+    DropReason.NEUTRAL_REWARD: "its verdict is neutral and it has no hint: nothing to learn",
     DropReason.BELOW_NOISE: "its batch taught less than the noise between engines and trainer",
     DropReason.NONFINITE_GRADIENT: "its batch gave a gradient that is not finite",
 }

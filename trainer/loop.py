@@ -26,7 +26,7 @@ from records.store import Store
 from records.types import Ids, ReadySample, SampleResult
 from trainer.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.checkpoint import Checkpoints
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, leaves_stale_uncorrected
 from trainer.errors import TrainerError
 from trainer.manifest import Manifest
 from trainer.metrics import MetricsLog
@@ -228,7 +228,7 @@ class EmbeddedTrainer:
             "seconds/lease": leased - started,
         }
         if report.skipped is not None:
-            await self._skip(samples, report.skipped)
+            await self._skip(samples, report)
         else:
             seconds |= await self._commit(samples, staleness, report)
         self._unfinished = False
@@ -237,6 +237,7 @@ class EmbeddedTrainer:
         metrics = (
             step_metrics(report, manifest=self.manifest, staleness=staleness, seconds=seconds)
             | batch_counters(samples, self._chain)
+            | self._stale_uncorrected(staleness)
             | self._counters()
             | hint_metrics(
                 await self.store.vote_summary(),
@@ -314,9 +315,10 @@ class EmbeddedTrainer:
         )
         self.manifest = manifest
         self._chain.append(version)
-        for sample in samples:
+        for index, sample in enumerate(samples):
             if sample.turn_id not in manifest.turn_ids:
-                await self.store.drop(self.owner, sample.turn_id, DropReason.NONFINITE_GRADIENT)
+                reason = report.untrained.get(index, DropReason.NONFINITE_GRADIENT)
+                await self.store.drop(self.owner, sample.turn_id, reason)
         committed = time.perf_counter()
         await self.publisher.publish(self.checkpoints.weights_path(manifest), version)
         published = time.perf_counter()
@@ -340,17 +342,24 @@ class EmbeddedTrainer:
             average=teacher if isinstance(teacher, EmaTeacher) else None,
         )
 
-    async def _skip(self, samples: Sequence[ReadySample], reason: DropReason) -> None:
+    async def _skip(self, samples: Sequence[ReadySample], report: UpdateReport) -> None:
         """The batch teaches nothing: its turns are dropped, so that the next one can come."""
-        self._skipped[reason] += 1
-        logger.warning("update attempt %d skipped: %s", self._attempts, reason)
-        for sample in samples:
+        assert report.skipped is not None
+        self._skipped[report.skipped] += 1
+        logger.warning("update attempt %d skipped: %s", self._attempts, report.skipped)
+        for index, sample in enumerate(samples):
+            reason = report.untrained.get(index, report.skipped)
             await self.store.drop(self.owner, sample.turn_id, reason)
 
     def _prune(self) -> None:
         recent = self._chain[-self.config.keep_checkpoints :]
         served = [version for version in self.publisher.served.values() if version is not None]
         self.checkpoints.prune({*recent, *served})
+
+    def _stale_uncorrected(self, staleness: Sequence[int]) -> dict[str, int]:
+        """How many turns of a batch are older than the policy with nothing that answers it."""
+        counts = leaves_stale_uncorrected(self.config)
+        return {"guard/stale_uncorrected_turns": sum(age > 0 for age in staleness) if counts else 0}
 
     def _counters(self) -> dict[str, int]:
         """Engines that do not serve the newest version now; else since this process began."""
@@ -361,6 +370,8 @@ class EmbeddedTrainer:
             "update_attempts": self._attempts,
             "guard/skipped_noise": self._skipped[DropReason.BELOW_NOISE],
             "guard/skipped_nonfinite": self._skipped[DropReason.NONFINITE_GRADIENT],
+            "guard/skipped_rejected": self._skipped[DropReason.ROLLOUT_REJECTED],
+            "guard/skipped_teacher": self._skipped[DropReason.TEACHER_LOGPROBS_INVALID],
         }
 
     async def _housekeeping(self) -> None:

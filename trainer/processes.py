@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from records.store import Store
 from trainer import run_config
 from trainer.keys_commands import refuse_open_door
+from trainer.run_checks import run_warnings
 from trainer.run_config import ConfigError, EngineConfig, RunConfig
 from trainer.supervisor import watch_parent
 
@@ -145,6 +146,8 @@ def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool)
 
 
 async def _train(config: RunConfig, folder: Path, stop: asyncio.Event) -> None:
+    for warning in run_warnings(config.trainer):
+        logger.warning("%s", warning)
     from trainer.calibration_texts import calibration_sequences
     from trainer.loop import EmbeddedTrainer
     from trainer.run_folder import only_trainer

@@ -4,11 +4,9 @@ other. Checked when the configuration is read, before any process starts.
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-
 from judge.config import JudgeConfig
 from rollout_bridge.config import ScoringConfig
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, leaves_stale_uncorrected
 from trainer.objectives.options import HOW_TO_PROVIDE, HindsightOpd, Need, unmet_needs
 from trainer.objectives.validation import check_kl_terms, check_loss_mode
 
@@ -28,6 +26,12 @@ def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig
             f"objective {objective.name!r} chooses among hints, and judge.selection longest "
             "keeps one: set judge.selection = shortest_first"
         )
+    two_kl_terms = check_kl_terms(
+        teacher_kl_is_loss=not isinstance(objective, HindsightOpd),
+        reference_kl_coef=trainer.beta_kl,
+        both_explicit="beta_kl" in trainer.model_fields_set,
+    )
+    problems += [two_kl_terms] if two_kl_terms is not None else []
     if problems:
         raise ValueError("; ".join(dict.fromkeys(problems)))
 
@@ -55,27 +59,9 @@ def run_warnings(trainer: TrainerConfig) -> list[str]:
     if isinstance(objective, HindsightOpd):
         line = check_loss_mode(objective.estimator, use_policy_gradient=True)
         warnings += [line] if line is not None else []
-    else:
-        warnings += _two_kl_terms(trainer)
-    correction = trainer.correction.settings()
-    uncorrected = correction.importance_level is None and correction.mode == "decoupled"
-    own = isinstance(objective, HindsightOpd) and objective.surrogate in ("decoupled", "a3po")
-    if trainer.max_staleness > 0 and uncorrected and not own and objective.is_policy_gradient:
+    if trainer.max_staleness > 0 and leaves_stale_uncorrected(trainer):
         warnings.append(
             f"stale samples (up to {trainer.max_staleness} versions) train uncorrected: set "
             "trainer.correction.importance_level = token, or trainer.max_staleness = 0"
         )
     return warnings
-
-
-def _two_kl_terms(trainer: TrainerConfig) -> list[str]:
-    line = check_kl_terms(
-        teacher_kl_is_loss=True,
-        reference_kl_coef=trainer.beta_kl,
-        both_explicit=_is_set(trainer, "beta_kl"),
-    )
-    return [] if line is None else [line]
-
-
-def _is_set(config: BaseModel, key: str) -> bool:
-    return key in config.model_fields_set

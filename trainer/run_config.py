@@ -116,8 +116,8 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """`over` laid on `base`, section by section; neither is changed.
 
-    A section that names something else than its base does (another objective, another renderer)
-    takes its place: the options of the one mean nothing to the other.
+    A section that names something else than its base does (another objective, another renderer,
+    another preset) takes its place: the options of the one mean nothing to the other.
     """
     merged = dict(base)
     for key, value in over.items():
@@ -130,7 +130,7 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def _is_same(below: dict[str, Any], section: dict[str, Any]) -> bool:
     """Whether a section names what the one below it names, or nothing."""
-    return section.get("name", below.get("name")) == below.get("name")
+    return all(section.get(key, below.get(key)) == below.get(key) for key in ("name", "preset"))
 
 
 def build(values: dict[str, Any]) -> RunConfig:

@@ -36,11 +36,10 @@ def self_check(updater: Updater, sequences: Sequence[Ids], bound: float) -> floa
         samples = [_sample(number, ids) for number, ids in enumerate(sequences) if len(ids) >= 4]
         if any(lacks_side_samples(sample, updater.plan) for sample in samples):
             samples = with_side_samples(samples, updater.policy, updater.plan, 0)
-        total = updater.accumulate(updater.prepare(samples))
+        total = updater.rehearse(samples)
     finally:
         updater.plan = configured
-        updater.optimizer.zero_grad(set_to_none=True)
-    advantage = total.sums["adv_abs"] / max(total.sums["tokens"], 1.0)
+    advantage = total.mean_gap
     worst = max(abs(total.reduced["opd/kl_loss"]), advantage)
     if not worst <= bound:
         raise DistillationOffError(

@@ -21,7 +21,7 @@ from trainer.turn_scores import score_batches, score_responses
 
 def lacks_side_samples(sample: ReadySample, plan: TeachingPlan) -> bool:
     """Whether the plan needs side samples that this turn has not, or has in another number."""
-    if plan.options.support != "samples":
+    if plan.options.support != "samples" or not sample.teachings:
         return False
     side = sample.side_samples
     return side is None or side.ids.shape[-1] != plan.support_size

@@ -370,11 +370,13 @@ def _moments(clean: TokenBatch, advantages_BT: Tensor) -> dict[str, float]:
     """Sums over this rank's tokens that train, in float64."""
     used_BT = clean.mask_BT > 0
     values = advantages_BT[used_BT].double()
+    gap_BT = distillation_advantage(clean.teacher_logprobs_BT, clean.old_logprobs_BT)
+    gap_BT = gap_BT * clean.opd_valid_BT
     return {
         "adv": float(values.sum()),
         "adv_squared": float(values.square().sum()),
-        "adv_abs": float(values.abs().sum()),
         "adv_positive": float((values > 0).sum()),
         "adv_abs_max": float(values.abs().max()) if values.numel() else 0.0,
+        "gap_abs": float(gap_BT[used_BT].double().abs().sum()),
         "tokens_with_teacher": float((clean.opd_valid_BT * clean.mask_BT).sum()),
     }

@@ -43,10 +43,9 @@ def batch_metrics(
     num_nonfinite: float,
 ) -> dict[str, float]:
     """Metrics of the whole batch; the same keys for every batch, NaN where nothing was measured."""
-    sums = {
-        name: sum(moment[name] for moment in moments)
-        for name in ("adv", "adv_squared", "adv_abs", "adv_positive", "tokens_with_teacher")
-    }
+    names = ("adv", "adv_squared", "adv_positive", "gap_abs", "tokens_with_teacher")
+    sums = {name: sum(moment[name] for moment in moments) for name in names}
+    taught = sums["tokens_with_teacher"]
     count = max(tokens, 1.0)
     mean = sums["adv"] / count
     variance = max(sums["adv_squared"] / count - mean * mean, 0.0)
@@ -56,7 +55,7 @@ def batch_metrics(
         "opd/adv_std": math.sqrt(variance),
         "opd/adv_abs_max": max((moment["adv_abs_max"] for moment in moments), default=0.0),
         "opd/adv_pos_frac": sums["adv_positive"] / count,
-        "teacher_student_absdiff": sums["adv_abs"] / count,
+        "teacher_student_absdiff": sums["gap_abs"] / taught if taught > 0 else math.nan,
         "opd/frac_opd_samples": facts.num_taught / number if number else math.nan,
         "opd/num_eligible_samples": float(sum(bool((turn.opd_valid > 0).any()) for turn in turns)),
         "opd/frac_tokens_with_kd": sums["tokens_with_teacher"] / count,

@@ -168,6 +168,11 @@ def _metrics(
     gap = "train_rollout_logprob_abs_diff"
     share = step.comparable_share
     metrics[gap] = metrics[gap] / share if share > 0 else torch.full_like(metrics[gap], torch.nan)
+    overlap = "opd/overlap_token_advantage"
+    if overlap in metrics:
+        # Of all tokens, 0 where nothing overlaps: who divides by `opd/overlapping_frac` over the
+        # whole batch has what the embedded trainer reports under the shorter name.
+        metrics[f"{overlap}_of_all"] = metrics.pop(overlap)
     metrics["guard/nonfinite_tokens"] = result.token_sums["nonfinite"].float()
     metrics["guard/rejected_tokens"] = rows.batch.mask_BT.sum() - assembled.tokens.mask_BT.sum()
     expected = expected_means(step.trainer.objective) | {"loss", "opd/kl_loss", "entropy_loss"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,7 @@ def step_metrics(
         "staleness_min": min(staleness),
         "staleness_mean": sum(staleness) / len(staleness),
         "staleness_max": max(staleness),
+        "staleness_std": statistics.pstdev(staleness),
         **report.metrics,
         **seconds,
     }

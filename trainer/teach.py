@@ -43,11 +43,13 @@ class TeachingPlan:
 
 def unteachable(sample: ReadySample, plan: TeachingPlan) -> DropReason | None:
     """Why a sample lacks what this plan needs of it; None if it can train."""
-    if "teacher_scalar" not in plan.options.needs:
-        return None if sample.reward is not None else DropReason.NO_HINT
-    if not has_teacher(sample, plan):
-        rewarded = "reward" in plan.options.needs and sample.reward is not None
-        return None if rewarded else DropReason.TEACHER_LOGPROBS_INVALID
+    wants_teacher = "teacher_scalar" in plan.options.needs
+    if not wants_teacher or not has_teacher(sample, plan):
+        if "reward" not in plan.options.needs or sample.reward is None:
+            return DropReason.TEACHER_LOGPROBS_INVALID if wants_teacher else DropReason.NO_HINT
+        # ALGORITHMS 3.1, 3.2: without hint and without verdict there is nothing.
+        is_neutral = sample.reward == 0 and not plan.options.compares_rewards
+        return DropReason.NEUTRAL_REWARD if is_neutral else None
     if plan.model is None and plan.options.support == "teacher":
         ids = sample.teachings[0].topk_ids if sample.teachings else None
         if ids is None or ids.shape[-1] < plan.support_size:
@@ -165,7 +167,10 @@ def _taught(
     )
     most = int(torch.mode(choice.candidates_T).values)
     return Taught(
-        logprobs=chosen.logprobs, support=_support(chosen, index, plan, student), candidate=most
+        logprobs=chosen.logprobs,
+        support=_support(chosen, index, plan, student),
+        candidate=most,
+        choice=choice,
     )
 
 

@@ -75,6 +75,7 @@ def assemble(
         reward_advantages_BT=batch.spread([view.reward_advantage for view in views], fill=0.0),
         weights_BT=weights,
         version_gap_BT=batch.spread([view.version_gap for view in views], fill=0.0),
+        compared_logprobs_BT=compared_BT,
         support=_support(batch, now, views),
         statistics=context.statistics,
     )

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer.objectives.hint_choice import HintChoice
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnSupport:
@@ -33,13 +35,14 @@ class TurnSupport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taught:
-    """A teacher's view of one turn: log-probs [R] (NaN without a teacher), the support, and which
-    hint candidate taught most of it (-1 without a teacher).
+    """A teacher's view of one turn: log-probs [R] (NaN without a teacher), the support, which hint
+    candidate taught most of it (-1 without a teacher), and what was chosen where several could.
     """
 
     logprobs: Tensor
     support: TurnSupport | None
     candidate: int
+    choice: HintChoice | None = None
 
     @property
     def valid(self) -> bool:
@@ -82,3 +85,29 @@ class TurnView:
     after_tool: Tensor
     version_gap: Tensor
     support: TurnSupport | None
+    choice: HintChoice | None = None
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Whether a score of the teacher is not finite where its advantage acts."""
+        acts = self.opd_valid > 0
+        broken = ~torch.isfinite(self.teacher)
+        if self.support is not None:
+            empty = self.support.valid <= 0
+            broken = broken | ~(torch.isfinite(self.support.teacher) | empty).all(dim=-1)
+        return bool((acts & broken).any())
+
+
+def hint_choice_metrics(views: Sequence[TurnView]) -> dict[str, float]:
+    """Of turns whose tokens chose among hints: tokens shared with the chosen one's top-k, and the
+    number of the chosen one, as means over tokens (ALGORITHMS 3.5); empty without any.
+    """
+    choices = [view.choice for view in views if view.choice is not None]
+    if not choices:
+        return {}
+    overlap = torch.cat([one.overlap_T for one in choices]).double()
+    candidates = torch.cat([one.candidates_T for one in choices]).double()
+    return {
+        "opd/sel_overlap_at_k_star": overlap.mean().item(),
+        "opd/sel_k_star_mean": candidates.mean().item(),
+    }

@@ -29,6 +29,7 @@ from trainer.correction import Correction
 from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.objectives.batch import GlobalCounts
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
+from trainer.objectives.options import HindsightOpd
 from trainer.objectives.registry import expected_means
 from trainer.policy import Policy
 from trainer.reward_view import eligibility_metrics, reward_facts, reward_metrics
@@ -39,7 +40,7 @@ from trainer.teacher_models import EmaTeacher
 from trainer.token_batch import BatchContext, assemble
 from trainer.token_states import LogprobModel, TokenRequest
 from trainer.turn_scores import TurnScores, score_batches
-from trainer.turn_view import TurnSupport, TurnView
+from trainer.turn_view import TurnSupport, TurnView, hint_choice_metrics
 from trainer.update_report import STATISTIC_KEYS, UpdateReport, term_ratios
 
 
@@ -139,6 +140,9 @@ class Updater:
         started = time.perf_counter()
         lr = self._set_learning_rate(step)
         prepared = self.prepare(samples, version_gaps, sequences)
+        lost = frozenset(index for index, view in enumerate(prepared.views) if view.lacks_scores)
+        if lost:
+            return self._update_without(lost, samples, step, version_gaps)
         looked = time.perf_counter()
         skipped, changed, grad_norm = None, False, 0.0
         for _ in range(self.config.epochs_per_batch):
@@ -149,7 +153,8 @@ class Updater:
             changed = True
         self.optimizer.zero_grad(set_to_none=True)
         correction = self._correction.report(total.rows)
-        metrics = self._metrics(total, samples, prepared.batches) | correction.metrics
+        # The correction counts non-finite tokens too, but only among those that it compares.
+        metrics = correction.metrics | self._metrics(total, samples, prepared)
         metrics |= {
             "lr": lr,
             "grad_norm": grad_norm,
@@ -161,8 +166,32 @@ class Updater:
             skipped=None if changed else skipped,
             metrics=metrics,
             advantages=[total.advantages[index] for index in range(len(samples))],
+            untrained=dict.fromkeys(total.rejected_turns, DropReason.ROLLOUT_REJECTED),
             warnings=correction.warnings,
         )
+
+    def _update_without(
+        self,
+        lost: frozenset[int],
+        samples: Sequence[ReadySample],
+        step: int,
+        version_gaps: Sequence[int] | None,
+    ) -> UpdateReport:
+        """The step on all samples but those that the teacher here could not score; a sample is
+        dropped as a whole (ALGORITHMS 0.1).
+        """
+        kept = [index for index in range(len(samples)) if index not in lost]
+        if not kept:
+            nothing = [np.full(len(one.response_ids), np.nan, np.float32) for one in samples]
+            return UpdateReport(
+                skipped=DropReason.TEACHER_LOGPROBS_INVALID,
+                metrics={"guard/teacher_invalid_turns": float(len(lost))},
+                advantages=nothing,
+                untrained=dict.fromkeys(lost, DropReason.TEACHER_LOGPROBS_INVALID),
+            )
+        gaps = None if version_gaps is None else [version_gaps[index] for index in kept]
+        report = self.update([samples[index] for index in kept], step, version_gaps=gaps)
+        return report.among(kept, samples)
 
     @torch.no_grad()
     def prepare(
@@ -219,10 +248,21 @@ class Updater:
             for view, score in zip(views, scores, strict=True)
         ]
 
+    def rehearse(self, samples: Sequence[ReadySample]) -> BatchTotals:
+        """The whole path of an update without the step; it leaves no gradient behind, nor what it
+        found of the distillation term's.
+        """
+        try:
+            return self.accumulate(self.prepare(samples))
+        finally:
+            self._probed = False
+            self.optimizer.zero_grad(set_to_none=True)
+
     def accumulate(self, prepared: Prepared) -> BatchTotals:
         """Gradients of the whole batch, one micro-batch at a time."""
         self.optimizer.zero_grad(set_to_none=True)
-        total = BatchTotals()
+        statistics = batch_statistics(self.options, prepared.views, prepared.before)
+        total = BatchTotals(unnormalised=statistics.unnormalised)
         views, before = prepared.views, prepared.before
         planned = GlobalCounts(turns=0, sequences=0, tokens=0.0)
         for batch in prepared.batches:
@@ -232,7 +272,7 @@ class Updater:
             before=before,
             correction=self._correction,
             whole=self._correction.whole_batch(views, before),
-            statistics=batch_statistics(self.options, views, before),
+            statistics=statistics,
         )
         for batch, reference_BT in zip(prepared.batches, prepared.reference, strict=True):
             now = self.policy.token_logprobs(
@@ -289,14 +329,15 @@ class Updater:
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.config.grad_clip))
         if tokens == 0:
             # Every token was dropped: momentum alone would still move the weights.
-            return DropReason.NONFINITE_GRADIENT, norm
-        floor = self.config.noise_floor_factor * self.noise
-        # Not only below: without measured noise, advantages of exactly 0 teach nothing either.
-        if total.sums["adv_abs"] / tokens <= floor:
+            reason = DropReason.NONFINITE_GRADIENT if nonfinite else DropReason.ROLLOUT_REJECTED
+            return reason, norm
+        # Not only below: without measured noise, gaps of exactly 0 teach nothing either.
+        teaches = total.mean_gap > self.config.noise_floor_factor * self.noise
+        if not teaches and total.sums["reward_abs"] == 0:
             return DropReason.BELOW_NOISE, norm
         if not math.isfinite(norm):
             return DropReason.NONFINITE_GRADIENT, norm
-        if not self._probed:
+        if teaches and not self._probed:
             raise DistillationOffError(
                 "the distillation term has no gradient, yet its advantages are not noise: "
                 "no step can teach anything"
@@ -319,24 +360,30 @@ class Updater:
         return lr
 
     def _metrics(
-        self, total: BatchTotals, samples: Sequence[ReadySample], batches: Sequence[MicroBatch]
+        self, total: BatchTotals, samples: Sequence[ReadySample], prepared: Prepared
     ) -> dict[str, float]:
         tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
+        batches = prepared.batches
         taught = sum(has_teacher(sample, self.plan) for sample in samples)
         compared = reward_facts(samples)
         facts = eligibility_metrics(compared, self.options) | reward_metrics(compared, self.options)
+        if isinstance(self.options, HindsightOpd) and self.options.normalise:
+            facts["opd/unnormalised_tokens"] = total.unnormalised
         ratios = term_ratios(total.reduced, self.options, self.config.beta_kl)
         return (
             total.statistics()
             | facts
             | ratios
+            | hint_choice_metrics(prepared.views)
             | {
                 "opd/frac_opd_samples": taught / len(samples),
                 "opd/num_eligible_samples": float(total.num_taught_turns),
+                "opd/kd_coef": self.options.kd_coef,
                 "opd/frac_tokens_with_kd": total.sums["tokens_with_teacher"] / max(tokens, 1.0),
                 "guard/nonfinite_tokens": nonfinite,
                 "guard/rejected_tokens": total.rejected_tokens,
                 "guard/empty_batch": float(tokens == 0),
+                "guard/teacher_invalid_turns": 0.0,
                 "guard/modified_turns": float(sum(not comparable(sample) for sample in samples)),
                 "turns": float(len(samples)),
                 "tokens": tokens,

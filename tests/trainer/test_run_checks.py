@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import TrainerConfig
+from trainer.config import TrainerConfig, leaves_stale_uncorrected
 from trainer.defaults import resolve, single_machine
 from trainer.run_checks import run_warnings
 from trainer.run_config import ConfigError, load, save
@@ -35,6 +35,24 @@ REFUSED = [
     (["objective.surrogate='cispo'", "objective.dual_clip=3.0"], "unset it"),
     (["correction.rejections=[{statistic='token'}]"], "no threshold"),
     (["correction.veto_threshold=0.0"], "above 0"),
+    (["objective.name='supervised_opd'"], "set trainer.beta_kl = 0.0"),
+    (["objective.surrogate='unclipped'", "objective.clip_low=0.1"], "unset them"),
+    (["correction.importance_level='none'", "correction.batch_normalize=true"], "applies no"),
+    (["correction.importance_level='none'", "correction.importance_lower=0.5"], "applies no"),
+    (["correction.preset='seq_is'", "correction.importance_level='token'"], "choose one"),
+    (["objective.name='sparse_kl'", "objective.alpha=0.2"], "alpha has no meaning"),
+    (
+        [
+            "objective.name='sparse_kl'",
+            "objective.direction='policy_gradient'",
+            "objective.token_clip=1.0",
+        ],
+        "token_clip has no meaning",
+    ),
+    (
+        ["objective.name='side_samples'", "objective.clip=0.2", "objective.importance=false"],
+        "unset one",
+    ),
     (["correction.veto_threshold=-1.0"], "above 0"),
     (["correction.importance_lower=3.0"], "below importance_upper"),
     (["correction.preset='geo_r'"], "did you mean 'geo_rs'"),
@@ -60,7 +78,7 @@ def test_refused(tmp_path, overrides, words):
 
 def test_too_few_topk_scores_of_the_engine(tmp_path):
     values = single_machine("examples/tool_lab/model", tmp_path)
-    overrides = ["trainer.objective.name='forward_kl_topk'", "scoring.top_k=8"]
+    overrides = ["trainer.objective.name='forward_kl_topk'", "trainer.beta_kl=0", "scoring.top_k=8"]
     with pytest.raises(ConfigError, match=r"topk 32 exceeds scoring\.top_k 8"):
         resolve(values, None, overrides)
     config = resolve(values, None, [*overrides, "trainer.objective.topk=8"])
@@ -72,7 +90,8 @@ def test_too_few_topk_scores_of_the_engine(tmp_path):
     [
         ["correction.preset='seq_is_rs'", "correction.importance_upper=3.0"],
         ["correction.preset='geo_rs'"],
-        ["objective.name='self_distillation'", "teacher.kind='ema'"],
+        ["correction.preset='decoupled_token_icepop'", "correction.importance_upper=2.0"],
+        ["objective.name='self_distillation'", "teacher.kind='ema'", "beta_kl=0.0"],
         ["objective.surrogate='unclipped'", "correction.mode='bypass'"],
     ],
 )
@@ -89,10 +108,35 @@ def test_what_is_allowed_and_probably_not_meant_is_warned_of():
         return "\n".join(run_warnings(TrainerConfig.model_validate(values)))
 
     assert lines() == ""
-    assert "two" in lines(objective={"name": "supervised_opd"}) or "at once" in lines(
-        objective={"name": "supervised_opd"}
-    )
-    assert lines(objective={"name": "supervised_opd"}, beta_kl=0.02) == ""
     assert "uncorrected" in lines(correction={"importance_level": "none"})
     assert lines(correction={"importance_level": "none"}, max_staleness=0) == ""
     assert "direction" in lines(objective={"estimator": "k3"})
+
+
+def test_a_value_beside_a_preset_counts_also_where_it_is_the_default_elsewhere(tmp_path):
+    overrides = ["correction.preset='decoupled_token_icepop'"]
+    assert resolved(tmp_path, overrides).trainer.correction.settings().importance_upper == 5.0
+    given = resolved(tmp_path, [*overrides, "correction.importance_upper=2.0"])
+    assert given.trainer.correction.settings().importance_upper == 2.0
+
+
+def test_a_preset_takes_the_place_of_a_resolved_correction(tmp_path):
+    save(resolved(tmp_path, []), tmp_path / "config.toml")
+    again = load(tmp_path / "config.toml", ["trainer.correction.preset=geo_rs"])
+    assert again.trainer.correction.settings().importance_level is None
+
+
+def test_both_kls_are_there_where_somebody_names_the_second(tmp_path):
+    config = resolved(tmp_path, ["objective.name='supervised_opd'", "beta_kl=0.02"])
+    assert config.trainer.beta_kl == 0.02
+
+
+def test_stale_samples_without_correction_are_told_from_others():
+    def left(**values):
+        return leaves_stale_uncorrected(TrainerConfig.model_validate(values))
+
+    assert left(correction={"importance_level": "none"})
+    assert not left()
+    assert not left(correction={"mode": "bypass"})
+    assert not left(objective={"surrogate": "decoupled"}, correction={"importance_level": "none"})
+    assert not left(objective={"name": "supervised_opd"}, correction={"importance_level": "none"})

@@ -6,9 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from tests.trainer.test_update import largest_difference, weights
-from tests.trainer.test_update_objectives import CONFIGS, folder, make, teacher  # noqa: F401
+from tests.trainer.test_update_objectives import CONFIGS, folder, make, taught, teacher  # noqa: F401
 from tests.trainer.tiny import random_ids
 from trainer.errors import DistillationOffError
 from trainer.self_check import self_check
@@ -46,3 +47,14 @@ def test_a_student_of_another_position_is_noticed(folder, teacher, name):  # noq
     updater.loss_function = shifted
     with pytest.raises(DistillationOffError, match="own teacher"):
         self_check(updater, sequences(), 1e-4)
+
+
+@pytest.mark.parametrize("name", ["forward_kl", "sparse_kl", "topk_tail", "hindsight_opd"])
+def test_a_dead_distillation_term_is_noticed_after_the_check_too(folder, teacher, name):  # noqa: F811
+    """What the check finds of gradients is no answer to whether training has one."""
+    updater = make(folder, teacher, name)
+    self_check(updater, sequences(), 1e-4)
+    for parameter in updater.policy.trainable_parameters():
+        parameter.register_hook(torch.zeros_like)
+    with pytest.raises(DistillationOffError, match="no gradient"):
+        updater.update(taught(1), 0)

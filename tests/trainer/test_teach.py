@@ -179,6 +179,13 @@ def test_a_turn_without_hint_trains_on_its_reward_alone():
     assert not taught.valid
     assert bool(taught.logprobs.isnan().all())
     assert unteachable(silent, plan(HindsightOpd())) is DropReason.TEACHER_LOGPROBS_INVALID
+    neutral = dataclasses.replace(silent, reward=0.0)
+    assert unteachable(neutral, both) is DropReason.NEUTRAL_REWARD
+    assert unteachable(neutral, plan(HindsightOpd(opd_coef=0, reward_coef=1))) is (
+        DropReason.NEUTRAL_REWARD
+    )
+    compared = HindsightOpd(reward_coef=1.0, reward_baseline="step")
+    assert unteachable(neutral, plan(compared)) is None
     no_reward = dataclasses.replace(silent, reward=None)
     assert unteachable(no_reward, both) is DropReason.TEACHER_LOGPROBS_INVALID
 

@@ -85,6 +85,8 @@ ALLOWED = frozenset(
         DropReason.RESAMPLED,
         DropReason.STALE,
         DropReason.ROUTED_EXPERTS_MISSING,
+        DropReason.ROLLOUT_REJECTED,
+        DropReason.NEUTRAL_REWARD,
         DropReason.BELOW_NOISE,
         DropReason.NONFINITE_GRADIENT,
     }

@@ -7,7 +7,7 @@ for those named `sampled`, which are at each token's own sampling temperature.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -37,12 +37,14 @@ class Support:
 class BatchStatistics:
     """Figures of the whole batch that an objective asked for; NaN where it did not.
 
-    `gap_mean` and `gap_std` are of the teacher's advantage over the tokens where it acts (7.3),
+    `gap_mean` and `gap_std` are of the teacher's advantage over the tokens where it acts (7.3);
+    `unnormalised` counts those that were too few or too alike, and were left as they are.
     `clip_low` and `clip_high` the clip that M2PO's budget leaves.
     """
 
     gap_mean: float = float("nan")
     gap_std: float = float("nan")
+    unnormalised: float = float("nan")
     clip_low: float = float("nan")
     clip_high: float = float("nan")
 
@@ -59,6 +61,8 @@ class TokenBatch:
     cannot be compared. `teacher_logprobs_BT` is NaN and `opd_valid_BT` 0 for turns without a
     teacher. `advantages_BT` are those of rewards alone, `weights_BT` the detached weights of
     rollout correction, `version_gap_BT` the steps between sampling and training.
+    `compared_logprobs_BT` are what that correction compares with the rollout engine, at the
+    sampling temperature, where that is not `old_logprobs_sampled_BT`.
     """
 
     logprobs_BT: Tensor
@@ -75,6 +79,7 @@ class TokenBatch:
     reward_advantages_BT: Tensor
     weights_BT: Tensor
     version_gap_BT: Tensor
+    compared_logprobs_BT: Tensor | None = None
     support: Support | None = None
     statistics: BatchStatistics = NO_STATISTICS
 
@@ -83,13 +88,17 @@ class TokenBatch:
 class TokenTerms:
     """An objective's value per token [B, T] with gradient, and detached reports per token.
 
-    A report in `means` is averaged like the loss; `advantages_BT` are what the objective pushes
-    each token by (NaN where it has no such figure).
+    A report in `means` is averaged like the loss, of one in `ranges` the smallest and the largest
+    value are kept, over tokens with a teacher. `advantages_BT` are what the objective pushes each
+    token by; `gap_BT` is the teacher's log-prob of the sampled token less the student's, as they
+    are, and 0 without a teacher: what is compared with the noise between engines.
     """
 
     loss_BT: Tensor
     advantages_BT: Tensor
+    gap_BT: Tensor
     means: dict[str, Tensor]
+    ranges: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +162,7 @@ def select_finite(batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
     same = batch.logprobs_sampled_BT is batch.logprobs_BT
     same_old = batch.old_logprobs_sampled_BT is batch.old_logprobs_BT
     logprobs_BT, old_BT = select(batch.logprobs_BT), select(batch.old_logprobs_BT)
-    reference_BT = batch.reference_logprobs_BT
+    reference_BT, compared_BT = batch.reference_logprobs_BT, batch.compared_logprobs_BT
     clean = replace(
         batch,
         logprobs_BT=logprobs_BT,
@@ -169,6 +178,7 @@ def select_finite(batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
         reward_advantages_BT=select(batch.reward_advantages_BT),
         weights_BT=select(batch.weights_BT),
         version_gap_BT=select(batch.version_gap_BT),
+        compared_logprobs_BT=None if compared_BT is None else select(compared_BT),
         support=None if support is None else _select_support(support, finite_BT),
     )
     return clean, (mask_BT & ~finite_BT).sum()

@@ -7,13 +7,17 @@ in the modules named beside each.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
 from trainer.objectives.advantage import distillation_advantage
 from trainer.objectives.batch import Support, TokenBatch, TokenTerms
 from trainer.objectives.forward_kl import forward_kl_topk
-from trainer.objectives.kl import kl_estimate
+from trainer.objectives.kl import k3_clamped, kl_estimate
+from trainer.objectives.kl_names import canonical_kl_name
 from trainer.objectives.options import (
     ForwardKlTopk,
     OverlapTopk,
@@ -33,7 +37,13 @@ from trainer.objectives.tail_kl import topk_tail_reverse_kl
 def supervised_terms(batch: TokenBatch, options: SupervisedOpd) -> TokenTerms:
     """The estimator of KL(student || teacher) on the sampled token (ALGORITHMS 2.1, 2.4)."""
     value_BT = kl_estimate(options.estimator, batch.logprobs_BT, batch.teacher_logprobs_BT)
-    return _terms(batch, _clamp(value_BT, options.loss_max_clamp), {"opd/abs_loss": value_BT.abs()})
+    means = {"opd/abs_loss": value_BT.abs()}
+    if canonical_kl_name(options.estimator)[0] == "k3":
+        means["opd/k3_clamped_frac"] = k3_clamped(
+            batch.logprobs_BT.detach(), batch.teacher_logprobs_BT
+        )
+    ranges = {"opd/loss": value_BT}
+    return _terms(batch, _clamp(value_BT, options.loss_max_clamp), means, ranges)
 
 
 def forward_kl_terms(batch: TokenBatch, options: ForwardKlTopk) -> TokenTerms:
@@ -51,8 +61,15 @@ def forward_kl_terms(batch: TokenBatch, options: ForwardKlTopk) -> TokenTerms:
     if result.overlap_count is not None and result.overlap_token_advantage is not None:
         size = support.ids_BTK.shape[-1]
         means["opd/overlap_ratio"] = result.overlap_count.to(batch.mask_BT.dtype) / size
+        # The batch divides the second by the third: a mean over tokens that share something.
         means["opd/overlap_token_advantage"] = result.overlap_token_advantage
-    return _terms(batch, _clamp(result.loss, options.loss_max_clamp), means)
+        means["opd/overlapping_frac"] = (result.overlap_count > 0).to(batch.mask_BT.dtype)
+    ranges = {
+        "opd/loss": result.loss,
+        "opd/student_mass": result.student_mass,
+        "opd/teacher_mass": result.teacher_mass,
+    }
+    return _terms(batch, _clamp(result.loss, options.loss_max_clamp), means, ranges)
 
 
 def tail_kl_terms(batch: TokenBatch, options: TopkTailReverseKl) -> TokenTerms:
@@ -63,7 +80,8 @@ def tail_kl_terms(batch: TokenBatch, options: TopkTailReverseKl) -> TokenTerms:
         "opd/student_tail": result.student_tail.exp(),
         "opd/teacher_tail": result.teacher_tail.exp(),
     }
-    return _terms(batch, _clamp(result.kl, options.loss_max_clamp), means)
+    ranges = {"opd/loss": result.kl}
+    return _terms(batch, _clamp(result.kl, options.loss_max_clamp), means, ranges)
 
 
 def self_distillation_terms(batch: TokenBatch, options: SelfDistillation) -> TokenTerms:
@@ -156,14 +174,21 @@ def _subset_reports(result: OverlapTerms) -> dict[str, Tensor]:
     }
 
 
-def _terms(batch: TokenBatch, loss_BT: Tensor, means: dict[str, Tensor]) -> TokenTerms:
+def _terms(
+    batch: TokenBatch,
+    loss_BT: Tensor,
+    means: dict[str, Tensor],
+    ranges: Mapping[str, Tensor] = MappingProxyType({}),
+) -> TokenTerms:
     """Values where a teacher has its say. The gap of the sampled token stands for the advantage."""
     valid_BT = batch.opd_valid_BT
     gap_BT = distillation_advantage(batch.teacher_logprobs_BT, batch.old_logprobs_BT) * valid_BT
     return TokenTerms(
         loss_BT=torch.where(valid_BT > 0, loss_BT, torch.zeros_like(loss_BT)) * valid_BT,
         advantages_BT=gap_BT,
+        gap_BT=gap_BT,
         means={name: value.detach() * valid_BT for name, value in means.items()},
+        ranges={name: value.detach() for name, value in ranges.items()},
     )
 
 

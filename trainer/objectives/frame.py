@@ -22,7 +22,7 @@ from trainer.objectives.batch import GlobalCounts, TokenBatch, TokenTerms, selec
 from trainer.objectives.kl import LOG_RATIO_LIMIT, k3_clamped, kl_estimate
 from trainer.objectives.kl_names import validate_kl_loss_name
 from trainer.objectives.kl_ratio import kl_with_ratio
-from trainer.objectives.options import ObjectiveOptions
+from trainer.objectives.options import HindsightOpd, ObjectiveOptions, OverlapTopk
 from trainer.objectives.ppo import ppo_clip
 from trainer.objectives.registry import objective_terms
 from trainer.objectives.truncated_is import comparable_ratio
@@ -59,8 +59,9 @@ class ObjectiveResult:
     """`loss` carries the gradient. The rest is detached, but for `distillation_loss`.
 
     `reduced` are values under R, additive over micro-batches; `token_sums` are sums over tokens and
-    `token_max` maxima, from which the batch's statistics are made. `distillation_loss` is the
-    objective's own term. `mask_BT` is the mask after non-finite tokens were taken out.
+    `token_max` maxima, from which the batch's statistics are made; `token_ranges` are (smallest,
+    largest) over tokens with a teacher, without any none. `distillation_loss` is the objective's
+    own term. `mask_BT` is the mask after non-finite tokens were taken out.
     """
 
     loss: Tensor
@@ -68,6 +69,7 @@ class ObjectiveResult:
     reduced: dict[str, Tensor]
     token_sums: dict[str, Tensor]
     token_max: dict[str, Tensor]
+    token_ranges: dict[str, tuple[Tensor, Tensor]]
     advantages_BT: Tensor
     mask_BT: Tensor
     counts: GlobalCounts
@@ -98,13 +100,12 @@ def objective_loss(
     reduced = {name: weighted_sum(values, weights_BT) for name, values in terms.means.items()}
     reduced |= {"opd/kl_loss": distillation, "entropy_loss": entropy}
     loss = distillation
-    reward_coef = 0.0 if options.is_policy_gradient else getattr(options, "reward_coef", 0.0)
-    if reward_coef > 0:
+    if options.reward_coef > 0 and not options.is_policy_gradient:
         reward_loss = weighted_sum(_reward_terms(clean, settings), weights_BT)
-        loss = loss + reward_coef * reward_loss
+        loss = loss + options.reward_coef * reward_loss
         reduced["reward_pg_loss"] = reward_loss
     if clean.reference_logprobs_BT is not None:
-        kl_loss = weighted_sum(_reference_kl(clean, settings), weights_BT)
+        kl_loss = weighted_sum(_reference_kl(clean, options, settings), weights_BT)
         clamped_BT = k3_clamped(clean.logprobs_BT.detach(), clean.reference_logprobs_BT)
         reduced |= {"kl_loss": kl_loss, "kl/clamped_frac": weighted_sum(clamped_BT, weights_BT)}
         if settings.beta_kl > 0:
@@ -112,13 +113,14 @@ def objective_loss(
     if settings.beta_entropy != 0:
         loss = loss - settings.beta_entropy * entropy
     reduced |= {"loss": loss} | _rollout_reports(clean, weights_BT)
-    sums, maxima = _token_reports(clean, terms)
+    sums, maxima = _token_reports(clean, terms, options)
     return ObjectiveResult(
         loss=loss,
         distillation_loss=distillation,
         reduced={name: value.detach() for name, value in reduced.items()},
         token_sums=sums | {"nonfinite": num_nonfinite},
         token_max=maxima,
+        token_ranges=_ranges(clean, terms),
         advantages_BT=terms.advantages_BT,
         mask_BT=clean.mask_BT,
         counts=own,
@@ -152,19 +154,20 @@ def _reward_terms(clean: TokenBatch, settings: LossSettings) -> Tensor:
     ).loss
 
 
-def _reference_kl(clean: TokenBatch, settings: LossSettings) -> Tensor:
+def _reference_kl(clean: TokenBatch, options: ObjectiveOptions, settings: LossSettings) -> Tensor:
     """The KL to the frozen start per token at temperature 1, with a ratio of its own, at the
-    sample's, where one is asked for.
+    sample's, where one is asked for; its clip is the objective's, if that has one.
     """
     assert clean.reference_logprobs_BT is not None
     if settings.kl_ratio == "clipped":
         kl_BT = kl_estimate(settings.kl_type, clean.logprobs_BT, clean.reference_logprobs_BT)
+        own = options if isinstance(options, HindsightOpd | OverlapTopk) else None
         return kl_with_ratio(
             kl_BT,
             clean.logprobs_sampled_BT,
             clean.old_logprobs_sampled_BT,
-            clip_low=settings.reward_clip_low,
-            clip_high=settings.reward_clip_high,
+            clip_low=settings.reward_clip_low if own is None else own.clip_low,
+            clip_high=settings.reward_clip_high if own is None else own.clip_high,
         )
     ratio_BT = None
     if settings.kl_ratio == "unbiased":
@@ -177,9 +180,12 @@ def _reference_kl(clean: TokenBatch, settings: LossSettings) -> Tensor:
 def _rollout_reports(clean: TokenBatch, weights_BT: Tensor) -> dict[str, Tensor]:
     """Trainer against rollout engine, under R: the gap, and the weights that answer it (6.1)."""
     comparable_BT = torch.isfinite(clean.rollout_logprobs_BT)
-    gap_BT = (clean.old_logprobs_sampled_BT - clean.rollout_logprobs_BT).abs()
+    trainer_BT = clean.compared_logprobs_BT
+    if trainer_BT is None:
+        trainer_BT = clean.old_logprobs_sampled_BT
+    gap_BT = (trainer_BT - clean.rollout_logprobs_BT).abs()
     gap_BT = torch.where(comparable_BT, gap_BT, torch.zeros_like(gap_BT))
-    ratio_BT = comparable_ratio(clean.old_logprobs_sampled_BT, clean.rollout_logprobs_BT)
+    ratio_BT = comparable_ratio(trainer_BT, clean.rollout_logprobs_BT)
     acted_BT = (clean.weights_BT - ratio_BT).abs() > WEIGHT_TOLERANCE
     return {
         "tis": weighted_sum(clean.weights_BT, weights_BT),
@@ -193,19 +199,21 @@ def _rollout_reports(clean: TokenBatch, weights_BT: Tensor) -> dict[str, Tensor]
 
 @torch.no_grad()
 def _token_reports(
-    clean: TokenBatch, terms: TokenTerms
+    clean: TokenBatch, terms: TokenTerms, options: ObjectiveOptions
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Sums in float64 over policy tokens, and maxima (0 for an empty mask)."""
     used_BT = clean.mask_BT > 0
     advantages = terms.advantages_BT[used_BT].double()
+    rewards = clean.reward_advantages_BT[used_BT].double()
     log_ratios = (clean.logprobs_sampled_BT - clean.old_logprobs_sampled_BT)[used_BT].double()
     sums = {
         "tokens": clean.mask_BT.double().sum(),
         "tokens_with_teacher": (clean.opd_valid_BT * clean.mask_BT).double().sum(),
         "adv": advantages.sum(),
         "adv_squared": advantages.square().sum(),
-        "adv_abs": advantages.abs().sum(),
         "adv_positive": (advantages > 0).double().sum(),
+        "gap_abs": terms.gap_BT[used_BT].double().abs().sum(),
+        "reward_abs": options.reward_coef * rewards.abs().sum(),
     }
     zero = advantages.new_zeros(())
     maxima = {
@@ -213,3 +221,12 @@ def _token_reports(
         "ratio_max": log_ratios.clamp(-20.0, 20.0).exp().max() if advantages.numel() else zero,
     }
     return sums, maxima
+
+
+@torch.no_grad()
+def _ranges(clean: TokenBatch, terms: TokenTerms) -> dict[str, tuple[Tensor, Tensor]]:
+    """Smallest and largest value over the policy tokens that have a teacher."""
+    taught_BT = (clean.mask_BT > 0) & (clean.opd_valid_BT > 0)
+    if not bool(taught_BT.any()):
+        return {}
+    return {name: values[taught_BT].aminmax() for name, values in terms.ranges.items()}

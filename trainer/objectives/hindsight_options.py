@@ -38,6 +38,8 @@ class HindsightOpd(Options):
     """What is negated into the advantage; k1 is the gap itself. abs and k3 lose its sign and are
     warned of, k2 and top-k divergences are refused (ALGORITHMS 2.4, 7.1).
     """
+    loss_max_clamp: PositiveFloat | None = None
+    """Clamp of what is negated into the advantage, from both sides; none means off."""
     opd_coef: float = Field(default=1.0, ge=0)
     """Weight of the teacher's gap; 0 leaves rewards alone (binary RL)."""
     reward_coef: float = Field(default=0.0, ge=0)
@@ -74,16 +76,24 @@ class HindsightOpd(Options):
     """M2PO: mean squared log-ratio that tokens may keep."""
 
     @property
-    def needs(self) -> frozenset[Need]:
-        """A teacher unless its coefficient is 0, rewards if theirs is not."""
-        teacher: frozenset[Need] = frozenset({"teacher_scalar"} if self.opd_coef > 0 else ())
-        reward: frozenset[Need] = frozenset({"reward"} if self.reward_coef > 0 else ())
-        return teacher | reward
+    def teacher_needs(self) -> frozenset[Need]:
+        """A teacher's log-probs of the sampled tokens, unless its coefficient is 0."""
+        return frozenset({"teacher_scalar"} if self.opd_coef > 0 else ())
+
+    @property
+    def kd_coef(self) -> float:
+        """`opd_coef`."""
+        return self.opd_coef
 
     @property
     def is_policy_gradient(self) -> bool:
         """Always."""
         return True
+
+    @property
+    def compares_rewards(self) -> bool:
+        """With other turns, or with the response's length."""
+        return self.reward_baseline != "none" or self.length_penalty != "none"
 
     @property
     def needs_batch_statistics(self) -> bool:
@@ -103,10 +113,16 @@ class HindsightOpd(Options):
             raise ValueError(f"dual_clip has no meaning with surrogate {self.surrogate}; unset it")
         if self.reward_baseline != "none" and self.reward_coef == 0:
             raise ValueError("reward_baseline needs reward_coef above 0")
+        if self.surrogate in ("unclipped", "pure_is", "m2po") and self._moved_clips():
+            raise ValueError(f"surrogate {self.surrogate} takes no clip_low, clip_high; unset them")
         if not self.divide_by_std and self.reward_baseline == "none":
             raise ValueError("divide_by_std acts on a reward_baseline only; set that too")
         self._check_length()
         return self
+
+    def _moved_clips(self) -> bool:
+        fields = type(self).model_fields
+        return any(getattr(self, key) != fields[key].default for key in ("clip_low", "clip_high"))
 
     def _check_length(self) -> None:
         if self.length_penalty != "none" and self.reward_coef == 0:

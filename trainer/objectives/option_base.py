@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 Need: TypeAlias = Literal["teacher_scalar", "teacher_topk", "teacher_in_trainer", "reward"]
 SupportKind: TypeAlias = Literal["none", "student", "teacher", "overlap", "samples"]
@@ -16,10 +16,24 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    reward_coef: float = Field(default=0.0, ge=0)
+    """Weight of a PPO term on rewards beside it; above 0 the run needs `judge.reward`."""
+
     @property
     def needs(self) -> frozenset[Need]:
-        """What the run must provide."""
+        """What the run must provide: the teacher's part, and rewards if they are weighted."""
+        rewards: frozenset[Need] = frozenset({"reward"} if self.reward_coef > 0 else ())
+        return self.teacher_needs | rewards
+
+    @property
+    def teacher_needs(self) -> frozenset[Need]:
+        """What the teacher must give: its log-probs of the sampled tokens."""
         return SCALAR
+
+    @property
+    def kd_coef(self) -> float:
+        """What the teacher's part of the loss is multiplied by."""
+        return 1.0
 
     @property
     def support(self) -> SupportKind:
@@ -34,6 +48,11 @@ class Options(BaseModel):
     @property
     def is_policy_gradient(self) -> bool:
         """Whether the loss is a ratio times a detached advantage of the sampled token."""
+        return False
+
+    @property
+    def compares_rewards(self) -> bool:
+        """Whether a reward's advantage depends on more than the reward, so that 0 can teach."""
         return False
 
     @property

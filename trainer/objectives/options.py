@@ -13,7 +13,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from trainer.objectives.hindsight_options import HindsightOpd
 from trainer.objectives.kl_names import validate_kl_loss_name
-from trainer.objectives.option_base import SCALAR, Need, Options, SupportKind
+from trainer.objectives.option_base import Need, Options, SupportKind
+
+DEFAULT_SKEW = 0.5
 
 
 class SupervisedOpd(Options):
@@ -24,14 +26,6 @@ class SupervisedOpd(Options):
     """abs, k2 (mse), k3 (low_var_kl), each also with +; k1 alone is refused."""
     loss_max_clamp: PositiveFloat | None = None
     """Clamp of the estimator's value, from both sides; none means off."""
-    reward_coef: float = Field(default=0.0, ge=0)
-    """Weight of a PPO term on rewards beside it; above 0 the run needs `judge.reward`."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """The teacher's log-probs of the sampled tokens, rewards if weighted."""
-        reward: frozenset[Need] = frozenset({"reward"} if self.reward_coef > 0 else ())
-        return reward | SCALAR
 
     @model_validator(mode="after")
     def _check(self) -> SupervisedOpd:
@@ -51,7 +45,7 @@ class ForwardKlTopk(Options):
     """Clamp of a token's loss; none means off."""
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def teacher_needs(self) -> frozenset[Need]:
         """The teacher's top-k."""
         return frozenset({"teacher_scalar", "teacher_topk"})
 
@@ -102,7 +96,7 @@ class SelfDistillation(Options):
     """Cap of the importance weight of the sampled token; none means no weight."""
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def teacher_needs(self) -> frozenset[Need]:
         """By whose support it is."""
         return _support_needs(self.support_of)
 
@@ -137,19 +131,21 @@ class OverlapTopk(Options):
     """Clip of the ratio above 1."""
     opd_coef: PositiveFloat = 1.0
     """Weight of the distillation term."""
-    reward_coef: float = Field(default=0.0, ge=0)
-    """Weight of a PPO term on rewards beside it; above 0 the run needs `judge.reward`."""
 
     @property
-    def needs(self) -> frozenset[Need]:
-        """Teacher scores on the student's own tokens, rewards if weighted."""
-        reward: frozenset[Need] = frozenset({"reward"} if self.reward_coef else ())
-        return reward | _support_needs("student")
+    def teacher_needs(self) -> frozenset[Need]:
+        """Teacher scores on the student's own tokens."""
+        return _support_needs("student")
 
     @property
     def support(self) -> SupportKind:
         """`subset`."""
         return self.subset
+
+    @property
+    def kd_coef(self) -> float:
+        """`opd_coef`."""
+        return self.opd_coef
 
     @property
     def chooses_hints(self) -> bool:
@@ -175,8 +171,14 @@ class SideSamples(Options):
     importance: bool = True
     """False sets every ratio to 1: the ablation without correction."""
 
+    @model_validator(mode="after")
+    def _check(self) -> SideSamples:
+        if self.clip is not None and not self.importance:
+            raise ValueError("clip bounds a ratio that importance = false sets to 1; unset one")
+        return self
+
     @property
-    def needs(self) -> frozenset[Need]:
+    def teacher_needs(self) -> frozenset[Need]:
         """A teacher that scores tokens which no agent saw."""
         return frozenset({"teacher_scalar", "teacher_in_trainer"})
 
@@ -197,7 +199,7 @@ class SparseKl(Options):
     name: Literal["sparse_kl"]
     direction: Literal["reverse", "forward", "skewed", "policy_gradient"] = "reverse"
     """Which KL; `policy_gradient` is the clipped form with softmax weights."""
-    alpha: float = Field(default=0.5, ge=0, le=1)
+    alpha: float = Field(default=DEFAULT_SKEW, ge=0, le=1)
     """Share of the forward KL in `skewed`."""
     topk: PositiveInt = 16
     """Tokens of the cache per position."""
@@ -206,8 +208,16 @@ class SparseKl(Options):
     token_clip: PositiveFloat | None = None
     """Clamp of an element of the sum from above; none means off."""
 
+    @model_validator(mode="after")
+    def _check(self) -> SparseKl:
+        if self.direction != "skewed" and self.alpha != DEFAULT_SKEW:
+            raise ValueError(f"alpha has no meaning in direction {self.direction}; unset it")
+        if self.direction == "policy_gradient" and self.token_clip is not None:
+            raise ValueError("token_clip has no meaning in direction policy_gradient; unset it")
+        return self
+
     @property
-    def needs(self) -> frozenset[Need]:
+    def teacher_needs(self) -> frozenset[Need]:
         """By whose support it is."""
         return _support_needs(self.support_of)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trainer.objectives.advantage import distillation_advantage
 from trainer.objectives.batch import TokenBatch, TokenTerms
 from trainer.objectives.cispo import cispo
 from trainer.objectives.combined import combined_advantages
@@ -49,30 +50,47 @@ def policy_gradient_terms(batch: TokenBatch, options: HindsightOpd) -> TokenTerm
         loss_BT = loss_BT * kept.keep_BT
         means["opsm_clipfrac"] = kept.share_BT
     means["pg_loss"] = loss_BT.detach()
-    return TokenTerms(loss_BT=loss_BT, advantages_BT=advantages_BT, means=means)
+    gap_BT = _gap(batch, options)
+    return TokenTerms(loss_BT=loss_BT, advantages_BT=advantages_BT, gap_BT=gap_BT, means=means)
 
 
 @torch.no_grad()
 def advantages(batch: TokenBatch, options: HindsightOpd) -> Tensor:
     """A [B, T], detached."""
-    is_old = options.advantage_reference == "old"
-    base_BT = batch.old_logprobs_BT if is_old else batch.logprobs_BT.detach()
-    teacher_BT = batch.teacher_logprobs_BT
-    if options.estimator not in ("k1", "kl"):
-        # A = -D, put where the sum below takes a gap from.
-        teacher_BT = base_BT - kl_estimate(options.estimator, base_BT, teacher_BT)
+    taught_BT = teacher_advantages(batch.teacher_logprobs_BT, _base(batch, options), options)
     if options.normalise:
-        # The standardised gap, put back where the sum below takes it from.
-        mean, std = batch.statistics.gap_mean, batch.statistics.gap_std
-        teacher_BT = base_BT + (teacher_BT - base_BT - mean) / std
+        taught_BT = (taught_BT - batch.statistics.gap_mean) / batch.statistics.gap_std
     return combined_advantages(
-        teacher_BT,
-        base_BT,
+        taught_BT,
+        torch.zeros_like(taught_BT),
         batch.reward_advantages_BT,
         batch.opd_valid_BT,
         batch.mask_BT,
         opd_coef=options.opd_coef,
         reward_coef=options.reward_coef,
+    )
+
+
+@torch.no_grad()
+def teacher_advantages(
+    teacher_logprobs: Tensor, student_logprobs: Tensor, options: HindsightOpd
+) -> Tensor:
+    """-D of each token [...], clamped where `options` say so (ALGORITHMS 2.4): the gap for k1."""
+    advantages = -kl_estimate(options.estimator, student_logprobs, teacher_logprobs)
+    limit = options.loss_max_clamp
+    return advantages if limit is None else advantages.clamp(-limit, limit)
+
+
+def _base(batch: TokenBatch, options: HindsightOpd) -> Tensor:
+    """The student in the advantage [B, T], detached."""
+    is_old = options.advantage_reference == "old"
+    return batch.old_logprobs_BT if is_old else batch.logprobs_BT.detach()
+
+
+def _gap(batch: TokenBatch, options: HindsightOpd) -> Tensor:
+    """Teacher less student on the sampled tokens [B, T], without coefficient or normalisation."""
+    return distillation_advantage(batch.teacher_logprobs_BT, _base(batch, options)) * (
+        batch.opd_valid_BT > 0
     )
 
 

@@ -62,13 +62,15 @@ def check_policy_loss_mode(mode: str, known: Sequence[str] = POLICY_LOSS_MODES) 
 def check_kl_terms(
     *, teacher_kl_is_loss: bool, reference_kl_coef: float, both_explicit: bool = False
 ) -> str | None:
-    """Warn if a KL to the teacher and one to the reference act at once and nobody asked for both.
+    """What to set where a KL to the teacher and one to the start act at once by accident: nobody
+    asked for both. None where that is not so (ALGORITHMS 2.4).
 
-    `both_explicit`: the configuration names both coefficients.
+    `both_explicit`: the configuration names the second one's coefficient.
     """
     if teacher_kl_is_loss and reference_kl_coef > 0 and not both_explicit:
         return (
-            f"a KL to the teacher and one to the reference (coefficient {reference_kl_coef:g}) act "
-            "at once and pull apart; set the reference's coefficient to 0, or name both"
+            "the objective is a KL to the teacher, and beta_kl, which is not set, would add one to "
+            f"the start (its default is {reference_kl_coef:g}): set trainer.beta_kl = 0.0, or the "
+            "weight that it shall have"
         )
     return None

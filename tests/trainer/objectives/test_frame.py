@@ -78,6 +78,15 @@ def test_a_kl_over_epochs_has_a_ratio_of_its_own(kind, factors):
     assert float(result.reduced["kl_loss"]) == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_kls_clip_is_the_objectives():
+    settings = LossSettings(beta_kl=1.0, kl_type="k2", kl_ratio="clipped")
+    narrow = HindsightOpd(clip_low=0.1, clip_high=0.1)
+    result = objective_loss(worked_batch(), narrow, settings)
+    # The smaller of both: a ratio below the clip stands.
+    expected = (1.1 * 0.02 + 0.740818 * 0.005) / 2
+    assert float(result.reduced["kl_loss"]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_rewards_beside_a_divergence_are_a_ppo_term():
     batch = random_batch(1)
     with_rewards, without = OBJECTIVES["overlap_with_rewards"], OBJECTIVES["overlap_topk"]
