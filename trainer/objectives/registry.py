@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.objectives import divergence_terms as divergences
 from trainer.objectives.batch import TokenBatch, TokenTerms
-from trainer.objectives.options import HindsightOpd, ObjectiveOptions
+from trainer.objectives.options import HindsightOpd, ObjectiveOptions, SparseKl
 from trainer.objectives.policy_gradient import POLICY_GRADIENT_MEANS, policy_gradient_terms
 
 _TERMS: Mapping[str, Callable[[TokenBatch, Any], TokenTerms]] = {
@@ -31,7 +31,7 @@ _MEANS: Mapping[str, frozenset[str]] = {
     "self_distillation": frozenset({"opd/divergence"}),
     "overlap_topk": frozenset({"opd/clipfrac", "opd/subset_size", "opd/absdiff"}),
     "side_samples": frozenset({"opd/side_ratio", "opd/side_ratio_max", "opd/side_advantage"}),
-    "sparse_kl": frozenset(),
+    "sparse_kl": frozenset({"opd/student_mass", "opd/teacher_mass", "opd/token_clipfrac"}),
 }
 
 
@@ -44,4 +44,6 @@ def expected_means(options: ObjectiveOptions) -> frozenset[str]:
     """Metrics under the reduction that this objective always reports."""
     if isinstance(options, HindsightOpd):
         return POLICY_GRADIENT_MEANS
+    if isinstance(options, SparseKl) and options.direction == "policy_gradient":
+        return _MEANS["overlap_topk"]
     return _MEANS[options.name]
