@@ -31,6 +31,22 @@ def test_module_imports_without_heavy_libraries(module: str) -> None:
     assert not loaded & HEAVY
 
 
+@pytest.mark.parametrize("package", ["trainer.objectives", "trainer.rewards"])
+def test_the_functions_need_nothing_else_of_the_project(package: str) -> None:
+    """Every module of the pure functions, imported in one process, brings torch and pydantic."""
+    folder = ROOT.joinpath(*package.split("."))
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted(folder.rglob("*.py"))
+        if path.stem != "__init__"
+    ]
+    assert len(names) > 5
+    loaded = _python("-c", f"import sys, {', '.join(names)}; print(' '.join(sys.modules))").split()
+    own = {name for name in loaded if name.split(".")[0] in PACKAGES} - {"trainer"}
+    allowed = ("trainer.objectives", "trainer.rewards")
+    assert {name for name in own if not name.startswith(allowed)} == set()
+
+
 def test_a_wheel_has_every_package() -> None:
     found = {
         ".".join(path.parent.relative_to(ROOT).parts)
