@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 import torch
 
+from tests.trainer.objectives.every_objective import random_batch
 from trainer.objectives.aggregate import token_weights, weighted_sum
 from trainer.objectives.distillation_modes import (
     DistillationSettings,
@@ -11,6 +12,8 @@ from trainer.objectives.distillation_modes import (
     estimator_divergence,
     total_loss,
 )
+from trainer.objectives.options import HindsightOpd, ObjectiveOptions, SupervisedOpd
+from trainer.objectives.registry import objective_terms
 
 NAN = float("nan")
 K1 = DistillationSettings(loss_mode="k1", use_policy_gradient=True)
@@ -111,3 +114,54 @@ def test_an_empty_mask_gives_a_differentiable_zero_and_missing_extremes():
     assert not gradient.any()
     assert metrics["loss_min"].isnan()
     assert metrics["abs_loss"].isnan()
+
+
+def by_name(estimator: str, limit: float | None, use_policy_gradient: bool) -> ObjectiveOptions:
+    """The same mode as a configuration selects it."""
+    if not use_policy_gradient:
+        return SupervisedOpd(name="supervised_opd", estimator=estimator, loss_max_clamp=limit)
+    return HindsightOpd(
+        estimator=estimator,
+        loss_max_clamp=limit,
+        advantage_reference="current",
+        clip_low=0.2,
+        clip_high=0.2,
+        dual_clip=3.0,
+    )
+
+
+@pytest.mark.parametrize("limit", [None, 0.1])
+@pytest.mark.parametrize(
+    ("estimator", "use_policy_gradient"),
+    [(name, False) for name in ("abs", "k2", "k3", "k1+", "k3+")]
+    + [(name, True) for name in ("k1", "abs", "k3")],
+)
+def test_the_selected_objective_is_this_mode(estimator, use_policy_gradient, limit):
+    """What golden vectors say of these modes they say of the objectives that a run trains with."""
+    batch = random_batch(3)
+    logprobs = batch.logprobs_BT.clone().requires_grad_()
+    taught = torch.ones_like(batch.mask_BT)
+    batch = dataclasses.replace(
+        batch,
+        logprobs_BT=logprobs,
+        logprobs_sampled_BT=logprobs,
+        old_logprobs_sampled_BT=batch.old_logprobs_BT,
+        opd_valid_BT=taught,
+        weights_BT=taught,
+    )
+    settings = DistillationSettings(
+        loss_mode=estimator, use_policy_gradient=use_policy_gradient, loss_max_clamp=limit
+    )
+    wanted = distillation_terms(
+        estimator_divergence(estimator, logprobs, batch.teacher_logprobs_BT, batch.mask_BT),
+        logprobs,
+        batch.old_logprobs_BT,
+        batch.mask_BT,
+        settings,
+    ).loss
+    found = objective_terms(batch, by_name(estimator, limit, use_policy_gradient)).loss_BT
+    found = found * batch.mask_BT
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    (one,) = torch.autograd.grad(wanted.sum(), logprobs, retain_graph=True)
+    (other,) = torch.autograd.grad(found.sum(), logprobs)
+    torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
