@@ -235,7 +235,7 @@ def _settings(folder: Path, config: StoreConfig, turns: int, first_version: int)
         max_staleness=10**6,
         lease_ttl_s=3600.0,
         first_version=first_version,
-        needs=SampleNeeds(teacher=True, reward=False, top_k=0),
+        needs=SampleNeeds(teacher=True, reward=False, compared=False, top_k=0),
         min_rows=8,
         save_folder=folder,
         is_async_save=False,

@@ -22,16 +22,18 @@ class SampleNeeds(BaseModel):
     """The teacher's log-probs of the response."""
     reward: bool
     """The reward acts: it can stand in for the teacher, or is all there is."""
+    compared: bool
+    """A reward's advantage depends on more than the reward, so that 0 can teach."""
     top_k: int = Field(ge=0)
     """The teacher's most probable tokens at each position."""
 
     def lacking(self, sample: ReadySample) -> DropReason | None:
         """Why a sample cannot train; None if it can."""
-        if not self.teacher:
-            return None if sample.reward is not None else DropReason.NO_HINT
-        if not np.isfinite(sample.teacher_logprobs).all():
-            rewarded = self.reward and sample.reward is not None
-            return None if rewarded else DropReason.TEACHER_LOGPROBS_INVALID
+        if not self.teacher or not np.isfinite(sample.teacher_logprobs).all():
+            if not self.reward or sample.reward is None:
+                return DropReason.TEACHER_LOGPROBS_INVALID if self.teacher else DropReason.NO_HINT
+            is_neutral = sample.reward == 0 and not self.compared
+            return DropReason.NEUTRAL_REWARD if is_neutral else None
         ids = sample.teachings[0].topk_ids if sample.teachings else None
         if self.top_k > 0 and (ids is None or ids.shape[-1] < self.top_k):
             return DropReason.TEACHER_LOGPROBS_INVALID

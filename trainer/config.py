@@ -75,7 +75,8 @@ class RejectionConfig(BaseModel):
     """Smallest ratio that stays; unset is 1/upper. For k1 alone."""
 
 
-_BESIDE_PRESET = frozenset({"importance_upper", "importance_lower", "veto_threshold"})
+BESIDE_PRESET = frozenset({"importance_upper", "importance_lower", "veto_threshold"})
+"""What may be set together with a preset of rollout correction."""
 
 
 class CorrectionConfig(BaseModel):
@@ -132,7 +133,7 @@ class CorrectionConfig(BaseModel):
         )
 
     def _preset_settings(self, name: str) -> RolloutCorrectionSettings:
-        others = self.model_fields_set - _BESIDE_PRESET - {"preset"}
+        others = self.model_fields_set - BESIDE_PRESET - {"preset"}
         if others:
             listed = ", ".join(sorted(others))
             raise ValueError(f"preset {name!r} and {listed} are both set: choose one")
@@ -150,7 +151,7 @@ class CorrectionConfig(BaseModel):
         values = handler(self)
         if self.preset is None:
             return values
-        kept = {"preset"} | (self.model_fields_set & _BESIDE_PRESET)
+        kept = {"preset"} | (self.model_fields_set & BESIDE_PRESET)
         return {key: value for key, value in values.items() if key in kept}
 
 
@@ -217,7 +218,9 @@ class TrainerConfig(BaseModel):
     max_staleness: int = Field(default=4, ge=0)
     """Ready turns older than this many versions expire."""
     noise_floor_factor: float = Field(default=10.0, ge=0)
-    """A batch whose mean |advantage| is below this multiple of the calibrated noise is skipped."""
+    """A batch whose mean |teacher - student| is below this multiple of the calibrated noise is
+    skipped, unless rewards act in it.
+    """
     calibration_bound: PositiveFloat = 1e-3
     """Largest log-prob gap between an engine and the trainer at the same weights."""
     max_nonfinite_frac: float = Field(default=0.01, ge=0, le=1)

@@ -25,7 +25,7 @@ from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.slime_settings import HandoverConfig
 from trainer.cluster.config import ClusterConfig
-from trainer.config import TrainerConfig
+from trainer.config import BESIDE_PRESET, TrainerConfig
 from trainer.errors import StartupError
 from trainer.objectives.options import OBJECTIVE_NAMES
 from trainer.replay.config import ReplayConfig
@@ -129,8 +129,13 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_same(below: dict[str, Any], section: dict[str, Any]) -> bool:
-    """Whether a section names what the one below it names, or nothing."""
-    return all(section.get(key, below.get(key)) == below.get(key) for key in ("name", "preset"))
+    """Whether a section names what the one below it names, or nothing; a preset may also come to
+    what stands beside presets.
+    """
+    if section.get("name", below.get("name")) != below.get("name"):
+        return False
+    takes_preset = below.keys() <= BESIDE_PRESET and bool(below)
+    return takes_preset or section.get("preset", below.get("preset")) == below.get("preset")
 
 
 def build(values: dict[str, Any]) -> RunConfig:

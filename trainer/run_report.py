@@ -63,7 +63,7 @@ def run_curves(rows: list[dict[str, Any]]) -> list[Curve]:
     trained = [row for row in rows if row.get("skipped") is None]
     plots: list[tuple[str, str, dict[str, str]]] = [
         ("Teacher minus student", "nats", {"opd/adv_mean": "mean", "opd/adv_std": "std"}),
-        ("|advantage|", "nats", {"teacher_student_absdiff": "mean"}),
+        ("|teacher - student|", "nats", {"teacher_student_absdiff": "mean"}),
         ("Loss", "", {"loss": "total", "pg_loss": "policy gradient", "kl_loss": "KL to start"}),
         ("KL to the frozen start", "nats", {"kl_loss": "KL"}),
         ("Staleness", "versions", {"staleness_mean": "mean", "staleness_max": "max"}),

@@ -22,7 +22,7 @@ SHARE_OF_PROMPT = 0.5
 
 
 def self_check(updater: Updater, sequences: Sequence[Ids], bound: float) -> float:
-    """The largest |loss| or mean |advantage| where the teacher is the policy; weights stay.
+    """The larger of |loss| and mean |teacher - student| with the policy as teacher; weights stay.
 
     Each sequence's second half is taken for a response. Raises DistillationOffError above `bound`
     (nats).
@@ -39,12 +39,12 @@ def self_check(updater: Updater, sequences: Sequence[Ids], bound: float) -> floa
         total = updater.rehearse(samples)
     finally:
         updater.plan = configured
-    advantage = total.mean_gap
-    worst = max(abs(total.reduced["opd/kl_loss"]), advantage)
+    gap = total.mean_gap
+    worst = max(abs(total.reduced["opd/kl_loss"]), gap)
     if not worst <= bound:
         raise DistillationOffError(
             f"objective {options.name!r} with the policy as its own teacher gives a loss of "
-            f"{total.reduced['opd/kl_loss']:.2e} and a mean |advantage| of {advantage:.2e}; both "
+            f"{total.reduced['opd/kl_loss']:.2e} and a mean |teacher - student| of {gap:.2e}; both "
             f"must be 0 within {bound:.0e}: teacher and student are not compared on equal terms"
         )
     return worst

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from records.types import ReadySample, SideSamples
+from records.types import Logprobs, ReadySample, SideSamples
 from rollout_bridge.merging import merge_turns
 from trainer.collate import build_micro_batch, plan_micro_batches
 from trainer.policy import Policy
@@ -58,8 +60,14 @@ def with_side_samples(
         side = SideSamples(
             ids=own.drawn_ids.cpu().numpy().astype(np.int32),
             rollout_logprobs=own.drawn.cpu().numpy().astype(np.float32),
-            teacher_logprobs=score.support.cpu().numpy().astype(np.float32),
+            # Infinite ones are not stored; NaN drops the turn before it trains.
+            teacher_logprobs=_finite_or_nan(score.support),
             policy_version=version,
         )
         result.append(replace(sample, side_samples=side))
     return result
+
+
+def _finite_or_nan(values: Tensor) -> Logprobs:
+    found = torch.where(torch.isfinite(values), values, torch.nan)
+    return found.cpu().numpy().astype(np.float32)

@@ -79,6 +79,7 @@ def sample_needs(trainer: TrainerConfig) -> SampleNeeds:
     return SampleNeeds(
         teacher="teacher_scalar" in objective.needs,
         reward="reward" in objective.needs,
+        compared=objective.compares_rewards,
         top_k=objective.support_size if objective.support == "teacher" else 0,
     )
 

@@ -135,7 +135,8 @@ class Updater:
 
         `version_gaps` (steps since each was sampled) default to 0, `sequences` to
         `merge_turns(samples)`. Raises NonFiniteError for too many non-finite log-probs,
-        DistillationOffError where the distillation term is silently absent.
+        or for a teacher that scores nothing, DistillationOffError where the distillation term is
+        silently absent.
         """
         started = time.perf_counter()
         lr = self._set_learning_rate(step)
@@ -181,6 +182,11 @@ class Updater:
         dropped as a whole (ALGORITHMS 0.1).
         """
         kept = [index for index in range(len(samples)) if index not in lost]
+        if not kept and len(lost) > 1:
+            raise NonFiniteError(
+                f"the teacher in the trainer has no finite score for any of {len(lost)} turns: its "
+                "weights are not finite, or its logits overflow in trainer.dtype"
+            )
         if not kept:
             nothing = [np.full(len(one.response_ids), np.nan, np.float32) for one in samples]
             return UpdateReport(

@@ -118,7 +118,8 @@ async def _refresh(state: LearningState, store: Store, batch_size: int) -> None:
     state.drops = await store.drops()
     latest = await store.latest_version()
     state.version = latest.version if latest is not None else 0
-    skipped = state.drops.get(DropReason.BELOW_NOISE, 0)
+    reasons = (DropReason.BELOW_NOISE, DropReason.ROLLOUT_REJECTED)
+    skipped = sum(state.drops.get(reason, 0) for reason in reasons)
     trained = state.turns.get(TurnState.TRAINED, 0)
     state.attempts = (trained + skipped) // batch_size
 

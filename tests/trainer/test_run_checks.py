@@ -126,6 +126,15 @@ def test_a_preset_takes_the_place_of_a_resolved_correction(tmp_path):
     assert again.trainer.correction.settings().importance_level is None
 
 
+def test_a_preset_comes_to_a_threshold_of_the_file(tmp_path):
+    (tmp_path / "mine.toml").write_text("[trainer.correction]\nveto_threshold = 1e-4\n")
+    values = single_machine("examples/tool_lab/model", tmp_path)
+    overrides = ["trainer.correction.preset=seq_is"]
+    config = resolve(values, tmp_path / "mine.toml", overrides)
+    settings = config.trainer.correction.settings()
+    assert (settings.importance_level, settings.veto_threshold) == ("sequence", 1e-4)
+
+
 def test_both_kls_are_there_where_somebody_names_the_second(tmp_path):
     config = resolved(tmp_path, ["objective.name='supervised_opd'", "beta_kl=0.02"])
     assert config.trainer.beta_kl == 0.02

@@ -157,7 +157,7 @@ def test_turns_are_dropped_for_what_the_trainer_would_refuse(values):
     )
     (turn,) = conversation("a", [(5, 3)], seed=1)
     nothing = np.full_like(turn.teacher_logprobs, np.nan)
-    for reward in (None, -1.0):
+    for reward in (None, 0.0, -1.0):
         for logprobs in (turn.teacher_logprobs, nothing):
             for size in (0, 2, 3):
                 sample = replace(turn, reward=reward, teacher_logprobs=logprobs)

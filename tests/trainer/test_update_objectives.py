@@ -15,6 +15,7 @@ from tests.trainer.test_update import largest_difference, mixed_batch, weights
 from tests.trainer.tiny import load, random_ids, save_model
 from trainer.batch_totals import BatchTotals
 from trainer.config import TrainerConfig
+from trainer.errors import NonFiniteError
 from trainer.teacher_models import EmaTeacher
 from trainer.update import Updater
 
@@ -281,6 +282,18 @@ class Breaking:
         return dataclasses.replace(found, logprobs_BT=broken_BT)
 
 
+class Overflowing(Breaking):
+    """The same, at a token of the support."""
+
+    def token_logprobs(self, ids_BT, *arguments):
+        found = self.model.token_logprobs(ids_BT, *arguments)
+        if found.support_BTK is None:
+            return found
+        begins = ids_BT[:, :1, None] == self.first
+        broken_BTK = torch.where(begins, -torch.inf, found.support_BTK)
+        return dataclasses.replace(found, support_BTK=broken_BTK)
+
+
 def beginning_with(sample: ReadySample, token: int) -> ReadySample:
     (first, second) = sample.teachings
     hinted = np.concatenate([np.array([token], dtype=np.int32), first.hinted_prompt_ids[1:]])
@@ -304,13 +317,24 @@ def test_what_a_teacher_in_the_trainer_cannot_score_is_dropped_alone(folder, tea
     assert alone.metrics["guard/teacher_invalid_turns"] == 0
 
 
-def test_a_teacher_that_scores_nothing_skips_the_batch(folder, teacher):
+def test_a_teacher_that_scores_nothing_stops_training_and_drops_a_lone_turn(folder, teacher):
     updater = make(folder, Breaking(teacher, first=3), "topk_tail")
     before = weights(updater)
-    report = updater.update([beginning_with(one, 3) for one in taught(1)], 0)
+    samples = [beginning_with(one, 3) for one in taught(1)]
+    with pytest.raises(NonFiniteError, match="any of 7 turns"):
+        updater.update(samples, 0)
+    report = updater.update(samples[:1], 0)
     assert report.skipped is DropReason.TEACHER_LOGPROBS_INVALID
-    assert len(report.advantages) == 7
+    assert report.untrained == {0: DropReason.TEACHER_LOGPROBS_INVALID}
     assert largest_difference(before, weights(updater)) == 0.0
+
+
+def test_an_infinite_score_of_a_side_sample_drops_its_turn(folder, teacher):
+    updater = make(folder, Overflowing(teacher, first=3), "side_samples")
+    samples = [beginning_with(one, 3 if index == 4 else 5) for index, one in enumerate(taught(1))]
+    report = updater.update(prepared(updater, samples), 0)
+    assert report.skipped is None
+    assert report.untrained == {4: DropReason.TEACHER_LOGPROBS_INVALID}
 
 
 def test_bypass_reports_the_gap_to_the_engine_and_not_the_clips_anchor(folder, teacher):

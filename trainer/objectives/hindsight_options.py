@@ -92,8 +92,10 @@ class HindsightOpd(Options):
 
     @property
     def compares_rewards(self) -> bool:
-        """With other turns, or with the response's length."""
-        return self.reward_baseline != "none" or self.length_penalty != "none"
+        """With other turns, for a baseline or a pass rate, or with the response's length."""
+        return (
+            self.mix == "replace" or self.reward_baseline != "none" or self.length_penalty != "none"
+        )
 
     @property
     def needs_batch_statistics(self) -> bool:

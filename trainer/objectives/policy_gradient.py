@@ -71,7 +71,6 @@ def advantages(batch: TokenBatch, options: HindsightOpd) -> Tensor:
     )
 
 
-@torch.no_grad()
 def teacher_advantages(
     teacher_logprobs: Tensor, student_logprobs: Tensor, options: HindsightOpd
 ) -> Tensor:
