@@ -35,7 +35,7 @@ def slime_args(folder: Path, **changes: Any) -> SimpleNamespace:
         path.write_text(tomli_w.dumps(run_values(folder)))
     values: dict[str, Any] = {
         "hindsight_config": str(path),
-        "hindsight_needs": {"teacher": True, "reward": True, "top_k": 0},
+        "hindsight_needs": {"teacher": True, "reward": True, "compared": False, "top_k": 0},
         "rollout_global_dataset": True,
         "save": str(folder / "checkpoints"),
         "save_interval": 1,

@@ -243,7 +243,7 @@ async def test_turns_that_cannot_train_are_dropped_with_their_reason(run: Run) -
 
 async def test_turns_that_lack_what_the_objective_needs_are_dropped(run: Run) -> None:
     turn_ids = await run.ready(4)
-    needs = {"teacher": True, "reward": False, "top_k": 8}
+    needs = {"teacher": True, "reward": False, "compared": False, "top_k": 8}
     source = await run.job(hindsight_needs=needs)
     waiting = asyncio.create_task(source.next_batch(0))
     for _ in range(100):

@@ -53,7 +53,7 @@ def slime_args(run: Path, start_version: int) -> argparse.Namespace:
         "global_batch_size": 4,
         "hf_checkpoint": "none",
         "hindsight_config": str(run / "config.toml"),
-        "hindsight_needs": {"teacher": True, "reward": True, "top_k": 0},
+        "hindsight_needs": {"teacher": True, "reward": True, "compared": False, "top_k": 0},
         "load": None,
         "load_debug_rollout_data": None,
         "max_tokens_per_gpu": 64,
