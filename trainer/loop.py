@@ -26,7 +26,7 @@ from records.store import Store
 from records.types import Ids, ReadySample, SampleResult
 from trainer.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.checkpoint import Checkpoints
-from trainer.config import TrainerConfig, leaves_stale_uncorrected
+from trainer.config import TrainerConfig
 from trainer.errors import TrainerError
 from trainer.manifest import Manifest
 from trainer.metrics import MetricsLog
@@ -37,6 +37,7 @@ from trainer.step_report import (
     StepReport,
     batch_counters,
     hint_metrics,
+    stale_uncorrected,
     step_metrics,
     trained_results,
 )
@@ -237,7 +238,7 @@ class EmbeddedTrainer:
         metrics = (
             step_metrics(report, manifest=self.manifest, staleness=staleness, seconds=seconds)
             | batch_counters(samples, self._chain)
-            | self._stale_uncorrected(staleness)
+            | stale_uncorrected(staleness, self.config)
             | self._counters()
             | hint_metrics(
                 await self.store.vote_summary(),
@@ -355,11 +356,6 @@ class EmbeddedTrainer:
         recent = self._chain[-self.config.keep_checkpoints :]
         served = [version for version in self.publisher.served.values() if version is not None]
         self.checkpoints.prune({*recent, *served})
-
-    def _stale_uncorrected(self, staleness: Sequence[int]) -> dict[str, int]:
-        """How many turns of a batch are older than the policy with nothing that answers it."""
-        counts = leaves_stale_uncorrected(self.config)
-        return {"guard/stale_uncorrected_turns": sum(age > 0 for age in staleness) if counts else 0}
 
     def _counters(self) -> dict[str, int]:
         """Engines that do not serve the newest version now; else since this process began."""

@@ -146,12 +146,12 @@ def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool)
 
 
 async def _train(config: RunConfig, folder: Path, stop: asyncio.Event) -> None:
-    for warning in run_warnings(config.trainer):
-        logger.warning("%s", warning)
     from trainer.calibration_texts import calibration_sequences
     from trainer.loop import EmbeddedTrainer
     from trainer.run_folder import only_trainer
 
+    for warning in run_warnings(config.trainer):
+        logger.warning("%s", warning)
     rendering = _rendering(config)
     store = await Store.open(config.store)
     policy = _client(config, config.policy)

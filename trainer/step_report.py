@@ -16,6 +16,7 @@ from records.recording import RecordingKind
 from records.summary import VoteSummary
 from records.types import Logprobs, ReadySample, SampleResult
 from rollout_bridge.scoring_metrics import drop_metric
+from trainer.config import TrainerConfig, leaves_stale_uncorrected
 from trainer.manifest import Manifest
 from trainer.update_report import UpdateReport
 
@@ -91,6 +92,14 @@ def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict
         "turns/resampled": kinds[RecordingKind.RESAMPLED],
         "guard/abandoned_turns": len(lost),
     }
+
+
+def stale_uncorrected(staleness: Sequence[int], config: TrainerConfig) -> dict[str, int]:
+    """How many turns of a batch are older than the policy with nothing that answers it
+    (ALGORITHMS 9 item 2).
+    """
+    counts = leaves_stale_uncorrected(config)
+    return {"guard/stale_uncorrected_turns": sum(age > 0 for age in staleness) if counts else 0}
 
 
 def hint_metrics(

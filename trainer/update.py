@@ -188,13 +188,8 @@ class Updater:
                 "weights are not finite, or its logits overflow in trainer.dtype"
             )
         if not kept:
-            nothing = [np.full(len(one.response_ids), np.nan, np.float32) for one in samples]
-            return UpdateReport(
-                skipped=DropReason.TEACHER_LOGPROBS_INVALID,
-                metrics={"guard/teacher_invalid_turns": float(len(lost))},
-                advantages=nothing,
-                untrained=dict.fromkeys(lost, DropReason.TEACHER_LOGPROBS_INVALID),
-            )
+            skipped = DropReason.TEACHER_LOGPROBS_INVALID
+            return UpdateReport(skipped=skipped, metrics={}, advantages=[]).among(kept, samples)
         gaps = None if version_gaps is None else [version_gaps[index] for index in kept]
         report = self.update([samples[index] for index in kept], step, version_gaps=gaps)
         return report.among(kept, samples)

@@ -8,6 +8,7 @@ from trainer.config import TrainerConfig, leaves_stale_uncorrected
 from trainer.defaults import resolve, single_machine
 from trainer.run_checks import run_warnings
 from trainer.run_config import ConfigError, load, save
+from trainer.step_report import stale_uncorrected
 
 REFUSED = [
     (["objective.estimator='k2'"], "use k1"),
@@ -149,3 +150,10 @@ def test_stale_samples_without_correction_are_told_from_others():
     assert not left(correction={"mode": "bypass"})
     assert not left(objective={"surrogate": "decoupled"}, correction={"importance_level": "none"})
     assert not left(objective={"name": "supervised_opd"}, correction={"importance_level": "none"})
+
+
+def test_turns_that_train_stale_and_uncorrected_are_counted():
+    name = "guard/stale_uncorrected_turns"
+    plain = TrainerConfig.model_validate({"correction": {"importance_level": "none"}})
+    assert stale_uncorrected([0, 2, 1], plain) == {name: 2}
+    assert stale_uncorrected([0, 2, 1], TrainerConfig()) == {name: 0}
