@@ -9,19 +9,26 @@ usage: ./run.sh [COMMAND] [OPTIONS]
 
   (nothing)   the tool lab: watch an agent's policy learn from the reactions of its users
   serve       put the whole loop behind an endpoint:  ./run.sh serve --model PATH_OR_ID
-  train       the embedded trainer alone, on the store of a run:  ./run.sh train --config RUN/config.toml
-  judge       the judge and scoring workers alone:  ./run.sh judge --config RUN/config.toml
-  keys        create, list, rotate, revoke API keys:  ./run.sh keys create --config RUN/config.toml
-  records     backup, restore, verify, export, forget:  ./run.sh records verify --config RUN/config.toml
+  train       the embedded trainer alone, on the store of a run:  ./run.sh train --run RUN
+  judge       the judge and scoring workers alone:  ./run.sh judge --run RUN
+  proxy       the OpenAI-compatible endpoint alone:  ./run.sh proxy --run RUN
+  engine      one embedded engine alone:  ./run.sh engine --run RUN --role policy
+  keys        create, list, rotate, revoke API keys:  ./run.sh keys create --run RUN
+  hints       list, show, delete what was learned from objections:  ./run.sh hints list --run RUN
+  records     backup, restore, verify, export, forget, allow:  ./run.sh records verify --run RUN
   doctor      why each turn of a session was trained, waits or was dropped:
-              ./run.sh doctor SESSION --config RUN/config.toml
+              ./run.sh doctor [SESSION] --run RUN
   eval        pass@k of a version, and two versions compared:  ./run.sh eval --run RUN --against start
   test        all tests
   check       ruff, pyright, import-linter, then all tests  (--static: without the tests)
-  audit       known vulnerabilities of the pinned dependencies
+  lock        constraints.txt anew: every package with its hashes, from pyproject.toml
+  audit       known vulnerabilities of what is pinned, and what could not be audited
+  sbom        the bill of materials of the environment (CycloneDX): build/sbom.cdx.json
   bench       the benchmarks, one after the other
   sglang      the engine contract and a short lab run on real SGLang, on this machine's CPU
               (sglang serve: one server, until Ctrl-C)
+  clients     agents and SDKs of other projects against the endpoint:
+              ./run.sh clients [NAME...] [--short]
   replay      learn from recorded sessions:  ./run.sh replay FILE|DIR... [--votes FILE]
   slime       training on a cluster:  ./run.sh slime --config configs/qwen3_4b.toml --dry-run
 
@@ -32,14 +39,48 @@ TEXT
 # The environment is made once, and again when what it is made from changes.
 environment() {
     local wanted
-    wanted=$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
+    wanted=$(cat pyproject.toml constraints.txt constraints-torch.txt | sha256sum | cut -d' ' -f1)
     if [ "$(cat .venv/made_from 2>/dev/null)" = "$wanted" ]; then return; fi
     echo "Setting up the environment in .venv (a few minutes, once)" >&2
     [ -x .venv/bin/python ] || python3 -m venv .venv
-    # torch first and pinned: a range would fetch a build with gigabytes of GPU libraries.
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$(grep '^torch==' constraints.txt)"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+    local pip=(.venv/bin/python -m pip --quiet --disable-pip-version-check)
+    # torch first, by version: its builds differ from machine to machine, so no list of hashes names
+    # the one that fits. All else comes by hash, as wheels, so that no package runs code here.
+    "${pip[@]}" install --no-deps -r constraints-torch.txt
+    "${pip[@]}" install --no-deps --only-binary :all: --require-hashes -r constraints.txt
+    # What a build for GPUs needs besides; nothing where the build is one for CPUs.
+    "${pip[@]}" install --only-binary :all: -r constraints-torch.txt
+    "${pip[@]}" install --no-deps --no-build-isolation -e .
+    "${pip[@]}" check
     echo "$wanted" > .venv/made_from
+}
+
+# Programs that look at the environment from outside it.
+tools() {
+    local wanted='cyclonedx-bom>=7.1,<8 pip-audit>=2.10,<3 uv>=0.13,<1'
+    if [ "$(cat .venv-audit/made_from 2>/dev/null)" = "$wanted" ]; then return; fi
+    [ -x .venv-audit/bin/python ] || python3 -m venv .venv-audit
+    # shellcheck disable=SC2086
+    .venv-audit/bin/python -m pip install --quiet --disable-pip-version-check $wanted
+    echo "$wanted" > .venv-audit/made_from
+}
+
+# Keeps today's pins where pyproject.toml allows them.
+lock() {
+    tools
+    .venv-audit/bin/uv pip compile pyproject.toml constraints.in --extra dev --quiet \
+        --universal --python-version 3.11 --generate-hashes --no-annotate \
+        --excludes constraints-torch.txt --output-file constraints.txt \
+        --custom-compile-command './run.sh lock' "$@"
+}
+
+sbom() {
+    tools
+    mkdir -p build
+    .venv-audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+        --spec-version 1.6 --output-format JSON --validate --output-file build/sbom.cdx.json \
+        .venv/bin/python
+    .venv/bin/python -m supply.sbom build/sbom.cdx.json
 }
 
 static_checks() {
@@ -47,27 +88,6 @@ static_checks() {
     .venv/bin/ruff format --check .
     .venv/bin/pyright
     .venv/bin/lint-imports
-}
-
-# In an environment of its own, and made only where the service answers.
-audit() {
-    local service=https://api.osv.dev
-    if ! .venv/bin/python - "$service" <<'PYTHON'
-import sys, urllib.error, urllib.request
-try:
-    urllib.request.urlopen(sys.argv[1], timeout=10)
-except urllib.error.HTTPError:
-    pass  # it answers
-except OSError:
-    sys.exit(1)
-PYTHON
-    then
-        echo "audit: SKIPPED, $service does not answer: vulnerabilities were not looked for" >&2
-        return
-    fi
-    [ -x .venv-audit/bin/pip-audit ] || python3 -m venv .venv-audit
-    .venv-audit/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9,<3'
-    .venv-audit/bin/pip-audit --vulnerability-service osv --requirement constraints.txt --no-deps --disable-pip
 }
 
 bench() {
@@ -81,11 +101,13 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | train | judge | keys | records | doctor | eval | replay | sglang | slime | test | check | audit | bench) [ $# -eq 0 ] || shift ;;
+    lab | serve | train | judge | proxy | engine | keys | hints | records | doctor | eval | replay | sglang | slime | test | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac
 
+# It makes the environment from what this writes.
+if [ "$command" = lock ]; then lock "$@"; exit; fi
 environment
 case "$command" in
     test) exec .venv/bin/python -m pytest "$@" ;;
@@ -93,12 +115,18 @@ case "$command" in
         static_checks
         if [ "${1:-}" != "--static" ]; then exec .venv/bin/python -m pytest "$@"; fi
         ;;
-    audit) audit ;;
+    audit)
+        tools
+        .venv/bin/python -m supply.lock
+        exec .venv/bin/python -m supply.audit .venv-audit/bin/pip-audit
+        ;;
+    sbom) sbom ;;
     bench) bench "$@" ;;
     sglang)
         examples/sglang_cpu/install.sh
         exec .venv/bin/python -m examples.sglang_cpu "$@"
         ;;
+    clients) exec .venv/bin/python -m tests.clients "$@" ;;
     lab) exec .venv/bin/python -m examples.tool_lab "$@" ;;
     *) exec .venv/bin/opd "$command" "$@" ;;
 esac

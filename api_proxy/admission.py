@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from api_proxy.body_budget import HeldBody
 from api_proxy.callers import Caller, caller_of
+from api_proxy.encodings import check_encoding, decoded
 from api_proxy.errors import (
     ApiError,
-    body_too_large,
     body_too_slow,
     client_gone,
-    model_not_found,
     shutting_down,
 )
+from api_proxy.model_list import check_name
+from api_proxy.request_limits import RequestLimits
 from api_proxy.schemas import Completion
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
 
-Parse: TypeAlias = Callable[[bytes, str], Awaitable[Completion]]
-"""Makes the request of a body, in the scope of who sent it; raises ApiError."""
+TEXT_PATH = "/v1/completions"
+"""Where a prompt may be a list of ids, as long as the context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """What a request holds, as JSON, and what it may hold."""
+
+    fields: dict[str, Any]
+    num_bytes: int
+    limits: RequestLimits
+
+
+Parse: TypeAlias = Callable[[Body, str], Awaitable[Completion]]
+"""Makes the request of a body, in the scope of who sent it; raises ApiError. Where that is work, it
+does it through `TurnService.workers`.
+"""
 
 
 async def admitted(request: Request, parse: Parse) -> Turn:
@@ -42,7 +60,7 @@ async def admitted(request: Request, parse: Parse) -> Turn:
             place.leave()
             raise
     except ApiError as error:
-        service.metrics.requests.labels(str(error.status)).inc()
+        count_refusal(service, error)
         raise
     place.used(len(turn.prompt.ids) * num_choices)
     turn.place = place
@@ -57,38 +75,54 @@ async def checked(request: Request, parse: Parse) -> tuple[Completion, Caller]:
         if service.replies.is_closing:
             raise shutting_down(config.retry_after_s)
         caller = caller_of(request)
-        raw = await body_of(request, config.max_body_bytes, config.body_timeout_s)
-        completion = await parse(raw, caller.scope)
-        if completion.fields.model != config.model_name:
-            raise model_not_found(completion.fields.model)
+        raw = await body_of(request, service.request_limits.check_length, config.body_timeout_s)
+        limits = await service.limits_for(len(raw))
+        more = limits.context_length or 0 if request.url.path == TEXT_PATH else 0
+        fields = await service.workers.run(len(raw), limits.read, raw, more)
+        body = Body(fields=fields, num_bytes=len(raw), limits=limits)
+        completion = await parse(body, caller.scope)
+        check_name(config, completion.fields.model)
     except ApiError as error:
-        service.metrics.requests.labels(str(error.status)).inc()
+        count_refusal(service, error)
         raise
     return completion, caller
 
 
-async def body_of(request: Request, limit: int, timeout_s: float) -> bytes:
-    """The request's body. Raises ApiError 413 once it is longer than `limit` bytes, 408 once it
-    takes longer than `timeout_s`, 499 if it never comes.
+def count_refusal(service: TurnService, error: ApiError) -> None:
+    """A request got an error for an answer."""
+    service.metrics.requests.labels(str(error.status)).inc()
+    if error.limit is not None:
+        service.metrics.refusals.note(error.limit)
+
+
+async def body_of(request: Request, check: Callable[[int], None], timeout_s: float) -> bytes:
+    """The request's body, decompressed. Raises what `check` raises of its length, before it is read
+    if that was announced; ApiError 429 or 503 if too much is held already, 408 once it takes longer
+    than `timeout_s`, 415 and 400 if it is compressed in an unknown way or damaged, 499 if it never
+    comes.
     """
+    encoding = check_encoding(request.headers.get("content-encoding", ""))
     try:
         async with asyncio.timeout(timeout_s):
-            return await _read(request, limit)
+            raw = await _read(request, check)
+        return raw if encoding is None else await decoded(raw, encoding, check, request.state.body)
     except TimeoutError:
         raise body_too_slow(timeout_s) from None
     except ClientDisconnect:
         raise client_gone() from None
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, check: Callable[[int], None]) -> bytes:
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise body_too_large(limit)
+    # A longer number is no length that could be read.
+    if declared.isdecimal():
+        check(int(declared[:20]))
+    held: HeldBody = request.state.body
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
         size += len(part)
-        if size > limit:
-            raise body_too_large(limit)
+        check(size)
+        held.add(len(part))
         parts.append(part)
     return b"".join(parts)

@@ -10,19 +10,26 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from api_proxy import errors, retention
+from api_proxy.edge import Edge
 from api_proxy.feedback_api import router as feedback_router
 from api_proxy.gate import Gate
+from api_proxy.hints_api import router as hints_router
 from api_proxy.keyring import KeyRing
 from api_proxy.messages_api.errors import refusal as messages_refusal
 from api_proxy.messages_api.routes import router as messages_router
+from api_proxy.model_list import router as models_router
 from api_proxy.responses_api.routes import refusal as responses_refusal
 from api_proxy.responses_api.routes import router as responses_router
 from api_proxy.routes import router
 from api_proxy.text_api import router as text_router
 from api_proxy.turns import ProxyDeps, TurnService
 from records.housekeeping import Housekeeping
+
+_EXPOSED_HEADERS = ("x-request-id", "request-id", "x-turn-id", "x-session-id", "retry-after")
+"""What a web page may read of a response beside its body."""
 
 __all__ = ["ProxyDeps", "create_app"]
 
@@ -43,6 +50,7 @@ def create_app(deps: ProxyDeps) -> FastAPI:
         sweepers = asyncio.gather(
             service.sessions.sweep(stop),
             service.places.keep_usage(stop),
+            service.drop_watch.watch(stop),
             retention.sweep(
                 Housekeeping(deps.store, deps.clock),
                 deps.store.config.retention,
@@ -56,13 +64,18 @@ def create_app(deps: ProxyDeps) -> FastAPI:
         await sweepers
         await service.recorder.drain()
         await service.spool.close()
+        service.workers.close()
 
-    app = FastAPI(title="policy endpoint", lifespan=lifespan, openapi_url=None)
+    app = FastAPI(
+        title="policy endpoint", lifespan=lifespan, openapi_url=None, redirect_slashes=False
+    )
     app.state.service = TurnService(deps)
     app.state.started = deps.clock()
     app.include_router(router)
+    app.include_router(models_router)
     app.include_router(text_router)
     app.include_router(feedback_router)
+    app.include_router(hints_router)
     app.include_router(messages_router)
     app.include_router(responses_router)
     shapes = errors.ErrorShapes(
@@ -71,6 +84,22 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     errors.install(app, shapes)
     service = app.state.service
     app.add_middleware(
-        Gate, ring=ring, limits=service.limits, shapes=shapes, metrics=service.metrics
+        Gate,
+        ring=ring,
+        limits=service.limits,
+        shapes=shapes,
+        metrics=service.metrics,
+        budget=service.bodies,
+        allowed_origins=deps.config.allowed_origins,
     )
+    if deps.config.allowed_origins:
+        # Around the gate: a browser asks without a key whether it may send one.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=deps.config.allowed_origins,
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=_EXPOSED_HEADERS,
+        )
+    app.add_middleware(Edge)
     return app

@@ -112,16 +112,22 @@ def whole_experts(rollout: Rollout) -> Experts | None:
     return experts if experts is not None and len(experts) == num_tokens - 1 else None
 
 
-def sampling_record(rollout: Rollout) -> dict[str, Any]:
-    """How the reply was sampled, as it is stored."""
+def sampling_record(rollout: Rollout, enable_thinking: bool | None = None) -> dict[str, Any]:
+    """How the reply was sampled, as it is stored; `enable_thinking` is the chat template's switch
+    if the request set it: who renders the prompt again needs it.
+    """
     params = rollout.params
+    switches = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
     return {
+        **switches,
         "temperature": float(params.temperature),
         "top_p": float(params.top_p),
         "top_k": int(params.top_k),
         "min_p": float(params.min_p),
         "frequency_penalty": float(params.frequency_penalty),
         "presence_penalty": float(params.presence_penalty),
+        "repetition_penalty": float(params.repetition_penalty),
+        "min_new_tokens": int(params.min_new_tokens),
         "max_new_tokens": int(params.max_new_tokens),
         "stop": list(params.stop),
         "seed": params.seed,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Literal, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 SidePreset: TypeAlias = Literal[
     "pings", "claude_code", "open_webui", "librechat", "codex", "opencode", "gemini_and_qwen_cli"
@@ -46,12 +47,20 @@ class ProxyConfig(BaseModel):
 
     model_name: str = "policy"
     """The one model that this endpoint serves; requests for another get `model_not_found`."""
+    model_aliases: list[str] = Field(default_factory=list)
+    """Further names that it answers to, for agents that send a fixed one (`gpt-4o`); "*": any name
+    of 256 characters at most. Replies repeat the name that was asked for.
+    """
     context_length: int | None = Field(default=None, ge=2)
     """Tokens of prompt and reply together; unset: what the engine says of itself."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 lets the operating system choose."""
+    allowed_origins: list[str] = Field(default_factory=list)
+    """Web pages that may use the endpoint (CORS), by origin: `https://chat.example.com`; "*": all,
+    once there are keys. None by default: browsers then keep every page out.
+    """
     key_refresh_s: float = Field(default=2.0, gt=0)
     """API keys that were made, rotated or revoked are known to the proxy within this time."""
     key_grace_s: float = Field(default=3600.0, gt=0)
@@ -78,10 +87,31 @@ class ProxyConfig(BaseModel):
     """Ready rules for known agents (api_proxy/side_presets.py); all of them by default."""
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     """Larger requests are refused with 413."""
+    max_bytes_in_progress: int = Field(default=256 * 2**20, ge=1024)
+    """Bytes of the bodies of all requests that are being answered; half of them for one tenant.
+    Requests beyond are refused with 429 (the tenant's share) or 503.
+    """
     body_timeout_s: float = Field(default=60.0, gt=0)
     """Requests that take longer to arrive are refused with 408."""
+    header_timeout_s: float = Field(default=15.0, gt=0)
+    """Connections whose request line and headers take longer to arrive are closed."""
+    write_timeout_s: float = Field(default=30.0, gt=0)
+    """Connections whose client reads next to nothing (64 KiB) of what is sent for this long are
+    closed, and their replies end.
+    """
+    max_header_bytes: int = Field(default=65_536, ge=1024)
+    """Request line and headers; longer ones are refused with 431."""
+    max_connections: int = Field(default=16_384, ge=1)
+    """Connections beyond are closed at once. The operating system's limit of open files counts
+    too: it is raised at the start as far as it goes.
+    """
     max_running: int = Field(default=512, ge=1)
     """Replies that are sampled at the same time; further requests wait for a place."""
+    reserved_share: float = Field(default=0.125, ge=0, lt=1)
+    """Share of these places that is kept for tenants who hold none or few: a tenant leaves as many
+    places free as it holds, this share at most. Of two places or more at least one is kept, unless
+    this is 0.
+    """
     max_waiting: int = Field(default=1024, ge=0)
     """Requests that wait for a place; of more than these some are refused with 429."""
     usage_flush_s: float = Field(default=5.0, gt=0)
@@ -90,6 +120,26 @@ class ProxyConfig(BaseModel):
     """How long replies may go on when the proxy is told to stop; then they are cut off."""
     max_messages: int = Field(default=4096, ge=1)
     """Longer histories are refused with 400."""
+    max_tools: int = Field(default=512, ge=1)
+    """More tools in one request are refused with 400."""
+    max_parts: int = Field(default=1024, ge=1)
+    """More parts (blocks) in one message are refused with 400."""
+    max_tool_calls: int = Field(default=256, ge=1)
+    """More tool calls in one message of the history are refused with 400."""
+    max_logit_bias: int = Field(default=1024, ge=0)
+    """More ids in `logit_bias` are refused with 400."""
+    max_bytes_per_token: int = Field(default=16, ge=1)
+    """Messages and tools of more bytes (as JSON) than this for each token of the context are
+    refused before they are rendered.
+    """
+    max_schema_bytes: int = Field(default=131_072, ge=1024)
+    """Longer schemas that the reply must fit (all of them together) are refused with 400."""
+    max_json_values: int = Field(default=100_000, ge=100)
+    """Values (objects, lists and what is in them) in the JSON of one request; more are refused
+    with 400. For `/v1/completions` the ids of a whole context come on top.
+    """
+    max_json_depth: int = Field(default=100, ge=8, le=200)
+    """Requests whose JSON nests deeper are refused with 400."""
     max_feedback_chars: int = Field(default=16_384, ge=1)
     """Longer texts and corrected answers are refused by `/v1/feedback`: the judge reads all."""
     retry_after_s: int = Field(default=2, ge=1)
@@ -105,11 +155,24 @@ class ProxyConfig(BaseModel):
     spill_retry_s: float = Field(default=1.0, gt=0)
     """Pause between two attempts to bring spilled turns to the store."""
     render_offload_chars: int = Field(default=16_000, ge=0)
-    """Histories longer than this are rendered in a thread, so that other replies keep streaming."""
+    """Requests of more bytes than this are parsed, linked and rendered in a thread, so that other
+    replies keep streaming.
+    """
     token_cache_tokens: int = Field(default=4_000_000, ge=0)
     """Tokens of recent turns kept in memory to extend prompts without reading the store."""
     link_candidates: int = Field(default=32, ge=1)
     """Most earlier turns with an equal answer whose history is compared with a request's."""
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins_have_no_path(cls, value: list[str]) -> list[str]:
+        for origin in value:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise ValueError(
+                    f"{origin!r} is no origin: give scheme, host and port alone, as in "
+                    "'https://chat.example.com' or 'http://localhost:3000'"
+                )
+        return value
 
     @property
     def is_loopback(self) -> bool:

@@ -9,18 +9,22 @@ response here; messages name the field at fault and never repeat the content of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from api_proxy import request_ids
+from rollout_bridge.local_requests import Refusal
+
 logger = logging.getLogger(__name__)
+_MOST_NAMES = 20
 
 
 class ApiError(Exception):
-    """A request that gets an error instead of a completion."""
+    """A request that gets an error instead of a completion; `limit` is the one that it exceeds."""
 
     def __init__(
         self,
@@ -31,8 +35,10 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: dict[str, str] | None = None,
+        limit: str | None = None,
     ) -> None:
         super().__init__(message)
+        self.limit = limit
         self.status = status
         self.message = message
         self.kind = kind
@@ -66,10 +72,23 @@ def unsupported(message: str, param: str) -> ApiError:
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
-def model_not_found(model: str) -> ApiError:
-    """404: another model than the one served here."""
-    message = f"The model {model[:200]!r} does not exist or is not served here."
+def model_not_found(model: str, names: Sequence[str]) -> ApiError:
+    """404: another model than the one served here under `names`."""
+    known = ", ".join(repr(name) for name in names[:_MOST_NAMES])
+    message = (
+        f"The model {model[:200]!r} does not exist or is not served here. Served: {known}. An "
+        "agent with a fixed name can be served too: add the name to proxy.model_aliases."
+    )
     return ApiError(404, message, param="model", code="model_not_found")
+
+
+def too_long_to_record(limit: int) -> ApiError:
+    """400: more text than is looked through for secrets before it is stored."""
+    message = (
+        f"The messages and tools hold more than {limit} characters of text, the most that this "
+        "endpoint records of a request. Please reduce their length."
+    )
+    return ApiError(400, message, param="messages", code="string_above_max_length")
 
 
 def context_length_exceeded(num_prompt_tokens: int, context_length: int) -> ApiError:
@@ -81,9 +100,38 @@ def context_length_exceeded(num_prompt_tokens: int, context_length: int) -> ApiE
     return ApiError(400, message, param="messages", code="context_length_exceeded")
 
 
+def beyond(limit: str, message: str, param: str | None, code: str) -> ApiError:
+    """400: more of something than a request may hold."""
+    return ApiError(400, message, param=param, code=code, limit=limit)
+
+
+def cannot_fit(num_bytes: int, context_length: int, bytes_per_token: int) -> ApiError:
+    """400: so long that it cannot fit, which is known without counting tokens."""
+    message = (
+        f"This model's maximum context length is {context_length} tokens, but your request has "
+        f"{num_bytes} bytes, and a token stands for {bytes_per_token} at most. Please reduce the "
+        "length of the messages."
+    )
+    return beyond("characters", message, "messages", "context_length_exceeded")
+
+
 def body_too_large(limit: int) -> ApiError:
     """413: the request is longer than the endpoint reads."""
-    return ApiError(413, f"The request body exceeds {limit} bytes.", code="request_too_large")
+    message = f"The request body exceeds {limit} bytes."
+    return ApiError(413, message, code="request_too_large", limit="body")
+
+
+def bodies_too_large(retry_after_s: int, *, is_own: bool) -> ApiError:
+    """429 or 503: the requests in progress hold as much as the endpoint keeps in memory."""
+    whose = "Your requests" if is_own else "The requests"
+    return ApiError(
+        429 if is_own else 503,
+        f"{whose} in progress hold as many bytes as are kept at a time. Please try again.",
+        kind="rate_limit_error" if is_own else "server_error",
+        code="too_many_bytes_in_progress",
+        headers={"Retry-After": str(retry_after_s)},
+        limit="tenant_bodies" if is_own else "bodies",
+    )
 
 
 def no_key() -> ApiError:
@@ -109,6 +157,11 @@ def invalid_key() -> ApiError:
 def admin_key_needed() -> ApiError:
     """403: a client's key on a route of whoever runs the endpoint."""
     return ApiError(403, "This needs an admin key.", code="admin_key_needed")
+
+
+def foreign_request(refusal: Refusal) -> ApiError:
+    """403 or 415: no key exists, and the request may come from a web page."""
+    return ApiError(refusal.status, refusal.message, code=f"foreign_{refusal.check}")
 
 
 def over_limit(name: str, limit: int, retry_after_s: int) -> ApiError:
@@ -177,6 +230,18 @@ def store_unavailable(retry_after_s: int) -> ApiError:
     )
 
 
+def turn_not_kept(retry_after_s: int) -> ApiError:
+    """503: a reply that neither the database nor the spill file took."""
+    return ApiError(
+        503,
+        "The reply was not recorded: neither the database nor the spill file takes anything, "
+        "probably because the disk is full. Please try again later.",
+        kind="server_error",
+        code="turn_not_kept",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
 def internal_error() -> ApiError:
     """500: a fault of this server."""
     return ApiError(500, "The server had an error.", kind="server_error", code="internal_error")
@@ -221,4 +286,8 @@ def install(app: FastAPI, shapes: ErrorShapes) -> None:
     @app.exception_handler(Exception)
     async def on_fault(request: Request, error: Exception) -> JSONResponse:
         logger.error("request failed: %s", type(error).__name__)
-        return respond(request, internal_error())
+        response = respond(request, internal_error())
+        # Sent past the middleware that names all other responses.
+        request_id = getattr(request.state, "request_id", None)
+        response.headers.update(request_ids.headers_of(request_id) if request_id else {})
+        return response

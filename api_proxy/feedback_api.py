@@ -8,15 +8,16 @@ client may send the same again.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from api_proxy.admission import body_of
+from api_proxy.admission import body_of, count_refusal
 from api_proxy.callers import caller_of
-from api_proxy.errors import ApiError, invalid, store_unavailable
-from api_proxy.schemas import json_object
+from api_proxy.config import ProxyConfig
+from api_proxy.errors import ApiError, body_too_large, invalid, store_unavailable
 from api_proxy.turns import TurnService
 from records.errors import StoreConflict, StoreError
 from records.feedback import Feedback, KeptFeedback
@@ -25,6 +26,8 @@ from records.names import Consent
 
 router = APIRouter()
 
+_OTHER_BYTES = 16_384
+"""Of a body, beside its texts."""
 _RESPONSE_ID = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?([0-9a-f]{32})")
 
 
@@ -48,14 +51,14 @@ async def add(request: Request) -> dict[str, Any]:
     service: TurnService = request.app.state.service
     try:
         config = service.config
-        raw = await body_of(request, config.max_body_bytes, config.body_timeout_s)
-        fields = parsed(raw, service.config.max_feedback_chars)
+        raw = await body_of(request, partial(_check_length, config), config.body_timeout_s)
+        fields = parsed(service.request_limits.read(raw), config.max_feedback_chars)
         caller = caller_of(request)
         if caller.consent is not Consent.TRAIN:
             raise _no_consent()
         kept = await _add(service, caller.scope, fields)
     except ApiError as error:
-        service.metrics.requests.labels(str(error.status)).inc()
+        count_refusal(service, error)
         raise
     service.metrics.requests.labels("200").inc()
     service.metrics.feedback.labels(kept.outcome.value if kept.is_new else "duplicate").inc()
@@ -70,15 +73,23 @@ async def add(request: Request) -> dict[str, Any]:
     }
 
 
-def parsed(raw: bytes, max_chars: int) -> FeedbackRequest:
-    """The request in `raw`. Raises ApiError 400."""
+def _check_length(config: ProxyConfig, num_bytes: int) -> None:
+    """Two texts are read, and each of their characters may be escaped. Raises ApiError 413."""
+    most = min(config.max_body_bytes, 2 * 12 * config.max_feedback_chars + _OTHER_BYTES)
+    if num_bytes > most:
+        raise body_too_large(most)
+
+
+def parsed(body: dict[str, Any], max_chars: int) -> FeedbackRequest:
+    """The request whose fields are `body`. Raises ApiError 400."""
+    for name in body:
+        if name not in FeedbackRequest.model_fields:
+            raise invalid(f"Unknown field '{name[:100]}'.", name[:100], "unknown_field")
     try:
-        fields = FeedbackRequest.model_validate(json_object(raw))
+        fields = FeedbackRequest.model_validate(body)
     except ValidationError as error:
         fault = error.errors(include_input=False, include_context=False, include_url=False)[0]
         param = str(fault["loc"][0])
-        if fault["type"] == "extra_forbidden":
-            raise invalid(f"Unknown field '{param[:100]}'.", param[:100], "unknown_field") from None
         code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_value"
         raise invalid(f"Invalid value for '{param}': {fault['msg']}.", param, code) from None
     for name in ("text", "correction"):

@@ -1,7 +1,8 @@
 """What a reply must be: a call of some tool, JSON of a schema, or anything.
 
 `tool_choice` "required" or a function's name makes the reply calls of such tools, whose arguments
-fit their schema; `response_format` makes its text JSON, or lets it be calls. The engine samples
+fit their schema; `response_format` (or a regular expression, or a list of answers) says what its
+text must be, or lets it be calls. The engine samples
 under the grammar that is built here: a structural tag, whose markers are single tokens by id. How
 this model writes a call is read off the rendering of a made-up message with two calls in it.
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api_proxy.errors import unsupported
-from api_proxy.schemas import ChatRequest, NamedChoice
+from api_proxy.schemas import Completion, NamedChoice, Shape
 from records.types import Ids
 from rollout_bridge.engine.types import Grammar
 from rollout_bridge.rendering import Rendering
@@ -58,22 +59,22 @@ class ReplyShaper:
         self._call_form: _CallForm | None = None
         self._is_form_known = False
 
-    def constraint(self, request: ChatRequest, tools: Sequence[Element], prompt: Ids) -> Constraint:
+    def constraint(self, completion: Completion, prompt: Ids) -> Constraint:
         """What the reply to `prompt` must be. Raises ApiError if this model cannot be made to."""
+        request, tools = completion.fields, completion.tools
         choice = request.tool_choice
         if choice == "required" or isinstance(choice, NamedChoice):
             name = choice.function.name if isinstance(choice, NamedChoice) else None
             return self._call_constraint(name, tools, request.parallel_tool_calls is not False)
-        schema = request.reply_schema
-        if schema is None:
+        if completion.shape is None:
             return Constraint()
-        body: Element = {"type": "json_schema", "json_schema": schema}
+        body = _shape_element(completion.shape)
         if tools and choice != "none":
             form = self._form()
             if form is None:
                 raise unsupported(
-                    "This model's tool calls cannot be combined with a 'response_format'; send "
-                    "'tool_choice' = \"none\" with it.",
+                    "This model's tool calls cannot be combined with a form of the answer "
+                    "('response_format', 'regex', ...); send 'tool_choice' = \"none\" with it.",
                     "response_format",
                 )
             calls = self._calls(form, tools, request.parallel_tool_calls is not False)
@@ -162,7 +163,10 @@ class ReplyShaper:
     def _read_form(self) -> _CallForm | None:
         """How this family writes calls; None unless it is a JSON object between two markers."""
         marker = self._marker()
-        text = self._example(_EXAMPLES, _EXAMPLE_ARGUMENTS)
+        try:
+            text = self._example(_EXAMPLES, _EXAMPLE_ARGUMENTS)
+        except ValueError:  # a template that shows one call in a message at most
+            return None
         parts = text.split(_EXAMPLE_ARGUMENTS)
         if not marker or len(parts) != 3:
             return None
@@ -222,6 +226,15 @@ class ReplyShaper:
             {"role": "assistant", "content": "", "tool_calls": calls},
         ]
         return self._rendering.decode(self._rendering.prompt_ids(example, []))
+
+
+def _shape_element(shape: Shape) -> Element:
+    if shape.schema is not None:
+        return {"type": "json_schema", "json_schema": shape.schema}
+    if shape.regex is not None:
+        return {"type": "regex", "pattern": shape.regex}
+    choices = [{"type": "const_string", "value": choice} for choice in shape.choices]
+    return choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
 
 
 def _call_body(opening: str, form: _CallForm, function: Element) -> Element:

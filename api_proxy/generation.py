@@ -330,7 +330,11 @@ class Rollout:
     def _params_left(self) -> SamplingParams:
         if not self.ids:
             return self.params
-        return replace(self.params, max_new_tokens=self.params.max_new_tokens - len(self.ids))
+        return replace(
+            self.params,
+            max_new_tokens=self.params.max_new_tokens - len(self.ids),
+            min_new_tokens=max(self.params.min_new_tokens - len(self.ids), 0),
+        )
 
 
 def _is_mixed(part: Generation, cache_key: str | None) -> bool:

@@ -6,11 +6,10 @@ next state, the session) is written by others.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from api_proxy.linking import (
     Candidate,
@@ -18,16 +17,19 @@ from api_proxy.linking import (
     holds_summary,
     is_unanswered,
     link_by_calls,
+    link_by_equal_calls,
     link_by_fingerprint,
     link_by_path,
     may_hold_summary,
     newest_assistant,
 )
 from api_proxy.reply import turns_called_in
-from records.messages import Message, content_text, fingerprint, path_ids
+from api_proxy.workers import Workers
+from records.messages import Message, calls_key, content_text, fingerprint, path_ids
 from records.store import Store
 from records.types import TurnRef
 
+Given = ParamSpec("Given")
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -45,6 +47,10 @@ class Lineage:
     """Whether the request contains an assistant message, so that a link was to be expected."""
     is_deferred: bool = False
     """Whether the store could not be asked: the request is linked when its turn is stored."""
+    is_repeated: bool = False
+    """Whether it is a first request that was left before, in a session that may not be stored."""
+    first_node: str | None = None
+    """The prompt's node, of a request without history whose client did not name its session."""
 
 
 class LineageFinder:
@@ -61,8 +67,10 @@ class LineageFinder:
         idle_timeout_s: float,
         max_candidates: int,
         summary_rules: Collection[str] = (),
+        workers: Workers | None = None,
     ) -> None:
         self._store = store
+        self._workers = workers or Workers(0)
         self._summary_rules = sorted(summary_rules)
         self._idle_timeout_s = idle_timeout_s
         self._max_candidates = max_candidates
@@ -70,6 +78,10 @@ class LineageFinder:
         self._asked: OrderedDict[tuple[str, str | None], str] = OrderedDict()
         """What a prompt (node, named session) was linked to: a request that failed leaves no turn
         by which its retry could be known.
+        """
+        self._left: OrderedDict[str, str] = OrderedDict()
+        """Sessions of first requests that got no answer, by their prompt's node: a client that
+        gives up and asks again is still the same one.
         """
 
     async def find(
@@ -91,10 +103,20 @@ class LineageFinder:
         Raises StoreError.
         """
         index = newest_assistant(messages)
-        if index is None:
-            session_id = session_id or await self._session_of_summary(scope, messages, now)
-            return Lineage(link=Link(), session_id=session_id, has_history=False)
         path = path_ids(scope, messages) if path is None else path
+        if index is None:
+            first = Lineage(
+                link=Link(),
+                session_id=session_id,
+                has_history=False,
+                first_node=None if session_id else path[-1],
+            )
+            if session_id is not None:
+                return first
+            left = self._left.pop(path[-1], None)
+            if left is not None:
+                return replace(first, session_id=left, is_repeated=True)
+            return replace(first, session_id=await self._session_of_summary(scope, messages, now))
         link = await self._by_path(scope, messages, path, index, session_id, parent_turn_id)
         if link.how == "none" and parent_turn_id is not None:
             link = await self._by_name(scope, messages, index, parent_turn_id)
@@ -104,6 +126,8 @@ class LineageFinder:
             link = await self._asked_before(scope, messages, path, index, session_id) or link
         if link.how == "none":
             link = await self._by_calls(scope, messages, index)
+        if link.how == "none":
+            link = await self._by_equal_calls(scope, messages, index, session_id, now)
         if link.parent is not None:
             _keep(self._asked, (path[-1], session_id), link.parent.turn_id)
         if link.parent is not None and link.next_state and has_next_state:
@@ -142,6 +166,10 @@ class LineageFinder:
             asked_of=self._asked.get((path[-1], session_id)),
         )
 
+    def left(self, first_node: str, session_id: str) -> None:
+        """The request of this lineage got no answer: sent again, it goes on in the same session."""
+        _keep(self._left, first_node, session_id)
+
     def forget(self, turn_id: str) -> None:
         """The turn did not get the next state that `find` linked to it."""
         self._answered.pop(turn_id, None)
@@ -172,16 +200,36 @@ class LineageFinder:
             scope, fingerprint(messages[index]), now - self._idle_timeout_s
         )
         refs = sorted(refs, key=lambda ref: self._preference(ref, session_id))
-        refs = refs[: self._max_candidates]
+        candidates = await self._candidates(refs[: self._max_candidates])
+        if not candidates:
+            return Link()
+        messages = await self._as_stored(messages)
+        return await self._compared(
+            messages, candidates, link_by_fingerprint, messages, index, candidates, session_id
+        )
+
+    async def _candidates(self, refs: Sequence[TurnRef]) -> list[Candidate]:
         turns = await self._store.turns([ref.turn_id for ref in refs]) if refs else []
-        candidates = [
-            Candidate(ref=ref, messages=turn.messages)
+        return [
+            Candidate(ref=ref, messages=turn.messages, response=turn.response)
             for ref, turn in zip(self._current(refs), turns, strict=True)
         ]
-        # Compared in the form in which messages are stored.
-        if candidates:
-            messages = await asyncio.to_thread(self._store.redactor.messages, messages)
-        return link_by_fingerprint(messages, index, candidates, session_id)
+
+    async def _compared(
+        self,
+        messages: Sequence[Message],
+        candidates: Sequence[Candidate],
+        link_by: Callable[Given, Link],
+        *args: Given.args,
+        **kwargs: Given.kwargs,
+    ) -> Link:
+        """What `link_by` finds: it compares as many histories as there are candidates."""
+        num_bytes = _size(messages) * (1 + len(candidates))
+        return await self._workers.run(num_bytes, link_by, *args, **kwargs)
+
+    async def _as_stored(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages in the form in which they are stored, to be compared with those."""
+        return await self._store.redact(self._store.redactor.messages, messages)
 
     async def _by_name(
         self, scope: str, messages: Sequence[Message], index: int, parent_turn_id: str
@@ -194,10 +242,41 @@ class LineageFinder:
         return Link(how="fingerprint", parent=named[0], next_state=tuple(messages[index + 1 :]))
 
     async def _by_calls(self, scope: str, messages: Sequence[Message], index: int) -> Link:
-        """Agents that tell their calls again as text keep the calls' ids: these lead to a turn."""
-        turn_ids = turns_called_in(content_text(messages[index].get("content")))
-        refs = await self._store.turns_by_id(scope, turn_ids) if len(turn_ids) == 1 else []
-        return link_by_calls(self._current(refs), messages[index + 1 :])
+        """Agents keep the ids of calls, whatever they do with the text beside them, and also where
+        they tell the calls again as text: these lead to a turn.
+        """
+        message = messages[index]
+        ids = [str(call.get("id")) for call in message.get("tool_calls") or ()]
+        turn_ids = turns_called_in(" ".join(ids) or content_text(message.get("content")))
+        if len(turn_ids) != 1:
+            return Link()
+        found = await self._candidates(await self._store.turns_by_id(scope, turn_ids))
+        if not found:
+            return Link()
+        messages = await self._as_stored(messages)
+        return await self._compared(messages, found, link_by_calls, messages, index, found[0])
+
+    async def _by_equal_calls(
+        self,
+        scope: str,
+        messages: Sequence[Message],
+        index: int,
+        session_id: str | None,
+        now: float,
+    ) -> Link:
+        """Agents that rename the ids of calls leave their names and arguments."""
+        if not messages[index].get("tool_calls"):
+            return Link()
+        messages = await self._as_stored(messages)
+        key = calls_key(messages[index])
+        assert key is not None, "it has calls"
+        refs = await self._store.turns_by_calls(
+            scope, key, now - self._idle_timeout_s, self._max_candidates
+        )
+        candidates = await self._candidates(refs)
+        return await self._compared(
+            messages, candidates, link_by_equal_calls, messages, index, candidates, session_id
+        )
 
     async def _asked_before(
         self,
@@ -229,7 +308,7 @@ class LineageFinder:
         )
         if not found:
             return None
-        messages = await asyncio.to_thread(self._store.redactor.messages, messages)
+        messages = await self._as_stored(messages)
         held = {session_id for session_id, reply in found if holds_summary(messages, reply)}
         # Equal summaries of two conversations tell nothing.
         return held.pop() if len(held) == 1 else None
@@ -238,6 +317,11 @@ class LineageFinder:
     def _preference(ref: TurnRef, session_id: str | None) -> tuple[bool, bool, float]:
         """Candidates worth comparing first: of the named session, unanswered, recent."""
         return ref.session_id != session_id, not is_unanswered(ref), -ref.created_at
+
+
+def _size(messages: Sequence[Message]) -> int:
+    """About how many bytes they are."""
+    return sum(100 + len(content_text(message.get("content"))) for message in messages)
 
 
 def _keep(memory: OrderedDict[Key, Value], key: Key, value: Value) -> None:

@@ -3,8 +3,9 @@
 The newest assistant message of a request is either one that this endpoint sent, or not. If it is,
 everything after it is that turn's next state. The full message path decides first; an agent that
 rewrote its history (a clock in the system prompt, compaction, re-serialised arguments) is found by
-the message's fingerprint and by how much of what precedes it agrees. A guess is worse than nothing:
-where several conversations fit equally and none is waiting, the link is `ambiguous`.
+the message's fingerprint and by how much of what precedes it agrees; one that rewrote the text
+beside its calls by the calls: their ids, or their names and arguments. A guess is worse than
+nothing: where several conversations fit equally and none is waiting, the link is `ambiguous`.
 
 Nothing here reads the store; `lineage` does.
 """
@@ -12,13 +13,23 @@ Nothing here reads the store; `lineage` does.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
-from records.messages import Message, content_text, fingerprint
+from records.messages import (
+    EchoChange,
+    Message,
+    content_text,
+    echo_changes,
+    fingerprint,
+    loose_fingerprint,
+)
 from records.names import REJUDGEABLE, DropReason, TurnState
 from records.types import TurnRef
+
+How: TypeAlias = Literal["none", "path", "fingerprint", "calls", "equal_calls"]
+Identity: TypeAlias = Callable[[Message], str]
 
 _SUMMARY = re.compile(r"<summary>(.*)</summary>", re.DOTALL)
 _DISTINCTIVE_CHARS = 32
@@ -31,12 +42,15 @@ class Link:
 
     `parent` is the turn that its newest assistant message came from; `next_state` the messages
     after it. `how` tells which identity matched; `retry` that this prompt was answered before. If
-    it is `ambiguous`, `session_id` is the one session of all turns that fit.
+    it is `ambiguous`, `session_id` is the one session of all turns that fit. `echo_changes` is what
+    the client changed of the parent's answer: the visible history then differs from what was
+    sampled, and no prompt extends the parent's.
     """
 
-    how: Literal["none", "path", "fingerprint", "calls"] = "none"
+    how: How = "none"
     parent: TurnRef | None = None
     next_state: tuple[Message, ...] = ()
+    echo_changes: tuple[EchoChange, ...] = ()
     ambiguous: bool = False
     retry: bool = False
     session_id: str | None = None
@@ -44,10 +58,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An earlier turn with an equal answer, and the prompt that it answered."""
+    """An earlier turn whose answer may be the one meant, and the prompt that it answered."""
 
     ref: TurnRef
     messages: Sequence[Message]
+    response: Message | None = None
 
 
 def newest_assistant(messages: Sequence[Message]) -> int | None:
@@ -117,39 +132,125 @@ def link_by_fingerprint(
         if not pool and messages[index].get("tool_calls"):
             # The ids of tool calls are unique: whatever the session is called, these are ours.
             pool = list(candidates)
+    is_distinctive = _is_distinctive(messages[index])
+    return _of_longest_agreement("fingerprint", messages, index, pool, fingerprint, is_distinctive)
+
+
+def link_by_calls(messages: Sequence[Message], index: int, candidate: Candidate | None) -> Link:
+    """Link a request by the ids of calls in its assistant message at `index`: those of `candidate`.
+
+    The calls stand there as calls, of the names and arguments that were sent, or are told as text.
+    """
+    if candidate is None:
+        return Link()
+    changes: tuple[EchoChange, ...] | None = ("retold",)
+    if messages[index].get("tool_calls"):
+        changes = echo_changes(candidate.response or {}, messages[index])
+    if changes is None:
+        return Link()
+    return Link(
+        how="calls",
+        parent=candidate.ref,
+        next_state=tuple(messages[index + 1 :]),
+        echo_changes=changes,
+    )
+
+
+def link_by_equal_calls(
+    messages: Sequence[Message],
+    index: int,
+    candidates: Sequence[Candidate],
+    session_id: str | None,
+) -> Link:
+    """Link a request whose calls have other ids than were sent, by their names and arguments.
+
+    As `link_by_fingerprint`, with ids and the text beside calls left out of every comparison. Equal
+    calls alone identify nothing: something before them must agree.
+    """
+    pool = [c for c in candidates if session_id is None or c.ref.session_id == session_id]
+    link = _of_longest_agreement(
+        "equal_calls", messages, index, pool, loose_fingerprint, is_distinctive=False
+    )
+    if link.parent is None:
+        return link
+    (sent,) = [c.response for c in pool if c.ref.turn_id == link.parent.turn_id]
+    return replace(link, echo_changes=echo_changes(sent or {}, messages[index]) or ())
+
+
+def _of_longest_agreement(
+    how: How,
+    messages: Sequence[Message],
+    index: int,
+    pool: Sequence[Candidate],
+    identity: Identity,
+    is_distinctive: bool,
+) -> Link:
     if not pool:
         return Link()
-    agreements = [num_agreeing(messages[:index], candidate.messages) for candidate in pool]
+    same = _Sameness(identity)
+    history = messages[:index]
+    agreements = [num_agreeing(history, candidate.messages, same) for candidate in pool]
     longest = max(agreements)
-    best = [c for c, length in zip(pool, agreements, strict=True) if length == longest]
+    kept = [one for one, length in zip(pool, agreements, strict=True) if length == longest]
     if longest == 0:
-        if not _is_distinctive(messages[index]):
-            best = [c for c in best if _same_start(messages, c.messages)]
-        if not best:
+        if not is_distinctive:
+            kept = [one for one in kept if same.all(history[:1], one.messages[:1])]
+        if not kept:
             return Link()
-    spoken = _spoken(messages[:index])
-    best = [c for c in best if _spoken(c.messages) == spoken] or best
+    spoken = _spoken(history)
+    alike = [one for one in kept if same.all(spoken, _spoken(one.messages))]
+    first = _spoken(kept[0].messages)
+    is_one_prompt = bool(alike) or all(same.all(first, _spoken(c.messages)) for c in kept[1:])
+    kept = alike or kept
     next_state = tuple(messages[index + 1 :])
-    sessions = {candidate.ref.session_id for candidate in best}
-    is_one_prompt = len({_spoken(candidate.messages) for candidate in best}) == 1
+    sessions = {one.ref.session_id for one in kept}
     if is_one_prompt and (longest > 0 or len(sessions) == 1):
-        return _choose("fingerprint", [c.ref for c in best], next_state)
+        return _choose(how, [one.ref for one in kept], next_state)
     session = sessions.pop() if len(sessions) == 1 else None
-    return Link(how="fingerprint", ambiguous=True, session_id=session)
+    return Link(how=how, ambiguous=True, session_id=session)
 
 
-def link_by_calls(refs: Sequence[TurnRef], next_state: Sequence[Message]) -> Link:
-    """Link a request whose newest assistant message tells as text the calls of `refs`, one turn."""
-    if len(refs) != 1:
-        return Link()
-    return Link(how="calls", parent=refs[0], next_state=tuple(next_state))
+class _Sameness:
+    """Whether messages have one identity, in the time that it takes to read what they share.
+
+    Messages that are equal as they stand need no identity; others have theirs computed once. Of
+    prompts that were told anew in equal words (a client's retries) one is digested, not all.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._of_message: dict[int, str] = {}
+        self._latest: dict[int, tuple[Message, bool]] = {}
+
+    def __call__(self, mine: Message, theirs: Message) -> bool:
+        """Whether two messages are the same; both outlive this object."""
+        if mine == theirs:
+            return True
+        known = self._latest.get(id(mine))
+        if known is not None and known[0] == theirs:
+            return known[1]
+        found = self._digest(mine) == self._digest(theirs)
+        self._latest[id(mine)] = theirs, found
+        return found
+
+    def all(self, mine: Sequence[Message], theirs: Sequence[Message]) -> bool:
+        """Whether two conversations are the same; stops at the first message that is not."""
+        return len(mine) == len(theirs) and all(map(self, mine, theirs))
+
+    def _digest(self, message: Message) -> str:
+        found = self._of_message.get(id(message))
+        if found is None:
+            found = self._of_message[id(message)] = self._identity(message)
+        return found
 
 
-def num_agreeing(history: Sequence[Message], prompt: Sequence[Message]) -> int:
-    """How many messages at the end of both are equal by fingerprint."""
+def num_agreeing(
+    history: Sequence[Message], prompt: Sequence[Message], same: Callable[[Message, Message], bool]
+) -> int:
+    """How many messages at the end of both are the same."""
     count = 0
     for mine, theirs in zip(reversed(history), reversed(prompt), strict=False):
-        if fingerprint(mine) != fingerprint(theirs):
+        if not same(mine, theirs):
             break
         count += 1
     return count
@@ -183,9 +284,7 @@ def _spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-def _choose(
-    how: Literal["path", "fingerprint"], refs: Sequence[TurnRef], next_state: Sequence[Message]
-) -> Link:
+def _choose(how: How, refs: Sequence[TurnRef], next_state: Sequence[Message]) -> Link:
     """The oldest unanswered turn; if all are answered, their one session's newest."""
     unanswered = [ref for ref in refs if is_unanswered(ref)]
     if unanswered:
@@ -207,19 +306,11 @@ def _in_session(
     return own if own or strict else list(refs)
 
 
-def _spoken(messages: Sequence[Message]) -> tuple[str, ...]:
-    """The conversation without system messages, by fingerprints."""
-    return tuple(
-        fingerprint(message)
-        for message in messages
-        if message["role"] not in ("system", "developer")
-    )
+def _spoken(messages: Sequence[Message]) -> list[Message]:
+    """The conversation without system messages."""
+    return [message for message in messages if message["role"] not in ("system", "developer")]
 
 
 def _is_distinctive(message: Message) -> bool:
     text = content_text(message.get("content"))
     return bool(message.get("tool_calls")) or len(text.strip()) >= _DISTINCTIVE_CHARS
-
-
-def _same_start(history: Sequence[Message], prompt: Sequence[Message]) -> bool:
-    return bool(prompt) and fingerprint(history[0]) == fingerprint(prompt[0])

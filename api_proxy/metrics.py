@@ -13,6 +13,7 @@ from collections import deque
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from api_proxy.lineage import Lineage
+from api_proxy.refusals import Refusals
 from records.names import DropReason
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,17 @@ class ProxyMetrics:
         self.limited = self._counter(
             "opd_limited", "Requests refused with 429, by which limit.", "limit"
         )
+        self.foreign = self._counter(
+            "opd_foreign_requests",
+            "Requests refused because no key exists and they may come from a web page, by check.",
+            "check",
+        )
+        self.oversized = self._counter(
+            "opd_oversized",
+            "Requests refused and connections closed because they hold or take too much, by limit.",
+            "limit",
+        )
+        self.refusals = Refusals(self.oversized)
         self.in_flight = Gauge("opd_in_flight", "Requests being answered.", registry=self.registry)
         self.unmatched_share = Gauge(
             "opd_unmatched_share",
@@ -108,6 +120,10 @@ class ProxyMetrics:
             "Secrets and personal data found in distinct messages, by kind and what became of it.",
             ["kind", "mode"],
             registry=self.registry,
+        )
+        self.too_long = self._counter(
+            "opd_redaction_refused",
+            "Requests refused: more text than store.redaction.max_chars lets be looked through.",
         )
         self.expired_sessions = self._counter(
             "opd_retention_sessions", "Sessions deleted because of their age."

@@ -54,7 +54,7 @@ class Places:
         self._limits = limits
         self._metrics = metrics
         self._config = config
-        self._queue = FairQueue(config.max_running, config.max_waiting)
+        self._queue = FairQueue(config.max_running, config.max_waiting, num_reserved(config))
         metrics.waiting.set_function(lambda: self.num_waiting)
 
     @property
@@ -117,6 +117,13 @@ class Places:
             logger.warning("use of API keys not noted: %s", type(error).__name__)
         else:
             self._limits.saved(added, totals, day)
+
+
+def num_reserved(config: ProxyConfig) -> int:
+    """Places that are kept for tenants who hold none or few."""
+    if config.max_running < 2 or not config.reserved_share:
+        return 0
+    return max(int(config.max_running * config.reserved_share), 1)
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -1,7 +1,8 @@
 """Writes turns: what a request tells while it is answered, and the turn itself at its end.
 
-A store that does not answer never costs the agent its reply: what it does not take is spilled
-(spool.py). The content of a request is never logged.
+A store that does not answer costs the agent nothing: what it does not take is spilled (spool.py).
+Only if the spill file takes nothing either, the request fails: what is answered is kept. The
+content of a request is never logged.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from api_proxy.capture import (
     whole_experts,
 )
 from api_proxy.config import ProxyConfig
+from api_proxy.drop_watch import DropWatch
 from api_proxy.lineage import LineageFinder
 from api_proxy.metrics import ProxyMetrics
 from api_proxy.reply import Reply
@@ -50,6 +52,7 @@ class TurnRecorder:
         cache: TokenCache,
         spool: Spool,
         metrics: ProxyMetrics,
+        watch: DropWatch,
         config: ProxyConfig,
     ) -> None:
         self._store = store
@@ -58,6 +61,7 @@ class TurnRecorder:
         self._cache = cache
         self._spool = spool
         self._metrics = metrics
+        self._watch = watch
         self._config = config
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -77,7 +81,9 @@ class TurnRecorder:
         if turn.answers is None:
             return
         try:
-            taken = await self._store.set_next_state(turn.answers, list(turn.link.next_state))
+            taken = await self._store.set_next_state(
+                turn.answers, list(turn.link.next_state), turn.link.echo_changes
+            )
         except StoreUnavailable:
             if not await self._spool.add(self._addition(turn, None)):
                 self._lineage.forget(turn.answers)
@@ -103,7 +109,8 @@ class TurnRecorder:
     async def record(self, turn: Turn, reply: Reply) -> None:
         """Commit the turn, if anything was sampled; after a while without the store, spill it.
 
-        A turn is committed once, also when a reply that is being committed is cut off.
+        A turn is committed once, also when a reply that is being committed is cut off. Where
+        nothing takes it, it `is_lost`: then its reply must not end as if it were kept.
         """
         if turn.caller.consent is Consent.NONE:
             self._leave_out(turn)
@@ -115,6 +122,8 @@ class TurnRecorder:
             logger.error("turn %s is not committed yet, its reply ends anyway", turn.turn_id)
             if turn.captured is not None:
                 await self._spill(turn, turn.captured)
+        elif not turn.commit.cancelled() and turn.commit.exception() is not None:
+            turn.is_lost = True  # logged and counted as the task ended
 
     def _leave_out(self, turn: Turn) -> None:
         """Keep nothing of the turn; count it once."""
@@ -146,7 +155,7 @@ class TurnRecorder:
 
     async def _store_turn(self, turn: Turn, captured: CapturedTurn) -> None:
         try:
-            captured = await asyncio.to_thread(self._store.redactor.turn, captured, turn.scope)
+            captured = await self._store.redact(self._store.redactor.turn, captured, turn.scope)
             if self._spool.is_waiting:
                 await self._spill(turn, captured)
             elif turn.is_link_deferred:
@@ -171,6 +180,10 @@ class TurnRecorder:
             raise StoreUnavailable("its session could not be written")
         await self._store.record_turn(captured, scope=turn.scope)
         self._metrics.recorded(captured.drop_reason)
+        if captured.turn_type is TurnType.MAIN:
+            self._watch.recorded(
+                turn.caller, captured.session_id, captured.drop_reason, captured.drop_detail
+            )
 
     def _lost(self, turn: Turn, error: Exception) -> None:
         self._metrics.failed_turns.inc()
@@ -182,6 +195,7 @@ class TurnRecorder:
             return
         turn.is_spilled = True
         if not await self._spool.add(self._addition(turn, captured)):
+            turn.is_lost = True
             self._metrics.failed_turns.inc()
 
     def _addition(self, turn: Turn, captured: CapturedTurn | None) -> Addition:
@@ -191,6 +205,7 @@ class TurnRecorder:
             turn=captured,
             answers=turn.answers,
             next_state=turn.link.next_state if turn.answers else (),
+            echo_changes=turn.link.echo_changes if turn.answers else (),
             session_name=turn.completion.session,
             continues=turn.completion.parent_turn_id,
             is_deferred=turn.is_link_deferred,
@@ -210,6 +225,7 @@ class TurnRecorder:
                 prompt_ids=captured.prompt_ids,
                 response_ids=captured.response_ids,
                 tools=captured.tools,
+                enable_thinking=captured.sampling.get("enable_thinking"),
             )
         )
 
@@ -259,7 +275,7 @@ def captured_turn(turn: Turn, reply: Reply, config: ProxyConfig) -> CapturedTurn
         rollout_logprobs=np.asarray(rollout.logprobs, dtype=np.float32),
         token_parent_id=turn.prompt.token_parent_id,
         num_shared_ids=turn.prompt.num_shared_ids,
-        sampling=sampling_record(rollout),
+        sampling=sampling_record(rollout, turn.completion.fields.enable_thinking),
         distribution_modified=turn.distribution_modified,
         version_spans=spans,
         finish_reason=rollout.finish_reason or "abort",

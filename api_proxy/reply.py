@@ -55,11 +55,17 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A whole reply as the client got it."""
+    """A whole reply as the client got it; `has_open_call`: its last call was never closed."""
 
     content: str
     reasoning: str | None
     tool_calls: tuple[SentCall, ...]
+    has_open_call: bool = False
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the reply ends with calls to be run."""
+        return bool(self.tool_calls) and not self.has_open_call
 
     @property
     def is_empty(self) -> bool:

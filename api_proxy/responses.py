@@ -28,7 +28,9 @@ from api_proxy.errors import (
     internal_error,
     invalid,
     shutting_down,
+    turn_not_kept,
 )
+from api_proxy.fields import header_of
 from api_proxy.formats import EndedReply, Format, Logprobs, StreamWriter, num_reasoning_tokens
 from api_proxy.generation import Rollout
 from api_proxy.reply import Reply
@@ -92,6 +94,7 @@ class TurnResponse(Response, ABC):
         try:
             await self.answer(send)
         except (ApiError, EngineError) as error:
+            self.service.left(self.turn)
             await self.refuse(send, as_api_error(error, self.service.config.retry_after_s))
         except asyncio.CancelledError:
             if not self.turn.client_gone and not self.turn.is_cut:
@@ -111,6 +114,7 @@ class TurnResponse(Response, ABC):
     async def _client_left(self, work: asyncio.Task[None]) -> None:
         for turn in self.turns:
             turn.client_gone = True
+        self.service.left(self.turn)
         await self._end_early(work)
 
     async def cut(self) -> None:
@@ -149,6 +153,11 @@ class TurnResponse(Response, ABC):
             return shutting_down(self.service.config.retry_after_s)
         return EngineUnavailable("the engine keeps breaking the reply off")
 
+    def _check_kept(self, turn: Turn) -> None:
+        """Raises ApiError 503 for a turn that nothing took: what is answered is kept."""
+        if turn.is_lost:
+            raise turn_not_kept(self.service.config.retry_after_s)
+
     async def record_rest(self, turn: Turn) -> Reply:
         """Record what was sampled; returns the reply as far as it goes."""
         rollout = turn.rollout
@@ -159,22 +168,24 @@ class TurnResponse(Response, ABC):
     def ended(self, turn: Turn, reply: Reply, logprobs: Logprobs | None) -> EndedReply:
         """The reply at its end, its tokens counted."""
         rollout = turn.rollout
+        num_reasoning = num_reasoning_tokens(
+            rollout.ids, reply.reasoning, self.service.deps.rendering.reasoning_end_id
+        )
         return EndedReply(
             reply=reply,
             reason=rollout.finish_reason or "stop",
             matched_stop=rollout.matched_stop,
-            usage=self._usage(rollout),
-            num_reasoning_tokens=num_reasoning_tokens(
-                rollout.ids, reply.reasoning, self.service.deps.rendering.reasoning_end_id
-            ),
+            usage=self._usage(rollout, num_reasoning),
+            num_reasoning_tokens=num_reasoning,
             logprobs=logprobs,
         )
 
-    def _usage(self, rollout: Rollout) -> wire.Usage:
+    def _usage(self, rollout: Rollout, num_reasoning: int) -> wire.Usage:
         usage = wire.Usage(
             prompt_tokens=len(rollout.prompt_ids),
             completion_tokens=len(rollout.ids),
             cached_tokens=rollout.num_cached_tokens,
+            reasoning_tokens=num_reasoning,
         )
         tokens = self.service.metrics.tokens
         tokens.labels("prompt").inc(usage.prompt_tokens)
@@ -190,12 +201,17 @@ class TurnResponse(Response, ABC):
         top = rollout.top[start:] if turn.completion.fields.top_logprobs else None
         if top is not None and len(rollout.top) != len(rollout.ids):
             raise EngineProtocolError("the engine does not report the most probable tokens")
-        decode = self.service.deps.rendering.decode
-        return wire.logprob_entries(decode, rollout.ids[start:], rollout.logprobs[start:], top)
+        ids, logprobs = rollout.ids[start:], rollout.logprobs[start:]
+        tokens = self.service.token_bytes
+        return wire.logprob_entries(tokens.decode, tokens.bytes_of, ids, logprobs, top)
 
     def reply_headers(self) -> dict[str, str]:
-        """Which turn and session this is, for the agent's own records."""
-        return {"x-turn-id": self.turn.turn_id, "x-session-id": self.turn.session_id}
+        """Which turn and session this is, and which fields of the request had no effect."""
+        return {
+            "x-turn-id": self.turn.turn_id,
+            "x-session-id": self.turn.session_id,
+            **header_of(self.turn.completion.ignored),
+        }
 
 
 class WholeResponse(TurnResponse):
@@ -218,6 +234,7 @@ class WholeResponse(TurnResponse):
         reply = await self.record_rest(turn)
         if turn.client_gone:
             return None
+        self._check_kept(turn)
         if rollout.finish_reason == "abort":
             raise self._broken_off(turn)
         return self.ended(turn, reply, self.logprobs(turn, 0))
@@ -285,6 +302,7 @@ class StreamResponse(TurnResponse):
         await self.service.recorder.record(turn, reply)
         if turn.client_gone:
             return None
+        self._check_kept(turn)
         if rollout.finish_reason == "abort":
             raise self._broken_off(turn)
         return self.ended(turn, reply, self._new_logprobs(turn))

@@ -55,6 +55,8 @@ def sampling_params(
         stop_token_ids=stop_token_ids,
         frequency_penalty=fields.frequency_penalty or 0.0,
         presence_penalty=fields.presence_penalty or 0.0,
+        repetition_penalty=fields.repetition_penalty or 1.0,
+        min_new_tokens=min(fields.min_tokens or 0, budget),
         seed=fields.seed,
         logit_bias=tuple(bias.items()),
         grammar=grammar,

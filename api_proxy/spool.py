@@ -104,14 +104,14 @@ class Spool:
 
     async def _add(self, addition: Addition) -> bool:
         try:
-            payload = await asyncio.to_thread(self._encoded, addition)
+            payload = await self._store.redact(self._encoded, addition)
             async with self._writing:
                 if self._file is None:
                     raise OSError("the spill file is closed")
                 await asyncio.to_thread(self._file.append, addition.created_at, payload)
                 self._num_waiting += 1
                 fail_points.reach("spill.appended")
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError, StoreUnavailable) as error:
             logger.error("a %s is lost, it was not spilled: %s", addition.what, _brief(error))
             return False
         self._metrics.spilled.labels(addition.what).inc()
@@ -253,7 +253,13 @@ class Spool:
         )
         next_state = link.next_state if may_answer else ()
         answers = parent_id if next_state else None
-        linked = replace(addition, turn=turn, answers=answers, next_state=next_state)
+        linked = replace(
+            addition,
+            turn=turn,
+            answers=answers,
+            next_state=next_state,
+            echo_changes=link.echo_changes if answers else (),
+        )
         return linked, answers
 
     def _count_damage(self, file: SpillFile) -> None:

@@ -137,6 +137,11 @@ class ReplyAssembler:
     Without `allow_calls` (tool_choice "none") the text of a call is content. Calls are named after
     the turn, so that they lead back to it. After `finish`,
     `mismatched` says that text was sent which the final parse disagrees with.
+
+    A stop string ends the reply wherever the policy writes it, and is never shown. In a call, it
+    leaves the call unwritten; therefore calls are held back until they are whole if there are stop
+    strings. A call that the policy left open when it ended by itself is text, unless a part of it
+    was sent already: then it stays a call (`Reply.has_open_call`).
     """
 
     def __init__(
@@ -186,7 +191,7 @@ class ReplyAssembler:
         if self._mode == "reasoning":
             reasoning = self._text.text[self._start :]
             if "</think>" not in reasoning:
-                return self._send_reasoning(held_back(reasoning, _MARKERS))
+                return self._send_reasoning(self._certain(reasoning))
             self._mode = "probe"
         if self._mode == "calls" and not self._may_end_a_call(fresh):
             return self._go_on_with_call(fresh)
@@ -200,16 +205,22 @@ class ReplyAssembler:
         `matched_stop` is the stop string that ended the reply, if one did. Works without a push
         before it, too.
         """
-        self._ids = [*self._forced_ids, *self._until_stop(response_ids)]
+        sampled = self._until_stop(response_ids)
+        is_ended = len(sampled) < len(response_ids)
+        self._ids = [*self._forced_ids, *sampled]
         parsed = self._parse()
-        calls = list(parsed.tool_calls)
-        sendable = [call for call in calls if self._allow_calls and call.name]
-        shown = [call.raw for call in calls if not (self._allow_calls and call.name)]
-        content = "\n".join(text for text in (parsed.content, *shown) if text)
+        reasoning, is_cut = self._cut_reasoning(parsed, matched_stop)
+        calls = [] if is_cut else self._calls_before_stop(parsed.tool_calls, matched_stop)
+        sendable, shown = [], []
+        for index, call in enumerate(calls):
+            is_left_open = call.open_at is not None and is_ended and index >= len(self._calls)
+            is_call = self._allow_calls and call.name and not is_left_open
+            sendable += [call] if is_call else []
+            shown += [] if is_call else [call.raw]
+        content = "" if is_cut else "\n".join(text for text in (parsed.content, *shown) if text)
         end = self._stop_position(content, matched_stop)
         self.mismatched |= not content[:end].startswith(self._content)
-        deltas = self._send_reasoning(parsed.reasoning or "")
-        deltas += self._send_content(content[:end])
+        deltas = self._send_reasoning(reasoning) + self._send_content(content[:end])
         if end is None:
             deltas += self._send_calls(sendable)
         self.mismatched |= len(self._calls) != (len(sendable) if end is None else 0)
@@ -217,8 +228,26 @@ class ReplyAssembler:
             content=self._content,
             reasoning=self._reasoning or None,
             tool_calls=tuple(self._calls),
+            has_open_call=bool(self._calls and sendable and sendable[-1].open_at is not None),
         )
         return deltas, reply
+
+    def _cut_reasoning(self, parsed: Parsed, matched_stop: str | None = None) -> tuple[str, bool]:
+        """The reasoning up to a stop string, and whether there was one: the reply ends there."""
+        reasoning = parsed.reasoning or ""
+        is_last = not parsed.content and not parsed.tool_calls
+        end = self._stop_position(reasoning, matched_stop if is_last else None)
+        return reasoning[:end], end is not None
+
+    def _calls_before_stop(self, calls: Sequence[Call], matched_stop: str | None) -> list[Call]:
+        """The calls before a stop string, which takes the one that it stands in with it."""
+        kept: list[Call] = []
+        for call in calls:
+            is_cut = call.open_at is not None and matched_stop is not None
+            if is_cut or any(stop in call.raw for stop in self._stop):
+                break
+            kept.append(call)
+        return kept
 
     def _until_stop(self, ids: Sequence[int]) -> list[int]:
         stops = self._detokenizer.stop_token_ids
@@ -245,6 +274,9 @@ class ReplyAssembler:
             # An end of thinking that comes yet would make reasoning of these calls.
             self._mode = "probe"
             return []
+        reasoning, is_cut = self._cut_reasoning(parsed)
+        if is_cut:
+            return self._send_reasoning(reasoning)
         if parsed.tool_calls:
             self._mode = "calls"
             end = self._stop_position(parsed.content)
@@ -257,7 +289,7 @@ class ReplyAssembler:
             )
         if reasoning:
             self._follow("reasoning", reasoning)
-            return self._send_reasoning(held_back(reasoning, _MARKERS))
+            return self._send_reasoning(self._certain(reasoning))
         return []
 
     def _follow(self, mode: Literal["content", "reasoning"], parsed: str) -> None:
@@ -272,8 +304,9 @@ class ReplyAssembler:
         """Send of `calls` what more ids cannot change: the last may still be written."""
         last = calls[-1]
         settled = list(calls) if last.ok and last.open_at is None else list(calls[:-1])
+        settled = self._calls_before_stop(settled, None)
         deltas = self._send_calls([call for call in settled if self._allow_calls and call.name])
-        if last.open_at is None or not self._allow_calls:
+        if last.open_at is None or not self._allow_calls or self._stop:
             self._open = None
             return deltas
         if self._open is None or self._open.start != last.open_at:

@@ -17,12 +17,14 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api_proxy import wire
-from api_proxy.admission import admitted
+from api_proxy.admission import Body, admitted
 from api_proxy.choices import answer_all
 from api_proxy.errors import ApiError, invalid, unsupported
+from api_proxy.fields import SAMPLING, check_fields
 from api_proxy.formats import EndedReply, Logprobs
 from api_proxy.reply import TEXT_ROLE, Delta
-from api_proxy.schemas import Completion, completion_of, json_object
+from api_proxy.request_limits import RequestLimits
+from api_proxy.schemas import Completion, completion_of
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
 from records.names import TurnType
@@ -32,8 +34,8 @@ router = APIRouter()
 
 _DEFAULT_TOKENS = 16
 _SAME_FIELDS = (
-    *("model", "stream", "stream_options", "n", "stop", "temperature", "top_p", "top_k", "min_p"),
-    *("frequency_penalty", "presence_penalty", "logit_bias", "seed", "session_id", "session_done"),
+    *("model", "stream", "stream_options", "n", "stop", "temperature", "top_p", "user"),
+    *("safety_identifier", "session_id", "session_done", *SAMPLING),
 )
 
 
@@ -52,16 +54,18 @@ async def completions(request: Request) -> Response:
     """OpenAI's completions; the answered turn is recorded and never trains."""
     service: TurnService = request.app.state.service
 
-    async def parse(raw: bytes, _scope: str) -> Completion:
+    async def parse(body: Body, _scope: str) -> Completion:
         rendering = service.deps.rendering
-        return parse_text(json_object(raw), request.headers, service.config.max_messages, rendering)
+        return await service.workers.run(
+            body.num_bytes, parse_text, body.fields, request.headers, body.limits, rendering
+        )
 
     turn = await admitted(request, parse)
-    return answer_all(service, turn, TextFormat(service.config.model_name))
+    return answer_all(service, turn, TextFormat(turn.completion.fields.model))
 
 
 def parse_text(
-    body: dict[str, Any], headers: Any, max_messages: int, rendering: Rendering
+    body: dict[str, Any], headers: Any, limits: RequestLimits, rendering: Rendering
 ) -> Completion:
     """The request in `body`. Raises ApiError 400 on anything that cannot be served."""
     try:
@@ -69,32 +73,33 @@ def parse_text(
     except ValidationError as error:
         param = str(error.errors()[0]["loc"][0])
         raise invalid(f"Invalid value for '{param}'.", param) from None
-    for name in ("suffix", "echo"):
-        if body.get(name):
-            raise unsupported(f"'{name}' is not supported.", name)
-    if body.get("best_of") not in (None, 1):
-        raise unsupported("'best_of' is not supported; ask for 'n' answers.", "best_of")
-    text, ids = _prompt(fields.prompt, rendering)
+    ignored = check_fields(body, (*_SAME_FIELDS, *TextRequest.model_fields))
+    text, ids = _prompt(fields.prompt, rendering, limits)
     chat = {name: body[name] for name in _SAME_FIELDS if name in body}
     chat["messages"] = [{"role": "user", "content": text}]
     chat["max_tokens"] = fields.max_tokens or _DEFAULT_TOKENS
     if fields.logprobs is not None:
         chat |= {"logprobs": True, "top_logprobs": fields.logprobs}
-    completion = completion_of(chat, headers, max_messages)
+    completion = completion_of(chat, headers, limits)
     return replace(
         completion,
         messages=[{"role": TEXT_ROLE, "content": text}],
         turn_type=TurnType.TEXT,
         prompt_ids=ids,
+        ignored=ignored,
     )
 
 
-def _prompt(prompt: Any, rendering: Rendering) -> tuple[str, tuple[int, ...]]:
+def _prompt(
+    prompt: Any, rendering: Rendering, limits: RequestLimits
+) -> tuple[str, tuple[int, ...]]:
     """The one prompt as text and as ids."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
             raise unsupported("One prompt for each request is supported.", "prompt")
         prompt = prompt[0]
+    if isinstance(prompt, str):
+        limits.check_prompt([{"content": prompt}], [])
     ids = rendering.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     if not ids:
         raise invalid("'prompt' is empty.", "prompt")

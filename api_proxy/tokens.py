@@ -8,7 +8,6 @@ reading their tokens back; the store remains the truth.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from api_proxy.linking import Link
+from api_proxy.schemas import Completion
+from api_proxy.workers import Workers
 from records.messages import Message, content_text
 from records.store import Store
 from records.types import Ids
@@ -28,12 +29,15 @@ _LEAST_SHARED = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentTokens:
-    """The ids of an earlier turn, and the tools that stood in its prompt."""
+    """The ids of an earlier turn, the tools that stood in its prompt, and whether its template was
+    told to think (None: as the run has it).
+    """
 
     turn_id: str
     prompt_ids: Ids
     response_ids: Ids
     tools: list[dict[str, Any]]
+    enable_thinking: bool | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -82,19 +86,17 @@ class TokenCache:
 
 
 class PromptBuilder:
-    """Builds prompts for one rendering; histories over `offload_chars` characters in a thread."""
+    """Builds prompts for one rendering; those of long requests in a thread."""
 
     def __init__(
-        self, store: Store, rendering: Rendering, cache: TokenCache, offload_chars: int
+        self, store: Store, rendering: Rendering, cache: TokenCache, workers: Workers
     ) -> None:
         self._store = store
         self._rendering = rendering
         self.cache = cache
-        self._offload_chars = offload_chars
+        self._workers = workers
 
-    async def build(
-        self, link: Link, messages: Sequence[Message], tools: list[dict[str, Any]]
-    ) -> Prompt:
+    async def build(self, link: Link, completion: Completion) -> Prompt:
         """The prompt of a linked request.
 
         Raises ValueError if the template cannot render the messages, StoreError if the parent
@@ -103,9 +105,18 @@ class PromptBuilder:
         parent = None
         if link.parent is not None and link.how == "path":
             parent = await self._parent(link.parent.turn_id)
-        if _num_chars(messages) > self._offload_chars:
-            return await asyncio.to_thread(self._build, parent, link, messages, tools)
-        return self._build(parent, link, messages, tools)
+        enable_thinking = completion.fields.enable_thinking
+        if parent is not None and parent.enable_thinking != enable_thinking:
+            parent = None
+        return await self._workers.run(
+            completion.num_bytes,
+            _build,
+            self._rendering.with_thinking(enable_thinking),
+            parent,
+            link,
+            completion.messages,
+            completion.tools,
+        )
 
     async def _parent(self, turn_id: str) -> ParentTokens | None:
         cached = self.cache.get(turn_id)
@@ -119,42 +130,46 @@ class PromptBuilder:
             prompt_ids=turn.prompt_ids,
             response_ids=turn.response_ids,
             tools=turn.tools,
+            enable_thinking=turn.sampling.get("enable_thinking"),
         )
         self.cache.add(parent)
         return parent
 
-    def _build(
-        self,
-        parent: ParentTokens | None,
-        link: Link,
-        messages: Sequence[Message],
-        tools: list[dict[str, Any]],
-    ) -> Prompt:
-        if parent is None:
-            return Prompt(ids=self._rendering.prompt_ids(messages, tools), how="full")
-        echoed = messages[len(messages) - len(link.next_state) - 1]
-        can_extend = parent.tools == tools and self._means_the_same(parent, echoed)
-        if can_extend:
-            ids = self._rendering.extend(
-                parent.prompt_ids, parent.response_ids, link.next_state, tools
-            )
-            if ids is not None:
-                return _with_parent(ids, "extended", parent)
-        ids = self._rendering.prompt_ids(messages, tools)
-        return _with_parent(ids, "fallback" if can_extend else "full", parent)
 
-    def _means_the_same(self, parent: ParentTokens, echoed: Message) -> bool:
-        """Whether the parent's ids say what the client echoes.
+def _build(
+    rendering: Rendering,
+    parent: ParentTokens | None,
+    link: Link,
+    messages: Sequence[Message],
+    tools: list[dict[str, Any]],
+) -> Prompt:
+    if parent is None:
+        return Prompt(ids=rendering.prompt_ids(messages, tools), how="full")
+    echoed = messages[len(messages) - len(link.next_state) - 1]
+    can_extend = parent.tools == tools and _means_the_same(rendering, parent, echoed)
+    if can_extend:
+        ids = rendering.extend(parent.prompt_ids, parent.response_ids, link.next_state, tools)
+        if ids is not None:
+            return _with_parent(ids, "extended", parent)
+    ids = rendering.prompt_ids(messages, tools)
+    return _with_parent(ids, "fallback" if can_extend else "full", parent)
 
-        The path matched, so the echo is what was sent; but a reply that did not end by itself may
-        hold more than was sent: a stop string, for one.
-        """
-        if not len(parent.response_ids):
-            return False
-        if int(parent.response_ids[-1]) in self._rendering.stop_token_ids:
-            return True
-        parsed = self._rendering.parse(parent.response_ids, parent.tools, parent.prompt_ids)
-        return parsed.content.strip() == content_text(echoed.get("content")).strip()
+
+def _means_the_same(rendering: Rendering, parent: ParentTokens, echoed: Message) -> bool:
+    """Whether the parent's ids say what the client echoes.
+
+    The path matched, so the echo is what was sent; but a reply that did not end by itself may hold
+    more than was sent: a stop string, for one, or a call that was never closed.
+    """
+    if not len(parent.response_ids):
+        return False
+    if int(parent.response_ids[-1]) in rendering.stop_token_ids:
+        return True
+    parsed = rendering.parse(parent.response_ids, parent.tools, parent.prompt_ids)
+    if not parsed.content and not parsed.tool_calls:
+        return False  # cut while it reasoned
+    is_same_text = parsed.content.strip() == content_text(echoed.get("content")).strip()
+    return is_same_text and len(parsed.tool_calls) == len(echoed.get("tool_calls") or ())
 
 
 def _with_parent(
@@ -172,7 +187,3 @@ def num_shared(ids: Ids, parent: ParentTokens) -> int:
     length = min(len(ids), len(earlier))
     differs = np.flatnonzero(ids[:length] != earlier[:length])
     return int(differs[0]) if len(differs) else length
-
-
-def _num_chars(messages: Sequence[Message]) -> int:
-    return sum(len(content_text(message.get("content"))) for message in messages)

@@ -37,7 +37,9 @@ class Turn:
 
     `notes` is the task that writes what the request itself tells, `commit` the one that writes the
     turn; `is_session_kept` says that the session is in the store, `is_link_deferred` that the store
-    could not be asked where the turn belongs; `captured` is the turn as the store takes it.
+    could not be asked where the turn belongs; `first_node` is its prompt's node if it begins a
+    conversation that its client did not name; `captured` is the turn as the store takes it;
+    `is_lost`: neither the store nor the spill file took it.
     `created` is in unix seconds, `started` of a monotonic clock. `is_cut`: the proxy stops. `place`
     is left when the reply is over.
 
@@ -66,10 +68,12 @@ class Turn:
     place: Place | None = None
     is_session_kept: bool = False
     is_link_deferred: bool = False
+    first_node: str | None = None
     notes: asyncio.Task[None] | None = None
     commit: asyncio.Task[None] | None = None
     captured: CapturedTurn | None = None
     is_spilled: bool = False
+    is_lost: bool = False
     latency_s: float = 0.0
 
     @property

@@ -17,9 +17,11 @@ from uuid import uuid4
 
 import numpy as np
 
+from api_proxy.body_budget import BodyBudget
 from api_proxy.callers import Caller
 from api_proxy.config import ProxyConfig
-from api_proxy.errors import ApiError, invalid
+from api_proxy.drop_watch import DropWatch
+from api_proxy.errors import ApiError, invalid, too_long_to_record, unsupported
 from api_proxy.forcing import Constraint, ReplyShaper
 from api_proxy.generation import Engine, Rollout, SeenVersion
 from api_proxy.limits import Limits
@@ -29,6 +31,7 @@ from api_proxy.metrics import ProxyMetrics
 from api_proxy.open_replies import OpenReplies
 from api_proxy.places import Places
 from api_proxy.recorder import TurnRecorder
+from api_proxy.request_limits import RequestLimits
 from api_proxy.sampling import reply_budget, sampling_params
 from api_proxy.schemas import Completion
 from api_proxy.sessions import Sessions
@@ -37,10 +40,13 @@ from api_proxy.spool import Spool
 from api_proxy.stop_strings import StopStrings
 from api_proxy.streaming import Detokenizer, ReplyAssembler
 from api_proxy.text_reply import TextAssembler
+from api_proxy.token_bytes import TokenBytes
 from api_proxy.tokens import Prompt, PromptBuilder, TokenCache
 from api_proxy.turn import Assembler, Turn
+from api_proxy.workers import Workers
 from records.errors import StoreError
 from records.keys import Keys
+from records.messages import path_ids
 from records.names import Consent, TurnType
 from records.store import Store
 from records.types import Ids
@@ -65,6 +71,14 @@ class ProxyDeps:
     pause_mode: PauseMode = "retract"
 
 
+@dataclass(frozen=True, slots=True)
+class _Speaker:
+    """What one setting of the chat template needs beside its rendering."""
+
+    shaper: ReplyShaper
+    detokenizer: Detokenizer
+
+
 class TurnService:
     """Prepares turns, and holds what the parts of one application share."""
 
@@ -80,6 +94,8 @@ class TurnService:
             gauge = self.metrics.longest_wait_s.labels(reply)
             gauge.set_function(partial(self._longest_wait_s, is_streamed))
         self.limits = Limits(deps.clock, self.metrics)
+        self.workers = Workers(config.render_offload_chars)
+        self.bodies = BodyBudget(config)
         keys = Keys(deps.store, deps.clock)
         self.places = Places(keys, self.limits, self.metrics, config)
         self.replies = OpenReplies()
@@ -90,13 +106,12 @@ class TurnService:
             config.idle_timeout_s,
             config.link_candidates,
             {rule.name for rule in self._side_rules if rule.is_summary},
+            self.workers,
         )
         cache = TokenCache(config.token_cache_tokens)
-        self._prompts = PromptBuilder(
-            deps.store, deps.rendering, cache, config.render_offload_chars
-        )
-        self._shaper = ReplyShaper(deps.rendering)
-        self._detokenizer = Detokenizer(deps.rendering)
+        self._prompts = PromptBuilder(deps.store, deps.rendering, cache, self.workers)
+        self._speakers: dict[bool | None, _Speaker] = {}
+        self.token_bytes = TokenBytes(deps.rendering)
         self._seen = SeenVersion()
         self._context_length = config.context_length
         self.spool = Spool(
@@ -106,6 +121,7 @@ class TurnService:
             metrics=self.metrics,
             retry_s=config.spill_retry_s,
         )
+        self.drop_watch = DropWatch(deps.store, self.metrics, config.sweep_interval_s)
         self.recorder = TurnRecorder(
             store=deps.store,
             sessions=self.sessions,
@@ -113,11 +129,13 @@ class TurnService:
             spool=self.spool,
             cache=cache,
             metrics=self.metrics,
+            watch=self.drop_watch,
             config=config,
         )
 
     async def prepare(self, completion: Completion, caller: Caller) -> Turn:
         """Everything up to sampling. Raises ApiError."""
+        await self._refuse_too_long(completion, caller)
         now = self.deps.clock()
         kind = kind_of(completion, self._side_rules)
         is_side = kind.turn_type is TurnType.SIDE
@@ -138,6 +156,25 @@ class TurnService:
         self.recorder.start(turn)
         return turn
 
+    def left(self, turn: Turn) -> None:
+        """The turn ends without an answer that its client has read."""
+        if turn.first_node is not None:
+            self._lineage.left(turn.first_node, turn.session_id)
+
+    async def _refuse_too_long(self, completion: Completion, caller: Caller) -> None:
+        """Raises ApiError for more text than is looked through before it is stored."""
+        if caller.consent is Consent.NONE:
+            return
+        limit = await self.workers.run(
+            completion.num_bytes,
+            self.deps.store.redactor.refused_length,
+            completion.messages,
+            completion.tools,
+        )
+        if limit is not None:
+            self.metrics.too_long.inc()
+            raise too_long_to_record(limit)
+
     async def stop(self) -> None:
         """Begin no more replies, and end those that there are."""
         self.places.close()
@@ -146,8 +183,19 @@ class TurnService:
     async def count_prompt_tokens(self, completion: Completion) -> int:
         """Tokens of the prompt, rendered in full. Raises ApiError."""
         ids = (await self._prompt(Link(), completion)).ids
-        constraint = self._shaper.constraint(completion.fields, completion.tools, ids)
+        constraint = await self._constraint(completion, ids)
         return len(ids) + len(constraint.forced_ids)
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        """What a request may hold, as far as that is known without asking the engine."""
+        return RequestLimits(config=self.config, context_length=self._context_length)
+
+    async def limits_for(self, num_bytes: int) -> RequestLimits:
+        """What a request may hold; the engine is asked if this one is long enough to matter."""
+        if num_bytes > self.config.render_offload_chars:
+            await self._ask_engine()
+        return self.request_limits
 
     async def context_length(self) -> int | None:
         """Tokens of prompt and reply together; None until the engine has said it."""
@@ -168,7 +216,7 @@ class TurnService:
     ) -> Turn:
         link = lineage.link
         prompt = await self._prompt(link, completion)
-        constraint = self._shaper.constraint(completion.fields, completion.tools, prompt.ids)
+        constraint = await self._constraint(completion, prompt.ids)
         forced_ids = np.asarray(constraint.forced_ids, dtype=np.int32)
         prompt_ids = np.concatenate([prompt.ids, forced_ids])
         await self._ask_engine()
@@ -197,9 +245,10 @@ class TurnService:
                 completion=completion,
                 caller=caller,
                 session_id=session_id,
-                is_session_kept=lineage.session_id is not None,
+                is_session_kept=lineage.session_id is not None and not lineage.is_repeated,
                 is_link_deferred=lineage.is_deferred,
                 link=link,
+                first_node=lineage.first_node,
                 prompt=prompt,
                 kind=kind,
                 rollout=self._rollout(
@@ -217,6 +266,14 @@ class TurnService:
             turn.unfinished.add(one.turn_id)
             one.unfinished = turn.unfinished
         return turn
+
+    async def _constraint(self, completion: Completion, prompt_ids: Ids) -> Constraint:
+        return await self.workers.run(
+            completion.num_bytes,
+            self._speaker(completion).shaper.constraint,
+            completion,
+            prompt_ids,
+        )
 
     def _rollout(
         self,
@@ -241,9 +298,9 @@ class TurnService:
         self, turn_id: str, prompt_ids: Ids, constraint: Constraint, completion: Completion
     ) -> Assembler:
         if completion.prompt_ids is not None:
-            return TextAssembler(self._detokenizer, completion.stop)
+            return TextAssembler(self._speaker(completion).detokenizer, completion.stop)
         return ReplyAssembler(
-            self._detokenizer,
+            self._speaker(completion).detokenizer,
             prompt_ids=prompt_ids,
             tools=completion.tools,
             stop=completion.stop,
@@ -258,7 +315,7 @@ class TurnService:
         fields = completion.fields
         may_call = bool(completion.tools) and fields.tool_choice != "none"
         if fields.parallel_tool_calls is False and may_call and constraint.grammar is None:
-            return (*stops, self._shaper.call_end_id())
+            return (*stops, self._speaker(completion).shaper.call_end_id())
         return stops
 
     async def _find(
@@ -275,9 +332,13 @@ class TurnService:
                 session_id = None
                 if completion.session is not None:
                     session_id = await self.sessions.named(caller.scope, completion.session)
+                path = await self.workers.run(
+                    completion.num_bytes, path_ids, caller.scope, completion.messages
+                )
                 return await self._lineage.find(
                     scope=caller.scope,
                     messages=completion.messages,
+                    path=path,
                     session_id=session_id,
                     now=now,
                     parent_turn_id=completion.parent_turn_id,
@@ -290,11 +351,28 @@ class TurnService:
         except RecursionError:
             raise invalid("The messages are nested too deeply.", "messages") from None
 
+    def _speaker(self, completion: Completion) -> _Speaker:
+        """What reads and forces replies under the request's template. Raises ApiError 400 if the
+        template has no such switch.
+        """
+        thinking = completion.fields.enable_thinking
+        known = self._speakers.get(thinking)
+        if known is None:
+            try:
+                rendering = self.deps.rendering.with_thinking(thinking)
+            except ValueError as error:
+                name = "chat_template_kwargs.enable_thinking"
+                raise unsupported(f"'{name}' is not supported: {error}.", name) from None
+            known = _Speaker(ReplyShaper(rendering), Detokenizer(rendering))
+            self._speakers[thinking] = known
+        return known
+
     async def _prompt(self, link: Link, completion: Completion) -> Prompt:
         if completion.prompt_ids is not None:
             return Prompt(ids=np.asarray(completion.prompt_ids, dtype=np.int32), how="full")
+        self._speaker(completion)
         try:
-            return await self._prompts.build(link, completion.messages, completion.tools)
+            return await self._prompts.build(link, completion)
         except (ValueError, RecursionError) as error:
             logger.info("messages refused by the chat template: %s", type(error).__name__)
             raise invalid(
@@ -303,7 +381,7 @@ class TurnService:
         except StoreError as error:
             self.metrics.failed_lookups.inc()
             logger.error("prompt rendered in full, the store does not answer: %s", error)
-            return await self._prompts.build(Link(), completion.messages, completion.tools)
+            return await self._prompts.build(Link(), completion)
 
     async def _ask_engine(self) -> None:
         """What has to be known of the engine before it is used; asked until it says so."""

@@ -2,8 +2,10 @@
 
 At most `max_running` replies are being sampled. Whoever comes then waits; the next free place goes
 to the tenant that has the fewest replies running, among equals to the one that was served longest
-ago, so a burst of one tenant costs another one turn at most. Where the queue is full, the newest
-request of the tenant that waits with the most is refused, which may be the one that just came.
+ago, so a burst of one tenant costs another one turn at most. Some places are kept for tenants that
+hold none or few: replies that do not end would otherwise keep all. Where the queue is full, the
+newest request of the tenant that waits with the most is refused, which may be the one that just
+came.
 
 It does not know HTTP or keys.
 """
@@ -30,10 +32,14 @@ class _Waiter:
 
 
 class FairQueue:
-    """Places for `max_running` replies and `max_waiting` requests."""
+    """Places for `max_running` replies and `max_waiting` requests. A tenant that holds places
+    leaves as many free, `num_reserved` of them at most.
+    """
 
-    def __init__(self, max_running: int, max_waiting: int) -> None:
+    def __init__(self, max_running: int, max_waiting: int, num_reserved: int = 0) -> None:
+        assert num_reserved < max_running
         self._max_running = max_running
+        self._num_reserved = num_reserved
         self._max_waiting = max_waiting
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, deque[_Waiter]] = {}
@@ -90,7 +96,9 @@ class FairQueue:
         while self._waiting:
             tenant = min(self._waiting, key=lambda one: (self._running[one], self._served[one]))
             waiters = self._waiting[tenant]
-            if self._running.total() + waiters[0].size > self._max_running:
+            # Who else waits holds as many or more, and so would have to leave as many or more.
+            kept = min(self._num_reserved, self._running[tenant])
+            if self._running.total() + waiters[0].size > self._max_running - kept:
                 return
             waiter = waiters.popleft()
             self._drop_empty(tenant)

@@ -25,6 +25,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
     def body(self) -> dict[str, Any]:
         """OpenAI's `usage`."""
@@ -33,6 +34,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 
@@ -42,6 +44,7 @@ def summed(usages: Sequence[Usage]) -> Usage:
         prompt_tokens=usages[0].prompt_tokens,
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         cached_tokens=usages[0].cached_tokens,
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
     )
 
 
@@ -64,8 +67,8 @@ class ReplyHead:
 
 
 def finish_reason(sampled: str, reply: Reply) -> str:
-    """OpenAI's reason: a reply that ended by itself with calls ends with "tool_calls"."""
-    return "tool_calls" if sampled == "stop" and reply.tool_calls else sampled
+    """OpenAI's reason: a reply that ended by itself with whole calls ends with "tool_calls"."""
+    return "tool_calls" if sampled == "stop" and reply.calls_tools else sampled
 
 
 def choice_body(
@@ -138,31 +141,30 @@ def error_event(error: ApiError) -> bytes:
 
 def logprob_entries(
     decode: Callable[[Sequence[int]], str],
+    bytes_of: Callable[[int], bytes | None],
     ids: Sequence[int],
     logprobs: Sequence[float],
     top: Sequence[Sequence[tuple[int, float]]] | None = None,
 ) -> list[dict[str, Any]]:
     """One entry for each sampled token, stop token and calls included, at the sampling temperature.
 
-    `bytes` is null where a token is only a part of a character. `top` lists (id, log-prob) pairs
-    for each token.
+    `bytes_of` gives a token's own bytes, be they a part of a character. `top` lists (id, log-prob)
+    pairs for each token.
     """
     alternatives = top if top is not None else [()] * len(ids)
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        raw = bytes_of(token)
+        listed = None if raw is None else list(raw)
+        return {"token": decode([token]), "logprob": logprob, "bytes": listed}
+
     return [
         {
-            **_token_entry(decode, token, logprob),
-            "top_logprobs": [_token_entry(decode, other, value) for other, value in pairs],
+            **entry(token, logprob),
+            "top_logprobs": [entry(other, value) for other, value in pairs],
         }
         for token, logprob, pairs in zip(ids, logprobs, alternatives, strict=True)
     ]
-
-
-def _token_entry(
-    decode: Callable[[Sequence[int]], str], token: int, logprob: float
-) -> dict[str, Any]:
-    text = decode([token])
-    raw = None if "�" in text else list(text.encode())
-    return {"token": text, "logprob": logprob, "bytes": raw}
 
 
 def _delta_body(delta: Delta) -> dict[str, Any]:

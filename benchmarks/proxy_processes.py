@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import uvicorn
 import uvloop
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
+from api_proxy.event_loop import run
+from api_proxy.server import ProxyServer
 from benchmarks.scripted_engine import Script
 from benchmarks.scripted_engine import serve as serve_scripted
 from records.config import StoreConfig
@@ -57,12 +58,15 @@ class _ProxyPlan:
     engine_url: str
     database: Path
     port: int
+    settings: dict[str, Any]
 
 
 @contextmanager
-def served(script: Script, model: str, renderer: RendererConfig) -> Iterator[Served]:
-    """Both processes, ready, until the end of the block. Raises RuntimeError if one is not ready
-    in time.
+def served(
+    script: Script, model: str, renderer: RendererConfig, **settings: Any
+) -> Iterator[Served]:
+    """Both processes, ready, until the end of the block; `settings` are the proxy's. Raises
+    RuntimeError if one is not ready in time.
     """
     engine_port, proxy_port = free_ports(2)
     engine_url, proxy_url = (f"http://127.0.0.1:{port}" for port in (engine_port, proxy_port))
@@ -74,6 +78,7 @@ def served(script: Script, model: str, renderer: RendererConfig) -> Iterator[Ser
             engine_url=engine_url,
             database=folder / "records.db",
             port=proxy_port,
+            settings=settings,
         )
         yield Served(
             engine_url=engine_url,
@@ -93,7 +98,7 @@ def _run_engine(script: Script, port: int) -> None:
 
 
 def _run_proxy(plan: _ProxyPlan) -> None:
-    uvloop.run(_serve_proxy(plan))
+    run(_serve_proxy(plan))
 
 
 async def _serve_proxy(plan: _ProxyPlan) -> None:
@@ -103,14 +108,9 @@ async def _serve_proxy(plan: _ProxyPlan) -> None:
         await Store.open(StoreConfig.sqlite(plan.database)) as store,
         EngineClient(plan.engine_url, vocab_size=rendering.vocab_size) as engine,
     ):
-        config = ProxyConfig(host="127.0.0.1", port=plan.port, model_name=MODEL_NAME)
+        config = ProxyConfig(port=plan.port, model_name=MODEL_NAME, **plan.settings)
         app = create_app(ProxyDeps(store=store, engine=engine, rendering=rendering, config=config))
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app, host=config.host, port=config.port, log_level="warning", access_log=False
-            )
-        )
-        await server.serve()
+        await ProxyServer(app, config).serve()
 
 
 def _started(

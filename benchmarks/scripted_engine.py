@@ -69,11 +69,13 @@ class ScriptedEngine:
         body = orjson.loads(await request.read())
         self.num_requests += 1
         num_prompt = len(body["input_ids"])
-        total = len(self.script.reply_ids)
+        budget = body.get("sampling_params", {}).get("max_new_tokens")
+        total = min(len(self.script.reply_ids), budget or len(self.script.reply_ids))
         if not body.get("stream"):
             await self._wait_for(start, total - 1)
             return web.Response(
-                body=orjson.dumps(self._event(num_prompt, total)), content_type="application/json"
+                body=orjson.dumps(self._event(num_prompt, total, total)),
+                content_type="application/json",
             )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -81,7 +83,7 @@ class ScriptedEngine:
         with contextlib.suppress(ConnectionResetError):
             for count in range(1, total + 1):
                 await self._wait_for(start, count - 1)
-                event = orjson.dumps(self._event(num_prompt, count))
+                event = orjson.dumps(self._event(num_prompt, count, total))
                 await response.write(b"data: " + event + b"\n\n")
             await response.write(b"data: [DONE]\n\n")
         return response
@@ -90,7 +92,7 @@ class ScriptedEngine:
         due = start + self.script.first_s + index * self.script.pace_s
         await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
 
-    def _event(self, num_prompt: int, count: int) -> dict[str, Any]:
+    def _event(self, num_prompt: int, count: int, total: int) -> dict[str, Any]:
         ids = self.script.reply_ids[:count]
         meta: dict[str, Any] = {
             "finish_reason": None,
@@ -100,8 +102,10 @@ class ScriptedEngine:
             "weight_version": VERSION,
             "output_token_logprobs": [[LOGPROB, token, None] for token in ids],
         }
-        if count == len(self.script.reply_ids):
-            meta["finish_reason"] = {"type": "stop", "matched": ids[-1]}
+        if count == total:
+            is_whole = total == len(self.script.reply_ids)
+            ended = {"type": "stop", "matched": ids[-1]}
+            meta["finish_reason"] = ended if is_whole else {"type": "length", "length": total}
             meta["weight_versions"] = [{"version": VERSION, "start": 0, "end": count}]
         return {"text": "", "output_ids": ids, "meta_info": meta}
 

@@ -30,6 +30,7 @@ from sqlalchemy.engine import make_url
 
 from records.config import StoreConfig
 from records.names import DropReason, TurnState, TurnType
+from records.share import Share
 from records.store import Store
 from records.types import CapturedTurn, Score, TurnRecord, Verdict, VersionSpan
 from rollout_bridge.slime_host import TurnHost
@@ -234,6 +235,7 @@ def _settings(folder: Path, config: StoreConfig, turns: int, first_version: int)
         batch_size=turns,
         max_staleness=10**6,
         lease_ttl_s=3600.0,
+        share=Share(),
         first_version=first_version,
         needs=SampleNeeds(teacher=True, reward=False, compared=False, top_k=0),
         min_rows=8,

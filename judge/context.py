@@ -14,8 +14,12 @@ from typing import Any, TypeAlias
 
 from judge.prompts import judge_messages, message_text
 from records.messages import Message, content_text
+from rollout_bridge.control_text import ControlTexts
 
 CountTokens: TypeAlias = Callable[[str], int]
+
+NO_CONTROL_TEXTS = ControlTexts((), with_blanks=True)
+"""Of a judge whose tokenizer is not here."""
 
 # Role markers, turn ends and generation prompt that a chat template puts around the two messages.
 TEMPLATE_TOKENS = 32
@@ -61,8 +65,12 @@ def fit_judge_prompt(
     next_state: Sequence[Message],
     max_tokens: int,
     count_tokens: CountTokens = estimate_tokens,
+    control_texts: ControlTexts = NO_CONTROL_TEXTS,
 ) -> JudgePrompt:
     """The judge prompt with as few oldest middle messages left out as `max_tokens` demands.
+
+    What stands for a token of structure in the judge's own vocabulary (`control_texts`) gets a
+    blank inside, beside the markers that `fencing` knows of every judge.
 
     If everything but the head has gone and it still does not fit, the text of the head is replaced
     by a note of its length. Raises JudgePromptTooLong when response and next state do not fit even
@@ -74,6 +82,7 @@ def fit_judge_prompt(
     def build(head: Sequence[Message], num_omitted: int) -> JudgePrompt:
         shown = [*head, *middle[num_omitted:]]
         texts = judge_messages(shown, tools, response, next_state, num_head - 1, num_omitted)
+        texts = [{**text, "content": control_texts.broken(text["content"])} for text in texts]
         return JudgePrompt(messages=[_sendable(text) for text in texts], num_omitted=num_omitted)
 
     prompt = build(head, 0)

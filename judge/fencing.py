@@ -5,6 +5,7 @@ the tokens by which a chat template ends a message. A judge that quotes such tex
 it, and none of it may end the section that it stands in. So each such place gets one blank inside
 (`\ boxed{1}`), and a line that looks like the prompt's own structure is quoted (`> [user] ...`).
 All other text, which is nearly all there is, stays as it is: small judges are trained on it.
+Where the judge's tokenizer is at hand, its own control texts get a blank as well (`context`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,23 @@ import re
 ANSWER_MARKERS = (r"\\boxed\{", r"\[HINT_START\]", r"\[HINT_END\]")
 """What `judge.parsing` reads in an answer."""
 TURN_TOKENS = (
-    r"<\|[^|>\n]{1,40}\|>",  # ChatML, Llama 3, Harmony, GLM, Phi, Command
-    r"<｜[^｜>\n]{1,40}｜>",  # DeepSeek
+    r"<\|[^|>\n]{1,40}\|>",  # ChatML, Llama 3, Harmony, GLM, Phi, Kimi, Command
+    r"<\|[a-z_]{1,20}>|<[a-z_]{1,20}\|>",  # Gemma 4
+    r"<｜[^｜>\n]{1,40}｜>|｜DSML｜|〈\|[^|\n]{1,20}\|〉",  # DeepSeek, Hunyuan, Laguna
     r"</?s>",
-    r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]",  # Mistral
+    r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT)\]",  # Mistral
+    r"(?-i:\[/?(?:ARGS|CALL_ID|THINK|IMG|IMG_BREAK|IMG_END|PREFIX|MIDDLE|SUFFIX)\])",
+    r"(?-i:<SPECIAL_\d{1,4}>|\[(?:[gs]?MASK|BOS|EOS|EOT|UNK|PAD)\])",  # Mistral, GLM, Kimi
     r"<</?SYS>>",
-    r"<(?:start|end)_of_turn>",  # Gemma
-    r"<(?:bos|eos|sop|eop)>",
-    r"\]~!?b[\[\]]|\[e~\[",  # MiniMax
+    r"<(?:start|end)_of_(?:turn|image)>|<image_soft_token>|<unused\d{1,4}>",  # Gemma
+    r"<(?:bos|eos|sop|eop|pad|unk|mask)>",
+    r"</?(?:seed|minimax):[a-z_]{1,30}>|<\[[^\]\n]{1,40}\]>",  # Seed, MiniMax
+    r"\[\|[^|\]\n]{1,40}\|\]",  # Exaone
+    r"\]~!?b[\[\]]|\[e~\[|\]![pd]~\[|\]<\][^\[\]\n]{1,30}\[>\[",  # MiniMax
+    r"</?(?:think|tool_calls?|tool_responses?|tool_result|function_call|arg_key|arg_value)"
+    r"(?::[a-z]{1,20})?>",  # what a reply is made of: Qwen, GLM, Hunyuan
 )
-"""Tokens by which chat templates begin and end messages."""
+"""Tokens by which chat templates begin and end messages, thoughts and calls."""
 
 _MARKER = re.compile("|".join((*ANSWER_MARKERS, *TURN_TOKENS)), re.IGNORECASE)
 # Only looks ahead: a marker may begin inside another, as in <|\boxed{1}|>.

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from judge.capacity import Capacity
 from records.names import DropReason, HintRejection
 from records.types import Verdict, Vote
 
@@ -85,6 +86,35 @@ class HintMetrics:
             "Failures of the judge since its last answer",
             registry=self.registry,
         )
+
+        self.waiting_s = Gauge(
+            "judge_waiting_seconds",
+            "Age of the oldest turn that waits for the judge and can still train; 0 without any",
+            registry=self.registry,
+        )
+
+    def watch(self, capacity: Capacity) -> None:
+        """Show the judge's pace, and the share of turns that it sees in time."""
+        for name, text, figure in (
+            (
+                "judge_sampled_share",
+                "Share of the turns of the last five minutes that were judged while they could "
+                "still train; NaN without any",
+                capacity.share,
+            ),
+            (
+                "judge_turns_per_second",
+                "Turns judged while they could still train, mean of the last five minutes",
+                capacity.turns_per_second,
+            ),
+        ):
+            Gauge(name, text, registry=self.registry).set_function(figure)
+
+    def count_let_go(self, number: int, waiting_s: float | None) -> None:
+        """Turns that were dropped unjudged, and for how long the oldest of the others waits."""
+        if number:
+            self.dropped.labels(reason=DropReason.OVER_CAPACITY.value).inc(number)
+        self.waiting_s.set(waiting_s or 0.0)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, registry=self.registry)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from openai import AsyncOpenAI
 
+from judge.capacity import Capacity
 from judge.config import JudgeConfig
 from judge.context import (
+    NO_CONTROL_TEXTS,
     CountTokens,
     JudgePrompt,
     JudgePromptTooLong,
@@ -28,14 +31,17 @@ from judge.recorded import NAME as RECORDED_VOTES
 from judge.recorded import recorded_ballot
 from judge.screening import Evidence, screened
 from judge.voting import Ballot, cast_votes
+from records.freshness import Freshness
 from records.names import DropReason, TurnState
 from records.types import TurnRecord, Verdict, Vote
-from rollout_bridge.worker import ClaimLoop, ClaimStore, ServiceUnavailable
+from rollout_bridge.control_text import ControlTexts
+from rollout_bridge.fresh_claims import FreshClaims, FreshStore
+from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
 
 
-class JudgeStore(ClaimStore, Protocol):
+class JudgeStore(FreshStore, Protocol):
     """What the judge worker needs of the store."""
 
     async def commit_verdict(
@@ -64,7 +70,9 @@ class JudgeWorker:
 
     `owner` names the claims: unique for each worker that runs at a time. `count_tokens` counts a
     text with the judge's tokenizer (it is called from other threads); without one an estimate on
-    the high side is used.
+    the high side is used. `control_texts` are that tokenizer's. `freshness` says which turns can
+    still train: the others are judged in idle time, for their hint alone; without it all are judged
+    as if they could.
     """
 
     def __init__(
@@ -74,14 +82,35 @@ class JudgeWorker:
         owner: str,
         *,
         count_tokens: CountTokens = estimate_tokens,
+        control_texts: ControlTexts = NO_CONTROL_TEXTS,
         metrics: HintMetrics | None = None,
+        freshness: Freshness | None = None,
     ) -> None:
         self._store, self._config, self._owner = store, config, owner
         self._count_tokens = count_tokens
+        self._control_texts = control_texts
         self.metrics = metrics if metrics is not None else HintMetrics()
-        self.loop = ClaimLoop(store, self, owner=owner, config=config.loop)
+        self.capacity = Capacity()
+        claims = store if freshness is None else self._fresh(store, freshness)
+        self.loop = ClaimLoop(claims, self, owner=owner, config=config.loop)
+        self.metrics.watch(self.capacity)
         self.metrics.unavailable.set_function(lambda: self.loop.failures_in_a_row)
         self._client: AsyncOpenAI | None = None
+
+    def _fresh(self, store: JudgeStore, freshness: Freshness) -> FreshClaims:
+        return FreshClaims(
+            store,
+            freshness,
+            concurrency=self._config.loop.concurrency,
+            takes_late=True,
+            # Teacher and trainer's look for a batch take about as long again.
+            latency_s=lambda: 2 * self.capacity.turn_s,
+            on_look=self._looked,
+        )
+
+    def _looked(self, let_go: int, waiting_s: float | None) -> None:
+        self.capacity.let_go(let_go)
+        self.metrics.count_let_go(let_go, waiting_s)
 
     @property
     def state(self) -> TurnState:
@@ -104,6 +133,7 @@ class JudgeWorker:
         """Vote on one turn and commit the verdict. Raises JudgeUnavailable if no vote got an
         answer.
         """
+        begun = time.monotonic()
         recording = turn.recording
         if recording is not None and recording.votes is not None:
             await self._commit(turn, recorded_ballot(recording.votes), 0, None, RECORDED_VOTES)
@@ -133,6 +163,8 @@ class JudgeWorker:
         if ballot.all_failed:
             raise JudgeUnavailable(ballot, num_omitted)
         await self._commit(turn, ballot, num_omitted, None)
+        if recording is None and not turn.for_hint_alone:
+            self.capacity.judged(time.monotonic() - begun)
 
     async def _prompt(self, turn: TurnRecord, max_tokens: int) -> JudgePrompt:
         # In a thread: counting the tokens of a long conversation would hold up the other turns.
@@ -144,6 +176,7 @@ class JudgeWorker:
             turn.next_state,
             max_tokens,
             self._count_tokens,
+            self._control_texts,
         )
 
     async def give_up(self, turn: TurnRecord, error: ServiceUnavailable) -> None:
@@ -177,6 +210,8 @@ class JudgeWorker:
             judge=judge,
         )
         if await self._store.commit_verdict(self._owner, verdict, drop, turn.num_reactions):
+            if drop is None and turn.for_hint_alone:
+                drop = DropReason.HINT_ONLY  # the store's word
             self.metrics.count(verdict, drop)
         else:
             logger.warning(

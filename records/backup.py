@@ -124,7 +124,7 @@ async def restore(source: Path, config: StoreConfig) -> BackupFile:
     for existing in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         if existing.exists():
             raise BackupError(f"{existing} exists: nothing is overwritten, move it away first")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _complete(path) as part:
         shutil.copyfile(source, part)
     return made

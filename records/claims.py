@@ -7,24 +7,23 @@ counts only while its owner still holds it, so a worker that lost its claim writ
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from records.columns import clean_text
 from records.feedback import counts as feedback_counts
+from records.hints.memory import remember
 from records.loading import hint_candidates, load_recordings
 from records.models import RecordingRow, ScoreRow, TokensRow, TurnRow, VerdictRow, VoteRow
 from records.names import DropReason, TurnState
 from records.recording import Recording, RecordingKind
+from records.round_robin import HINT_ONLY_PRIORITY, late_no_more
 from records.sql import chunks, rows_in, table_of, upsert
 from records.types import PolicyScore, Verdict
-
-CLAIMABLE = (TurnState.JUDGING, TurnState.SCORING)
-WINDOW = 4
-"""A claim looks at this many times its limit of turns, to keep turns of a session together."""
+from records.waiting import CLAIMABLE, set_claims
 
 _INSERT_VOTES = table_of(VoteRow).insert()
 _HELD = (
@@ -32,6 +31,10 @@ _HELD = (
     .where(TurnRow.turn_id.in_(bindparam("values", expanding=True)))
     .order_by(TurnRow.turn_id)
     .with_for_update()
+)
+_LATE = select(TurnRow.turn_id).where(
+    TurnRow.turn_id.in_(bindparam("values", expanding=True)),
+    TurnRow.priority == HINT_ONLY_PRIORITY,
 )
 _FOLLOWED = select(TurnRow.turn_id).where(
     TurnRow.turn_id.in_(bindparam("values", expanding=True)), TurnRow.next_state.is_not(None)
@@ -63,53 +66,12 @@ _MOVE = (
     .values(
         state=bindparam("to"),
         drop_reason=bindparam("reason"),
+        priority=late_no_more(),
         claim_owner=None,
         claim_until=None,
         updated_at=bindparam("now"),
     )
 )
-
-
-def any_free(connection: Connection, state: TurnState, now: float) -> bool:
-    """Whether a claim would find a turn: idle workers ask this, and take no write lock."""
-    statement = select(TurnRow.turn_id).where(TurnRow.state == state, _is_free(now)).limit(1)
-    return connection.scalar(statement) is not None
-
-
-def _is_free(now: float) -> ColumnElement[bool]:
-    return or_(TurnRow.claim_until.is_(None), TurnRow.claim_until < now)
-
-
-def claim_op(
-    connection: Connection, state: TurnState, owner: str, limit: int, now: float, ttl_s: float
-) -> list[str]:
-    """Claim up to `limit` turns of `state`: live ones first, then those of recordings; oldest
-    session first, its turns in order.
-    """
-    window = connection.execute(
-        select(TurnRow.turn_id, TurnRow.session_id)
-        .where(TurnRow.state == state, _is_free(now))
-        .order_by(TurnRow.priority, TurnRow.created_at, TurnRow.turn_id)
-        .limit(limit * WINDOW)
-        .with_for_update(skip_locked=True)
-    ).all()
-    by_session: dict[str, list[str]] = {}
-    for row in window:
-        by_session.setdefault(row.session_id, []).append(row.turn_id)
-    chosen = [turn_id for turns in by_session.values() for turn_id in turns][:limit]
-    _set_claims(connection, chosen, owner, now + ttl_s)
-    return chosen
-
-
-def _set_claims(
-    connection: Connection, turn_ids: Sequence[str], owner: str | None, until: float | None
-) -> None:
-    for part in chunks(turn_ids):
-        connection.execute(
-            update(TurnRow)
-            .where(TurnRow.turn_id.in_(part))
-            .values(claim_owner=owner, claim_until=until)
-        )
 
 
 def extend_op(connection: Connection, owner: str, turn_ids: Sequence[str], until: float) -> int:
@@ -153,6 +115,7 @@ class JudgedTurn:
 def verdict_op(connection: Connection, judged: Sequence[JudgedTurn]) -> list[bool]:
     """judging -> scoring, ready or dropped; stores verdicts and votes. False for a lost claim.
 
+    What is judged for its hint alone would train no more: dropped as hint_only, with its verdict.
     A verdict on less than there is to judge by now is not kept, and frees the turn: feedback came.
     """
     owners = [(one.verdict.turn_id, one.owner) for one in judged]
@@ -160,7 +123,7 @@ def verdict_op(connection: Connection, judged: Sequence[JudgedTurn]) -> list[boo
     outdated = _outdated(
         connection, [one for one, is_held in zip(judged, held, strict=True) if is_held]
     )
-    _set_claims(connection, sorted(outdated), None, None)
+    set_claims(connection, sorted(outdated), None, None)
     outcomes = [
         is_held and one.verdict.turn_id not in outdated
         for one, is_held in zip(judged, held, strict=True)
@@ -171,16 +134,25 @@ def verdict_op(connection: Connection, judged: Sequence[JudgedTurn]) -> list[boo
     rewarded = [one.verdict.turn_id for one in kept if one.drop is None and not one.verdict.hint]
     # The policy has yet to say how probable a recorded response is.
     unscored = {row.turn_id for row in rows_in(connection, _RECORDED, rewarded)}
-    connection.execute(
-        _MOVE, [_move_after_judging(one, one.verdict.turn_id in unscored) for one in kept]
-    )
+    late = {
+        row.turn_id for row in rows_in(connection, _LATE, [one.verdict.turn_id for one in kept])
+    }
+    connection.execute(_MOVE, [_move_after_judging(one, unscored, late) for one in kept])
     upsert(connection, VerdictRow, [_verdict_row(one.verdict, one.now) for one in kept])
     turn_ids = [one.verdict.turn_id for one in kept]
     for part in chunks(turn_ids):
         connection.execute(delete(VoteRow).where(VoteRow.turn_id.in_(part)))
     if votes := [row for one in kept for row in vote_rows(one.verdict)]:
         connection.execute(_INSERT_VOTES, votes)
+    remember(connection, [_accepted(one) for one in kept], kept[0].now)
     return outcomes
+
+
+def _accepted(one: JudgedTurn) -> Verdict:
+    """The verdict, without its hint where the turn was dropped all the same."""
+    if one.drop is None or one.verdict.hint is None:
+        return one.verdict
+    return replace(one.verdict, hint=None, candidates=())
 
 
 def _outdated(connection: Connection, judged: Sequence[JudgedTurn]) -> set[str]:
@@ -224,11 +196,16 @@ def holds(connection: Connection, state: TurnState, owner: str, turn_id: str) ->
     return _still_held(connection, state, [(turn_id, owner)])[0]
 
 
-def _move_after_judging(one: JudgedTurn, is_unscored: bool) -> dict[str, Any]:
-    state = TurnState.SCORING if one.verdict.hint or is_unscored else TurnState.READY
-    if one.drop is not None:
+def _move_after_judging(
+    one: JudgedTurn, unscored: Collection[str], late: Collection[str]
+) -> dict[str, Any]:
+    turn_id, reason = one.verdict.turn_id, one.drop
+    if reason is None and turn_id in late:
+        reason = DropReason.HINT_ONLY
+    state = TurnState.SCORING if one.verdict.hint or turn_id in unscored else TurnState.READY
+    if reason is not None:
         state = TurnState.DROPPED
-    return {"key": one.verdict.turn_id, "to": state, "reason": one.drop, "now": one.now}
+    return {"key": turn_id, "to": state, "reason": reason, "now": one.now}
 
 
 def _verdict_row(verdict: Verdict, now: float) -> dict[str, Any]:
@@ -357,6 +334,7 @@ def drop_op(
             state=TurnState.DROPPED,
             drop_reason=reason,
             drop_detail=detail or None,
+            priority=late_no_more(),
             claim_owner=None,
             claim_until=None,
             updated_at=now,

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from records.detectors import PERSONAL, SECRETS
+from records.detectors import SECRETS
+from records.personal_data import PERSONAL
 
 SQLITE = "sqlite"
 POSTGRESQL = "postgresql+asyncpg"
@@ -47,6 +48,12 @@ class RedactionConfig(BaseModel):
     """Further kinds: a name and a regular expression (Python's)."""
     phone_region: str | None = Field(default=None, pattern="^[A-Z]{2}$")
     """Country of phone numbers without a country code (DE, US, ...); unset: such are not found."""
+    allow: list[str] = Field(default_factory=list)
+    """Texts that are no findings, each as it stands or as `sha256:` and its digest, which
+    `opd doctor` prints: an address in an agent's own tools, say.
+    """
+    max_chars: int = Field(default=1_000_000, ge=1000)
+    """Most characters of a request's messages and tools together; a longer one is refused."""
 
     @model_validator(mode="after")
     def _known_kinds(self) -> RedactionConfig:
@@ -99,8 +106,11 @@ class StoreConfig(BaseModel):
     def _known_database(cls, url: str) -> str:
         try:
             parsed = make_url(url)
-        except ArgumentError as error:
-            raise ValueError(f"not a database URL: {url!r}") from error
+        except (ArgumentError, ValueError) as error:  # the latter for a port that is no number
+            raise ValueError(
+                f"not a database URL: {url!r}; write {SQLITE}:///FILE or "
+                f"{POSTGRESQL}://USER@HOST:PORT/DATABASE"
+            ) from error
         if parsed.drivername not in (SQLITE, POSTGRESQL):
             raise ValueError(
                 f"database driver {parsed.drivername!r} is not supported: "

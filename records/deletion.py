@@ -15,6 +15,8 @@ from typing import Literal
 from sqlalchemy import Connection, delete, exists, func, insert, or_, select, text, update
 from sqlalchemy.orm import aliased
 
+from records.hints.memory import forget_turns
+from records.lessons import forgetting
 from records.loading import load_tokens, load_turns
 from records.messages import Message, fingerprint
 from records.models import (
@@ -44,13 +46,16 @@ _OF_A_TURN = (
     *(SideSamplesRow, ExpertsRow, RecordingRow, TokensRow),
 )
 _JUDGEMENT = (ScoreRow, VoteRow, VerdictRow)
+NEWEST_NAMED = 4096
+"""Sessions among whose names the one is looked for that was meant."""
 WRITING_LOCK = 7_203_115_064_981_238
 """PostgreSQL: shared by who records turns, exclusive for who deletes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """What one deletion did. `versions` were trained on a deleted turn, or on feedback from one.
+    """What one deletion did. `versions` were trained on a deleted turn, on a lesson that was
+    sampled at one, or on feedback from one.
 
     With `leased_by` (owners of leases) a step is being taken on turns of these sessions: nothing
     else of them can be leased any more, but they are not deleted yet.
@@ -59,6 +64,7 @@ class Deleted:
     num_sessions: int = 0
     num_turns: int = 0
     num_messages: int = 0
+    num_lessons: int = 0
     versions: tuple[int, ...] = ()
     leased_by: tuple[str, ...] = ()
 
@@ -70,14 +76,22 @@ def delete_sessions_op(
     _exclude_writers(connection)
     turn_ids = _turns_of(connection, session_ids)
     fed = _fed_from(connection, turn_ids)
-    leased_by = _stop_stages(connection, [*turn_ids, *fed], now)
+    leased_by = {
+        *_stop_stages(connection, [*turn_ids, *fed], now),
+        *forgetting.stop(connection, turn_ids, now),
+    }
     if leased_by:
-        return Deleted(leased_by=tuple(leased_by))
-    versions = _versions(connection, [*turn_ids, *fed])
+        return Deleted(leased_by=tuple(sorted(leased_by)))
+    versions = {
+        *_versions(connection, [*turn_ids, *fed]),
+        *forgetting.versions(connection, turn_ids),
+    }
+    num_lessons = forgetting.delete_lessons(connection, turn_ids)
     _forget_feedback(connection, fed)
     _free_others(connection, turn_ids)
     path = _path_of(connection, turn_ids)
     variants, toolsets = _shared_bodies(connection, turn_ids)
+    hints = forget_turns(connection, [*turn_ids, *fed])
     _delete_turns(connection, turn_ids)
     num_messages = _delete_nodes(connection, path)
     _delete_variants(connection, variants)
@@ -93,7 +107,8 @@ def delete_sessions_op(
         num_sessions=num_sessions,
         num_turns=len(turn_ids),
         num_messages=num_messages,
-        versions=tuple(versions),
+        num_lessons=num_lessons,
+        versions=tuple(sorted({*versions, *hints.versions})),
     )
 
 
@@ -342,11 +357,15 @@ def is_deleted(connection: Connection, session_id: str) -> bool:
 
 
 def expired_sessions(connection: Connection, before: float, limit: int) -> list[str]:
-    """Sessions not seen since `before` of which no turn is being trained on, oldest first."""
+    """Sessions not seen since `before` of which no turn or lesson is being trained on, oldest
+    first.
+    """
     leased = exists().where(
         TurnRow.session_id == SessionRow.session_id, TurnRow.state == TurnState.LEASED
     )
-    statement = select(SessionRow.session_id).where(SessionRow.last_seen < before, ~leased)
+    statement = select(SessionRow.session_id).where(
+        SessionRow.last_seen < before, ~leased, ~forgetting.is_leased(SessionRow.session_id)
+    )
     return list(connection.scalars(statement.order_by(SessionRow.last_seen).limit(limit)))
 
 
@@ -363,6 +382,20 @@ def find_sessions(
             connection.scalars(select(TurnRow.session_id).where(TurnRow.user_id == user).distinct())
         )
     return sorted(found)
+
+
+def session_names(connection: Connection) -> list[str]:
+    """Ids of the newest sessions, and the names that clients gave them; of NEWEST_NAMED."""
+    newest = select(SessionRow.session_id, SessionRow.external_id)
+    newest = newest.order_by(SessionRow.last_seen.desc()).limit(NEWEST_NAMED)
+    rows = connection.execute(newest)
+    return sorted({name for row in rows for name in row if name is not None})
+
+
+def users(connection: Connection) -> list[str]:
+    """All end users."""
+    named = select(TurnRow.user_id).where(TurnRow.user_id.is_not(None)).distinct()
+    return sorted(user for user in connection.scalars(named) if user is not None)
 
 
 def response_nodes(connection: Connection, session_ids: Sequence[str]) -> set[str]:

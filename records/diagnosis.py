@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select
 
 from records.deletion import find_sessions
 from records.feedback import KeptFeedback, kept_on
+from records.messages import EchoChange, echo_changes_of
 from records.models import SessionRow, TurnRow, VerdictRow, VoteRow
 from records.names import DropReason, TurnState, TurnType
 from records.sql import chunks
@@ -41,6 +42,7 @@ class TurnFacts:
     claim_until: float | None
     trained_version: int | None
     has_next_state: bool
+    echo_changes: tuple[EchoChange, ...]
     finish_reason: str
     hint: str | None
     reward: float | None
@@ -105,6 +107,7 @@ def _turns(connection: Connection, session_id: str) -> list[TurnFacts]:
             TurnRow.claim_until,
             TurnRow.trained_version,
             TurnRow.next_state.is_not(None).label("has_next_state"),
+            TurnRow.echo_changes,
             TurnRow.finish_reason,
             VerdictRow.hint,
             VerdictRow.reward,
@@ -120,7 +123,11 @@ def _turns(connection: Connection, session_id: str) -> list[TurnFacts]:
         said.setdefault(one.turn_id, []).append(one)
     return [
         TurnFacts(
-            **{**row._mapping, "has_next_state": bool(row.has_next_state)},
+            **{
+                **row._mapping,
+                "has_next_state": bool(row.has_next_state),
+                "echo_changes": echo_changes_of(row.echo_changes),
+            },
             votes=votes.get(row.turn_id),
             feedback=tuple(said.get(row.turn_id, ())),
         )

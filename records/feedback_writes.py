@@ -18,6 +18,7 @@ from records.feedback import KeptFeedback, counts, kept
 from records.messages import Message
 from records.models import FeedbackRow, ScoreRow, TurnRow, VerdictRow, VoteRow
 from records.names import REJUDGEABLE, DropReason, FeedbackOutcome, TurnState
+from records.round_robin import late_no_more
 
 MAX_PER_TURN = 32
 """More is refused: the judge reads all of it."""
@@ -118,7 +119,7 @@ def _outcome(turn: Row[Any], now: float) -> tuple[FeedbackOutcome, str | None]:
             return FeedbackOutcome.TOO_LATE, f"dropped: {reason}"
         if reason not in REJUDGEABLE:
             return FeedbackOutcome.NOT_TRAINED, f"dropped: {reason}"
-        if reason is not DropReason.NO_NEXT_STATE:
+        if reason not in (DropReason.NO_NEXT_STATE, DropReason.OVER_CAPACITY):
             return FeedbackOutcome.JUDGED_AGAIN, None
     is_claimed = turn.claim_until is not None and turn.claim_until >= now
     is_judged = turn.state in (TurnState.SCORING, TurnState.READY)
@@ -143,6 +144,12 @@ def judge_again(
         update(TurnRow)
         .where(TurnRow.turn_id == turn_id)
         .values(
-            state=TurnState.JUDGING, drop_reason=None, drop_detail=None, updated_at=now, **values
+            state=TurnState.JUDGING,
+            drop_reason=None,
+            drop_detail=None,
+            updated_at=now,
+            # Whether it can train is asked again.
+            priority=late_no_more(),
+            **values,
         )
     )

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, delete, insert, select, text
 
 from records import deletion
 from records.deletion import Deleted, Reason
+from records.lessons import steps
 from records.models import BackupRow, DeletionRow, PolicyVersionRow, TurnRow
 from records.names import TurnState
 from records.sql import table_of
@@ -51,6 +52,14 @@ class Housekeeping:
         """Ids of the sessions with this id or client's name, and of those of this user."""
         return await self._store.read(deletion.find_sessions, session=session, user=user)
 
+    async def session_names(self) -> list[str]:
+        """Ids of the newest sessions, and the names that clients gave them."""
+        return await self._store.read(deletion.session_names)
+
+    async def users(self) -> list[str]:
+        """All end users."""
+        return await self._store.read(deletion.users)
+
     async def response_nodes(self, session_ids: Sequence[str]) -> set[str]:
         """The message nodes that turns of these sessions answered with."""
         return await self._store.read(deletion.response_nodes, session_ids=session_ids)
@@ -74,6 +83,7 @@ class Housekeeping:
                 num_sessions=total.num_sessions + done.num_sessions,
                 num_turns=total.num_turns + done.num_turns,
                 num_messages=total.num_messages + done.num_messages,
+                num_lessons=total.num_lessons + done.num_lessons,
                 versions=tuple(sorted({*total.versions, *done.versions})),
                 leased_by=tuple(sorted({*total.leased_by, *done.leased_by})),
             )
@@ -125,6 +135,10 @@ class Housekeeping:
     async def trained_turns(self) -> dict[str, int]:
         """Turn id -> the version that trained it."""
         return await self._store.read(_trained_turns)
+
+    async def trained_lessons(self) -> dict[str, int]:
+        """Lesson id -> the version that trained it."""
+        return await self._store.read(steps.trained)
 
     async def has_deletions(self) -> bool:
         """Whether anything was ever deleted."""

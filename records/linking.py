@@ -44,6 +44,19 @@ def by_fingerprint(
     return _refs(connection, *conditions)
 
 
+def by_calls(
+    connection: Connection, scope: str, calls_key: str, since: float, limit: int
+) -> list[TurnRef]:
+    """The newest `limit` turns since `since` whose calls have this key (`messages.calls_key`)."""
+    statement = (
+        _ref_columns()
+        .where(TurnRow.scope == scope, TurnRow.calls_key == calls_key, TurnRow.created_at >= since)
+        .order_by(TurnRow.created_at.desc(), TurnRow.turn_id)
+        .limit(limit)
+    )
+    return [_ref(row) for row in connection.execute(statement)][::-1]
+
+
 def by_turn_ids(connection: Connection, scope: str, turn_ids: Sequence[str]) -> list[TurnRef]:
     """Those of these turns that exist in the scope."""
     refs: list[TurnRef] = []

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, select
 from records.arrays import checksum
 from records.errors import StoreCorrupt, UnknownTurn
 from records.feedback import load as load_feedback
-from records.messages import Message
+from records.messages import Message, echo_changes_of
 from records.models import (
     NodeRow,
     RecordingRow,
@@ -25,7 +25,8 @@ from records.models import (
     VariantRow,
     VerdictRow,
 )
-from records.recording import Recording
+from records.recording import REPLAY_PRIORITY, Recording
+from records.round_robin import HINT_ONLY_PRIORITY
 from records.sql import chunks
 from records.types import Ids, Logprobs, TurnRecord, VersionSpan
 
@@ -68,7 +69,7 @@ def load_turns(
     tokens = load_tokens(connection, turn_ids)
     feedback = load_feedback(connection, turn_ids)
     recordings = load_recordings(
-        connection, [turn_id for turn_id, row in rows.items() if row.priority]
+        connection, [turn_id for turn_id, row in rows.items() if row.priority == REPLAY_PRIORITY]
     )
     return [
         _record(
@@ -124,6 +125,8 @@ def _record(
         num_reactions=len(said) + (row.next_state is not None),
         feedback_reward=reward,
         recording=recording,
+        echo_changes=echo_changes_of(row.echo_changes),
+        for_hint_alone=row.priority == HINT_ONLY_PRIORITY,
     )
 
 

@@ -27,7 +27,7 @@ class FairFileLock:
     def __init__(self, path: Path, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._door, self._room = (
-            os.open(f"{path}{suffix}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.open(f"{path}{suffix}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             for suffix in ("-door", "-room")
         )
 

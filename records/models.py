@@ -87,7 +87,9 @@ class TurnRow(Base):
 
     `variants` maps a position of the path (prompt messages, then the response) to the form that
     this turn had there, where it is not the node's. `claim_owner` holds the turn until
-    `claim_until`. Of waiting turns, those of the lowest `priority` go first.
+    `claim_until`. Of waiting turns, those of the lowest `priority` go first. `calls_key` stands for
+    the names and arguments of the response's calls; `echo_changes` says how the client showed the
+    response when it sent the next state (NULL: as it was sent), see `records.messages.EchoChange`.
     """
 
     __tablename__ = "turns"
@@ -104,9 +106,11 @@ class TurnRow(Base):
     prompt_node_id: Mapped[str] = mapped_column(Text, ForeignKey("message_nodes.node_id"))
     response_node_id: Mapped[str] = mapped_column(Text, ForeignKey("message_nodes.node_id"))
     fingerprint: Mapped[str] = mapped_column(Text)
+    calls_key: Mapped[str | None] = mapped_column(Text)
     variants: Mapped[Any] = mapped_column(JsonText, nullable=True)
     toolset_hash: Mapped[str | None] = mapped_column(Text, ForeignKey("toolsets.toolset_hash"))
     next_state: Mapped[Any] = mapped_column(JsonText, nullable=True)
+    echo_changes: Mapped[str | None] = mapped_column(Text)
     sampling: Mapped[Any] = mapped_column(JsonText)
     distribution_modified: Mapped[str | None] = mapped_column(CleanText)
     version_spans: Mapped[Any] = mapped_column(JsonText)
@@ -125,11 +129,12 @@ class TurnRow(Base):
     findings: Mapped[Any] = mapped_column(JsonText, nullable=True)
     priority: Mapped[int] = mapped_column(server_default="0")
     __table_args__ = (
-        Index(None, "state", "priority", "created_at"),
+        Index(None, "state", "priority", "scope", "created_at"),
         Index(None, "session_id", "created_at"),
         Index(None, "prompt_node_id"),
         Index(None, "response_node_id"),
         Index(None, "scope", "fingerprint", "created_at"),
+        Index(None, "scope", "calls_key", "created_at"),
         # Who deletes asks what still refers to a row.
         Index(None, "parent_turn_id"),
         Index(None, "toolset_hash"),

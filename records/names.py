@@ -65,6 +65,10 @@ class DropReason(StrEnum):
     JUDGE_UNAVAILABLE = "judge_unavailable"
     JUDGE_PROMPT_TOO_LONG = "judge_prompt_too_long"
     NO_RECORDED_VOTES = "no_recorded_votes"
+    # OVER_CAPACITY: not judged in time to train; the judge may come to it later, in idle time.
+    # HINT_ONLY: it did, and the hint is all that comes of it.
+    OVER_CAPACITY = "over_capacity"
+    HINT_ONLY = "hint_only"
     # Decided by the scoring worker.
     NO_USER_MESSAGE = "no_user_message"
     HINTED_PROMPT_MISMATCH = "hinted_prompt_mismatch"
@@ -100,6 +104,8 @@ REJUDGEABLE = frozenset(
         DropReason.HINT_REJECTED,
         DropReason.JUDGE_UNAVAILABLE,
         DropReason.NO_RECORDED_VOTES,
+        DropReason.OVER_CAPACITY,
+        DropReason.HINT_ONLY,
     }
 )
 """Drops that another look at a longer next state may undo."""
@@ -110,6 +116,7 @@ UNJUDGED = frozenset(
         DropReason.JUDGE_UNAVAILABLE,
         DropReason.JUDGE_PROMPT_TOO_LONG,
         DropReason.NO_RECORDED_VOTES,
+        DropReason.OVER_CAPACITY,
     }
 )
 """Drops of turns on which no judge said anything: no share of accepted turns counts them."""

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, func, select
 from records.errors import StoreCorrupt
 from records.loading import TokenTriple, load_recordings, load_tokens, version_spans
 from records.models import ExpertsRow, NodeRow, TurnRow, VerdictRow
-from records.recording import Recording
+from records.recording import REPLAY_PRIORITY, Recording
 from records.scores import newest_scores, teachings
 from records.side_samples import load_side_samples
 from records.sql import chunks
@@ -32,7 +32,7 @@ def load_samples(connection: Connection, turn_ids: Sequence[str]) -> list[ReadyS
     experts = _load_experts(connection, turn_ids)
     drawn = load_side_samples(connection, turn_ids)
     steps = _step_indices(connection, turn_ids)
-    recorded = [turn_id for turn_id in turn_ids if rows[turn_id].priority]
+    recorded = [turn_id for turn_id in turn_ids if rows[turn_id].priority == REPLAY_PRIORITY]
     recordings = load_recordings(connection, recorded)
     return [
         _sample(

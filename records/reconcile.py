@@ -2,7 +2,7 @@
 
 A checkpoint becomes real when its folder is renamed, before the store hears of it; and checkpoints
 may be lost after the store heard of them. The manifests decide. It knows manifests only as
-(version, turn ids).
+(version, turn ids) and (version, lesson ids).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, exists, insert, or_, select, update
 
 from records.errors import StoreConflict
+from records.hints.memory import only_versions
+from records.lessons import steps
 from records.models import PolicyVersionRow, ScoreRow, TurnRow, VerdictRow
 from records.names import DropReason, TurnState
 from records.sql import chunks
@@ -24,7 +26,9 @@ Chain = Sequence[tuple[PolicyVersion, Sequence[str]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileReport:
-    """What `reconcile` changed. `unknown_turns` are on the chain but not in this store."""
+    """What `reconcile` changed. `unknown_turns` and `unknown_lessons` are on the chain but not in
+    this store; lessons that only lost checkpoints trained are dropped.
+    """
 
     versions_added: tuple[int, ...]
     versions_abandoned: tuple[int, ...]
@@ -32,10 +36,15 @@ class ReconcileReport:
     turns_marked_trained: int
     leases_released: int
     unknown_turns: tuple[str, ...]
+    lessons_dropped: int
+    lessons_marked_trained: int
+    unknown_lessons: tuple[str, ...]
 
 
 def trained_on_chain(chain: Chain) -> dict[str, int]:
-    """Turn id -> the version that trained it. Raises StoreConflict if a turn was trained twice."""
+    """Id of a turn (or lesson) -> the version that trained it. Raises StoreConflict if one was
+    trained twice.
+    """
     trained: dict[str, int] = {}
     for version, turn_ids in chain:
         for turn_id in turn_ids:
@@ -48,10 +57,15 @@ def trained_on_chain(chain: Chain) -> dict[str, int]:
     return trained
 
 
-def reconcile_op(connection: Connection, chain: Chain, now: float) -> ReconcileReport:
-    """Versions and trained turns as on the chain; every other trained or leased turn -> ready."""
-    on_chain = trained_on_chain(chain)
+def reconcile_op(
+    connection: Connection, chain: Chain, lessons: Chain, now: float
+) -> ReconcileReport:
+    """Versions, trained turns and lessons as on the chain; every other trained or leased turn and
+    every other leased lesson -> ready.
+    """
+    on_chain, lessons_on_chain = trained_on_chain(chain), trained_on_chain(lessons)
     added, abandoned = _reconcile_versions(connection, [version for version, _ in chain])
+    only_versions(connection, [version.version for version, _ in chain])
     released = release_all_op(connection, now)
     in_store: dict[str, int | None] = {
         row.turn_id: row.trained_version
@@ -89,6 +103,7 @@ def reconcile_op(connection: Connection, chain: Chain, now: float) -> ReconcileR
         {turn: version for turn, version in on_chain.items() if in_store.get(turn) != version},
         now,
     )
+    dropped, lessons_marked, unknown_lessons = steps.reconcile(connection, lessons_on_chain, now)
     return ReconcileReport(
         versions_added=tuple(added),
         versions_abandoned=tuple(abandoned),
@@ -96,6 +111,9 @@ def reconcile_op(connection: Connection, chain: Chain, now: float) -> ReconcileR
         turns_marked_trained=marked,
         leases_released=released,
         unknown_turns=tuple(unknown),
+        lessons_dropped=dropped,
+        lessons_marked_trained=lessons_marked,
+        unknown_lessons=tuple(unknown_lessons),
     )
 
 

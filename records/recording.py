@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+REPLAY_PRIORITY = 1
+"""Of turns of recordings: whatever live agents wait for goes first."""
+
 
 class RecordingKind(StrEnum):
     """Who sampled the response of a turn that did not come through the endpoint."""

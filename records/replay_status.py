@@ -16,7 +16,7 @@ from records.models import (
     VoteRow,
 )
 from records.names import UNJUDGED, DropReason, TurnState
-from records.recording import RecordingKind
+from records.recording import REPLAY_PRIORITY, RecordingKind
 from records.sessions import find_external
 
 
@@ -56,7 +56,7 @@ class RecordedHint:
 
 def replay_status(connection: Connection) -> ReplayStatus:
     """One look at all of it."""
-    of_recordings = TurnRow.priority > 0
+    of_recordings = TurnRow.priority == REPLAY_PRIORITY
     rows = connection.execute(
         select(TurnRow.state, TurnRow.drop_reason, func.count())
         .where(of_recordings)
@@ -113,7 +113,7 @@ def replay_status(connection: Connection) -> ReplayStatus:
 
 
 def _count(connection: Connection, what: ColumnElement[int]) -> int:
-    return connection.scalar(select(what).where(TurnRow.priority > 0)) or 0
+    return connection.scalar(select(what).where(TurnRow.priority == REPLAY_PRIORITY)) or 0
 
 
 def recorded_turns(connection: Connection, scope: str, name: str) -> dict[int, list[str]]:
@@ -161,7 +161,9 @@ def held_out_turns(connection: Connection) -> list[str]:
 
 def trained_recordings(connection: Connection) -> list[str]:
     """Turns of recordings that were trained on, in order."""
-    return _ordered(connection, TurnRow.state == TurnState.TRAINED, TurnRow.priority > 0)
+    return _ordered(
+        connection, TurnRow.state == TurnState.TRAINED, TurnRow.priority == REPLAY_PRIORITY
+    )
 
 
 def _ordered(connection: Connection, *conditions: ColumnElement[bool]) -> list[str]:

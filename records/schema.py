@@ -13,9 +13,12 @@ from sqlalchemy import Connection, inspect, text
 
 from records.errors import StoreSchemaError
 
-HEAD = "0010"
+HEAD = "0014"
 """The newest revision in `records/migrations/versions`."""
-KNOWN = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", HEAD)
+KNOWN = (
+    *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"),
+    *("0011", "0012", "0013", HEAD),
+)
 """Every revision that this program can migrate from, and the newest."""
 VERSION_TABLE = "alembic_version"
 
@@ -29,12 +32,17 @@ def migrate_op(connection: Connection) -> None:
     revision = current_revision(connection)
     if revision == HEAD:
         return
+    check_revision(revision)
+    _upgrade(connection)
+
+
+def check_revision(revision: str | None) -> None:
+    """Raise StoreSchemaError for a schema of a newer program."""
     if revision is not None and revision not in KNOWN:
         raise StoreSchemaError(
             f"the database has schema {revision!r}, which this program (schema {HEAD!r}) does not "
             "know: it was written by a newer version; update the program or use another database"
         )
-    _upgrade(connection)
 
 
 def current_revision(connection: Connection) -> str | None:

@@ -25,7 +25,7 @@ from records.arrays import (
     logprobs_to_bytes,
 )
 from records.columns import dump_json
-from records.messages import Message
+from records.messages import EchoChange, Message
 from records.models import TurnRow
 from records.names import DropReason, TurnType
 from records.redaction import Redactor
@@ -37,7 +37,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addition:
-    """What one request adds. `next_state` belongs to the turn `answers`.
+    """What one request adds. `next_state` belongs to the turn `answers`; `echo_changes` is what the
+    client changed of that turn's answer (`records.messages.EchoChange`).
 
     `session_name` is what the client calls its session, `continues` the turn that it says it
     continues. With `is_deferred` the request was
@@ -49,6 +50,7 @@ class Addition:
     turn: CapturedTurn | None = None
     answers: str | None = None
     next_state: tuple[Message, ...] = ()
+    echo_changes: tuple[EchoChange, ...] = ()
     session_name: str | None = None
     continues: str | None = None
     is_deferred: bool = False
@@ -97,6 +99,7 @@ def decode(payload: bytes) -> Addition:
             raise ValueError("unknown format")
         turn = values.pop("turn")
         values["next_state"] = tuple(values["next_state"])
+        values["echo_changes"] = tuple(values.get("echo_changes", ()))
         return Addition(turn=None if turn is None else _turn(turn), **values)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a spilled request: {type(error).__name__}") from error
@@ -169,6 +172,7 @@ def _take_in(connection: Connection, prepared: PreparedAddition) -> bool:
             turn_id=addition.answers,
             messages=list(addition.next_state),
             now=addition.created_at,
+            echo_changes=",".join(addition.echo_changes) or None,
         )
         turns.set_next_state_op(connection, [wanted])
     if turn is None or is_stored:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, case, exists, func, select
 from records.loading import hint_candidates, load_turns
 from records.models import PolicyVersionRow, SampleRow, ScoreRow, TurnRow, VerdictRow, VoteRow
 from records.names import DropReason, TurnState, TurnType
+from records.round_robin import HINT_ONLY_PRIORITY
 from records.scores import load_scores
 from records.sql import chunks
 from records.types import UNSCORED, SampleResult, Score, TurnRecord, Verdict, Vote
@@ -48,6 +49,15 @@ def counts(connection: Connection) -> dict[TurnState, int]:
     return {state: found.get(state, 0) for state in TurnState}
 
 
+def scopes_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, str]:
+    """The scope of each of these turns that exists."""
+    found: dict[str, str] = {}
+    for part in chunks(turn_ids):
+        statement = select(TurnRow.turn_id, TurnRow.scope).where(TurnRow.turn_id.in_(part))
+        found.update((turn_id, scope) for turn_id, scope in connection.execute(statement))
+    return found
+
+
 def drops(connection: Connection) -> dict[DropReason, int]:
     """Number of dropped turns by reason, those that occur, most frequent first."""
     rows = connection.execute(
@@ -57,6 +67,21 @@ def drops(connection: Connection) -> dict[DropReason, int]:
         .order_by(func.count().desc(), TurnRow.drop_reason)
     )
     return {reason: number for reason, number in rows if reason is not None}
+
+
+def judged_share(connection: Connection) -> float | None:
+    """Share of the turns with a next state that the judge has come to, of those that it came to or
+    that were let go unjudged; None while none was.
+    """
+    let_go = connection.scalar(
+        select(func.count()).where(
+            TurnRow.state == TurnState.DROPPED, TurnRow.priority == HINT_ONLY_PRIORITY
+        )
+    )
+    if not let_go:
+        return None
+    judged = connection.scalar(select(func.count()).select_from(VerdictRow)) or 0
+    return judged / (judged + let_go)
 
 
 def ready_count(connection: Connection) -> int:

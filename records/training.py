@@ -1,7 +1,7 @@
-"""What the trainer does to turns: lease a batch, give it back, expire, commit a step.
+"""What the trainer does to turns and lessons: lease a batch, give it back, expire, commit a step.
 
-A lease is a claim on `ready` turns, all of a batch or none. A step's turns and its policy version
-are written together.
+A lease is a claim on what is `ready`, all of a batch or none. A step's turns, its lessons and its
+policy version are written together.
 """
 
 from __future__ import annotations
@@ -11,19 +11,30 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, exists, func, insert, or_, select, update
 
+from records.batches import turns_alone, with_lessons
 from records.errors import StoreConflict
+from records.hints import memory as hint_memory
+from records.lessons import steps
+from records.lessons.rows import LessonRow
 from records.models import PolicyVersionRow, RecordingRow, SampleRow, TurnRow
 from records.names import DropReason, TurnState
 from records.recording import RecordingKind
+from records.round_robin import Taken
+from records.share import UNCAPPED, LessonShares, Share
 from records.sql import chunks
 from records.types import PolicyVersion, SampleResult
 
 
-def enough_ready(connection: Connection, count: int, now: float) -> bool:
-    """Whether a lease would find `count` turns: who waits asks this, and takes no write lock."""
+def enough_ready(connection: Connection, count: int, now: float, lessons: bool = False) -> bool:
+    """Whether a lease would find `count` turns, or `lessons` beside them: who waits asks this, and
+    takes no write lock.
+    """
     expired = and_(TurnRow.state == TurnState.LEASED, TurnRow.claim_until < now)
     statement = select(func.count()).where(or_(TurnRow.state == TurnState.READY, expired))
-    return (connection.scalar(statement) or 0) >= count
+    found = connection.scalar(statement) or 0
+    if lessons and found < count:
+        found += steps.num_ready(connection, now)
+    return found >= count
 
 
 def lease_op(
@@ -33,24 +44,24 @@ def lease_op(
     now: float,
     ttl_s: float,
     whole_sessions: bool = False,
-) -> list[str]:
-    """Lease the `count` oldest ready turns, or none; live ones first, then those of recordings.
+    share: Share = UNCAPPED,
+    after: str = "",
+    lessons: LessonShares | None = None,
+) -> Taken:
+    """Lease `count` ready turns, or turns and `lessons` (records/batches.py says which), or none.
 
     With `whole_sessions` the other ready turns of their sessions too. Expired leases are ready
     again.
     """
     _to_ready(connection, now, TurnRow.claim_until < now)
-    turn_ids = list(
-        connection.scalars(
-            select(TurnRow.turn_id)
-            .where(TurnRow.state == TurnState.READY)
-            .order_by(TurnRow.priority, TurnRow.created_at, TurnRow.turn_id)
-            .limit(count)
-            .with_for_update(skip_locked=True)
-        )
-    )
-    if len(turn_ids) < count:
-        return []
+    steps.give_back(connection, now, LessonRow.claim_until < now)
+    if lessons is None:
+        batch = turns_alone(connection, count, now, share, after)
+    else:
+        batch = with_lessons(connection, count, now, share, lessons, after)
+    if batch is None:
+        return Taken(last_scope=after)
+    turn_ids = batch.turn_ids
     if whole_sessions:
         turn_ids = _with_sessions(connection, turn_ids)
     for part in chunks(turn_ids):
@@ -64,7 +75,8 @@ def lease_op(
                 updated_at=now,
             )
         )
-    return turn_ids
+    steps.lease(connection, batch.lesson_ids, owner, now, ttl_s)
+    return Taken(turn_ids=turn_ids, lesson_ids=batch.lesson_ids, last_scope=batch.last_scope)
 
 
 def _with_sessions(connection: Connection, turn_ids: list[str]) -> list[str]:
@@ -82,23 +94,25 @@ def _with_sessions(connection: Connection, turn_ids: list[str]) -> list[str]:
 def extend_leases_op(connection: Connection, owner: str, until: float) -> int:
     """All leases of `owner` hold until `until`, past deadlines too; returns how many these are.
 
-    A lease past its deadline is its owner's until somebody else leases the turn.
+    A lease past its deadline is its owner's until somebody else leases the turn or lesson.
     """
-    return connection.execute(
+    turns = connection.execute(
         update(TurnRow)
         .where(TurnRow.state == TurnState.LEASED, TurnRow.claim_owner == owner)
         .values(claim_until=until)
     ).rowcount
+    return turns + steps.extend(connection, owner, until)
 
 
 def release_op(connection: Connection, owner: str, now: float) -> int:
     """All leases of `owner` -> ready; returns how many these were."""
-    return _to_ready(connection, now, TurnRow.claim_owner == owner)
+    lessons = steps.give_back(connection, now, LessonRow.claim_owner == owner)
+    return lessons + _to_ready(connection, now, TurnRow.claim_owner == owner)
 
 
 def release_all_op(connection: Connection, now: float) -> int:
     """All leases -> ready; returns how many these were."""
-    return _to_ready(connection, now)
+    return steps.give_back(connection, now) + _to_ready(connection, now)
 
 
 def _to_ready(connection: Connection, now: float, *conditions: Any) -> int:
@@ -128,21 +142,29 @@ def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
 
 
 def commit_step_op(
-    connection: Connection, version: PolicyVersion, results: Sequence[SampleResult], now: float
+    connection: Connection,
+    version: PolicyVersion,
+    results: Sequence[SampleResult],
+    lessons: Sequence[SampleResult],
+    now: float,
 ) -> None:
-    """Insert the version and its samples; leased -> trained. The same step again changes nothing.
+    """Insert the version and what it made of its turns and `lessons`; leased -> trained. The same
+    step again changes nothing.
 
-    Raises StoreConflict if the version number is taken or a turn is not leased.
+    Raises StoreConflict if the version number is taken or a turn or lesson is not leased.
     """
     if not _new_version(connection, version):
         return
-    if not results:
-        return
     turn_ids = [result.turn_id for result in results]
-    _leased_to_trained(connection, version.version, turn_ids, now)
-    connection.execute(
-        insert(SampleRow), [_sample_row(result, version.version, now) for result in results]
-    )
+    if results:
+        _leased_to_trained(connection, version.version, turn_ids, now)
+        connection.execute(
+            insert(SampleRow), [_sample_row(result, version.version, now) for result in results]
+        )
+    steps.train(connection, version.version, lessons, now)
+    lesson_ids = [result.turn_id for result in lessons]
+    hint_ids = steps.hints_of(connection, lesson_ids)
+    hint_memory.trained(connection, version.version, turn_ids, hint_ids)
 
 
 def commit_handed_over_op(
@@ -159,6 +181,7 @@ def commit_handed_over_op(
     """
     if _new_version(connection, version):
         _leased_to_trained(connection, version.version, turn_ids, now, TurnRow.claim_owner == owner)
+        hint_memory.trained(connection, version.version, turn_ids)
 
 
 def _new_version(connection: Connection, version: PolicyVersion) -> bool:
@@ -229,12 +252,13 @@ def next_version(connection: Connection) -> int:
 def highest_version(connection: Connection) -> int:
     """The highest number of any version, and of any that sampled a token; 0 if there is none.
 
-    Where weights are published before they are in a checkpoint, turns know versions that no step
-    was committed under.
+    Where weights are published before they are in a checkpoint, turns and lessons know versions
+    that no step was committed under.
     """
     trained = connection.scalar(select(func.max(PolicyVersionRow.version)))
     sampled = connection.scalar(select(func.max(TurnRow.newest_version)))
-    return max(trained or 0, sampled or 0)
+    lessons = connection.scalar(select(func.max(LessonRow.newest_version)))
+    return max(trained or 0, sampled or 0, lessons or 0)
 
 
 def latest_version(connection: Connection) -> PolicyVersion | None:

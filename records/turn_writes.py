@@ -20,7 +20,7 @@ from records.deletion import admit_writer
 from records.errors import StoreConflict
 from records.feedback import counts as feedback_counts
 from records.feedback_writes import judge_again
-from records.messages import Message, fingerprint, path_ids
+from records.messages import Message, calls_key, fingerprint, path_ids
 from records.models import (
     ExpertsRow,
     NodeRow,
@@ -31,7 +31,7 @@ from records.models import (
     VariantRow,
 )
 from records.names import REJUDGEABLE, DropReason, TurnState
-from records.recording import RecordingKind
+from records.recording import REPLAY_PRIORITY, RecordingKind
 from records.sql import insert_missing, rows_in, table_of
 from records.types import CapturedTurn, Ids
 
@@ -39,8 +39,6 @@ _INSERT_TURNS = table_of(TurnRow).insert()
 _INSERT_TOKENS = table_of(TokensRow).insert()
 _INSERT_EXPERTS = table_of(ExpertsRow).insert()
 _INSERT_RECORDINGS = table_of(RecordingRow).insert()
-REPLAY_PRIORITY = 1
-"""Of turns of recordings: whatever live agents wait for goes first."""
 _PARENTS = select(
     TokensRow.turn_id, TokensRow.prompt_length, TokensRow.response_length, TokensRow.checksum
 ).where(TokensRow.turn_id.in_(bindparam("values", expanding=True)))
@@ -59,6 +57,7 @@ _SET_NEXT_STATE = (
     .values(
         state=TurnState.JUDGING,
         next_state=bindparam("messages"),
+        echo_changes=bindparam("changes"),
         drop_reason=None,
         drop_detail=None,
         updated_at=bindparam("now"),
@@ -192,6 +191,7 @@ def _turn_row(
         "prompt_node_id": node_ids[-2],
         "response_node_id": node_ids[-1],
         "fingerprint": identity.fingerprint if identity else fingerprint(turn.response),
+        "calls_key": calls_key(turn.response),
         "toolset_hash": toolset["toolset_hash"] if toolset else None,
         "sampling": turn.sampling,
         "distribution_modified": turn.distribution_modified,
@@ -332,11 +332,14 @@ def _stored_bodies(connection: Connection, node_ids: list[str]) -> dict[str, str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextState:
-    """The messages that followed a turn."""
+    """The messages that followed a turn; `echo_changes`: what of the turn's answer the client had
+    changed before it (`records.messages.EchoChange`, separated by commas), None if nothing.
+    """
 
     turn_id: str
     messages: list[Message]
     now: float
+    echo_changes: str | None = None
 
 
 def set_next_state_op(connection: Connection, wanted: Sequence[NextState]) -> list[bool]:
@@ -354,7 +357,8 @@ def set_next_state_op(connection: Connection, wanted: Sequence[NextState]) -> li
         if row is None or not is_taken:
             continue
         if _is_waiting(row):
-            changes.append({"key": one.turn_id, "messages": one.messages, "now": one.now})
+            change = {"key": one.turn_id, "messages": one.messages, "now": one.now}
+            changes.append({**change, "changes": one.echo_changes})
         else:
             _follow_judged(connection, row, one)
     if changes:
@@ -381,8 +385,17 @@ def _judged_by_feedback(connection: Connection, rows: Iterable[Row[Any]]) -> Col
 
 def _follow_judged(connection: Connection, row: Row[Any], wanted: NextState) -> None:
     if row.state not in (TurnState.LEASED, TurnState.TRAINED):
-        judge_again(connection, row.turn_id, row.state, wanted.now, next_state=wanted.messages)
+        judge_again(
+            connection,
+            row.turn_id,
+            row.state,
+            wanted.now,
+            next_state=wanted.messages,
+            echo_changes=wanted.echo_changes,
+        )
         return
     connection.execute(
-        update(TurnRow).where(TurnRow.turn_id == row.turn_id).values(next_state=wanted.messages)
+        update(TurnRow)
+        .where(TurnRow.turn_id == row.turn_id)
+        .values(next_state=wanted.messages, echo_changes=wanted.echo_changes)
     )

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from records.messages import Message
+from records.lessons.names import LessonKind
+from records.messages import EchoChange, Message
 from records.names import DropReason, HintRejection, TurnState, TurnType
 from records.recording import Recording, RecordingKind
 from records.teaching import (
@@ -135,6 +136,9 @@ class TurnRecord:
 
     `next_state` is what followed, then the feedback on the turn: `num_reactions` of them, where the
     messages that followed are one. `feedback_reward`, on [-1, 1], is the newest score in it.
+    `echo_changes` is what of `response` the client had changed when it went on: the history that
+    it saw then differs from what was sampled. `for_hint_alone`: it is judged, or waits to be, when
+    it cannot train any more.
     """
 
     turn_id: str
@@ -162,6 +166,8 @@ class TurnRecord:
     num_reactions: int = 0
     feedback_reward: float | None = None
     recording: Recording | None = None
+    echo_changes: tuple[EchoChange, ...] = ()
+    for_hint_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +263,10 @@ class ReadySample:
     only a `reward` has none. `after_tool`: the response follows a tool result. `step_index` counts
     the policy's earlier turns in its conversation. `routed_experts`
     [P + R - 1, layers, topk].
+
+    Of a `lesson`, `turn_id` and `session_id` are the lesson's id and `hint_id` names the hint of
+    the memory that it was made for; its one teaching has the prompt that the teacher read, hinted
+    or not.
     """
 
     turn_id: str
@@ -277,6 +287,8 @@ class ReadySample:
     routed_experts: Experts | None = None
     side_samples: SideSamples | None = None
     recording_kind: RecordingKind | None = None
+    lesson: LessonKind | None = None
+    hint_id: str | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.rollout_logprobs), len(self.teacher_logprobs)}

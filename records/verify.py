@@ -17,6 +17,7 @@ from records.columns import content_hash
 from records.config import StoreConfig
 from records.database import readers
 from records.errors import StoreCorrupt, StoreError, StoreUnavailable
+from records.lessons import verifying
 from records.loading import load_tokens
 from records.models import (
     Base,
@@ -32,8 +33,9 @@ from records.models import (
     VerdictRow,
 )
 from records.names import TurnState
+from records.opening import unavailable
+from records.recording import REPLAY_PRIORITY
 from records.sql import chunks
-from records.writer import as_store_error
 
 _SHOWN = 3
 _BATCH = 200
@@ -49,7 +51,7 @@ async def verify_database(config: StoreConfig) -> list[str]:
     try:
         return await connections.run(_verify)
     except (SQLAlchemyError, OSError) as error:
-        raise as_store_error(error) from error
+        raise unavailable(error, config) from error
     finally:
         await connections.close()
 
@@ -68,6 +70,8 @@ def _verify(connection: Connection) -> list[str]:
     problems += _state_problems(connection)
     problems += _body_problems(connection)
     problems += _token_problems(connection)
+    problems += verifying.state_problems(connection)
+    problems += verifying.token_problems(connection)
     return problems
 
 
@@ -121,7 +125,7 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
     session = exists().where(
         SessionRow.session_id == TurnRow.session_id, SessionRow.scope == TurnRow.scope
     )
-    rewarded = and_(TurnRow.priority > 0, VerdictRow.reward.is_not(None))
+    rewarded = and_(TurnRow.priority == REPLAY_PRIORITY, VerdictRow.reward.is_not(None))
     taught = or_(score, verdict.where(VerdictRow.reward.is_not(None)))
     return [
         ("are dropped without a reason", and_(dropped, TurnRow.drop_reason.is_(None))),

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from rollout_bridge.engine.keys import EngineKeys
 
 
 class RendererConfig(BaseModel):
@@ -75,6 +77,8 @@ class ScoringConfig(BaseModel):
     """Further teachers: name -> base URL of an engine. A client names one for its requests in the
     header `X-Teacher`; a turn that names an unknown one is dropped as `unknown_teacher`.
     """
+    teacher_api_keys: dict[str, SecretStr] = Field(default_factory=dict)
+    """Their keys, where they want some: name -> key."""
     allow_incompatible_teachers: bool = False
     """Train with a teacher whose tokenizer or template differs from the policy's all the same."""
     default_teacher: str | None = None
@@ -116,4 +120,13 @@ class ScoringConfig(BaseModel):
             raise ValueError(
                 "top_k asks engines for scores: set engine_scores = true, or top_k = 0"
             )
+        if unknown := self.teacher_api_keys.keys() - self.teachers:
+            raise ValueError(
+                f"teacher_api_keys.{min(unknown)}: no such teacher; give its URL in teachers"
+            )
         return self
+
+    def keys_of_teacher(self, name: str) -> EngineKeys:
+        """What a further teacher wants to see."""
+        key = self.teacher_api_keys.get(name)
+        return EngineKeys(api=None if key is None else key.get_secret_value())

@@ -1,5 +1,7 @@
 """The hinted prompt: a turn's own prompt, with a hint appended to its last user message.
 
+Other words get there in the same way, as if the user had said them (`with_words`).
+
 `hinted_messages` is the rule on messages (ALGORITHMS 1.6). `hinted_prompt_ids` carries it over to
 token ids: the teacher must read the STORED prompt, replaced in one contiguous span and nowhere
 else, because any other difference (stripped reasoning, re-serialised arguments, a date) would show
@@ -10,8 +12,8 @@ It knows neither engines nor the store.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +35,17 @@ class HintingError(Exception):
         super().__init__(f"{reason.value}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+def as_requested(rendering: Rendering, sampling: Mapping[str, Any]) -> Rendering:
+    """`rendering` with the template's switch that a stored turn's request set.
+
+    Raises HintingError if the template has no such switch.
+    """
+    try:
+        return rendering.with_thinking(sampling.get("enable_thinking"))
+    except ValueError as error:
+        raise HintingError(DropReason.HINTED_PROMPT_MISMATCH, str(error)) from error
 
 
 def last_user_index(messages: Sequence[Message]) -> int | None:
@@ -62,18 +75,6 @@ def hinted_messages(messages: Sequence[Message], hint: str) -> list[Message]:
     return hinted
 
 
-def neutral_hint(rendering: Rendering, hint: str) -> str:
-    """`hint` with a space after the first character of every text that stands for a control token.
-
-    "<|im_end|>" becomes "< |im_end|>": it reads the same and cannot end the user's message.
-    """
-    if not rendering.control_texts:
-        return hint
-    # Only looks ahead: one such text may begin inside another.
-    starts = "|".join(map(re.escape, sorted(rendering.control_texts)))
-    return re.sub(rf"(?=(?:{starts}))(.)", r"\1 ", hint)
-
-
 def hinted_prompt_ids(
     rendering: Rendering,
     messages: Sequence[Message],
@@ -91,13 +92,52 @@ def hinted_prompt_ids(
     """
     if not hint.strip():
         raise ValueError("an empty hint would score the original prompt")
+    changed = hinted_messages(messages, hint)
+    return _changed_prompt_ids(rendering, messages, changed, tools, stored_prompt_ids, max_tokens)
+
+
+def with_words(
+    rendering: Rendering,
+    messages: Sequence[Message],
+    tools: Tools,
+    stored_prompt_ids: Ids,
+    words: str,
+    max_tokens: int,
+) -> tuple[list[Message], Ids]:
+    """The prompt as if the user had said `words`, too: behind the last user message, without any
+    header, on a line of their own where that message has several.
+
+    Returns the messages and int32 ids [P'], which differ from `stored_prompt_ids` [P] in that one
+    message. Raises as `hinted_prompt_ids`; ValueError on empty words.
+    """
+    if not words.strip():
+        raise ValueError("empty words would leave the prompt as it is")
+    index = last_user_index(messages)
+    if index is None:
+        raise _no_user_message()
+    text = content_text(messages[index].get("content"))
+    joint = "\n" if "\n" in text else " "
+    changed = [dict(message) for message in messages]
+    changed[index]["content"] = f"{text.rstrip()}{joint}{words.strip()}".strip()
+    ids = _changed_prompt_ids(rendering, messages, changed, tools, stored_prompt_ids, max_tokens)
+    return changed, ids
+
+
+def _changed_prompt_ids(
+    rendering: Rendering,
+    messages: Sequence[Message],
+    changed: Sequence[Message],
+    tools: Tools,
+    stored_prompt_ids: Ids,
+    max_tokens: int,
+) -> Ids:
+    """The stored ids with the last user message's replaced by what they are in `changed`."""
     user_index = last_user_index(messages)
     if user_index is None:
-        raise HintingError(DropReason.NO_USER_MESSAGE, "no message with role user in the prompt")
-    changed = hinted_messages(messages, neutral_hint(rendering, hint))
+        raise _no_user_message()
     try:
         fresh = rendering.rendered_prompt(messages, tools)
-        hinted = rendering.rendered_prompt(changed, tools)
+        new = rendering.rendered_prompt(changed, tools)
     except ValueError as error:
         raise HintingError(DropReason.HINTED_PROMPT_MISMATCH, str(error)) from error
     if fresh.message_indices is None:
@@ -107,14 +147,18 @@ def hinted_prompt_ids(
             content_text(messages[user_index].get("content")),
             changed[user_index]["content"],
         )
-        ids = _with_forced_tail(rendering, fresh.ids, hinted.ids, stored_prompt_ids)
+        ids = _with_forced_tail(rendering, fresh.ids, new.ids, stored_prompt_ids)
     else:
-        ids = _replace_message(rendering, messages, fresh, hinted, stored_prompt_ids, user_index)
+        ids = _replace_message(rendering, messages, fresh, new, stored_prompt_ids, user_index)
     if len(ids) > max_tokens:
         raise HintingError(
             DropReason.HINTED_PROMPT_TOO_LONG, f"{len(ids)} ids, at most {max_tokens} fit"
         )
     return ids
+
+
+def _no_user_message() -> HintingError:
+    return HintingError(DropReason.NO_USER_MESSAGE, "no message with role user in the prompt")
 
 
 def _mismatch(detail: str) -> HintingError:

@@ -34,17 +34,21 @@ class PolicyScorer:
         Raises EngineError, and ServiceUnavailable while versions change faster than it can score.
         """
         start = len(ids) - len(turn.response_ids)
-        version = await self._version()
+        version = await served_version(self._engine)
         for _ in range(_ATTEMPTS):
             logprobs = await self._engine.score(ids, start, routing_key=turn.session_id)
-            after = await self._version()
+            after = await served_version(self._engine)
             if after == version:
                 return PolicyScore(turn_id=turn.turn_id, version=version, logprobs=logprobs)
             version = after
         raise ServiceUnavailable("the policy's weights changed each time while it scored a turn")
 
-    async def _version(self) -> int:
-        label = (await self._engine.model_info()).weight_version
-        if label is None or not label.isdecimal():
-            raise ServiceUnavailable(f"the policy engine says no version number, but {label!r}")
-        return int(label)
+
+async def served_version(engine: PolicyEngine) -> int:
+    """The version that the policy's engine serves now. Raises EngineError, and ServiceUnavailable
+    for one whose weights have another kind of name.
+    """
+    label = (await engine.model_info()).weight_version
+    if label is None or not label.isdecimal():
+        raise ServiceUnavailable(f"the policy engine says no version number, but {label!r}")
+    return int(label)

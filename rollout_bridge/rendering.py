@@ -3,12 +3,11 @@
 A `Rendering` belongs to one tokenizer and one configured renderer. It renders a conversation into
 the prompt's ids, extends an earlier prompt and the reply sampled under it by new messages without
 tokenising the sampled ids again, and parses sampled ids into text, reasoning and tool calls. It
-does not know engines, turns or sessions. `renderers` takes about a second to import, therefore
-`load` imports it and this module does not.
+does not know engines, turns or sessions. `renderer_package` says how `renderers` is imported.
 
-Prompts are what the chat template makes of the messages, special tokens in their text included: a
-caller that must not let text forge structure neutralises it first (`hinting` does so with hints).
-A `Rendering` may be used from several threads at once.
+Prompts are what the chat template makes of the messages, except that control texts inside content,
+names, tools and arguments become ordinary ids that spell them (`control_text`): nobody writes a
+prompt's structure but the template. A `Rendering` may be used from several threads at once.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +23,14 @@ from records.messages import Message
 from records.types import Ids
 from rollout_bridge.call_text import read_call
 from rollout_bridge.config import RendererConfig
+from rollout_bridge.control_text import ControlTexts, unbroken
 from rollout_bridge.parsed_reply import ParsedCall, ParsedReply, is_object, name_and_arguments
+from rollout_bridge.renderer_package import make_renderer, needs_offsets, package_config
 from rollout_bridge.template_messages import template_messages
+from rollout_bridge.tokenizer import control_texts, load_tokenizer
 
 Tools = Sequence[dict[str, Any]]
 
-# Chosen by the model or by the path of a module; this project's configuration names a renderer.
-_NOT_NAMEABLE = {"auto", "custom"}
 # How families open a block of tool calls, as one token; the first that the tokenizer knows is used.
 _TOOL_CALL_STARTS = (
     "<tool_call>",
@@ -67,15 +67,13 @@ class RenderedPrompt:
 class Rendering:
     """One tokenizer and its renderer; made by `load`."""
 
-    def __init__(self, tokenizer: Any, renderer: Any) -> None:
+    def __init__(self, tokenizer: Any, renderer: Any, attributing: Any) -> None:
+        """`attributing` is `renderer`, or one like it that says more of where ids come from."""
         self.tokenizer = tokenizer
         self._renderer = renderer
+        self._attributing = attributing
         self.template_only = type(renderer).__name__ == "DefaultRenderer"
         self.vocab_size = len(tokenizer)
-        # Whoever renders checks the length; the package would warn of it once, on the terminal.
-        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = (
-            True
-        )
         stops = list(renderer.get_stop_token_ids())
         if not stops and tokenizer.eos_token_id is not None:
             stops = [tokenizer.eos_token_id]
@@ -84,9 +82,7 @@ class Rendering:
         self.tool_call_end_id = self._first_marker_id(_TOOL_CALL_ENDS)
         self.reasoning_start_id = self._first_marker_id(("<think>",))
         self.reasoning_end_id = self._first_marker_id(("</think>",))
-        # The first call settles the tokenizer's padding and truncation; later ones only read it,
-        # so that threads can share it.
-        tokenizer("a", add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+        self._by_thinking: dict[bool, Rendering] = {}
 
     @classmethod
     def load(cls, model: str, config: RendererConfig) -> Rendering:
@@ -95,9 +91,7 @@ class Rendering:
         Raises ValueError, in one line, on an unknown renderer, a setting that it does not have, a
         model without tokenizer, or `default` on a tokenizer without chat template.
         """
-        renderer_config = _package_config(config)
-        from renderers.base import create_renderer, load_tokenizer
-
+        renderer_config = package_config(config)
         try:
             tokenizer = load_tokenizer(model)
         except (OSError, ValueError) as error:
@@ -109,36 +103,60 @@ class Rendering:
                 f"or set renderer.name to its family instead of 'default'"
             )
         try:
-            renderer = create_renderer(tokenizer, renderer_config)
+            renderers = _renderers(tokenizer, renderer_config)
         except (AssertionError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"renderer {config.name!r} does not fit the tokenizer of {model!r}: {error}"
+                f"renderer {config.name!r} does not fit the tokenizer of {model!r}: {error}; set "
+                "renderer.name to the model's family, or to 'default' (its own template)"
             ) from error
-        return cls(tokenizer, renderer)
+        return cls(tokenizer, *renderers)
+
+    def with_thinking(self, enable_thinking: bool | None) -> Rendering:
+        """This rendering with the chat template's switch set so; None leaves it as it is.
+
+        Raises ValueError if the model's template has no such switch.
+        """
+        if enable_thinking is None:
+            return self
+        known = self._by_thinking.get(enable_thinking)
+        if known is None:
+            known = Rendering(self.tokenizer, *self._renderers_with_thinking(enable_thinking))
+            self._by_thinking[enable_thinking] = known
+        return known
+
+    def _renderers_with_thinking(self, enable_thinking: bool) -> tuple[Any, Any]:
+        config = self._renderer.config
+        if self.template_only:
+            has_switch = "enable_thinking" in str(self.tokenizer.chat_template)
+        else:
+            has_switch = "enable_thinking" in type(config).model_fields
+        if not has_switch:
+            raise ValueError("this model's chat template has no switch 'enable_thinking'")
+        values = {name: getattr(config, name) for name in config.model_fields_set}
+        values |= {**(config.model_extra or {}), "enable_thinking": enable_thinking}
+        return _renderers(self.tokenizer, type(config)(**values))
 
     def prompt_ids(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
         """The prompt's ids [P], generation prompt included, as the chat template gives them.
 
         Raises ValueError when the template cannot render these messages.
         """
-        shaped = template_messages(messages)
         with _TemplateErrors():
             ids = self._renderer.render_ids(
-                shaped, tools=list(tools) or None, add_generation_prompt=True
+                self._shown(messages), tools=self._shown_tools(tools), add_generation_prompt=True
             )
         return np.asarray(ids, dtype=np.int32)
 
     def rendered_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> RenderedPrompt:
         """`prompt_ids` with the origin of each id, where the renderer can tell."""
-        shaped = template_messages(messages)
         if self.template_only:
             # Its attribution is a guess from rendering every prefix, and costs as many renders.
             return RenderedPrompt(
                 ids=self.prompt_ids(messages, tools), message_indices=None, is_sampled=None
             )
         with _TemplateErrors():
-            rendered = self._renderer.render(
-                shaped, tools=list(tools) or None, add_generation_prompt=True
+            rendered = self._attributing.render(
+                self._shown(messages), tools=self._shown_tools(tools), add_generation_prompt=True
             )
         has_origin = len(rendered.sampled_mask) == len(rendered.token_ids)
         return RenderedPrompt(
@@ -169,10 +187,9 @@ class Rendering:
         if sampled[-1] in self.stop_token_ids and sampled[-1] not in self._template_end_ids:
             return None
         previous = prompt_ids.tolist()
-        shaped = template_messages(new_messages)
         with _TemplateErrors():
             bridged = self._renderer.bridge_to_next_turn(
-                previous, sampled, shaped, tools=list(tools) or None
+                previous, sampled, self._shown(new_messages), tools=self._shown_tools(tools)
             )
         if bridged is None:
             return None
@@ -198,7 +215,7 @@ class Rendering:
         with _TemplateErrors():
             whole = list(
                 self._renderer.render_ids(
-                    template_messages([*messages, response]), tools=list(tools) or None
+                    self._shown([*messages, response]), tools=self._shown_tools(tools)
                 )
             )
         prompt = None if prompt_ids is None else prompt_ids.tolist()
@@ -245,7 +262,7 @@ class Rendering:
 
     def count_tokens(self, text: str) -> int:
         """Number of ids of a text, without any template around it."""
-        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return len(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
         """Text of `ids` with special tokens shown and nothing tidied."""
@@ -260,31 +277,43 @@ class Rendering:
         render). What a template-only renderer offers in place of token origins.
         """
         with _TemplateErrors():
-            return self.tokenizer.apply_chat_template(
-                template_messages(messages),
-                tools=list(tools) or None,
+            text = self.tokenizer.apply_chat_template(
+                self._shown(messages),
+                tools=self._shown_tools(tools),
                 add_generation_prompt=True,
                 tokenize=False,
                 **(self._renderer.config.model_extra or {}),
             )
+        return unbroken(text)
 
     @cached_property
     def control_texts(self) -> frozenset[str]:
-        """Texts that become one structural token: the special tokens, and added tokens in brackets
-        (`<tool_call>`, which many tokenizers do not call special). Added words are not structure.
-        """
-        bracketed = {
-            text
-            for text in self.tokenizer.get_added_vocab()
-            if len(text) > 2 and text[0] + text[-1] in ("<>", "[]")
-        }
-        special = {text for text in self.tokenizer.all_special_tokens if len(text) > 1}
-        return frozenset(bracketed | special)
+        """Texts that become one structural token wherever the tokenizer finds them."""
+        return control_texts(self.tokenizer)
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
         """The ids of `control_texts`."""
         return frozenset(self.tokenizer.convert_tokens_to_ids(text) for text in self.control_texts)
+
+    @cached_property
+    def _content(self) -> ControlTexts:
+        has_parser = not self.template_only or self._renderer.config.tool_parser is not None
+        # Where calls stay text, a reply's markers are those that were sampled.
+        kept = () if has_parser else (*_TOOL_CALL_STARTS, *_TOOL_CALL_ENDS)
+        # OpenAI's own encoder makes gpt-oss' ids, and would show a break.
+        with_blanks = getattr(self._renderer.config, "name", None) == "gpt-oss"
+        return ControlTexts(self.control_texts, kept, with_blanks=with_blanks)
+
+    def _shown(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages for the template, control texts in them broken."""
+        return self._content.broken_messages(template_messages(messages))
+
+    def _shown_tools(self, tools: Tools) -> list[dict[str, Any]] | None:
+        given = list(tools)
+        return (
+            self._content.broken_value(given) if self._content.stand_in(given) else given
+        ) or None
 
     def _first_marker_id(self, markers: Sequence[str]) -> int | None:
         for marker in markers:
@@ -342,6 +371,14 @@ class Rendering:
         return ParsedCall(name=name, arguments_json=arguments_json, ok=ok, raw=raw, open_at=open_at)
 
 
+def _renderers(tokenizer: Any, config: Any) -> tuple[Any, Any]:
+    """The renderer of `config`, and the one that says most of where ids come from."""
+    renderer = make_renderer(tokenizer, config)
+    if config.name == "default" or not needs_offsets(renderer):
+        return renderer, renderer
+    return renderer, make_renderer(tokenizer, config, with_offsets=True)
+
+
 class _TemplateErrors:
     """Turns what templates and renderers raise on messages they cannot show into ValueError."""
 
@@ -357,20 +394,3 @@ class _TemplateErrors:
         # A panic of tokenizers, which is written in Rust, is no Exception and has no public type.
         if type(error).__name__ == "PanicException":
             raise ValueError(f"the tokenizer cannot split these messages: {error}") from error
-
-
-def _package_config(config: RendererConfig) -> Any:
-    """The package's own typed configuration; raises ValueError naming what is wrong."""
-    from renderers.configs import RendererConfig as PackageConfig
-
-    (union, *_) = get_args(PackageConfig)
-    by_name = {variant.model_fields["name"].default: variant for variant in get_args(union)}
-    known = sorted(set(by_name) - _NOT_NAMEABLE)
-    if config.name not in known:
-        raise ValueError(f"unknown renderer {config.name!r}; known: {', '.join(known)}")
-    given = config.model_dump(exclude={"name"}, exclude_none=True)
-    try:
-        return by_name[config.name](**given)
-    except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"renderer {config.name!r} does not take {given}: {reason}") from error

@@ -21,24 +21,34 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from records.freshness import Freshness
 from records.names import DropReason, TurnState
 from records.recording import RecordingKind
 from records.types import UNSCORED, Ids, Logprobs, PolicyScore, Score, TurnRecord
 from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.errors import (
+    EngineError,
     EngineLogprobError,
     EngineProtocolError,
     EngineRejected,
-    EngineUnavailable,
 )
-from rollout_bridge.hinting import HintingError, hinted_prompt_ids
+from rollout_bridge.fresh_claims import FreshClaims, FreshStore
+from rollout_bridge.hinting import HintingError, as_requested, hinted_prompt_ids
 from rollout_bridge.policy_scores import PolicyScorer
 from rollout_bridge.rendering import Rendering
 from rollout_bridge.scoring_metrics import ScoringMetrics
 from rollout_bridge.teachers import FrozenTeacher, Teacher, TeacherChanged, Teachers
-from rollout_bridge.worker import ClaimLoop, ClaimStore, ServiceUnavailable
+from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
 
-__all__ = ["ScoringStore", "ScoringWorker", "Teacher", "TeacherChanged", "check_scores"]
+__all__ = [
+    "ScoringStore",
+    "ScoringWorker",
+    "Teacher",
+    "TeacherChanged",
+    "check_scores",
+    "fault_of",
+    "scores_problem",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +57,7 @@ RewriteHint: TypeAlias = Callable[[TurnRecord, str], str | None]
 _TOO_LONG = re.compile(r"context|too long|longer than|exceed", re.I)
 
 
-class ScoringStore(ClaimStore, Protocol):
+class ScoringStore(FreshStore, Protocol):
     """What scoring needs of the store."""
 
     async def commit_scores(
@@ -84,6 +94,7 @@ class ScoringWorker:
     (stored as the hint ""). `teacher` is the run's own; the worker opens those that the
     configuration names beside it. Turns of recordings need `policy`, whose log-probs stand in for
     those of whoever sampled them; with a `resampler` the policy answers their prompts anew instead.
+    Turns that by `freshness` can no longer train are dropped as stale before a teacher is asked.
     """
 
     def __init__(
@@ -98,6 +109,7 @@ class ScoringWorker:
         metrics: ScoringMetrics | None = None,
         policy: PolicyScorer | None = None,
         resampler: Resampler | None = None,
+        freshness: Freshness | None = None,
     ) -> None:
         self._store, self._rendering = store, rendering
         self._config, self._owner, self._rewrite_hint = config, owner, rewrite_hint
@@ -105,8 +117,19 @@ class ScoringWorker:
         self._teachers = Teachers(teacher, config)
         self._sessions: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.metrics = metrics if metrics is not None else ScoringMetrics()
-        self.loop = ClaimLoop(store, self, owner=owner, config=config.loop)
+        claims = store if freshness is None else self._fresh(store, freshness)
+        self.loop = ClaimLoop(claims, self, owner=owner, config=config.loop)
         self.metrics.unavailable.set_function(lambda: self.loop.failures_in_a_row)
+
+    def _fresh(self, store: ScoringStore, freshness: Freshness) -> FreshClaims:
+        return FreshClaims(
+            store,
+            freshness,
+            concurrency=self._config.loop.concurrency,
+            takes_late=False,
+            latency_s=None,
+            on_look=lambda let_go, _: self.metrics.count_dropped(DropReason.STALE, let_go),
+        )
 
     @property
     def state(self) -> TurnState:
@@ -139,18 +162,8 @@ class ScoringWorker:
                 policy = await self._policy_score(turn)
             if policy is None or turn.candidates:
                 scores = await self._scores(turn, teacher)
-        except HintingError as error:
-            await self._drop(turn, error.reason, error.detail)
-        except EngineUnavailable as error:
-            raise ServiceUnavailable(str(error)) from error
-        except EngineRejected as error:
-            if error.status not in (400, 413, 422) or not _TOO_LONG.search(error.message):
-                raise ServiceUnavailable(f"the teacher refuses: {error}") from error
-            await self._drop(turn, DropReason.HINTED_PROMPT_TOO_LONG, str(error))
-        except EngineLogprobError as error:
-            await self._drop(turn, DropReason.TEACHER_LOGPROBS_INVALID, str(error))
-        except EngineProtocolError as error:
-            await self._drop(turn, DropReason.TEACHER_MISALIGNED, str(error))
+        except (HintingError, EngineError) as error:
+            await self._drop(turn, *fault_of(error))
         else:
             await self._commit(turn, scores, policy)
 
@@ -212,8 +225,9 @@ class ScoringWorker:
     def _hinted(self, turn: TurnRecord, hint: str | None, max_tokens: int) -> Ids:
         """The prompt ids that carry `hint`, or the turn's own. Raises HintingError."""
         if hint is not None:
+            rendering = as_requested(self._rendering, turn.sampling)
             return hinted_prompt_ids(
-                self._rendering, turn.messages, turn.tools, turn.prompt_ids, hint, max_tokens
+                rendering, turn.messages, turn.tools, turn.prompt_ids, hint, max_tokens
             )
         if len(turn.prompt_ids) > max_tokens:
             raise HintingError(
@@ -271,15 +285,40 @@ def _unscored(turn: TurnRecord, teacher: str, prompt: _HintedPrompt) -> Score:
     )
 
 
+def fault_of(error: HintingError | EngineError) -> tuple[DropReason, str]:
+    """Why what could not be built or scored is dropped.
+
+    Raises ServiceUnavailable where the teacher is at fault: then it may be scored later.
+    """
+    if isinstance(error, HintingError):
+        return error.reason, error.detail
+    if isinstance(error, EngineRejected):
+        if error.status not in (400, 413, 422) or not _TOO_LONG.search(error.message):
+            raise ServiceUnavailable(f"the teacher refuses: {error}") from error
+        return DropReason.HINTED_PROMPT_TOO_LONG, str(error)
+    if isinstance(error, EngineLogprobError):
+        return DropReason.TEACHER_LOGPROBS_INVALID, str(error)
+    if isinstance(error, EngineProtocolError):
+        return DropReason.TEACHER_MISALIGNED, str(error)
+    raise ServiceUnavailable(str(error)) from error
+
+
 def _problem(score: Score, num_response: int) -> tuple[DropReason, str] | None:
     """Why this score drops its turn, if it does: a bad log-prob drops the sample (ALGORITHMS
     0.1), whichever candidate it is of.
     """
     if score.teacher_version == UNSCORED:
         return None
-    problem = check_scores(score.teacher_logprobs, num_response)
-    if problem is None and score.topk_logprobs is not None:
-        return check_scores(score.topk_logprobs.ravel(), score.topk_logprobs.size)
+    return scores_problem(score.teacher_logprobs, score.topk_logprobs, num_response)
+
+
+def scores_problem(
+    teacher_logprobs: Logprobs, topk_logprobs: Logprobs | None, num_response: int
+) -> tuple[DropReason, str] | None:
+    """As `check_scores`, of the log-probs [R] of a response and of the top-k [R, K] beside them."""
+    problem = check_scores(teacher_logprobs, num_response)
+    if problem is None and topk_logprobs is not None:
+        return check_scores(topk_logprobs.ravel(), topk_logprobs.size)
     return problem
 
 

@@ -47,9 +47,10 @@ class ScoringMetrics:
                 self.tokens.inc(len(score.teacher_logprobs))
                 self.latency.observe(score.latency_s)
 
-    def count_dropped(self, reason: DropReason) -> None:
-        """Add one dropped turn."""
-        self.dropped.labels(reason=reason.value).inc()
+    def count_dropped(self, reason: DropReason, number: int = 1) -> None:
+        """Add dropped turns."""
+        if number:
+            self.dropped.labels(reason=reason.value).inc(number)
 
     def snapshot(self) -> dict[str, float]:
         """The figures under the specification's names; latency is a mean in seconds."""

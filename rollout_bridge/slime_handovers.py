@@ -80,7 +80,7 @@ class HandoverLog:
 
     def write(self, record: Handover) -> None:
         """Durable on return. Raises FileExistsError for a version that is there already."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(record.version)
         if path.exists():
             raise FileExistsError(path)

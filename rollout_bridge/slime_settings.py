@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from records.config import StoreConfig
+from records.share import Share
 from rollout_bridge.slime_needs import SampleNeeds
 
 
@@ -40,6 +41,9 @@ class _TrainerKeys(BaseModel):
     """Of the run's section [trainer], what its samples depend on."""
 
     rollout_batch_size: int
+    # Configurations of an earlier program lack them.
+    max_share: float = Share().most
+    max_share_wait_s: float = Share().wait_s
     max_staleness: int
     lease_ttl_s: float
 
@@ -64,6 +68,7 @@ class SlimeSettings:
     batch_size: int
     max_staleness: int
     lease_ttl_s: float
+    share: Share
     first_version: int
     needs: SampleNeeds
     min_rows: int
@@ -98,6 +103,7 @@ def read_settings(args: Any) -> SlimeSettings:
         batch_size=run.trainer.rollout_batch_size,
         max_staleness=run.trainer.max_staleness,
         lease_ttl_s=run.trainer.lease_ttl_s,
+        share=Share(most=run.trainer.max_share, wait_s=run.trainer.max_share_wait_s),
         # slime counts on from this number before it first sends weights to the engines.
         first_version=getattr(args, "update_weight_start_version", 0) + 1,
         needs=_read_needs(args),

@@ -23,6 +23,7 @@ import numpy as np
 from records.errors import StoreUnavailable
 from records.names import DropReason, TurnState
 from records.reconcile import ReconcileReport
+from records.share import UNCAPPED
 from records.staleness import oldest_allowed, steps_since
 from records.store import Store
 from records.types import PolicyVersion, ReadySample
@@ -236,7 +237,12 @@ class TurnSource:
         count = min(wanted, ready)
         if count < (1 if is_late else wanted):
             return []
-        leased = await self._store.lease(owner=owner, count=count, ttl_s=self._settings.lease_ttl_s)
+        leased = await self._store.lease(
+            owner=owner,
+            count=count,
+            ttl_s=self._settings.lease_ttl_s,
+            share=UNCAPPED if is_late else self._settings.share,
+        )
         usable = []
         for sample in leased:
             self._check_labels(sample)

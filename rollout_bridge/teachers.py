@@ -134,7 +134,9 @@ class Teachers:
         settings = own.config if isinstance(own, EngineClient) else None
         vocab_size = own.vocab_size if isinstance(own, EngineClient) else None
         self._opened = {
-            name: EngineClient(url, config=settings, vocab_size=vocab_size)
+            name: EngineClient(
+                url, config=settings, vocab_size=vocab_size, keys=config.keys_of_teacher(name)
+            )
             for name, url in config.teachers.items()
         }
         self._by_name = {

@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from records.errors import StoreError, StoreUnavailable
 from records.names import DropReason, TurnState
@@ -54,12 +54,28 @@ class StageStopped(RuntimeError):
     """The stage can process no turn at all until somebody changes something: the loop must end."""
 
 
-class ClaimStore(Protocol):
+class Claimed(Protocol):
+    """What is claimed: a turn, or what waits in the store as turns do."""
+
+    @property
+    def turn_id(self) -> str:
+        """Its id in the store; of a lesson, the lesson's."""
+        ...
+
+
+Item = TypeVar("Item", bound=Claimed)
+_Given = TypeVar("_Given", bound=Claimed, covariant=True)
+_Taken = TypeVar("_Taken", bound=Claimed, contravariant=True)
+_State = TypeVar("_State", contravariant=True)
+_Of = TypeVar("_Of", covariant=True)
+
+
+class Claims(Protocol[_State, _Given]):
     """What the loop needs of the store."""
 
     async def claim(
-        self, state: TurnState, *, owner: str, limit: int, ttl_s: float
-    ) -> list[TurnRecord]: ...
+        self, state: _State, *, owner: str, limit: int, ttl_s: float
+    ) -> Sequence[_Given]: ...
     async def extend_claims(self, owner: str, turn_ids: Sequence[str], ttl_s: float) -> object: ...
     async def release(self, owner: str, turn_ids: Sequence[str]) -> object: ...
     async def drop(
@@ -67,30 +83,34 @@ class ClaimStore(Protocol):
     ) -> bool: ...
 
 
-class Stage(Protocol):
+class ClaimStore(Claims[TurnState, TurnRecord], Protocol):
+    """What a loop over turns needs of the store."""
+
+
+class Stage(Protocol[_Of, _Taken]):
     """What happens to one claimed turn."""
 
     @property
-    def state(self) -> TurnState:
+    def state(self) -> _Of:
         """The state from which turns are claimed."""
         ...
 
-    async def process(self, turn: TurnRecord) -> None:
+    async def process(self, turn: _Taken, /) -> None:
         """Compute and commit (advance or drop) one turn. Raises ServiceUnavailable or StageStopped,
         changing nothing.
         """
         ...
 
-    async def give_up(self, turn: TurnRecord, error: ServiceUnavailable) -> None:
+    async def give_up(self, turn: _Taken, error: ServiceUnavailable, /) -> None:
         """Drop a turn for which the service never gave an answer."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
-class _SetAside:
+class _SetAside(Generic[Item]):
     """A claimed turn that waits for its next attempt (times on the monotonic clock)."""
 
-    turn: TurnRecord
+    turn: Item
     error: ServiceUnavailable
     first_failed_at: float
     attempts: int
@@ -98,15 +118,20 @@ class _SetAside:
     not_before: float
 
 
-class ClaimLoop:
+class ClaimLoop(Generic[Item]):
     """Runs one stage over the store until told to stop. One instance runs once."""
 
     def __init__(
-        self, store: ClaimStore, stage: Stage, *, owner: str, config: ClaimLoopConfig
+        self,
+        store: Claims[Any, Item],
+        stage: Stage[Any, Item],
+        *,
+        owner: str,
+        config: ClaimLoopConfig,
     ) -> None:
         self._store, self._stage, self._owner, self._config = store, stage, owner, config
-        self._tasks: dict[asyncio.Task[None], TurnRecord] = {}
-        self._aside: dict[str, _SetAside] = {}
+        self._tasks: dict[asyncio.Task[None], Item] = {}
+        self._aside: dict[str, _SetAside[Item]] = {}
         self._wake = asyncio.Event()
         self._num_successes = 0
         self._failures_in_a_row = 0
@@ -198,14 +223,14 @@ class ClaimLoop:
         in_flight = {turn.turn_id for turn in self._tasks.values()}
         return sum(turn_id not in in_flight for turn_id in self._aside)
 
-    def _start(self, turn: TurnRecord) -> None:
+    def _start(self, turn: Item) -> None:
         if any(turn.turn_id == other.turn_id for other in self._tasks.values()):
             return  # our own claim had expired and came back to us: the first attempt still runs
         task = asyncio.create_task(self._attempt(turn), name=f"{self._owner}:{turn.turn_id}")
         self._tasks[task] = turn
         task.add_done_callback(lambda _: self._wake.set())
 
-    async def _attempt(self, turn: TurnRecord) -> None:
+    async def _attempt(self, turn: Item) -> None:
         try:
             await self._stage.process(turn)
         except ServiceUnavailable as error:
@@ -223,7 +248,7 @@ class ClaimLoop:
         else:
             self._succeeded(turn)
 
-    def _succeeded(self, turn: TurnRecord) -> None:
+    def _succeeded(self, turn: Item) -> None:
         if self._failures_in_a_row:
             logger.warning(
                 "%s: answers again after %d failures in a row", self._owner, self._failures_in_a_row
@@ -233,7 +258,7 @@ class ClaimLoop:
         self._failures_in_a_row = 0
         self._paused_until = 0.0
 
-    async def _failed(self, turn: TurnRecord, error: ServiceUnavailable) -> None:
+    async def _failed(self, turn: Item, error: ServiceUnavailable) -> None:
         now = time.monotonic()
         self._pause(error, now)
         previous = self._aside.get(turn.turn_id)
@@ -274,7 +299,7 @@ class ClaimLoop:
             self._config.pause_min_s * 2.0 ** min(failures - 1, 30), self._config.pause_max_s
         )
 
-    async def _give_up(self, turn: TurnRecord, error: ServiceUnavailable) -> None:
+    async def _give_up(self, turn: Item, error: ServiceUnavailable) -> None:
         logger.warning("%s: giving turn %s up: %s", self._owner, turn.turn_id, error)
         try:
             if isinstance(error, UnplannedError):

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BINARIES = {"examples/tool_lab/model/model.safetensors"}
+BINARIES = {
+    "examples/tool_lab/model/model.safetensors",
+    # A run folder of an earlier program, which must still open.
+    "tests/data/run_83e0f23.tar.xz",
+}
 MAX_BYTES = 2 * 2**20
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,8 +21,9 @@ from trainer.turn_view import TurnView
 class BatchTotals:
     """`reduced` are values under the objective's reduction, `sums` over tokens, `maxima` of them;
     `ranges` (smallest, largest) over tokens with a teacher, `advantages` [R] per turn, NaN where a
-    token did not train, `unnormalised` as in `BatchStatistics`, `rejected_turns` those
-    that rollout correction took out whole.
+    token did not train, `gaps` (sum of |teacher - student|, number of tokens with a teacher) per
+    turn, `unnormalised` as in `BatchStatistics`, `rejected_turns` those that rollout correction
+    took out whole.
     """
 
     reduced: dict[str, float] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class BatchTotals:
         default_factory=lambda: GlobalCounts(turns=0, sequences=0, tokens=0.0)
     )
     advantages: dict[int, Logprobs] = field(default_factory=dict)
+    gaps: dict[int, tuple[float, float]] = field(default_factory=dict)
     rows: CorrectionRows = field(default_factory=CorrectionRows)
     num_taught_turns: int = 0
     rejected_tokens: float = 0.0
@@ -64,6 +66,11 @@ class BatchTotals:
         for turn, values in batch.gather(advantages_BT).items():
             self.advantages[turn] = values.cpu().numpy().copy()
             self.num_taught_turns += int(bool((views[turn].opd_valid > 0).any()))
+        masks = batch.gather(result.mask_BT)
+        for turn, gap in batch.gather(result.gap_BT).items():
+            used = masks[turn] > 0
+            taught = (views[turn].opd_valid * masks[turn]).double().sum()
+            self.gaps[turn] = (gap[used].double().abs().sum().item(), taught.item())
         for turn, kept in batch.gather(assembled.tokens.mask_BT).items():
             if not bool((kept > 0).any()):
                 self.rejected_turns.add(turn)
@@ -75,6 +82,12 @@ class BatchTotals:
         """
         taught = self.sums["tokens_with_teacher"]
         return self.sums["gap_abs"] / taught if taught > 0 else math.nan
+
+    def mean_gap_of(self, turns: Iterable[int]) -> float:
+        """The same over some turns of the batch."""
+        found = [self.gaps[turn] for turn in turns]
+        taught = sum(number for _, number in found)
+        return sum(gap for gap, _ in found) / taught if taught > 0 else math.nan
 
     def statistics(self) -> dict[str, float]:
         """Reduced values, and moments of the advantages over the tokens that trained."""

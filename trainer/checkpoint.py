@@ -62,6 +62,13 @@ class Checkpoints:
         """What an engine loads to serve this version."""
         return self.model if manifest.version == 0 else str(self.folder(manifest.version).resolve())
 
+    def kept_weights(self, version: int) -> str | None:
+        """What an engine loads to serve an older version; None where its weights were deleted."""
+        if version == 0:
+            return self.model
+        folder = self.folder(version)
+        return str(folder.resolve()) if any(folder.glob("*.safetensors")) else None
+
     def name(self, manifest: Manifest) -> str:
         """What the store records: relative to the run folder, so that the folder can move."""
         if manifest.version == 0:
@@ -73,7 +80,7 @@ class Checkpoints:
 
         Removes half-written folders. Raises CheckpointError for a run with another start model.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in self.root.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(leftover)
         if not self.folder(0).exists():
@@ -114,6 +121,8 @@ class Checkpoints:
         version: int,
         turn_ids: Sequence[str],
         staleness: Sequence[int],
+        lesson_ids: Sequence[str] = (),
+        lesson_staleness: Sequence[int] = (),
         average: EmaTeacher | None = None,
     ) -> Manifest:
         """Write and sync the checkpoint of `version`; it exists when this returns, or not at all.
@@ -125,7 +134,7 @@ class Checkpoints:
                 f"{self.folder(version)} exists; version numbers are never reused"
             )
         temporary = self.root / f"{_TEMPORARY}{version:06d}"
-        temporary.mkdir()
+        temporary.mkdir(mode=0o700)
         save_weights(policy, temporary)
         torch.save(optimizer.state_dict(), temporary / _OPTIMIZER)
         torch.save(_rng_state(), temporary / _RNG)
@@ -143,6 +152,8 @@ class Checkpoints:
             step=parent.step + 1,
             turn_ids=tuple(turn_ids),
             staleness=tuple(staleness),
+            lesson_ids=tuple(lesson_ids),
+            lesson_staleness=tuple(lesson_staleness),
             model=self.model,
             seed=self.seed,
             created_at=time.time(),
@@ -213,7 +224,7 @@ class Checkpoints:
 
     def _write_root(self) -> None:
         temporary = self.root / f"{_TEMPORARY}{0:06d}"
-        temporary.mkdir()
+        temporary.mkdir(mode=0o700)
         copy_tokenizer(self.model, temporary)
         files = {}
         for path in sorted(temporary.iterdir()):

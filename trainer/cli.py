@@ -10,7 +10,9 @@ import typer
 
 from trainer.eval_cli import evaluate
 from trainer.guarded import guarded
+from trainer.hints_cli import app as hints_app
 from trainer.keys_cli import app as keys_app
+from trainer.options import PLAIN, Overrides, RunCommand, RunFolder, WithParent, config_file
 from trainer.records_cli import app as records_app
 from trainer.replay_cli import app as replay_app
 
@@ -18,30 +20,24 @@ app = typer.Typer(
     name="opd",
     help="On-policy distillation from hindsight, for agents that use tools.",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    **PLAIN,
 )
 
 app.add_typer(records_app)
 app.add_typer(keys_app)
+app.add_typer(hints_app)
 app.add_typer(replay_app)
 app.command(name="eval")(evaluate)
-
-ConfigFile = Annotated[Path, typer.Option("--config", help="The run's configuration (TOML).")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Override a value: section.key=value (repeatable)."),
-]
-WithParent = Annotated[
-    bool, typer.Option("--exit-with-parent", hidden=True, help="End when standard input closes.")
-]
 
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Option(help="Start weights: a local folder or a hub id.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Start weights: a local folder or a hub id; a new run needs them."),
+    ] = None,
     run_folder: Annotated[
-        Path, typer.Option("--run", help="Run folder; one that exists is resumed.")
+        Path, typer.Option("--run", help="Run folder; a run that is there goes on as it is set.")
     ] = Path("runs/serve"),
     renderer: Annotated[
         str | None,
@@ -49,13 +45,19 @@ def serve(
             help="Renderer of the model: qwen3, glm-4.5, ... (default: its family's, if it fits)"
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address of the endpoint.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the endpoint.")] = 8000,
+    host: Annotated[
+        str | None, typer.Option(help="Address of the endpoint (default: 127.0.0.1).")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the endpoint (default: 8000).")
+    ] = None,
     judge_url: Annotated[
         str | None, typer.Option(help="OpenAI-compatible URL of another judge.")
     ] = None,
     judge_model: Annotated[str | None, typer.Option(help="Model name of that judge.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with further settings.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with further settings of a new run.")
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Put the whole loop behind an OpenAI-compatible endpoint, for any agent."""
@@ -77,51 +79,51 @@ def serve(
     guarded(start)
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def train(
-    config: ConfigFile, overrides: Overrides = None, exit_with_parent: WithParent = False
+    run: RunFolder, overrides: Overrides = None, exit_with_parent: WithParent = False
 ) -> None:
     """The embedded trainer alone, on the store of a run."""
 
     def start() -> None:
         from trainer.processes import run_trainer
 
-        run_trainer(config, overrides or [], exit_with_parent)
+        run_trainer(config_file(run), overrides or [], exit_with_parent)
 
     guarded(start)
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def judge(
-    config: ConfigFile, overrides: Overrides = None, exit_with_parent: WithParent = False
+    run: RunFolder, overrides: Overrides = None, exit_with_parent: WithParent = False
 ) -> None:
     """The judge and scoring workers alone, on the store of a run."""
 
     def start() -> None:
         from trainer.processes import run_judge
 
-        run_judge(config, overrides or [], exit_with_parent)
+        run_judge(config_file(run), overrides or [], exit_with_parent)
 
     guarded(start)
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def proxy(
-    config: ConfigFile, overrides: Overrides = None, exit_with_parent: WithParent = False
+    run: RunFolder, overrides: Overrides = None, exit_with_parent: WithParent = False
 ) -> None:
     """The OpenAI-compatible endpoint alone."""
 
     def start() -> None:
         from trainer.processes import run_proxy
 
-        run_proxy(config, overrides or [], exit_with_parent)
+        run_proxy(config_file(run), overrides or [], exit_with_parent)
 
     guarded(start)
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def engine(
-    config: ConfigFile,
+    run: RunFolder,
     role: Annotated[str, typer.Option(help="policy or frozen")],
     overrides: Overrides = None,
     exit_with_parent: WithParent = False,
@@ -131,19 +133,21 @@ def engine(
     def start() -> None:
         from trainer.processes import run_engine
 
-        run_engine(config, role, overrides or [], exit_with_parent)
+        run_engine(config_file(run), role, overrides or [], exit_with_parent)
 
     guarded(start)
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def doctor(
     session: Annotated[
-        str, typer.Argument(help="A session, by its id or by the name that the client gave.")
-    ],
-    config: Annotated[
-        Path, typer.Option("--config", help="The run's configuration: config.toml of its folder.")
-    ] = Path("runs/serve/config.toml"),
+        str | None,
+        typer.Argument(
+            help="A session, by its id or by the name that the client gave. Without one: of which "
+            "sessions and keys every turn is dropped."
+        ),
+    ] = None,
+    run: RunFolder = Path("runs/serve"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Why each turn of a session was trained, waits, or was dropped."""
@@ -152,8 +156,14 @@ def doctor(
         import json
 
         from trainer.doctor import diagnose, lines
+        from trainer.doctor_overview import overview, overview_lines
 
-        sessions = diagnose(config, session)
+        if session is None:
+            found = overview(config_file(run))
+            shown = json.dumps(found, indent=2) if as_json else "\n".join(overview_lines(found))
+            typer.echo(shown)
+            return
+        sessions = diagnose(config_file(run), session)
         if as_json:
             typer.echo(json.dumps(sessions, indent=2, ensure_ascii=False))
         else:
@@ -165,7 +175,9 @@ def doctor(
 
 @app.command()
 def slime(
-    config: ConfigFile,
+    config: Annotated[
+        Path, typer.Option("--config", help="The run's settings (TOML); configs/ has examples.")
+    ],
     run_folder: Annotated[
         Path | None,
         typer.Option("--run", help="Run folder, on storage of all nodes [runs/NAME_OF_CONFIG]."),

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from records.share import LessonShares, Share
 from trainer.objectives.aggregation_names import AggregationMode
 from trainer.objectives.kl_names import validate_kl_loss_name
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
@@ -172,6 +173,22 @@ class TrainerConfig(BaseModel):
     """What `seq-mean-token-sum-norm` divides by; required there, the longest response allowed."""
     rollout_batch_size: PositiveInt = 16
     """Samples (turns) per step; a step waits until that many are ready."""
+    max_share: float = Field(default=Share().most, gt=0, le=1)
+    """Largest share of a batch that the turns of one scope (a tenant, or a key without one) fill
+    while other scopes have ready turns; never below an equal part. Alone, a scope fills batches.
+    """
+    max_share_wait_s: float = Field(default=Share().wait_s, ge=0)
+    """A batch that `max_share` leaves short is filled up with whatever is ready once a turn of the
+    other scopes has been ready for this long.
+    """
+    lesson_counter_share: float = Field(default=LessonShares().counter, ge=0, lt=1)
+    """Share of a batch that are counter-lessons while hints are rehearsed: without them a policy
+    learns to disobey open wishes.
+    """
+    lesson_keep_share: float = Field(default=LessonShares().keep, ge=0, lt=1)
+    """Share of a batch that are keep-lessons, against drift of what no hint speaks of."""
+    lesson_wait_s: float = Field(default=LessonShares().wait_s, ge=0)
+    """A full batch of turns goes without lessons where those do not come for this long."""
     whole_sessions: bool = False
     """Fill each batch up with all ready turns of its sessions, so that what they share is computed
     once: for recordings, where all turns of a session are ready together.
@@ -266,12 +283,31 @@ class TrainerConfig(BaseModel):
             return {"name": "hindsight_opd", **value}
         return value
 
+    @property
+    def share(self) -> Share:
+        """What one scope may have of a batch."""
+        return Share(most=self.max_share, wait_s=self.max_share_wait_s)
+
+    @property
+    def lesson_shares(self) -> LessonShares:
+        """What lessons have of a batch while hints are rehearsed."""
+        return LessonShares(
+            counter=self.lesson_counter_share,
+            keep=self.lesson_keep_share,
+            wait_s=self.lesson_wait_s,
+        )
+
     @model_validator(mode="after")
     def _check(self) -> TrainerConfig:
         validate_kl_loss_name(self.kl_type)
         check_combination(self)
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ValueError(f"adam_betas must lie in [0, 1), got {self.adam_betas}")
+        if self.lesson_counter_share + self.lesson_keep_share >= 1:
+            raise ValueError(
+                "lesson_counter_share and lesson_keep_share leave nothing for hints: their sum "
+                "must be below 1"
+            )
         if self.max_steps is None and self.lr_decay_style != "constant":
             raise ValueError(f"lr_decay_style {self.lr_decay_style} needs max_steps: set it")
         if self.max_steps is not None and self.warmup_steps >= self.max_steps:

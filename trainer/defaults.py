@@ -6,19 +6,25 @@ and the model can say: free ports, the context length, the address of the judge.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer import run_config
-from trainer.run import assign_ports
+from trainer.model_config import config_value, why_not_served
+from trainer.model_folder import check_model
+from trainer.run import ENGINE_KEY, assign_ports
 from trainer.run_config import ConfigError, RunConfig
+
+if TYPE_CHECKING:
+    from rollout_bridge.rendering import Rendering
 
 LONGEST_JUDGE_ANSWER = 1024
 
 
 def single_machine(model: str, folder: Path) -> dict[str, Any]:
     """Policy and frozen engine from `model`, both embedded; store and outputs in `folder`."""
-    engine = {"model": model, "port": 0}
+    engine = {"model": model, "port": 0, "api_key_file": str(folder.resolve() / ENGINE_KEY)}
     return {
         "model": model,
         "store": {"url": f"sqlite:///{folder.resolve() / 'records.db'}"},
@@ -32,59 +38,114 @@ def single_machine(model: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def resolve(values: dict[str, Any], file: Path | None, overrides: list[str]) -> RunConfig:
+def resolve(
+    values: dict[str, Any],
+    file: Path | None,
+    overrides: list[str],
+    check: Callable[[RunConfig], None] | None = None,
+) -> RunConfig:
     """`values`, then the file's, then the overrides; validated and completed.
 
-    Raises ConfigError with one line per wrong key.
+    Everything that was written is validated, and given to `check`, before anything of the model is
+    read: a typing error shows at once. Raises ConfigError with one line per wrong key, and what
+    `check` raises.
     """
     if file is not None:
         values = run_config.merge(values, run_config.read_toml(file))
     values = run_config.merge(values, run_config.parse_overrides(overrides))
-    model = str(values["model"])
-    length, model_type = model_facts(model)
-    values = run_config.merge({"renderer": _renderer(model, model_type, values)}, values)
+    given = _as_given(values)
+    if check is not None:
+        check(given)
+    model = given.model
+    check_model(model)
+    renderer = _named_renderer(model, values)
+    length, model_type = model_facts(model, is_served_here=_is_served_here(given))
+    if renderer is None:
+        renderer = _chosen_renderer(model, model_type)
+    values = run_config.merge({"renderer": renderer}, values)
     values = run_config.merge({"scoring": {"context_length": length}}, values)
     if "url" in values["frozen"]:
         # A server that the run did not start names its weights as it likes: the first name counts.
         values["scoring"].pop("expected_version", None)
     if "base_url" in values["judge"]:
         return assign_ports(run_config.build(values))
-    if "model" in values["judge"]:
-        raise ConfigError("judge.model: set judge.base_url too, the server that has this model")
     return _judged_by_frozen_engine(values, length)
 
 
-def _renderer(model: str, model_type: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The renderer's settings; loading it now turns a model without chat template into one line."""
+def _as_given(values: dict[str, Any]) -> RunConfig:
+    """The values as they were written, with an address for a judge that is known only later."""
+    judge = values.get("judge")
+    if isinstance(judge, dict) and "model" in judge and "base_url" not in judge:
+        raise ConfigError("judge.model: set judge.base_url too, the server that has this model")
+    later = {"judge": {"base_url": "http://127.0.0.1:0/v1", "model": "later"}}
+    return run_config.build(run_config.merge(later, values))
+
+
+def _is_served_here(config: RunConfig) -> bool:
+    return any(engine.url is None for engine in (config.policy, config.frozen))
+
+
+def _named_renderer(model: str, values: dict[str, Any]) -> dict[str, Any] | None:
+    """The renderer's settings if one is named; None if not. Loading it now turns one that does not
+    fit, and a model without chat template, into one line.
+    """
     from rollout_bridge.config import RendererConfig
+    from rollout_bridge.rendering import Rendering
+
+    given = values.get("renderer", {})
+    if "name" not in given:
+        return None
+    try:
+        _check_template(Rendering.load(model, RendererConfig.model_validate(given)))
+    except ValueError as error:
+        raise ConfigError(f"renderer: {error}") from None
+    return given
+
+
+def _check_template(rendering: Rendering) -> None:
+    """Raise ValueError for a model's own template that cannot show one message of a user."""
+    if rendering.template_only:
+        try:
+            rendering.prompt_ids([{"role": "user", "content": "Hello."}])
+        except ValueError as error:
+            raise ValueError(
+                f"{error}: mend the model's chat_template.jinja, or set renderer.name to its family"
+            ) from error
+
+
+def _chosen_renderer(model: str, model_type: str) -> dict[str, Any]:
     from rollout_bridge.rendering import Rendering
     from trainer.renderer_choice import choose_renderer
 
-    given = values.get("renderer", {})
     try:
-        if "name" in given:
-            # A wrong key is reported, with the right one, when the whole configuration is checked.
-            known = {key: given[key] for key in RendererConfig.model_fields if key in given}
-            Rendering.load(model, RendererConfig.model_validate(known))
-            return given
-        return choose_renderer(model, model_type).model_dump(exclude_none=True)
+        config = choose_renderer(model, model_type)
+        if config.name == "default":
+            _check_template(Rendering.load(model, config))
+        return config.model_dump(exclude_none=True)
     except ValueError as error:
         raise ConfigError(f"renderer: {error}") from None
 
 
-def model_facts(model: str) -> tuple[int, str]:
-    """The most tokens that the model takes, and its family, from its own configuration."""
-    from transformers import AutoConfig
+def model_facts(model: str, *, is_served_here: bool = False) -> tuple[int, str]:
+    """The most tokens that the model takes, and its family, from its own configuration.
 
+    Raises ConfigError, also for a model that embedded engines do not serve if one is to.
+    """
     try:
-        config = AutoConfig.from_pretrained(model)
+        reason = why_not_served(model) if is_served_here else None
+        length = config_value(model, "max_position_embeddings")
+        model_type = config_value(model, "model_type")
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"model: cannot load '{model}': {reason}") from None
-    length = getattr(config, "max_position_embeddings", None)
+        fault = str(error).splitlines()[0]
+        raise ConfigError(f"model: cannot load '{model}': {fault}") from None
+    if reason is not None:
+        raise ConfigError(
+            f"model: '{model}': {reason}; take another model, or serve it elsewhere (policy.url, "
+            "frozen.url)"
+        )
     if not isinstance(length, int):
         raise ConfigError(f"model: '{model}' does not say its context length; is it a causal LM?")
-    return length, str(config.model_type)
+    return length, str(model_type)
 
 
 def _judged_by_frozen_engine(values: dict[str, Any], length: int) -> RunConfig:

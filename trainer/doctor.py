@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from records.diagnosis import RunFacts, SessionFacts, TurnFacts, VoteFacts
-from records.names import FeedbackOutcome, TurnState
+from records.findings import DIGEST
+from records.messages import EchoChange
+from records.names import DropReason, FeedbackOutcome, TurnState
 from records.store import Store
+from trainer.doctor_overview import allow_command
 from trainer.drop_words import DROP_WORDS
 from trainer.errors import StartupError
+from trainer.near_names import near_sessions
 from trainer.recorded_run import load_recorded
 
 Status = Literal["trained", "waiting", "dropped"]
@@ -34,7 +38,8 @@ class Limits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """What became of one turn. `waits_for`: next_state, votes, scoring, batch or lease. `count` is
-    the number of turns of the run that were dropped for the same reason.
+    the number of turns of the run that were dropped for the same reason. `echo_changes`: what the
+    client changed of the answer before it went on.
     """
 
     turn_id: str
@@ -46,11 +51,13 @@ class Explanation:
     version: int | None = None
     reason: str | None = None
     rule: str | None = None
+    detail: str | None = None
     count: int | None = None
     hint: str | None = None
     reward: float | None = None
     votes: dict[str, int] | None = None
     feedback: tuple[dict[str, Any], ...] = ()
+    echo_changes: tuple[str, ...] = ()
 
 
 def diagnose(config_file: Path, session: str) -> list[dict[str, Any]]:
@@ -62,15 +69,22 @@ def diagnose(config_file: Path, session: str) -> list[dict[str, Any]]:
 
     async def read() -> tuple[list[SessionFacts], RunFacts]:
         async with await Store.open(config.store) as store:
-            return await store.sessions_named(session), await store.run_facts()
+            found = await store.sessions_named(session)
+            if not found:
+                raise StartupError(
+                    f"no session {session!r} in the records of {config_file}; give a session's id, "
+                    "or the name that the client sent (X-Session-Id)"
+                    + await near_sessions(store, session)
+                )
+            return found, await store.run_facts()
 
     sessions, run = asyncio.run(read())
-    if not sessions:
-        raise StartupError(
-            f"no session {session!r} in the records of {config_file}; give a session's id, or the "
-            "name that the client sent (X-Session-Id)"
-        )
-    return [_report(one, run, limits, time.time()) for one in sessions]
+    reports = [_report(one, run, limits, time.time()) for one in sessions]
+    for turn in (turn for report in reports for turn in report["turns"]):
+        is_sensitive = turn["reason"] == DropReason.SENSITIVE
+        detail = turn["detail"] if is_sensitive else None
+        turn["command"] = allow_command(detail, config_file)
+    return reports
 
 
 def _report(session: SessionFacts, run: RunFacts, limits: Limits, now: float) -> dict[str, Any]:
@@ -99,7 +113,7 @@ def explain(
         status, count = "dropped", run.drops.get(turn.drop_reason, 0)
         why = f"{turn.drop_reason}: {DROP_WORDS[turn.drop_reason]}"
         if turn.drop_detail is not None:
-            why += f" [{turn.drop_detail}]"
+            why += f" [{turn.drop_detail.partition(f' {DIGEST}')[0]}]"
             rule = turn.drop_detail if turn.drop_reason == "side_turn" else None
         others = "this one alone" if count == 1 else f"{count} turns"
         why += f" (dropped for this in the whole run: {others})"
@@ -115,6 +129,7 @@ def explain(
         version=turn.trained_version,
         reason=turn.drop_reason.value if turn.drop_reason else None,
         rule=rule,
+        detail=turn.drop_detail,
         count=count,
         hint=turn.hint,
         reward=turn.reward,
@@ -123,6 +138,7 @@ def explain(
             {"id": f"fb_{one.feedback_id}", "outcome": one.outcome.value, "reason": one.reason}
             for one in turn.feedback
         ),
+        echo_changes=turn.echo_changes,
     )
 
 
@@ -164,6 +180,14 @@ _SAID = {
 }
 
 
+_CHANGED: dict[EchoChange, str] = {
+    "text": "with other text beside its calls",
+    "calls": "without some of its calls",
+    "ids": "with other ids of its calls",
+    "retold": "with its calls told as text",
+}
+
+
 def lines(sessions: Sequence[dict[str, Any]]) -> list[str]:
     """The report as text."""
     found: list[str] = []
@@ -181,6 +205,14 @@ def lines(sessions: Sequence[dict[str, Any]]) -> list[str]:
 
 def _turn_lines(number: int, turn: dict[str, Any]) -> list[str]:
     found = [f"  {number}. turn {turn['turn_id']}: {turn['status']}", f"     {turn['why']}"]
+    if turn["echo_changes"]:
+        changed = ", ".join(_CHANGED[one] for one in turn["echo_changes"])
+        found.append(
+            f"     the client sent this answer back {changed}: its next state counts, and the "
+            "prompt after it was rendered in full"
+        )
+    if turn["command"]:
+        found.append(f"     if that text is nothing to protect: {turn['command']}")
     if turn["votes"]:
         votes = VoteFacts(**turn["votes"])
         found.append(

@@ -47,6 +47,13 @@ DROP_WORDS: dict[DropReason, str] = {
         "its recording came without votes, and the judge is not asked about recordings "
         "(judge.recorded_votes_only)"
     ),
+    DropReason.OVER_CAPACITY: (
+        "newer turns kept the judge busy until it was too old to train (trainer.max_staleness); "
+        "the judge comes back to it in idle time, for its hint alone"
+    ),
+    DropReason.HINT_ONLY: (
+        "too old to train when the judge came to it (trainer.max_staleness); its hint is kept"
+    ),
     DropReason.RESAMPLED: "the policy answered its prompt anew, and that answer took its place",
     DropReason.HELD_OUT: "its session is kept from training, to measure on (replay.held_out)",
     DropReason.NO_USER_MESSAGE: "its prompt has no user message to which a hint could be added",

@@ -69,8 +69,7 @@ def evaluate(
     def measure() -> None:
         from rich.console import Console
 
-        from trainer.evaluation.command import evaluate as run
-        from trainer.evaluation.measuring import EvalOptions
+        from trainer.evaluation.asked import EvalOptions, check_asked
 
         options = EvalOptions(
             folder=run_folder,
@@ -88,6 +87,9 @@ def evaluate(
             out=out,
             overrides=overrides or [],
         )
+        check_asked(options)
+        from trainer.evaluation.command import evaluate as run  # imports torch
+
         _show(run(options, Console(stderr=True)), as_json)
 
     guarded(measure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import typer
@@ -9,13 +10,15 @@ import typer
 
 def guarded(action: Callable[[], None]) -> None:
     """Run `action`; bad input and failed children end in one clear message instead of a
-    traceback.
+    traceback. What the command and its children make is readable by their owner alone.
     """
     # Imported late, so that `--help` answers at once.
     from records.errors import StoreError
+    from records.private_files import UMASK
     from rollout_bridge.engine.errors import EngineError
     from trainer.errors import StartupError
 
+    os.umask(UMASK)
     try:
         action()
     except (StartupError, EngineError, StoreError) as error:

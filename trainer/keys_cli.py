@@ -6,17 +6,23 @@ from typing import Annotated, Literal
 
 import typer
 
-from trainer.records_cli import ConfigFile, show
+from trainer.options import PLAIN, RunCommand, RunFolder, config_file
+from trainer.records_cli import show
 
-app = typer.Typer(name="keys", help="Make, list, rotate and revoke the endpoint's API keys.")
+app = typer.Typer(
+    name="keys",
+    help="Make, list, rotate and revoke the endpoint's API keys.",
+    no_args_is_help=True,
+    **PLAIN,
+)
 
 Limit = Annotated[int | None, typer.Option(min=1, help="A bound on this key's use [none].")]
 KeyId = Annotated[str, typer.Argument(help="The key's id, as `opd keys list` shows it.")]
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def create(
-    config: ConfigFile,
+    run: RunFolder,
     name: Annotated[str, typer.Option(help="What the key is for; shown in lists.")] = "",
     tenant: Annotated[
         str | None,
@@ -43,20 +49,20 @@ def create(
         "tokens_per_day": tokens_per_day,
         "max_concurrent": max_concurrent,
     }
-    show(lambda: keys_commands.create(config, name, tenant, consent, admin, limits))
+    show(lambda: keys_commands.create(config_file(run), name, tenant, consent, admin, limits))
 
 
-@app.command("list")
-def list_keys(config: ConfigFile) -> None:
+@app.command("list", cls=RunCommand)
+def list_keys(run: RunFolder) -> None:
     """All keys, without their secrets."""
     from trainer import keys_commands
 
-    show(lambda: keys_commands.list_keys(config))
+    show(lambda: keys_commands.list_keys(config_file(run)))
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def rotate(
-    config: ConfigFile,
+    run: RunFolder,
     key_id: KeyId,
     overlap: Annotated[
         float, typer.Option(min=0, help="Hours for which the old secret goes on working.")
@@ -65,20 +71,20 @@ def rotate(
     """Give a key a new secret and print it. Conversations, consent and tenant stay."""
     from trainer import keys_commands
 
-    show(lambda: keys_commands.rotate(config, key_id, overlap))
+    show(lambda: keys_commands.rotate(config_file(run), key_id, overlap))
 
 
-@app.command()
-def revoke(config: ConfigFile, key_id: KeyId) -> None:
+@app.command(cls=RunCommand)
+def revoke(run: RunFolder, key_id: KeyId) -> None:
     """Let a key never work again."""
     from trainer import keys_commands
 
-    show(lambda: keys_commands.revoke(config, key_id))
+    show(lambda: keys_commands.revoke(config_file(run), key_id))
 
 
-@app.command()
-def log(config: ConfigFile) -> None:
+@app.command(cls=RunCommand)
+def log(run: RunFolder) -> None:
     """What was done to keys, when and by whom."""
     from trainer import keys_commands
 
-    show(lambda: keys_commands.log(config))
+    show(lambda: keys_commands.log(config_file(run)))

@@ -23,6 +23,7 @@ from trainer import run_config
 from trainer.errors import StartupError
 from trainer.records_commands import Outcome
 from trainer.run_config import RunConfig
+from trainer.start_checks import check_store
 
 T = TypeVar("T")
 
@@ -89,12 +90,13 @@ async def refuse_open_door(config: RunConfig, store: Store, config_file: Path) -
         return
     raise StartupError(
         f"proxy.host: on {config.proxy.host!r} others reach the endpoint, and there is no API key: "
-        f"make one with `opd keys create --config {config_file}`, or listen on 127.0.0.1"
+        f"make one with `opd keys create --run {config_file.parent}`, or listen on 127.0.0.1"
     )
 
 
 def _with_keys(config_file: Path, work: Callable[[Keys], Awaitable[T]]) -> T:
     config = run_config.load(config_file)
+    check_store(config.store)
 
     async def run() -> T:
         async with await Store.open(config.store) as store:

@@ -13,21 +13,24 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from records.lessons.names import LessonDrop
 from records.names import DropReason
+from records.share import UNCAPPED
 from records.staleness import oldest_allowed, steps_since
 from records.store import Store
 from records.types import Ids, ReadySample, SampleResult
 from trainer.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
-from trainer.errors import TrainerError
+from trainer.errors import StartupError, TrainerError
+from trainer.lessons import LessonMix, lessons_problem
 from trainer.manifest import Manifest
 from trainer.metrics import MetricsLog
 from trainer.publish import Publisher, WeightTarget
@@ -41,13 +44,13 @@ from trainer.step_report import (
     step_metrics,
     trained_results,
 )
+from trainer.stop_order import STOP_FILE, read_stop
 from trainer.teacher_models import EmaTeacher
 from trainer.update import Updater
 from trainer.update_report import UpdateReport
 
 logger = logging.getLogger(__name__)
 
-STOP_FILE = "stop"
 FINISH_FILE = "finish"
 """No more turns will come: what is left over is a last, smaller batch, then the trainer ends."""
 CALIBRATION_FILE = "calibration.json"
@@ -72,6 +75,7 @@ class EmbeddedTrainer:
         engines: Mapping[str, PolicyEngine],
         thread: ThreadPoolExecutor,
         owner: str,
+        rehearses: bool,
     ):
         self.store = store
         self.config = config
@@ -81,6 +85,7 @@ class EmbeddedTrainer:
         """The newest step; its version is what the engines are to serve."""
         self.updater = updater
         self.owner = owner
+        self._lessons = LessonMix(store, config, rehearses=rehearses)
         self.publisher = Publisher(
             engines,
             mode=config.pause_mode,
@@ -108,18 +113,23 @@ class EmbeddedTrainer:
         model: str,
         engines: Mapping[str, PolicyEngine],
         owner: str = "trainer",
+        rehearses: bool = False,
     ) -> EmbeddedTrainer:
         """Load the newest intact checkpoint (or the start `model`), make the store equal to its
-        chain, and bring the engines to its version.
+        chain, and bring the engines to its version. `rehearses`: fill batches with lessons.
 
-        Raises CheckpointError for a folder of another run, StartupError for an unsupported model.
+        Raises CheckpointError for a folder of another run, StartupError for an unsupported model
+        or objective.
         """
+        if rehearses and (problem := lessons_problem(config)) is not None:
+            raise StartupError(problem)
         checkpoints = Checkpoints(run_folder / "checkpoints", model, config.seed)
         thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         try:
             chain = await in_thread(thread, checkpoints.open)
             report = await store.reconcile(
-                [(link.policy_version(checkpoints.name(link)), link.turn_ids) for link in chain]
+                [(link.policy_version(checkpoints.name(link)), link.turn_ids) for link in chain],
+                [(link.policy_version(checkpoints.name(link)), link.lesson_ids) for link in chain],
             )
             logger.info("resuming at version %d: %s", chain[-1].version, report)
             updater = await in_thread(thread, restore, config, checkpoints, chain[-1])
@@ -133,6 +143,7 @@ class EmbeddedTrainer:
                 engines=engines,
                 thread=thread,
                 owner=owner,
+                rehearses=rehearses,
             )
         except BaseException:
             thread.shutdown()
@@ -182,7 +193,8 @@ class EmbeddedTrainer:
         """Step whenever a batch is full, until `stop`, the file RUN/stop, or `max_steps`; with the
         file RUN/finish until nothing is ready, whatever the size of the last batch.
 
-        A step that has begun is finished. Leases are given back on every way out.
+        A step that has begun is finished. Leases are given back on every way out. RUN/stop may
+        order that an older version serves on.
         """
         stop_file = self.run_folder / STOP_FILE
         try:
@@ -195,8 +207,26 @@ class EmbeddedTrainer:
                     return
                 if report is None:
                     await _wait(stop, self.config.poll_interval_s)
+            await self._obey()
         finally:
             await self.store.release_leases(self.owner)
+
+    async def _obey(self) -> None:
+        """Say why training is to stop, and bring the engines to the version that is to serve."""
+        order = read_stop(self.run_folder)
+        if order is None or not order.reason:
+            return
+        logger.error("training has stopped: %s (delete %s to go on)", order.reason, STOP_FILE)
+        wanted = order.serve_version
+        if wanted is None or wanted == self.version:
+            return
+        path = self.checkpoints.kept_weights(wanted)
+        if path is None:
+            logger.error("version %d is not kept: version %d serves on", wanted, self.version)
+            return
+        failed = await self.publisher.publish(path, wanted)
+        if not failed:
+            logger.error("version %d serves from here on", wanted)
 
     async def step(self) -> StepReport | None:
         """One update attempt, or None while no batch of usable turns is ready.
@@ -240,10 +270,12 @@ class EmbeddedTrainer:
             | batch_counters(samples, self._chain)
             | stale_uncorrected(staleness, self.config)
             | self._counters()
+            | await self._lessons.metrics(samples)
             | hint_metrics(
                 await self.store.vote_summary(),
                 await self.store.drops(),
                 await self.store.mean_score_latency(),
+                await self.store.judged_share(),
             )
         )
         # A skipped attempt has no step of its own and therefore no point on the curves.
@@ -262,29 +294,41 @@ class EmbeddedTrainer:
 
     async def _lease(self) -> list[ReadySample] | None:
         """A full batch of fresh, finite samples; unusable ones are dropped with their reason."""
-        size = self.config.rollout_batch_size
-        num_ready = await self.store.ready_count()
-        if num_ready < size:
-            if num_ready == 0 or not self._finishes:
-                return None
-            size = num_ready
+        finishes, size = self._finishes, self.config.rollout_batch_size
+        num_turns = await self.store.ready_count()
+        if finishes:
+            size = min(size, num_turns)
+        if size == 0 or num_turns + await self._lessons.num_ready() < size:
+            return None
         await self._expire()
         samples = await self.store.lease(
             owner=self.owner,
             count=size,
             ttl_s=self.config.lease_ttl_s,
             whole_sessions=self.config.whole_sessions,
+            # At its end a run trains what there is, whosever it is.
+            share=UNCAPPED if finishes else self.config.share,
+            lessons=self._lessons.shares(is_full=num_turns >= size, finishes=finishes),
         )
         if not samples:
             return None
+        self._lessons.leased()
         reasons = {sample.turn_id: self.updater.unusable(sample) for sample in samples}
         unusable = {turn_id: reason for turn_id, reason in reasons.items() if reason is not None}
         if not unusable:
             return samples
-        for turn_id, reason in unusable.items():
-            await self.store.drop(self.owner, turn_id, reason)
+        for sample in samples:
+            if sample.turn_id in unusable:
+                await self._drop(sample, unusable[sample.turn_id])
         await self.store.release_leases(self.owner)
         return None
+
+    async def _drop(self, sample: ReadySample, reason: DropReason) -> None:
+        """A leased turn or lesson -> dropped."""
+        if sample.lesson is None:
+            await self.store.drop(self.owner, sample.turn_id, reason)
+        else:
+            await self.store.drop_lesson(self.owner, sample.turn_id, LessonDrop(reason.value))
 
     @property
     def _finishes(self) -> bool:
@@ -309,17 +353,24 @@ class EmbeddedTrainer:
         begun = time.perf_counter()
         results = trained_results(samples, staleness, report)
         version = max(await self.store.next_version(), self.checkpoints.highest_version() + 1)
-        manifest = await in_thread(self._thread, self._write_checkpoint, version, results)
+        rehearsed = {sample.turn_id for sample in samples if sample.lesson is not None}
+        manifest = await in_thread(
+            self._thread, self._write_checkpoint, version, results, rehearsed
+        )
         written = time.perf_counter()
+        lessons = set(manifest.lesson_ids)
         await self.store.commit_step(
-            version=manifest.policy_version(self.checkpoints.name(manifest)), results=results
+            version=manifest.policy_version(self.checkpoints.name(manifest)),
+            results=[one for one in results if one.turn_id not in lessons],
+            lessons=[one for one in results if one.turn_id in lessons],
         )
         self.manifest = manifest
         self._chain.append(version)
+        trained = {*manifest.turn_ids, *lessons}
         for index, sample in enumerate(samples):
-            if sample.turn_id not in manifest.turn_ids:
+            if sample.turn_id not in trained:
                 reason = report.untrained.get(index, DropReason.NONFINITE_GRADIENT)
-                await self.store.drop(self.owner, sample.turn_id, reason)
+                await self._drop(sample, reason)
         committed = time.perf_counter()
         await self.publisher.publish(self.checkpoints.weights_path(manifest), version)
         published = time.perf_counter()
@@ -331,15 +382,21 @@ class EmbeddedTrainer:
             "seconds/prune": time.perf_counter() - published,
         }
 
-    def _write_checkpoint(self, version: int, results: Sequence[SampleResult]) -> Manifest:
+    def _write_checkpoint(
+        self, version: int, results: Sequence[SampleResult], rehearsed: Set[str]
+    ) -> Manifest:
         teacher = self.updater.teacher
+        turns = [result for result in results if result.turn_id not in rehearsed]
+        lessons = [result for result in results if result.turn_id in rehearsed]
         return self.checkpoints.write(
             self.updater.policy,
             self.updater.optimizer,
             parent=self.manifest,
             version=version,
-            turn_ids=[result.turn_id for result in results],
-            staleness=[result.staleness for result in results],
+            turn_ids=[result.turn_id for result in turns],
+            staleness=[result.staleness for result in turns],
+            lesson_ids=[result.turn_id for result in lessons],
+            lesson_staleness=[result.staleness for result in lessons],
             average=teacher if isinstance(teacher, EmaTeacher) else None,
         )
 
@@ -349,8 +406,7 @@ class EmbeddedTrainer:
         self._skipped[report.skipped] += 1
         logger.warning("update attempt %d skipped: %s", self._attempts, report.skipped)
         for index, sample in enumerate(samples):
-            reason = report.untrained.get(index, report.skipped)
-            await self.store.drop(self.owner, sample.turn_id, reason)
+            await self._drop(sample, report.untrained.get(index, report.skipped))
 
     def _prune(self) -> None:
         recent = self._chain[-self.config.keep_checkpoints :]
@@ -380,11 +436,13 @@ class EmbeddedTrainer:
         await self.publisher.repair(self.checkpoints.weights_path(self.manifest), self.version)
 
     async def _expire(self) -> None:
-        expired = await self.store.expire_stale(
-            oldest_allowed=oldest_allowed(self._chain, self.config.max_staleness)
-        )
+        oldest = oldest_allowed(self._chain, self.config.max_staleness)
+        expired = await self.store.expire_stale(oldest_allowed=oldest)
         if expired:
             logger.info("%d ready turns expired as stale", expired)
+        expired = await self.store.expire_lessons(oldest_allowed=oldest)
+        if expired:
+            logger.info("%d lessons expired as stale", expired)
 
     async def _serve_current(self) -> None:
         """At start. A trained version is always published: its number may be another run's too."""

@@ -31,7 +31,9 @@ class FileEntry:
 class Manifest:
     """One version of the policy. Version 0 is the start: no parent, no turns, no files.
 
-    `step` counts trained steps along the chain; `staleness` is aligned with `turn_ids`.
+    `step` counts trained steps along the chain; `staleness` is aligned with `turn_ids`,
+    `lesson_staleness` with `lesson_ids`. A step without lessons has the bytes that it had before
+    there were any.
     """
 
     version: int
@@ -44,18 +46,26 @@ class Manifest:
     seed: int
     created_at: float
     files: dict[str, FileEntry]
+    lesson_ids: tuple[str, ...] = ()
+    lesson_staleness: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.turn_ids) != len(self.staleness):
             raise ValueError("one staleness per turn")
+        if len(self.lesson_ids) != len(self.lesson_staleness):
+            raise ValueError("one staleness per lesson")
         if len(set(self.turn_ids)) != len(self.turn_ids):
             raise ValueError(f"version {self.version}: a turn stands twice in one step")
+        if len(set(self.lesson_ids)) != len(self.lesson_ids):
+            raise ValueError(f"version {self.version}: a lesson stands twice in one step")
         if (self.parent_version is None) != (self.parent_hash is None):
             raise ValueError("parent version and parent hash belong together")
 
     def to_bytes(self) -> bytes:
         """The file's content; the same manifest gives the same bytes."""
         content = {"format": FORMAT, **asdict(self)}
+        if not self.lesson_ids:
+            del content["lesson_ids"], content["lesson_staleness"]
         return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
 
     @property
@@ -74,6 +84,8 @@ class Manifest:
             files = {name: FileEntry(**entry) for name, entry in content.pop("files").items()}
             content["turn_ids"] = tuple(content["turn_ids"])
             content["staleness"] = tuple(content["staleness"])
+            content["lesson_ids"] = tuple(content.get("lesson_ids", ()))
+            content["lesson_staleness"] = tuple(content.get("lesson_staleness", ()))
             return cls(files=files, **content)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{path}: not a readable manifest: {error}") from error
@@ -92,7 +104,8 @@ class Manifest:
 def chain_to(manifest: Manifest, known: dict[int, Manifest]) -> list[Manifest]:
     """From version 0 to `manifest`, along parents whose hashes match.
 
-    Raises CheckpointError if an ancestor is missing or changed, or a turn was trained twice.
+    Raises CheckpointError if an ancestor is missing or changed, or a turn or lesson was trained
+    twice.
     """
     chain = [manifest]
     while chain[-1].parent_version is not None:
@@ -107,8 +120,9 @@ def chain_to(manifest: Manifest, known: dict[int, Manifest]) -> list[Manifest]:
     chain.reverse()
     seen: set[str] = set()
     for link in chain:
-        twice = seen.intersection(link.turn_ids)
+        trained = {*link.turn_ids, *link.lesson_ids}
+        twice = seen & trained
         if twice:
             raise CheckpointError(f"version {link.version} trained {sorted(twice)} a second time")
-        seen.update(link.turn_ids)
+        seen |= trained
     return chain

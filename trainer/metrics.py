@@ -12,7 +12,7 @@ class MetricsLog:
     """Appends to FOLDER/metrics.jsonl and, if asked to, to FOLDER/tensorboard."""
 
     def __init__(self, folder: Path, *, tensorboard: bool):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._writer: Any = None
         if tensorboard:

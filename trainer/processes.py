@@ -2,7 +2,8 @@
 stop.
 
 One function a process. A process holds nothing that matters: it can be killed at any instruction
-and started again with the same arguments.
+and started again with the same arguments. Started by hand, it checks first what a command has
+checked that starts it as a child.
 """
 
 from __future__ import annotations
@@ -12,18 +13,31 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pydantic import SecretStr
+
+from api_proxy import request_ids
+from records.freshness import Freshness
+from records.private_files import UMASK, tighten_run
 from records.store import Store
 from trainer import run_config
+from trainer.at_work import LINE_EVERY_S
+from trainer.devices import check_device
 from trainer.keys_commands import refuse_open_door
+from trainer.model_config import config_value
+from trainer.model_folder import check_model
 from trainer.run_checks import run_warnings
 from trainer.run_config import ConfigError, EngineConfig, RunConfig
+from trainer.start_checks import check_listening, check_store
+from trainer.status import status_line
 from trainer.supervisor import watch_parent
 
 if TYPE_CHECKING:
+    from judge.config import JudgeConfig
+    from rollout_bridge.control_text import ControlTexts
     from rollout_bridge.engine.client import EngineClient
     from rollout_bridge.rendering import Rendering
     from rollout_bridge.scoring import Resampler, RewriteHint
@@ -39,15 +53,25 @@ def run_engine(config_file: Path, role: str, overrides: list[str], exit_with_par
     embedded = getattr(config, role).embedded
     if embedded is None:
         raise ConfigError(f"{role}.embedded: this run's {role} engine is not an embedded one")
+    if not exit_with_parent:
+        check_listening(f"{role}.embedded", embedded.host, embedded.port)
+        check_device(f"{role}.embedded.device", embedded.device)
+        check_model(embedded.model)
     from rollout_bridge.embedded.server import serve
 
+    _ = getattr(config, role).keys  # a key file that cannot be read is a line, not a traceback
     serve(embedded)
 
 
 def run_proxy(config_file: Path, overrides: list[str], exit_with_parent: bool) -> None:
     """The OpenAI-compatible endpoint."""
     config = _begin(config_file, overrides, exit_with_parent)
-    asyncio.run(_serve_proxy(config, config_file))
+    if not exit_with_parent:
+        check_listening("proxy", config.proxy.host, config.proxy.port)
+        check_store(config.store)
+    from api_proxy.event_loop import run
+
+    run(_serve_proxy(config, config_file))
 
 
 async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
@@ -74,13 +98,24 @@ def run_judge(
     exit_with_parent: bool,
     rewrite_hint: RewriteHint | None = None,
 ) -> None:
-    """The judge worker and the scoring worker. `rewrite_hint` is for controls."""
+    """The judge worker and the scoring worker, and what keeps and practises hints.
+
+    `rewrite_hint` is for controls.
+    """
     config = _begin(config_file, overrides, exit_with_parent)
-    run_until_stopped(lambda stop: _judge_and_score(config, stop, rewrite_hint))
+    if not exit_with_parent:
+        check_store(config.store)
+    run_until_stopped(
+        lambda stop: _with_status(
+            config,
+            exit_with_parent,
+            _judge_and_score(config, config_file.parent, stop, rewrite_hint),
+        )
+    )
 
 
 async def _judge_and_score(
-    config: RunConfig, stop: asyncio.Event, rewrite_hint: RewriteHint | None
+    config: RunConfig, folder: Path, stop: asyncio.Event, rewrite_hint: RewriteHint | None
 ) -> None:
     from judge.worker import JudgeWorker
     from rollout_bridge.policy_scores import PolicyScorer
@@ -91,7 +126,12 @@ async def _judge_and_score(
     teacher, policy = _client(config, config.frozen), _client(config, config.policy)
     async with store, teacher, policy:
         judge = JudgeWorker(
-            store, config.judge, owner_name("judge"), count_tokens=judge_counter(config, rendering)
+            store,
+            judge_config(config),
+            owner_name("judge"),
+            count_tokens=judge_counter(config, rendering),
+            control_texts=judge_control_texts(config, rendering),
+            freshness=freshness_of(config),
         )
         scoring = ScoringWorker(
             store,
@@ -102,11 +142,20 @@ async def _judge_and_score(
             rewrite_hint=rewrite_hint,
             policy=PolicyScorer(policy),
             resampler=_resampler(config, store, policy, rendering),
+            freshness=freshness_of(config),
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(judge.run(stop))
             if config.replay.mode != "judge-only":
                 group.create_task(scoring.run(stop))
+
+
+def freshness_of(config: RunConfig) -> Freshness | None:
+    """How old live turns may be to be judged and scored; None where nothing trains on them."""
+    if config.replay.mode == "judge-only":
+        return None
+    trainer = config.trainer
+    return Freshness(max_staleness=trainer.max_staleness, batch_size=trainer.rollout_batch_size)
 
 
 def _resampler(
@@ -130,6 +179,26 @@ def _resampler(
     )
 
 
+async def _with_status(config: RunConfig, is_child: bool, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, with a line a minute on where the turns stand; of a child its parent says it."""
+    if is_child:
+        await work
+        return
+    async with await Store.open(config.store) as store:
+
+        async def say() -> None:
+            while True:
+                await asyncio.sleep(LINE_EVERY_S)
+                logger.info("%s", await status_line(store))
+
+        saying = asyncio.create_task(say())
+        try:
+            await work
+        finally:
+            saying.cancel()
+            await asyncio.gather(saying, return_exceptions=True)
+
+
 def judge_counter(config: RunConfig, rendering: Rendering) -> Callable[[str], int]:
     """Counts a text's tokens for the judge: exactly where it is the run's own model, whose
     tokenizer is here, else by an estimate on the high side.
@@ -139,10 +208,31 @@ def judge_counter(config: RunConfig, rendering: Rendering) -> Callable[[str], in
     return rendering.count_tokens if config.judge.model == config.model else estimate_tokens
 
 
+def judge_control_texts(config: RunConfig, rendering: Rendering) -> ControlTexts:
+    """Control texts of the judge's tokenizer, where it is the run's own model or a local folder."""
+    from rollout_bridge.control_text import ControlTexts
+    from rollout_bridge.tokenizer import control_texts, load_tokenizer
+
+    if config.judge.model == config.model:
+        return ControlTexts(rendering.control_texts, with_blanks=True)
+    if Path(config.judge.model).is_dir():
+        texts = control_texts(load_tokenizer(config.judge.model))
+        return ControlTexts(texts, with_blanks=True)
+    return ControlTexts((), with_blanks=True)
+
+
 def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool) -> None:
     """The embedded trainer: calibrates, then trains whenever a batch is full."""
     config = _begin(config_file, overrides, exit_with_parent)
-    run_until_stopped(lambda stop: _train(config, config_file.parent, stop))
+    if not exit_with_parent:
+        check_device("trainer.device", config.trainer.device)
+        check_model(config.model)
+        check_store(config.store)
+    run_until_stopped(
+        lambda stop: _with_status(
+            config, exit_with_parent, _train(config, config_file.parent, stop)
+        )
+    )
 
 
 async def _train(config: RunConfig, folder: Path, stop: asyncio.Event) -> None:
@@ -181,7 +271,8 @@ async def _check_teachers(config: RunConfig, rendering: Rendering) -> None:
     from trainer.compatibility import check_teacher
 
     for name, url in config.scoring.teachers.items():
-        async with _client(config, EngineConfig(url=url)) as engine:
+        teacher = EngineConfig(url=url, api_key=config.scoring.teacher_api_keys.get(name))
+        async with _client(config, teacher) as engine:
             differences = await check_teacher(
                 name,
                 engine,
@@ -205,20 +296,32 @@ def _client(config: RunConfig, engine: EngineConfig) -> EngineClient:
     from rollout_bridge.engine.client import EngineClient
 
     return EngineClient(
-        engine.base_url, config=config.engine_client, vocab_size=model_vocab_size(config.model)
+        engine.base_url,
+        config=config.engine_client,
+        vocab_size=model_vocab_size(config.model),
+        keys=engine.keys,
     )
+
+
+def judge_config(config: RunConfig) -> JudgeConfig:
+    """The judge's settings, with the key of the run's own engine where that is the judge and no
+    other key was given.
+    """
+    judge = config.judge
+    if "api_key" in judge.model_fields_set and judge.api_key.get_secret_value() != "none":
+        return judge
+    for engine in (config.frozen, config.policy):
+        is_named = engine.url is not None or engine.embedded is not None
+        if is_named and judge.base_url == f"{engine.base_url}/v1" and engine.keys.api is not None:
+            return judge.model_copy(update={"api_key": SecretStr(engine.keys.api)})
+    return judge
 
 
 def model_vocab_size(model: str) -> int:
     """Rows of the model's head. Often more than its tokenizer has ids: a policy can sample those
     too, and later prompts then hold them. Raises ConfigError for a model that does not say it.
     """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model)
-    size = getattr(config, "vocab_size", None)
-    if size is None:  # a model with several parts says it of its text part
-        size = getattr(getattr(config, "text_config", None), "vocab_size", None)
+    size = config_value(model, "vocab_size")
     if not isinstance(size, int):
         raise ConfigError(f"model: '{model}' does not say its vocabulary size; is it a causal LM?")
     return size
@@ -246,9 +349,13 @@ def _begin(config_file: Path, overrides: list[str], exit_with_parent: bool) -> R
     if exit_with_parent:
         watch_parent()
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(request_ids.mark)
     # One line for each request of a judge would bury everything else.
     for name in ("httpx", "httpx2", "openai"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    os.umask(UMASK)
+    tighten_run(config_file.parent)
     return run_config.load(config_file, overrides)

@@ -9,12 +9,16 @@ from pathlib import Path
 from trainer import run_config
 from trainer.errors import StartupError
 from trainer.run_config import RunConfig
+from trainer.start_checks import check_store
 
 
 def load_recorded(config_file: Path) -> RunConfig:
-    """The configuration of a run. Raises StartupError if its database is not there."""
+    """The configuration of a run. Raises StartupError if its database is not there, and StoreError
+    if it cannot be opened.
+    """
     config = run_config.load(config_file)
     path = config.store.sqlite_path
     if path is not None and not path.is_file():
         raise StartupError(f"no database at {path}: nothing was recorded by {config_file} yet")
+    check_store(config.store)
     return config

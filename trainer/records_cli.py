@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainer.guarded import guarded
+from trainer.options import PLAIN, RunCommand, RunFolder, config_file
 
 if TYPE_CHECKING:
     from trainer.records_commands import Outcome
 
-app = typer.Typer(name="records", help="Keep, check and delete what a run recorded.")
+app = typer.Typer(
+    name="records",
+    help="Keep, check and delete what a run recorded.",
+    no_args_is_help=True,
+    **PLAIN,
+)
 
-ConfigFile = Annotated[
-    Path, typer.Option("--config", help="The run's configuration: config.toml of its folder.")
-]
 
-
-@app.command()
+@app.command(cls=RunCommand)
 def forget(
-    config: ConfigFile,
+    run: RunFolder,
     session: Annotated[
         str | None, typer.Option(help="A session, by its id or by the name that the client gave.")
     ] = None,
@@ -33,34 +35,34 @@ def forget(
     """Delete sessions everywhere, and say which policy versions were trained on them."""
     from trainer import records_commands
 
-    show(lambda: records_commands.forget(config, session, user))
+    show(lambda: records_commands.forget(config_file(run), session, user))
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def backup(
-    config: ConfigFile,
+    run: RunFolder,
     destination: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],
 ) -> None:
     """Copy the database while it is used, and verify the copy."""
     from trainer import records_commands
 
-    show(lambda: records_commands.backup(config, destination))
+    show(lambda: records_commands.backup(config_file(run), destination))
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def restore(
-    config: ConfigFile,
+    run: RunFolder,
     source: Annotated[Path, typer.Argument(help="A file that `opd records backup` wrote.")],
 ) -> None:
     """Bring a backup back as the run's database. Nothing is overwritten."""
     from trainer import records_commands
 
-    show(lambda: records_commands.restore(config, source))
+    show(lambda: records_commands.restore(config_file(run), source))
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def verify(
-    config: ConfigFile,
+    run: RunFolder,
     backup: Annotated[
         Path | None, typer.Option(help="Check this backup instead of the run's database.")
     ] = None,
@@ -68,12 +70,25 @@ def verify(
     """Check schema, references, token checksums, turn states and checkpoints; change nothing."""
     from trainer import records_commands
 
-    show(lambda: records_commands.verify(config, backup))
+    show(lambda: records_commands.verify(config_file(run), backup))
 
 
-@app.command()
+@app.command(cls=RunCommand)
+def allow(
+    text: Annotated[
+        str, typer.Argument(help="The text as it stands, or its digest: sha256:... of doctor.")
+    ],
+    run: RunFolder,
+) -> None:
+    """Let a text pass that redaction finds, an address in an agent's tools, say."""
+    from trainer import allowances
+
+    guarded(lambda: typer.echo(allowances.allow(config_file(run), text)))
+
+
+@app.command(cls=RunCommand)
 def export(
-    config: ConfigFile,
+    run: RunFolder,
     out: Annotated[Path, typer.Option(help="The folder to write; nothing is overwritten.")],
     what: Annotated[
         str, typer.Option(help="Which files, of sessions, votes, hints, samples.")
@@ -112,7 +127,7 @@ def export(
             states=state or [],
             with_ids=not no_ids,
         )
-        return command.export(config, out, request)
+        return command.export(config_file(run), out, request)
 
     show(work)
 

@@ -27,7 +27,10 @@ from records.spilled import Addition, decode
 from records.store import Store
 from records.verify import verify_database
 from trainer import run_config
+from trainer.at_work import at_work
 from trainer.errors import StartupError
+from trainer.near_names import did_you_mean
+from trainer.recorded_run import load_recorded
 from trainer.verify_checkpoints import checkpoint_problems
 
 _PATIENCE_S = 30.0
@@ -51,9 +54,10 @@ def forget(config_file: Path, session: str | None, user: str | None) -> Outcome:
     """Delete a session (by id or client's name), or all sessions of an end user."""
     if (session is None) == (user is None):
         raise StartupError("name what to forget: either --session or --user")
-    config = run_config.load(config_file)
+    config = load_recorded(config_file)
     outcome = Outcome()
-    asyncio.run(_forget(config.store, session, user, outcome))
+    with at_work("forgetting"):
+        asyncio.run(_forget(config.store, session, user, outcome))
     report = config_file.parent / "report.html"
     if report.exists():
         report.unlink()
@@ -73,8 +77,9 @@ async def _forget(
         # What living processes spilled meanwhile is in the store now.
         session_ids = await keeper.find_sessions(session=session, user=user)
         if not session_ids:
-            outcome.lines.append("no such session is stored")
-            return
+            if not outcome.lines:
+                raise StartupError(await _nothing_of(keeper, session, user))
+            return  # all of it was spilled
         began = await keeper.first_seen(session_ids)
         deleted = await keeper.delete(session_ids, "forget", patience_s=_PATIENCE_S)
         _say_deleted(deleted, session_ids, outcome)
@@ -93,10 +98,19 @@ async def _forget(
             outcome.lines.append(f"may still hold it: {path}, a damaged spill file; delete it")
 
 
+async def _nothing_of(keeper: Housekeeping, session: str | None, user: str | None) -> str:
+    """That nothing is stored of what was named, and which names are near."""
+    option, given = ("--session", session) if session is not None else ("--user", user)
+    known = await keeper.session_names() if session is not None else await keeper.users()
+    hint = did_you_mean(str(given), known)
+    return f"{option} {given}: nothing of it is stored, and nothing was changed{hint}"
+
+
 def _say_deleted(deleted: Deleted, session_ids: Sequence[str], outcome: Outcome) -> None:
     outcome.lines.append(
         f"deleted: {deleted.num_sessions} sessions, {deleted.num_turns} turns, "
         f"{deleted.num_messages} messages that no other session needs"
+        + (f", {deleted.num_lessons} lessons sampled there" if deleted.num_lessons else "")
     )
     outcome.lines += [f"session {session_id}" for session_id in session_ids]
     if deleted.leased_by:
@@ -171,9 +185,10 @@ async def _withdraw(folder: Path, is_unwanted: Callable[[bytes], bool], outcome:
 
 def backup(config_file: Path, destination: Path) -> Outcome:
     """Copy the database to a file and verify the copy."""
-    config = run_config.load(config_file)
+    config = load_recorded(config_file)
     outcome = Outcome()
-    asyncio.run(_backup(config.store, destination.absolute(), outcome))
+    with at_work("backup"):
+        asyncio.run(_backup(config.store, destination.absolute(), outcome))
     return outcome
 
 
@@ -199,7 +214,8 @@ def restore(config_file: Path, source: Path) -> Outcome:
     """Bring a backup back as the run's database, where none is, and verify it."""
     config = run_config.load(config_file)
     outcome = Outcome()
-    asyncio.run(_restore(config.store, source.absolute(), outcome))
+    with at_work("restoring"):
+        asyncio.run(_restore(config.store, source.absolute(), outcome))
     return outcome
 
 
@@ -219,10 +235,11 @@ def verify(config_file: Path, backup_file: Path | None) -> Outcome:
     """Check a run's database and its checkpoints, or a backup."""
     config = run_config.load(config_file)
     outcome = Outcome()
-    if backup_file is not None:
-        asyncio.run(_verify_backup(backup_file.absolute(), outcome))
-    else:
-        asyncio.run(_verify_run(config.store, config_file.parent / "checkpoints", outcome))
+    with at_work("verifying"):
+        if backup_file is not None:
+            asyncio.run(_verify_backup(backup_file.absolute(), outcome))
+        else:
+            asyncio.run(_verify_run(config.store, config_file.parent / "checkpoints", outcome))
     return outcome
 
 
@@ -248,6 +265,7 @@ async def _verify_run(config: StoreConfig, checkpoints: Path, outcome: Outcome) 
             checkpoints,
             await keeper.versions(),
             await keeper.trained_turns(),
+            lessons=await keeper.trained_lessons(),
             may_lack_turns=await keeper.has_deletions(),
         )
     for problem in problems:

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_bridge.engine.client import EngineClient
-from rollout_bridge.engine.errors import EngineError, EngineUnavailable
+from rollout_bridge.engine.errors import EngineError, EngineRejected, EngineUnavailable
 from rollout_bridge.engine.server_info import QUEUE_SINCE, SPANS_SINCE, ServerInfo, shown
 from rollout_bridge.engine.types import ModelInfo, SamplingParams
-from trainer.run_config import ConfigError, RunConfig
+from trainer.run_config import ConfigError, EngineConfig, RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +38,9 @@ async def check_engine(role: Role, config: RunConfig, vocab_size: int) -> list[s
     folders of this run, and may hold what an earlier run left. Raises ConfigError with a line for
     each thing that is wrong.
     """
-    url = getattr(config, role).base_url
-    settings = config.engine_client
-    async with EngineClient(url, config=settings, vocab_size=vocab_size) as client:
+    engine: EngineConfig = getattr(config, role)
+    url, settings, keys = engine.base_url, config.engine_client, engine.keys
+    async with EngineClient(url, config=settings, vocab_size=vocab_size, keys=keys) as client:
         try:
             info = await client.server_info()
             problems = [*info.problems, *_unfit_kind(role, info, config)]
@@ -54,6 +54,16 @@ async def check_engine(role: Role, config: RunConfig, vocab_size: int) -> list[s
             raise ConfigError(
                 f"{role}.url: no engine answers at {url} ({error}); start it first, and wait until "
                 "it has loaded its model"
+            ) from None
+        except EngineRejected as refusal:
+            if refusal.status not in (401, 403):
+                raise ConfigError(
+                    f"{role}.url: what answers at {url} is no engine: {refusal}"
+                ) from None
+            given = "another key" if engine.api_key else "a key"
+            raise ConfigError(
+                f"{role}.url: the engine at {url} wants {given}: set {role}.api_key to that of its "
+                f"--api-key (and {role}.admin_api_key to that of its --admin-api-key)"
             ) from None
         except EngineError as error:
             raise ConfigError(f"{role}.url: what answers at {url} is no engine: {error}") from None

@@ -9,15 +9,18 @@ import typer
 from typer.core import TyperGroup
 
 from trainer.guarded import guarded
+from trainer.options import PLAIN
 from trainer.replay.comparison.cli import compare_runs
-from trainer.replay.config import ReplayMode
+from trainer.replay.modes import ReplayMode
 
 
 class _FilesByDefault(TyperGroup):
-    """What is no command of the group is a file: `opd replay FILE` means `opd replay run FILE`."""
+    """What is no command of the group is a file: `opd replay FILE` means `opd replay run FILE`, and
+    so does its help.
+    """
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] != "--help":
+        if args and args[0] not in self.commands:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -25,9 +28,9 @@ class _FilesByDefault(TyperGroup):
 app = typer.Typer(
     cls=_FilesByDefault,
     name="replay",
-    help="Learn from recorded sessions: opd replay FILE|DIR... OPTIONS, which `opd replay run "
-    "--help` lists.",
+    help="Learn from recorded sessions: opd replay FILE|DIR... [OPTIONS]; compare two replays.",
     no_args_is_help=True,
+    **PLAIN,
 )
 
 
@@ -69,7 +72,10 @@ def run(
         typer.Option("--set", help="Override a value: section.key=value (repeatable)."),
     ] = None,
 ) -> None:
-    """Import recordings, judge, score and train on them, and leave a report."""
+    """Import recordings, judge, score and train on them, and leave a report.
+
+    `opd replay compare A B` says what two settings made of the same turns.
+    """
 
     def start() -> None:
         from typing import cast, get_args

@@ -1,10 +1,10 @@
 """A run: its folder, its configuration and its processes.
 
-    engines (policy, frozen) -> proxy -> judge worker -> trainer
+    engines (policy, frozen), proxy, judge worker, trainer
 
-`prepare` turns a configuration into one with ports and paths; `Run` starts the processes in order
-and stops them. What the agents do, and when the run ends, belongs to the caller (the tool lab, `opd
-serve`).
+`assign_ports` gives a configuration its ports; `Run` starts the processes in an order and stops
+them. Which order, what the agents do, and when the run ends, belongs to the caller (the tool lab,
+`opd serve`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 
 import aiohttp
 
+from rollout_bridge.engine.keys import ensure_key_file
 from trainer import run_config
+from trainer.at_work import at_work
 from trainer.processes import model_vocab_size
 from trainer.remote_engine import Role, check_engine
 from trainer.run_config import EngineConfig, RunConfig
@@ -24,6 +26,8 @@ from trainer.supervisor import Supervisor, free_ports
 
 logger = logging.getLogger(__name__)
 
+ENGINE_KEY = "engine.key"
+"""The key that the run's own engines want, in its folder; made at the first start."""
 CALIBRATION_FILE, FINISH_FILE = "calibration.json", "finish"
 """Written by the trainer once its engines agree with it: from then on it trains."""
 ENGINE_START_S = 300.0
@@ -31,7 +35,8 @@ ENGINE_START_S = 300.0
 
 
 class Run:
-    """The processes of one run, as an asynchronous context manager.
+    """The processes of one run, as an asynchronous context manager: none runs yet when it is
+    entered, none runs any more when it is left.
 
     `judge_command` replaces the command line of the judge worker (controls inject their hints
     there).
@@ -46,27 +51,57 @@ class Run:
 
     async def __aenter__(self) -> Run:
         run_config.save(self.config, self._config_file)
+        self._make_keys()
         # An earlier command in this folder may have said that no more turns would come.
         (self.folder / FINISH_FILE).unlink(missing_ok=True)
         self.supervisor = Supervisor(self.folder / "logs")
-        try:
-            await self.start_engines()
-        except BaseException:
-            await self.supervisor.stop()
-            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.supervisor.stop()
 
+    def _make_keys(self) -> None:
+        for engine in (self.config.policy, self.config.frozen):
+            if engine.url is None and engine.embedded is not None and engine.embedded.api_key_file:
+                ensure_key_file(engine.embedded.api_key_file)
+
     async def start_engines(self) -> None:
         """Start the engines that the run owns, side by side, wait until both answer, and ask those
         that it does not own whether they will do.
         """
-        await asyncio.gather(
-            self._start_engine("policy", self.config.policy),
-            self._start_engine("frozen", self.config.frozen),
-        )
+        with at_work("starting the engines"):
+            await asyncio.gather(
+                self._start_engine("policy", self.config.policy),
+                self._start_engine("frozen", self.config.frozen),
+            )
+
+    async def start_endpoint(self) -> None:
+        """Start the policy's engine and the endpoint: requests are answered and turns recorded,
+        before `start_learners` has started what learns from them.
+
+        A run that has trained starts its learners first: they bring the engine to the newest
+        version, and no request gets an older one.
+        """
+        if self._has_trained():
+            await self.start_engines()
+            await self.start_learning()
+            await self.start_proxy()
+            return
+        with at_work("starting the policy's engine"):
+            await asyncio.gather(
+                self._start_engine("policy", self.config.policy), self.start_proxy()
+            )
+
+    async def start_learners(self) -> None:
+        """Start what `start_endpoint` has not: teacher, judge and trainer."""
+        if not self.supervisor.has("trainer"):
+            with at_work("starting teacher, judge and trainer"):
+                await self._start_engine("frozen", self.config.frozen)
+                await self.start_learning()
+
+    def _has_trained(self) -> bool:
+        steps = (self.folder / "checkpoints").glob("step_*")
+        return any(int(path.name.removeprefix("step_")) > 0 for path in steps)
 
     async def start_loop(self) -> None:
         """Start proxy, judge worker and trainer: from here on turns are recorded and learned
@@ -85,7 +120,7 @@ class Run:
 
     async def start_judge(self) -> None:
         """Start the process of the judge and scoring workers."""
-        arguments = [*self._judge_command, "--config", str(self._config_file)]
+        arguments = [*self._judge_command, "--run", str(self.folder)]
         await self.supervisor.start("judge", arguments, _at_once, 60)
 
     async def start_trainer(self, *, may_finish: bool = False) -> None:
@@ -110,7 +145,7 @@ class Run:
         if engine.url is None:
             ready = answers(f"{engine.base_url}/health")
             arguments = ["-m", "trainer.cli", "engine", "--role", role]
-            arguments += ["--config", str(self._config_file)]
+            arguments += ["--run", str(self.folder)]
             await self.supervisor.start(f"engine_{role}", arguments, ready, ENGINE_START_S)
             return
         for warning in await check_engine(role, self.config, model_vocab_size(self.config.model)):
@@ -124,7 +159,7 @@ class Run:
         *,
         may_finish: bool = False,
     ) -> None:
-        arguments = ["-m", "trainer.cli", command, "--config", str(self._config_file)]
+        arguments = ["-m", "trainer.cli", command, "--run", str(self.folder)]
         await self.supervisor.start(name, arguments, ready, ENGINE_START_S, may_finish=may_finish)
 
 

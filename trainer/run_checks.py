@@ -9,6 +9,7 @@ from rollout_bridge.config import ScoringConfig
 from trainer.config import TrainerConfig, leaves_stale_uncorrected
 from trainer.objectives.options import HOW_TO_PROVIDE, HindsightOpd, Need, unmet_needs
 from trainer.objectives.validation import check_kl_terms, check_loss_mode
+from trainer.rehearsal.config import RehearsalConfig
 
 
 def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig) -> None:
@@ -34,6 +35,15 @@ def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig
     problems += [two_kl_terms] if two_kl_terms is not None else []
     if problems:
         raise ValueError("; ".join(dict.fromkeys(problems)))
+
+
+def check_rehearsal(rehearsal: RehearsalConfig, scoring: ScoringConfig) -> None:
+    """Raise ValueError for a rehearsal whose lessons nobody would score."""
+    if rehearsal.enabled and not scoring.engine_scores:
+        raise ValueError(
+            "rehearsal.enabled needs an engine that scores lessons: set scoring.engine_scores = "
+            "true, or rehearsal.enabled = false"
+        )
 
 
 def provided_needs(

@@ -12,7 +12,7 @@ import tomllib
 import types
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
@@ -23,13 +23,17 @@ from records.config import StoreConfig
 from rollout_bridge.config import RendererConfig, ScoringConfig
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.engine.config import EngineClientConfig
+from rollout_bridge.engine.keys import EngineKeys, read_key_file
 from rollout_bridge.slime_settings import HandoverConfig
 from trainer.cluster.config import ClusterConfig
 from trainer.config import BESIDE_PRESET, TrainerConfig
 from trainer.errors import StartupError
 from trainer.objectives.options import OBJECTIVE_NAMES
+from trainer.rehearsal.config import RehearsalConfig
 from trainer.replay.config import ReplayConfig
-from trainer.run_checks import check_run
+from trainer.run_checks import check_rehearsal, check_run
+
+MadeBy: TypeAlias = Literal["serve", "replay", "lab", "slime"]
 
 
 class ConfigError(StartupError):
@@ -45,8 +49,26 @@ class EngineConfig(BaseModel):
     """Base URL of a running engine (SGLang, or another run's). Unset: the run starts an embedded
     one.
     """
+    api_key: SecretStr | None = None
+    """Key of the engine at `url` (SGLang: `--api-key`)."""
+    admin_api_key: SecretStr | None = None
+    """Its key for pauses and weight updates, if it wants another one there (SGLang:
+    `--admin-api-key`).
+    """
     embedded: EmbeddedEngineConfig | None = None
     """Settings of the embedded engine; ignored when `url` is set."""
+
+    @property
+    def keys(self) -> EngineKeys:
+        """What the engine wants to see. Raises ConfigError if its own key cannot be read."""
+        if self.url is not None:
+            return EngineKeys(api=_text(self.api_key), admin=_text(self.admin_api_key))
+        if self.embedded is None or self.embedded.api_key_file is None:
+            return EngineKeys()
+        try:
+            return EngineKeys(api=read_key_file(self.embedded.api_key_file))
+        except ValueError as error:
+            raise ConfigError(f"engine: embedded.{error}") from None
 
     @property
     def base_url(self) -> str:
@@ -67,6 +89,8 @@ class RunConfig(BaseModel):
 
     model: str
     """Start weights of policy, judge and teacher: a local folder or a hub id."""
+    made_by: MadeBy | None = None
+    """The command whose run this is; written by it. No other one goes on with the run."""
     seed: int = 0
     """Seed of everything random that is not the agents' own."""
     renderer: RendererConfig = Field(default_factory=RendererConfig)
@@ -83,6 +107,8 @@ class RunConfig(BaseModel):
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     replay: ReplayConfig = Field(default_factory=ReplayConfig)
     """What becomes of recorded sessions."""
+    rehearsal: RehearsalConfig = Field(default_factory=RehearsalConfig)
+    """What becomes of accepted hints beyond the turn that each came from."""
     handover: HandoverConfig = Field(default_factory=HandoverConfig)
     """How turns are handed to slime's trainer; only for `opd slime`."""
     cluster: ClusterConfig | None = None
@@ -91,6 +117,7 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _sections_fit(self) -> RunConfig:
         check_run(self.trainer, self.scoring, self.judge)
+        check_rehearsal(self.rehearsal, self.scoring)
         return self
 
 
@@ -109,6 +136,8 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
         node = tree
         for section in sections:
             node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"override '{item}': {section} has a value of its own already")
         node[leaf] = value
     return tree
 
@@ -161,6 +190,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: it is a folder; name a file of settings (TOML)") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
@@ -172,7 +203,12 @@ def save(config: RunConfig, path: Path) -> None:
     """
     values = config.model_dump(mode="python", exclude_none=True)
     path.touch(mode=0o600)
+    path.chmod(0o600)
     path.write_text(tomli_w.dumps(_plain(values)), encoding="utf-8")
+
+
+def _text(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
 
 
 def _plain(value: Any) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from records.private_files import private_folder
 from trainer.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,24 @@ def only_command(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def starting_in(folder: Path) -> Iterator[None]:
+    """Make `folder` where it is not there, and keep it for this command.
+
+    A start that comes to nothing leaves no new folder behind.
+    """
+    is_new = not folder.exists()
+    private_folder(folder)
+    try:
+        with only_command(folder):
+            yield
+    except Exception:
+        if is_new and [one.name for one in folder.iterdir()] == [RUN_LOCK]:
+            (folder / RUN_LOCK).unlink()
+            folder.rmdir()
+        raise
+
+
 @asynccontextmanager
 async def only_trainer(folder: Path, wait_s: float = _WAIT_S) -> AsyncIterator[None]:
     """Keep the training of `folder` for this process. Raises RunFolderTaken after `wait_s`."""
@@ -61,7 +80,7 @@ async def only_trainer(folder: Path, wait_s: float = _WAIT_S) -> AsyncIterator[N
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     # Not inherited: a child that outlives its parent must not hold what the parent held.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield descriptor
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 from judge.prompts import message_text
 from records.store import Store
 from rollout_bridge.rendering import Rendering
+from trainer.rehearsal.saying import learning_curves, learning_tables
 from trainer.report import Curve, ReportExample, metric_curve, write_report
 
 
@@ -21,7 +22,7 @@ async def write_run_report(
     """Draw the run as it is now into its folder's report.html; returns the path."""
     rows = metric_rows(folder)
     counts, drops = await store.counts(), await store.drops()
-    latest = await store.latest_version()
+    latest, share = await store.latest_version(), await store.judged_share()
     trained = [row for row in rows if row.get("skipped") is None]
     path = folder / "report.html"
     write_report(
@@ -31,6 +32,7 @@ async def write_run_report(
             ("policy version", str(latest.version if latest is not None else 0)),
             ("updates", str(len(trained))),
             ("turns", str(sum(counts.values()))),
+            ("turns judged", "all in time" if share is None else f"{share:.0%}"),
         ],
         tables=[
             ("Turns by state", ("state", "turns"), [(k.value, str(n)) for k, n in counts.items()]),
@@ -39,8 +41,9 @@ async def write_run_report(
                 ("reason", "turns"),
                 [(k.value, str(n)) for k, n in drops.items()],
             ),
+            *await learning_tables(store),
         ],
-        curves=run_curves(rows),
+        curves=learning_curves(folder) + run_curves(rows),
         examples=await example_turns(store, rendering, limit=examples),
     )
     return path

@@ -16,32 +16,44 @@ from typing import Any
 
 from rich.console import Console
 
-from records.names import TurnState
 from records.store import Store
 from trainer import run_config
-from trainer.defaults import resolve, single_machine
+from trainer.at_work import LINE_EVERY_S
+from trainer.defaults import resolve
 from trainer.keys_commands import refuse_open_door
+from trainer.rehearsal.saying import learning_line
+from trainer.resuming import base_values, changes_since, refuse_other_settings
 from trainer.run import Run
 from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig
-from trainer.run_folder import only_command
+from trainer.run_folder import starting_in
+from trainer.start_checks import check_start
+from trainer.status import status_line
 
-STATUS_EVERY_S = 30.0
+STATUS_EVERY_S = LINE_EVERY_S
 REPORT_EVERY_S = 300.0
 
 
 def serve_forever(
-    model: str,
+    model: str | None,
     folder: Path,
     options: dict[str, Any],
     config_file: Path | None,
     overrides: list[str],
 ) -> None:
-    """Start everything in `folder` and stay until SIGINT or SIGTERM."""
-    folder.mkdir(parents=True, exist_ok=True)
-    values = run_config.merge(single_machine(model, folder), options)
-    config = resolve(values, config_file, overrides)
-    with only_command(folder):
+    """Start everything in `folder` and stay until SIGINT or SIGTERM.
+
+    A run that is there already goes on with its own settings; what options and overrides change of
+    them is printed.
+    """
+    values = run_config.merge(base_values(folder, "serve", model), options)
+    refuse_other_settings(folder, config_file)
+    with starting_in(folder):
+        config = resolve(
+            values, config_file, overrides, lambda given: check_start(given, serves=True)
+        )
+        for change in changes_since(folder, config):
+            print(f"changed: {change}")
         asyncio.run(_serve(config, folder))
 
 
@@ -82,10 +94,12 @@ async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> No
         console.print(f"[yellow]{warning}[/]")
     console.print(f"run folder [bold]{folder}[/]; starting engines with {config.model}")
     async with Run(config, folder) as run, await Store.open(config.store) as store:
-        await run.start_loop()
+        await run.start_endpoint()
         address = f"http://{config.proxy.host}:{config.proxy.port}/v1"
         console.print(f"ready: point an OpenAI client at [bold]{address}[/] (Ctrl-C stops)")
         try:
+            await run.start_learners()
+            console.print("learning: judge and trainer work on what comes in")
             await _report_while_serving(run, store, folder, console)
         finally:
             await _write_report(config, folder, store, console)
@@ -106,7 +120,10 @@ async def _report_while_serving(run: Run, store: Store, folder: Path, console: C
         await asyncio.wait([run.supervisor.failed], timeout=STATUS_EVERY_S)
         if run.supervisor.failed.done():
             run.supervisor.failed.result()
-        console.print(await status_line(store))
+        console.print(await status_line(store), highlight=False, soft_wrap=True)
+        learning = await learning_line(store, folder)
+        if learning is not None:
+            console.print(learning, highlight=False, soft_wrap=True)
         if time.monotonic() - drawn > REPORT_EVERY_S:
             drawn = time.monotonic()
             await _write_report(run.config, folder, store, console)
@@ -121,14 +138,3 @@ async def _write_report(config: RunConfig, folder: Path, store: Store, console: 
     rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
     path = await write_run_report(folder, f"Serving {config.model}", store, rendering)
     console.print(f"report: [bold]{path}[/]")
-
-
-async def status_line(store: Store) -> str:
-    """One line: where the turns stand and which version serves."""
-    counts = await store.counts()
-    drops = await store.drops()
-    latest = await store.latest_version()
-    shown = ", ".join(f"{counts.get(state, 0)} {state.value}" for state in TurnState)
-    reasons = ", ".join(f"{count} {reason.value}" for reason, count in drops.items())
-    version = latest.version if latest is not None else 0
-    return f"policy version {version}; turns: {shown}" + (f" ({reasons})" if reasons else "")

@@ -26,6 +26,8 @@ HINT_DROPS = (
     DropReason.HINT_REJECTED,
     DropReason.JUDGE_UNAVAILABLE,
     DropReason.JUDGE_PROMPT_TOO_LONG,
+    DropReason.OVER_CAPACITY,
+    DropReason.HINT_ONLY,
     DropReason.NO_USER_MESSAGE,
     DropReason.HINTED_PROMPT_MISMATCH,
     DropReason.HINTED_PROMPT_TOO_LONG,
@@ -49,7 +51,9 @@ class StepReport:
 def trained_results(
     samples: Sequence[ReadySample], staleness: Sequence[int], report: UpdateReport
 ) -> list[SampleResult]:
-    """What training did with each sample that has a token left after the guards."""
+    """What training did with each sample (turn or lesson) that has a token left after the
+    guards.
+    """
     return [
         _result(sample, age, advantages)
         for sample, age, advantages in zip(samples, staleness, report.advantages, strict=True)
@@ -81,14 +85,15 @@ def step_metrics(
 
 def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict[str, int]:
     """How many turns of a batch came from where, and hold tokens of a version that is not in the
-    `chain` of surviving ones.
+    `chain` of surviving ones, lessons among them.
     """
     alive = set(chain)
     lost = [one for one in samples if not alive.issuperset(s.version for s in one.version_spans)]
-    kinds = Counter(one.recording_kind for one in samples)
+    turns = [one for one in samples if one.lesson is None]
+    kinds = Counter(one.recording_kind for one in turns)
     return {
         "turns/live": kinds[None],
-        "turns/recorded": len(samples) - kinds[None] - kinds[RecordingKind.RESAMPLED],
+        "turns/recorded": len(turns) - kinds[None] - kinds[RecordingKind.RESAMPLED],
         "turns/resampled": kinds[RecordingKind.RESAMPLED],
         "guard/abandoned_turns": len(lost),
     }
@@ -103,7 +108,10 @@ def stale_uncorrected(staleness: Sequence[int], config: TrainerConfig) -> dict[s
 
 
 def hint_metrics(
-    votes: VoteSummary, drops: Mapping[DropReason, int], teacher_latency_s: float | None
+    votes: VoteSummary,
+    drops: Mapping[DropReason, int],
+    teacher_latency_s: float | None,
+    judged_share: float | None,
 ) -> dict[str, float]:
     """The judge's and the teacher's part of the metrics (ALGORITHMS 1.8), over the run until now.
 
@@ -117,6 +125,7 @@ def hint_metrics(
         "hint/len_chars": votes.mean_hint_chars,
     }
     figures["teacher/latency"] = teacher_latency_s
+    figures["judge/sampled_share"] = judged_share
     figures |= {drop_metric(reason): drops.get(reason, 0) for reason in HINT_DROPS}
     return {name: value for name, value in figures.items() if value is not None}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -19,12 +20,15 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from trainer.errors import StartupError
 
+_SAID_CHARS = 500
+
 
 class ChildFailed(StartupError):
-    """A child could not be brought up, or ended too often; the message has the end of its log."""
+    """A child could not be brought up, or ended too often; the message has its log's last line."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,6 +95,10 @@ class Supervisor:
         for child in reversed(chosen):
             await self._stop_child(child)
 
+    def has(self, name: str) -> bool:
+        """Whether a child of this name was started."""
+        return any(child.name == name for child in self._children)
+
     def pids(self) -> dict[str, int]:
         """Process id of every child that runs."""
         return {
@@ -100,7 +108,7 @@ class Supervisor:
         }
 
     async def _spawn(self, child: Child) -> None:
-        child.log.parent.mkdir(parents=True, exist_ok=True)
+        child.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with child.log.open("ab") as log:
             spawning = asyncio.ensure_future(
                 asyncio.create_subprocess_exec(
@@ -124,11 +132,13 @@ class Supervisor:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if child.process is None or child.process.returncode is not None:
-                raise ChildFailed(f"{child.name} ended while starting; {tail(child.log)}")
+                raise ChildFailed(f"{child.name} ended while starting: {last_words(child.log)}")
             if await child.ready():
                 return
             await asyncio.sleep(0.1)
-        raise ChildFailed(f"{child.name} was not ready after {timeout_s:.0f} s; {tail(child.log)}")
+        raise ChildFailed(
+            f"{child.name} was not ready after {timeout_s:.0f} s: {last_words(child.log)}"
+        )
 
     async def _watch(self, child: Child) -> None:
         while True:
@@ -139,10 +149,8 @@ class Supervisor:
             recent = [start for start in child.starts if time.monotonic() - start < 60]
             if len(recent) > self._max_restarts:
                 if not self.failed.done():
-                    message = (
-                        f"{child.name} ended {len(recent)} times in a minute; {tail(child.log)}"
-                    )
-                    self.failed.set_exception(ChildFailed(message))
+                    often = f"{child.name} ended {len(recent)} times in a minute"
+                    self.failed.set_exception(ChildFailed(f"{often}: {last_words(child.log)}"))
                 return
             child.restarts += 1
             await self._spawn(child)
@@ -184,8 +192,47 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
         return [sock.getsockname()[1] for sock in sockets]
 
 
+def listen_problem(host: str, port: int) -> tuple[Literal["host", "port"], str] | None:
+    """Why nobody could listen at `host`:`port` now, which of the two it is, and what to do; None if
+    somebody could.
+    """
+    foreign = f"{host!r} is no address of this machine: write 127.0.0.1, or one that it has"
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                # As a server binds: connections that ended a moment ago do not count.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                probe.listen()
+    except socket.gaierror:
+        return "host", foreign
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return "host", foreign
+        reasons = {
+            errno.EACCES: "is for the superuser: choose one above 1023",
+            errno.EADDRINUSE: f"on {host} is in use: choose another, or stop what listens there",
+        }
+        return "port", f"{port} {reasons.get(error.errno or 0, error.strerror)}"
+    return None
+
+
+def last_words(log: Path) -> str:
+    """The last line of a child's log, which says why it ended, and where the rest is."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return f"no log at {log}"
+    lines = [line for line in text.splitlines() if line.strip()]
+    said = lines[-1].strip().removeprefix("error: ") if lines else "it said nothing"
+    said = said if len(said) <= _SAID_CHARS else f"{said[:_SAID_CHARS]}..."
+    return f"{said} (log: {log})"
+
+
 def tail(path: Path, lines: int = 12) -> str:
-    """The end of a log, as one block for an error message."""
+    """The end of another program's log, as one block for an error message."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

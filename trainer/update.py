@@ -27,6 +27,7 @@ from trainer.collate import MicroBatch, build_micro_batch, comparable, plan_micr
 from trainer.config import TrainerConfig
 from trainer.correction import Correction
 from trainer.errors import DistillationOffError, NonFiniteError
+from trainer.lessons import hinted_places, lesson_metrics
 from trainer.objectives.batch import GlobalCounts
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
 from trainer.objectives.options import HindsightOpd
@@ -148,7 +149,7 @@ class Updater:
         skipped, changed, grad_norm = None, False, 0.0
         for _ in range(self.config.epochs_per_batch):
             total = self.accumulate(prepared)
-            skipped, grad_norm = self._check_and_step(total)
+            skipped, grad_norm = self._check_and_step(total, samples)
             if skipped is not None:
                 break
             changed = True
@@ -319,7 +320,9 @@ class Updater:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
 
-    def _check_and_step(self, total: BatchTotals) -> tuple[DropReason | None, float]:
+    def _check_and_step(
+        self, total: BatchTotals, samples: Sequence[ReadySample]
+    ) -> tuple[DropReason | None, float]:
         """Guards, clipping, AdamW. Returns (why there was no step, gradient norm)."""
         tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
         if nonfinite > self.config.max_nonfinite_frac * (tokens + nonfinite):
@@ -333,7 +336,8 @@ class Updater:
             reason = DropReason.NONFINITE_GRADIENT if nonfinite else DropReason.ROLLOUT_REJECTED
             return reason, norm
         # Not only below: without measured noise, gaps of exactly 0 teach nothing either.
-        teaches = total.mean_gap > self.config.noise_floor_factor * self.noise
+        gap = total.mean_gap_of(hinted_places(samples))
+        teaches = gap > self.config.noise_floor_factor * self.noise
         if not teaches and total.sums["reward_abs"] == 0:
             return DropReason.BELOW_NOISE, norm
         if not math.isfinite(norm):
@@ -376,6 +380,7 @@ class Updater:
             | facts
             | ratios
             | hint_choice_metrics(prepared.views)
+            | lesson_metrics(samples, total)
             | {
                 "opd/frac_opd_samples": taught / len(samples),
                 "opd/num_eligible_samples": float(total.num_taught_turns),

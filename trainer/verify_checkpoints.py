@@ -16,12 +16,14 @@ def checkpoint_problems(
     versions: Mapping[int, PolicyVersion],
     trained: Mapping[str, int],
     *,
+    lessons: Mapping[str, int],
     may_lack_turns: bool,
 ) -> list[str]:
     """What is wrong with the checkpoints in `folder`, a line each.
 
-    `versions` and `trained` (turn id -> version) are the store's. With `may_lack_turns` turns of
-    the manifests may be gone from it: deletion takes them.
+    `versions`, `trained` (turn id -> version) and `lessons` (lesson id -> version) are the store's.
+    With `may_lack_turns` turns and lessons of the manifests may be gone from it: deletion takes
+    them.
     """
     problems: list[str] = []
     known: dict[int, Manifest] = {}
@@ -46,7 +48,11 @@ def checkpoint_problems(
             problems.append(f"version {manifest.version} has a checkpoint and is not in the store")
         elif row.manifest_hash != manifest.hash:
             problems.append(f"version {manifest.version}: the store knows another manifest")
-    return problems + _turn_problems(chain, trained, may_lack_turns)
+    turns = {turn_id: link.version for link in chain for turn_id in link.turn_ids}
+    rehearsed = {lesson_id: link.version for link in chain for lesson_id in link.lesson_ids}
+    last = chain[-1].version
+    problems += _trained_problems("turns", turns, trained, may_lack_turns, last)
+    return problems + _trained_problems("lessons", rehearsed, lessons, may_lack_turns, last)
 
 
 def _file_problems(folder: Path, manifest: Manifest) -> list[str]:
@@ -64,29 +70,30 @@ def _file_problems(folder: Path, manifest: Manifest) -> list[str]:
     return problems
 
 
-def _turn_problems(
-    chain: list[Manifest], trained: Mapping[str, int], may_lack_turns: bool
+def _trained_problems(
+    what: str,
+    on_chain: Mapping[str, int],
+    trained: Mapping[str, int],
+    may_lack: bool,
+    last_version: int,
 ) -> list[str]:
+    """Where the manifests (id -> version, up to `last_version`) and the store differ."""
     problems = []
-    on_chain = {turn_id: link.version for link in chain for turn_id in link.turn_ids}
-    missing = sorted(turn_id for turn_id in on_chain if turn_id not in trained)
-    if missing and not may_lack_turns:
+    missing = sorted(one for one in on_chain if one not in trained)
+    if missing and not may_lack:
         problems.append(
-            f"{len(missing)} turns of the manifests are not trained in the store: {missing[0]}, ..."
+            f"{len(missing)} {what} of the manifests are not trained in the store: "
+            f"{missing[0]}, ..."
         )
-    other = sorted(
-        turn_id for turn_id, version in on_chain.items() if trained.get(turn_id, version) != version
-    )
+    other = sorted(one for one, version in on_chain.items() if trained.get(one, version) != version)
     if other:
-        problems.append(f"{len(other)} turns are trained in another version: {other[0]}, ...")
+        problems.append(f"{len(other)} {what} are trained in another version: {other[0]}, ...")
     extra = sorted(
-        turn_id
-        for turn_id, version in trained.items()
-        if turn_id not in on_chain and version <= chain[-1].version
+        one for one, version in trained.items() if one not in on_chain and version <= last_version
     )
     if extra:
         problems.append(
-            f"{len(extra)} turns are trained in the store and in no manifest: {extra[0]}, ...; "
+            f"{len(extra)} {what} are trained in the store and in no manifest: {extra[0]}, ...; "
             "the trainer puts this right when it starts"
         )
     return problems

@@ -1,9 +1,10 @@
-"""Errors as Anthropic's API words them: {"type": "error", "error": {type, message}}."""
+"""Errors as Anthropic's API words them: {"type": "error", "error": {...}, "request_id": ...}."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from api_proxy import request_ids
 from api_proxy.errors import ApiError
 
 _KINDS = {
@@ -24,5 +25,8 @@ def refusal(error: ApiError) -> tuple[int, dict[str, Any]]:
     """HTTP status and body of an error."""
     default = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _KINDS.get(error.status, default)
-    body = {"type": "error", "error": {"type": kind, "message": error.message}}
+    fault = {"type": kind, "message": error.message}
+    body: dict[str, Any] = {"type": "error", "error": fault}
+    if (request_id := request_ids.current()) is not None:
+        body["request_id"] = request_id
     return _STATUSES.get(error.status, error.status), body

@@ -88,7 +88,7 @@ def stop_fields(ended: EndedReply) -> dict[str, str | None]:
     """Why the reply ended."""
     if ended.reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
-    if ended.reply.tool_calls:
+    if ended.reply.calls_tools:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if ended.matched_stop is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": ended.matched_stop}

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from api_proxy.errors import ApiError, invalid, unsupported
+from api_proxy.fields import SAMPLING, SESSION, SHAPING, check_fields, is_media, text_only
 from api_proxy.messages_api.schemas import (
     AssistantMessage,
     MessagesRequest,
@@ -32,10 +33,10 @@ UNPARSED_ARGUMENTS = "__unparsed_arguments__"
 """The one key of a tool call's `input` where the policy wrote no JSON object: its text, so that the
 call can be sent at all and comes back as it was.
 """
+_TAGS = ("user", "assistant", "system", "text", "thinking", "tool_use", "tool_result")
 _BILLING_HEADER = "x-anthropic-billing-header:"
 """A system block of this beginning is the client's bookkeeping and differs in each request."""
-_SAME_FIELDS = ("stream", "temperature", "top_p", "top_k", "turn_type", "session_id")
-_REFUSED_FIELDS = ("mcp_servers", "container")
+_SAME_FIELDS = ("stream", "temperature", "top_p", *SAMPLING, *SHAPING, *SESSION)
 
 
 def chat_body(body: dict[str, Any], *, needs_budget: bool = True) -> dict[str, Any]:
@@ -44,9 +45,7 @@ def chat_body(body: dict[str, Any], *, needs_budget: bool = True) -> dict[str, A
     Raises ApiError 400 with the place of the first fault, or the name of what is not supported.
     `needs_budget`: `max_tokens` is required.
     """
-    for name in _REFUSED_FIELDS:
-        if body.get(name):
-            raise unsupported(f"{name}: not supported by this endpoint.", name)
+    ignored_fields(body)
     try:
         request = MessagesRequest.model_validate(body)
     except ValidationError as error:
@@ -60,7 +59,7 @@ def chat_body(body: dict[str, Any], *, needs_budget: bool = True) -> dict[str, A
             "messages",
         )
     _check_edits(request.context_management)
-    chat = {name: body[name] for name in (*_SAME_FIELDS, "session_done") if name in body}
+    chat = {name: body[name] for name in _SAME_FIELDS if name in body}
     metadata = body.get("metadata")
     if isinstance(metadata, dict) and isinstance(metadata.get("user_id"), str):
         chat["user"] = metadata["user_id"][:512]
@@ -76,6 +75,14 @@ def chat_body(body: dict[str, Any], *, needs_budget: bool = True) -> dict[str, A
     if request.output_config is not None and request.output_config.format is not None:
         chat["response_format"] = _response_format(request.output_config.format)
     return chat
+
+
+def ignored_fields(body: dict[str, Any]) -> tuple[str, ...]:
+    """The fields without effect. Raises ApiError 400 on one that is not supported."""
+    ignored = check_fields(body, (*MessagesRequest.model_fields, *_SAME_FIELDS))
+    output = body.get("output_config")
+    dial = isinstance(output, dict) and output.get("effort") is not None
+    return (*ignored, "output_config.effort") if dial else ignored
 
 
 def _messages(request: MessagesRequest) -> list[Message]:
@@ -205,10 +212,17 @@ def _check_edits(context_management: Mapping[str, Any] | None) -> None:
 def _worded(error: ValidationError) -> ApiError:
     """The first fault, with Anthropic's way of naming its place."""
     fault = error.errors(include_input=False, include_url=False)[0]
-    place = ".".join(str(step) for step in fault["loc"])
+    steps = fault["loc"]
+    # A tag of a union follows the number of what it is the tag of.
+    tagged = [at for at, step in enumerate(steps) if at and isinstance(steps[at - 1], int)]
+    place = ".".join(
+        str(step) for at, step in enumerate(steps) if at not in tagged or step not in _TAGS
+    )
     if fault["type"] == "union_tag_invalid":
         context = fault.get("ctx", {})
         tag, expected = str(context.get("tag"))[:100], context.get("expected_tags")
+        if is_media(tag):
+            return text_only(place, tag)
         return unsupported(f"{place}: {tag!r} is not supported here, only {expected}.", place)
     code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_value"
     return invalid(f"{place}: {fault['msg']}", place, code)

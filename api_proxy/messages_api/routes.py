@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from api_proxy.admission import admitted, checked
+from api_proxy.admission import Body, admitted, checked
 from api_proxy.errors import ApiError
 from api_proxy.formats import EndedReply, StreamWriter
 from api_proxy.messages_api import errors
 from api_proxy.messages_api.reply import message_body
-from api_proxy.messages_api.request import chat_body
+from api_proxy.messages_api.request import chat_body, ignored_fields
 from api_proxy.messages_api.stream import MessageStream
 from api_proxy.responses import answer
-from api_proxy.schemas import Completion, completion_of, json_object
+from api_proxy.schemas import Completion, completion_of
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
 
@@ -46,11 +47,11 @@ async def messages(request: Request) -> Response:
     """Anthropic's messages; the answered turn is recorded."""
     service: TurnService = request.app.state.service
 
-    async def parse(raw: bytes, _scope: str) -> Completion:
-        return _completion(request, raw)
+    async def parse(body: Body, _scope: str) -> Completion:
+        return await service.workers.run(body.num_bytes, _completion, request, body)
 
     turn = await admitted(request, parse)
-    return answer(service, turn, MessagesFormat(service.config.model_name))
+    return answer(service, turn, MessagesFormat(turn.completion.fields.model))
 
 
 @router.post("/v1/messages/count_tokens")
@@ -58,13 +59,16 @@ async def count_tokens(request: Request) -> dict[str, int]:
     """The tokens of a prompt, which is neither sampled from nor recorded."""
     service: TurnService = request.app.state.service
 
-    async def parse(raw: bytes, _scope: str) -> Completion:
-        return _completion(request, raw, needs_budget=False)
+    async def parse(body: Body, _scope: str) -> Completion:
+        return await service.workers.run(
+            body.num_bytes, _completion, request, body, needs_budget=False
+        )
 
     completion, _ = await checked(request, parse)
     return {"input_tokens": await service.count_prompt_tokens(completion)}
 
 
-def _completion(request: Request, raw: bytes, *, needs_budget: bool = True) -> Completion:
-    body = chat_body(json_object(raw), needs_budget=needs_budget)
-    return completion_of(body, request.headers, request.app.state.service.config.max_messages)
+def _completion(request: Request, body: Body, *, needs_budget: bool = True) -> Completion:
+    chat = chat_body(body.fields, needs_budget=needs_budget)
+    completion = completion_of(chat, request.headers, body.limits)
+    return replace(completion, ignored=ignored_fields(body.fields))

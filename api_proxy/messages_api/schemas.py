@@ -36,7 +36,9 @@ def _as_blocks(content: Any) -> Any:
 
 
 Texts: TypeAlias = Annotated[
-    list[Annotated[Text, Field(discriminator="type")]], BeforeValidator(_as_blocks)
+    list[Annotated[Text, Field(discriminator="type")]],
+    Field(fail_fast=True),
+    BeforeValidator(_as_blocks),
 ]
 
 
@@ -57,14 +59,14 @@ class UserMessage(BaseModel):
     """The user's words and the results of tools."""
 
     role: Literal["user"]
-    content: Annotated[list[UserBlock], BeforeValidator(_as_blocks)]
+    content: Annotated[list[UserBlock], Field(fail_fast=True), BeforeValidator(_as_blocks)]
 
 
 class AssistantMessage(BaseModel):
     """An earlier reply."""
 
     role: Literal["assistant"]
-    content: Annotated[list[AssistantBlock], BeforeValidator(_as_blocks)]
+    content: Annotated[list[AssistantBlock], Field(fail_fast=True), BeforeValidator(_as_blocks)]
 
 
 class SystemMessage(BaseModel):
@@ -106,11 +108,11 @@ class MessagesRequest(BaseModel):
     """The fields that are read."""
 
     model: str
-    messages: Annotated[list[AnyMessage], Field(min_length=1)]
+    messages: Annotated[list[AnyMessage], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     system: Texts | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
     output_config: OutputConfig | None = None
     context_management: dict[str, Any] | None = None

@@ -48,39 +48,79 @@ def messages_of(items: Iterable[AnyItem]) -> list[Message]:
             gathered.add({"role": item.role, "content": _content(item.content)})
         else:
             gathered.add_reply_item(item)
-    return gathered.messages
+    return gathered.finish()
+
+
+class _Reply:
+    """One reply in the making: pieces are put together once, however many there are."""
+
+    def __init__(self) -> None:
+        self.message: Message = {"role": "assistant", "content": ""}
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+
+    def add(self, item: ReplyItem) -> None:
+        """One more item of it."""
+        if isinstance(item, FunctionCall):
+            name = full_name(item.namespace, item.name)
+            function = {"name": name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            self.message.setdefault("tool_calls", []).append(call)
+        elif isinstance(item, MessageItem):
+            # A reply's text may have been cut into several messages by the calls between.
+            self._texts += [part.text for part in item.content]
+        elif item.content:
+            text = "\n".join(part.text for part in item.content)
+            if self._thoughts == [""]:
+                self._thoughts.clear()
+            self._thoughts.append(text)
+
+    def finish(self) -> None:
+        """Fill in the texts."""
+        no_text = None if self.message.get("tool_calls") else ""
+        self.message["content"] = "".join(self._texts) or no_text
+        if self._thoughts:
+            self.message["reasoning_content"] = "\n".join(self._thoughts)
 
 
 class _Gathered:
     """Messages so far, and the replies among them that may get more items."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self._open: Message | None = None
+        self._messages: list[Message] = []
+        self._replies: list[_Reply] = []
+        self._open: _Reply | None = None
         self._open_turn: str | None = None
         self._rank = 0
-        self._by_turn: dict[str, Message] = {}
+        self._by_turn: dict[str, _Reply] = {}
+
+    def finish(self) -> list[Message]:
+        """The messages, once all items are there."""
+        for reply in self._replies:
+            reply.finish()
+        return self._messages
 
     def add(self, message: Message) -> None:
         """Add a message that is no reply; it ends the reply before it."""
-        self.messages.append(message)
+        self._messages.append(message)
         self._open = None
 
     def add_reply_item(self, item: ReplyItem) -> None:
         """Add an item to the reply that it belongs to."""
         turn_id, rank = turn_of_item(item.id), _RANKS[item.type]
-        message = self._by_turn.get(turn_id) if turn_id else None
-        if message is None and self._open is not None and self._goes_on(turn_id, rank):
-            message = self._open
-        if message is None:
-            message = {"role": "assistant", "content": ""}
-            self.messages.append(message)
+        reply = self._by_turn.get(turn_id) if turn_id else None
+        if reply is None and self._open is not None and self._goes_on(turn_id, rank):
+            reply = self._open
+        if reply is None:
+            reply = _Reply()
+            self._replies.append(reply)
+            self._messages.append(reply.message)
             self._open_turn = None
         if turn_id is not None:
-            self._by_turn[turn_id] = message
+            self._by_turn[turn_id] = reply
             self._open_turn = turn_id
-        self._open, self._rank = message, rank
-        _add_to_reply(message, item)
+        self._open, self._rank = reply, rank
+        reply.add(item)
 
     def _goes_on(self, turn_id: str | None, rank: int) -> bool:
         """Whether an item belongs to the open reply, by its place."""
@@ -88,23 +128,6 @@ class _Gathered:
             return turn_id == self._open_turn
         # A second text is another reply's; reasoning and calls may come in several items.
         return rank > self._rank or (rank == self._rank and rank != _RANKS["message"])
-
-
-def _add_to_reply(message: Message, item: ReplyItem) -> None:
-    if isinstance(item, FunctionCall):
-        name = full_name(item.namespace, item.name)
-        function = {"name": name, "arguments": item.arguments}
-        call = {"id": item.call_id, "type": "function", "function": function}
-        message.setdefault("tool_calls", []).append(call)
-        message["content"] = message["content"] or None
-    elif isinstance(item, MessageItem):
-        # A reply's text may have been cut into several messages by the calls between.
-        text = (message["content"] or "") + "".join(part.text for part in item.content)
-        message["content"] = text or (None if message.get("tool_calls") else "")
-    elif item.content:
-        text = "\n".join(part.text for part in item.content)
-        known = message.get("reasoning_content")
-        message["reasoning_content"] = f"{known}\n{text}" if known else text
 
 
 def _content(parts: Sequence[TextPart | RefusalPart]) -> str | list[dict[str, str]]:

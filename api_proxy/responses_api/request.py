@@ -9,14 +9,17 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from api_proxy.errors import ApiError, invalid, unsupported
+from api_proxy.errors import ApiError, beyond, invalid, unsupported
+from api_proxy.fields import SAMPLING, SESSION, SHAPING, check_fields, is_media, text_only
+from api_proxy.request_limits import check_metadata
 from api_proxy.responses_api.items import messages_of
 from api_proxy.responses_api.schemas import ResponsesRequest, TextFormat
 from api_proxy.responses_api.tools import chat_tools, namespaces_of
 from records.messages import Message
 
 _SAME_FIELDS = ("temperature", "top_p", "stream", "parallel_tool_calls", "top_logprobs")
-_PROJECT_FIELDS = ("session_id", "turn_type", "session_done", "user", "safety_identifier")
+_TAKEN_FIELDS = (*SESSION, *SAMPLING, *SHAPING, "stop", "user", "safety_identifier")
+"""Those of chat completions that are taken as they are."""
 _ECHOED_FIELDS = ("previous_response_id", "metadata", "tool_choice", "parallel_tool_calls")
 _ECHOED_FIELDS += ("temperature", "top_p", "max_output_tokens", "top_logprobs", "text")
 _ECHOED_FIELDS += ("user", "safety_identifier", "prompt_cache_key")
@@ -36,6 +39,8 @@ class Previous:
 def parsed(body: dict[str, Any]) -> ResponsesRequest:
     """The request in `body`. Raises ApiError 400 with the name of the first fault."""
     _refuse_unsupported(body)
+    check_metadata(body.get("metadata"))
+    ignored_fields(body)
     try:
         request = ResponsesRequest.model_validate(body)
     except ValidationError as error:
@@ -61,7 +66,7 @@ def chat_body(
     messages += messages_of(request.input)
     if not messages:
         raise invalid("One of 'input' and 'instructions' is required.", "input")
-    chat = {name: body[name] for name in _PROJECT_FIELDS if name in body}
+    chat = {name: body[name] for name in _TAKEN_FIELDS if name in body}
     chat |= {"model": request.model, "messages": messages}
     for name in _SAME_FIELDS:
         if getattr(request, name) is not None:
@@ -79,32 +84,38 @@ def chat_body(
     return chat
 
 
-def echo_of(body: dict[str, Any], request: ResponsesRequest, created_at: float) -> dict[str, Any]:
+def echo_of(
+    body: dict[str, Any], request: ResponsesRequest, created_at: float, max_bytes: int
+) -> dict[str, Any]:
     """What the response repeats of its request, and what continuing it later needs.
 
     `has_instructions`: the first message of the prompt is not carried over to the next response.
-    Raises ApiError 400 on what cannot be repeated.
+    Raises ApiError 400 if that is more than `max_bytes` as JSON.
     """
     echoed = {name: body[name] for name in _ECHOED_FIELDS if body.get(name) is not None}
     if namespaces := namespaces_of(request.tools or ()):
         echoed["namespaces"] = namespaces
-    try:
-        orjson.dumps([[echoed, body.get("tools")]])
-    except TypeError:
-        # It was read, but could not be written again.
-        raise invalid("The request is nested too deeply.") from None
+    if (num_bytes := len(orjson.dumps(echoed))) > max_bytes:
+        message = f"What the response repeats of the request has {num_bytes} bytes; at most "
+        raise beyond("echo", f"{message}{max_bytes}.", None, "request_too_large")
     return {
         "api": "responses",
         "created_at": int(created_at),
         "has_instructions": bool(request.instructions),
+        "model": request.model,
         **echoed,
     }
 
 
+def ignored_fields(body: dict[str, Any]) -> tuple[str, ...]:
+    """The fields without effect. Raises ApiError 400 on one that is not supported."""
+    ignored = check_fields(body, (*ResponsesRequest.model_fields, *_TAKEN_FIELDS, "truncation"))
+    text = body.get("text")
+    dial = isinstance(text, dict) and text.get("verbosity") is not None
+    return (*ignored, "text.verbosity") if dial else ignored
+
+
 def _refuse_unsupported(body: dict[str, Any]) -> None:
-    for name in ("background", "conversation", "prompt", "context_management", "moderation"):
-        if body.get(name):
-            raise unsupported(f"'{name}' is not supported.", name)
     if body.get("truncation") not in (None, "disabled"):
         raise unsupported("Only 'truncation' = 'disabled' is supported.", "truncation")
 
@@ -112,10 +123,24 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
 def _choice(choice: str | dict[str, Any]) -> Any:
     if isinstance(choice, str):
         return choice
+    if choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        if not isinstance(tools, list) or not tools:
+            raise invalid("'tool_choice' must list the allowed tools in 'tools'.", "tool_choice")
+        named = [_allowed(tool) for tool in tools]
+        allowed = {"mode": choice.get("mode", "auto"), "tools": named}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
     if choice.get("type") != "function":
         kind = str(choice.get("type"))[:100]
         raise unsupported(f"'tool_choice' of type {kind!r} is not supported.", "tool_choice")
     return {"type": "function", "function": {"name": choice.get("name")}}
+
+
+def _allowed(tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        kind = str(tool.get("type") if isinstance(tool, dict) else tool)[:100]
+        raise unsupported(f"'tool_choice' may allow functions only, not {kind!r}.", "tool_choice")
+    return {"type": "function", "function": {"name": tool.get("name")}}
 
 
 def _response_format(wanted: TextFormat) -> dict[str, Any]:
@@ -138,6 +163,8 @@ def _worded(error: ValidationError) -> ApiError:
     if fault["type"] == "union_tag_invalid":
         context = fault.get("ctx", {})
         tag, expected = str(context.get("tag"))[:100], context.get("expected_tags")
+        if is_media(tag):
+            return text_only(param, tag, f"{param}.type")
         return unsupported(
             f"{param}: {tag!r} is not supported here, only {expected}.", f"{param}.type"
         )

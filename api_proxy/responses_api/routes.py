@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from api_proxy.admission import admitted, checked
+from api_proxy.admission import Body, admitted, checked
 from api_proxy.callers import caller_of
 from api_proxy.errors import ApiError, invalid, unsupported
 from api_proxy.formats import EndedReply, StreamWriter
@@ -16,14 +16,15 @@ from api_proxy.responses import answer
 from api_proxy.responses_api import stored
 from api_proxy.responses_api.items import reply_items
 from api_proxy.responses_api.reply import Head, page_of, status_of, usage_body
-from api_proxy.responses_api.request import chat_body, echo_of, parsed
+from api_proxy.responses_api.request import chat_body, echo_of, ignored_fields, parsed
 from api_proxy.responses_api.stream import ResponseStream
-from api_proxy.schemas import Completion, completion_of, json_object
+from api_proxy.schemas import Completion, completion_of
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
 
 router = APIRouter()
 
+_OTHER_BYTES = 65_536
 _PARAMS = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -91,11 +92,11 @@ async def create(request: Request) -> Response:
     """OpenAI's responses; the answered turn is recorded."""
     service: TurnService = request.app.state.service
 
-    async def parse(raw: bytes, scope: str) -> Completion:
-        return await _completion(request, raw, scope)
+    async def parse(body: Body, scope: str) -> Completion:
+        return await _completion(request, body, scope)
 
     turn = await admitted(request, parse)
-    return answer(service, turn, ResponsesFormat(service.config.model_name))
+    return answer(service, turn, ResponsesFormat(turn.completion.fields.model))
 
 
 @router.post("/v1/responses/input_tokens")
@@ -103,8 +104,8 @@ async def input_tokens(request: Request) -> dict[str, Any]:
     """The tokens of a prompt, which is neither sampled from nor recorded."""
     service: TurnService = request.app.state.service
 
-    async def parse(raw: bytes, scope: str) -> Completion:
-        return await _completion(request, raw, scope)
+    async def parse(body: Body, scope: str) -> Completion:
+        return await _completion(request, body, scope)
 
     completion, _ = await checked(request, parse)
     count = await service.count_prompt_tokens(completion)
@@ -153,22 +154,31 @@ async def cancel(request: Request, response_id: str) -> dict[str, Any]:
     raise unsupported("Only background responses can be cancelled.", "background")
 
 
-async def _completion(request: Request, raw: bytes, scope: str) -> Completion:
+def _most_echoed(service: TurnService) -> int:
+    """A schema as long as may be, and the short fields."""
+    return service.config.max_schema_bytes + _OTHER_BYTES
+
+
+async def _completion(request: Request, body: Body, scope: str) -> Completion:
     service: TurnService = request.app.state.service
-    body = json_object(raw)
-    if "input" in body:
-        body["input"] = await stored.with_references(service, scope, body["input"])
-    asked = parsed(body)
-    previous = None
+    fields = body.fields
+    if "input" in fields:
+        fields["input"] = await stored.with_references(service, scope, fields["input"])
+    asked = await service.workers.run(body.num_bytes, parsed, fields)
+    previous, num_bytes = None, body.num_bytes
     if asked.previous_response_id is not None:
         found = await stored.response_of(service, scope, asked.previous_response_id)
         previous = found.previous()
-    completion = completion_of(
-        chat_body(body, asked, previous), request.headers, service.config.max_messages
-    )
-    return replace(
-        completion,
-        request_echo=echo_of(body, asked, service.deps.clock()),
-        is_retrievable=asked.store is not False,
-        parent_turn_id=previous.turn_id if previous else None,
-    )
+        num_bytes += found.num_tokens * service.config.max_bytes_per_token
+
+    def completion() -> Completion:
+        chat = chat_body(fields, asked, previous)
+        return replace(
+            completion_of(chat, request.headers, body.limits),
+            request_echo=echo_of(fields, asked, service.deps.clock(), _most_echoed(service)),
+            ignored=ignored_fields(fields),
+            is_retrievable=asked.store is not False,
+            parent_turn_id=previous.turn_id if previous else None,
+        )
+
+    return await service.workers.run(num_bytes, completion)

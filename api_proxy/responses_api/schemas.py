@@ -32,7 +32,9 @@ def _as_parts(content: Any) -> Any:
 
 
 Parts: TypeAlias = Annotated[
-    list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]], BeforeValidator(_as_parts)
+    list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
+    Field(fail_fast=True),
+    BeforeValidator(_as_parts),
 ]
 
 
@@ -120,21 +122,23 @@ class ResponsesRequest(BaseModel):
     """The fields that are read."""
 
     model: str
-    input: Annotated[list[Item], BeforeValidator(_as_items)] = Field(default_factory=list)
+    input: Annotated[list[Item], Field(fail_fast=True), BeforeValidator(_as_items)] = Field(
+        default_factory=list
+    )
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(fail_fast=True)] | None = None
     text: TextConfig | None = None
     stream: bool | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api_proxy.errors import ApiError, store_unavailable
+from api_proxy.errors import ApiError, beyond, store_unavailable
 from api_proxy.formats import num_reasoning_tokens
 from api_proxy.responses_api.items import Body, input_items, reply_items, turn_of_item
 from api_proxy.responses_api.reply import Head, status_of, usage_body
@@ -22,6 +22,8 @@ from api_proxy.wire import Usage
 from records.errors import StoreError
 from records.types import TurnRecord
 
+_MAX_REFERRED = 128
+"""Responses that the references of one request lead to: each is read with its whole history."""
 _RESPONSE_ID = re.compile(r"resp_([0-9a-f]{32})")
 
 
@@ -31,6 +33,11 @@ class StoredResponse:
 
     turn: TurnRecord
     echo: Mapping[str, Any]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and reply."""
+        return len(self.turn.prompt_ids) + len(self.turn.response_ids)
 
     @property
     def num_instructions(self) -> int:
@@ -58,11 +65,11 @@ class StoredResponse:
         return reply_items(self.turn.turn_id, self.turn.response, item_status, self._namespaces)
 
     def body(self, model: str, reasoning_end_id: int | None) -> Body:
-        """The response as it was sent."""
+        """The response as it was sent, under `model` if it is not known under which name."""
         turn = self.turn
         head = Head(
             turn_id=turn.turn_id,
-            model=model,
+            model=self.echo.get("model", model),
             instructions=turn.messages[0]["content"] if self.num_instructions else None,
             tools=turn.tools,
             echo=self.echo,
@@ -114,6 +121,9 @@ async def with_references(service: TurnService, scope: str, given: Any) -> Any:
             continue
         turn_id = turn_of_item(item["id"])
         if turn_id and turn_id not in known:
+            if len(known) == _MAX_REFERRED:
+                message = f"References lead to more than {_MAX_REFERRED} responses."
+                raise beyond("references", message, "input", "array_above_max_length")
             stored = await _load(service, scope, turn_id)
             known[turn_id] = _by_id(stored.output_items()) if stored else {}
         found = known[turn_id].get(item["id"]) if turn_id else None
@@ -140,7 +150,8 @@ async def _load(service: TurnService, scope: str, turn_id: str) -> StoredRespons
         turn = await store.turn(turn_id) if echo is not None else None
     except StoreError as error:
         raise store_unavailable(service.config.retry_after_s) from error
-    if echo is None or turn is None:
+    # An empty one was too long to be looked through and kept.
+    if not echo or turn is None:
         if service.spool.is_waiting:
             # It may be among what the store has yet to take in.
             raise store_unavailable(service.config.retry_after_s)

@@ -108,7 +108,7 @@ class ResponseStream:
     def end(self, ended: EndedReply) -> bytes:
         """The last events."""
         status = status_of(ended.reason)
-        last = self._close(status)
+        last = self._close("incomplete" if ended.reply.has_open_call else status)
         usage = usage_body(ended.usage, ended.num_reasoning_tokens)
         body = self._head.body(status, self._done, usage)
         return last + self._event(f"response.{status}", response=body)

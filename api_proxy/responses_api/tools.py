@@ -6,7 +6,7 @@ the client's calls keep the two apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
@@ -57,11 +57,13 @@ def full_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}{_JOINT}{name}"
 
 
-def split_name(name: str, namespaces: Iterable[str]) -> tuple[str | None, str]:
+def split_name(name: str, namespaces: Collection[str]) -> tuple[str | None, str]:
     """Namespace and name of a function that the model calls `name`."""
-    for namespace in namespaces:
-        if name.startswith(namespace + _JOINT):
-            return namespace, name.removeprefix(namespace + _JOINT)
+    at = name.find(_JOINT) if namespaces else -1
+    while at >= 0:
+        if name[:at] in namespaces:
+            return name[:at], name[at + len(_JOINT) :]
+        at = name.find(_JOINT, at + 1)
     return None, name
 
 
@@ -126,7 +128,6 @@ def _check_names(functions: Sequence[dict[str, Any]], tools: Sequence[Mapping[st
     if len(set(names)) != len(names):
         raise invalid("Two functions of 'tools' have the same full name.", "tools")
     others = [tool["name"] for tool in tools if tool.get("type") != "namespace"]
-    for namespace in namespaces:
-        rivals = [*others, *(name for name in namespaces if name != namespace)]
-        if any(name.startswith(namespace + _JOINT) for name in rivals):
+    for name in [*others, *namespaces]:
+        if split_name(name, namespaces)[0] is not None:
             raise invalid("A name in 'tools' begins like a namespace that it is not in.", "tools")

@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from trainer.guarded import guarded
+from trainer.options import PLAIN
 
 LAB_MODEL = Path(__file__).parents[1] / "tool_lab" / "model"
 
-app = typer.Typer(
-    name="sglang", add_completion=False, pretty_exceptions_enable=False, no_args_is_help=False
-)
+app = typer.Typer(name="sglang", no_args_is_help=False, subcommand_metavar="[serve ...]", **PLAIN)
 
 
 @app.callback(invoke_without_command=True)

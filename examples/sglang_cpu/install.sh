@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 source_folder=examples/sglang_cpu
 target=.venv-sglang
-torch=$(grep '^torch==' constraints.txt)
+torch=$(grep '^torch==' constraints-torch.txt)
 
 # The product's torch, so that both compute alike; its other pins are not SGLang's.
 wanted=$({ cat "$source_folder/install.sh" "$source_folder/requirements.txt"; echo "$torch"; } | sha256sum | cut -d' ' -f1)

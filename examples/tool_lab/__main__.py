@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from trainer.cli import ConfigFile, Overrides, WithParent, guarded
+from trainer.guarded import guarded
+from trainer.options import PLAIN, Overrides, RunCommand, RunFolder, WithParent, config_file
 
-app = typer.Typer(
-    name="tool-lab", add_completion=False, pretty_exceptions_enable=False, no_args_is_help=False
-)
+app = typer.Typer(name="tool-lab", no_args_is_help=False, subcommand_metavar="", **PLAIN)
 
 
 @app.callback(invoke_without_command=True)
@@ -67,8 +66,7 @@ def lab(
                 }
             )
         except ValidationError as error:
-            first = error.errors()[0]
-            raise StartupError(f"--{first['loc'][0]}: {first['msg']}") from None
+            raise StartupError(_wrong(error.errors()[0])) from None
         folder = run_folder or Path("runs") / time.strftime("lab-%Y%m%d-%H%M%S")
         if folder.exists():
             raise StartupError(f"--run {folder}: exists already; a lab run wants a new folder")
@@ -77,9 +75,17 @@ def lab(
     guarded(start)
 
 
-@app.command(hidden=True)
+def _wrong(problem: Any) -> str:
+    """The option that is meant, and what is wrong with it."""
+    field = str(problem["loc"][0])
+    option = "sessions" if field == "sessions_in_flight" else field.replace("_", "-")
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"--{option}: {message[0].lower()}{message[1:]} (got {problem['input']!r})"
+
+
+@app.command(hidden=True, cls=RunCommand)
 def judge(
-    config: ConfigFile,
+    run: RunFolder,
     hints: Annotated[str, typer.Option()] = "judge",
     overrides: Overrides = None,
     exit_with_parent: WithParent = False,
@@ -92,7 +98,7 @@ def judge(
         from trainer.processes import run_judge
 
         mode = LabConfig.model_validate({"hints": hints}).hints
-        run_judge(config, overrides or [], exit_with_parent, rewrite_for(mode))
+        run_judge(config_file(run), overrides or [], exit_with_parent, rewrite_for(mode))
 
     guarded(start)
 

@@ -13,7 +13,7 @@ HintMode = Literal["judge", "none", "off-topic", "contrary"]
 
 def _trainable(kind: str) -> str:
     if kind not in TRAINABLE_KINDS:
-        raise ValueError(f"{kind!r} is not among {', '.join(TRAINABLE_KINDS)}")
+        raise ValueError(f"choose some of {', '.join(TRAINABLE_KINDS)}")
     return kind
 
 

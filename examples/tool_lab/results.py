@@ -74,6 +74,7 @@ async def build_summary(
         "votes_none": votes.votes_none,
         "accepted": votes.accepted,
         "accept_rate": votes.accept_rate,
+        "judged_share": await store.judged_share(),
         "judge_prompt_tokens": votes.prompt_tokens,
         "judge_completion_tokens": votes.completion_tokens,
         "samples": counts.get(TurnState.TRAINED, 0),

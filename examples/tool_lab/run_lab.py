@@ -1,4 +1,7 @@
-"""The tool lab's run: measure, learn, measure again, leave a folder that shows what happened."""
+"""The tool lab's run: measure, learn, measure again, leave a folder that shows what happened.
+
+What measures and draws (torch, matplotlib) is imported once the settings have been checked.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,8 @@ import tomli_w
 from rich.console import Console
 
 from examples.tool_lab.evaluate import Rate
-from examples.tool_lab.gap import measure_gap, newest_weights
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState, learn
-from examples.tool_lab.measure import measure_policy
-from examples.tool_lab.results import build_summary, print_results, save_results
 from examples.tool_lab.terminal import LearningProgress
 from records.store import Store
 from rollout_bridge.engine.client import EngineClient
@@ -26,6 +26,7 @@ from trainer.progress import ProgressBar
 from trainer.run import Run
 from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig, merge
+from trainer.start_checks import check_start
 
 MODEL = Path(__file__).parent / "model"
 LAB_VALUES: dict[str, Any] = {
@@ -60,14 +61,16 @@ def run(
     values = merge(merge(single_machine(str(MODEL), folder), LAB_VALUES), RECIPE)
     ends = {"max_steps": lab.updates} if lab.updates else {}
     values = merge(values, {"seed": lab.seed, "trainer": {"seed": lab.seed, **ends}})
-    values["proxy"] = {"port": 0}
-    config = resolve(values, config_file, overrides)
-    folder.mkdir(parents=True, exist_ok=False)
+    values |= {"proxy": {"port": 0}, "made_by": "lab"}
+    config = resolve(values, config_file, overrides, lambda given: check_start(given, serves=True))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=False)
     (folder / "lab.toml").write_text(tomli_w.dumps(lab.model_dump()), encoding="utf-8")
     return asyncio.run(_run(lab, config, folder))
 
 
 async def _run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any]:
+    from examples.tool_lab.results import build_summary, print_results, save_results
+
     console = Console()
     started = time.monotonic()
     for warning in run_warnings(config.trainer):
@@ -80,9 +83,13 @@ async def _run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any
         Run(config, folder, judge_command=judge) as processes,
         await Store.open(config.store) as store,
         EngineClient(
-            config.policy.base_url, config=config.engine_client, vocab_size=rendering.vocab_size
+            config.policy.base_url,
+            config=config.engine_client,
+            vocab_size=rendering.vocab_size,
+            keys=config.policy.keys,
         ) as engine,
     ):
+        await processes.start_engines()
         timings["starting engines"] = time.monotonic() - started
         before = await _measure(console, "before", engine, rendering, lab, timings)
         loop_started = time.monotonic()
@@ -122,6 +129,8 @@ async def _measure(
     lab: LabConfig,
     timings: dict[str, float],
 ) -> dict[str, Rate]:
+    from examples.tool_lab.measure import measure_policy
+
     begun = time.monotonic()
     with ProgressBar(console, f"measuring {when}", "answers") as shown:
         rates = await measure_policy(
@@ -140,6 +149,8 @@ async def _measure_gap(
     config: RunConfig, lab: LabConfig, store: Store, folder: Path, timings: dict[str, float]
 ) -> dict[str, dict[str, float]]:
     """The gap to the hinted teacher, of the start and of the newest weights."""
+    from examples.tool_lab.gap import measure_gap, newest_weights
+
     begun = time.monotonic()
     latest = await store.latest_version()
     version = latest.version if latest is not None else 0

@@ -8,7 +8,9 @@ decides nothing: who links, judges, scores and trains are the callers.
 
 from __future__ import annotations
 
+from records.store.hints import HintStore
 from records.store.inspection import InspectionStore
+from records.store.lessons import LessonStore
 from records.store.recordings import RecordingStore
 from records.store.sessions import SessionStore
 from records.store.trainer import TrainerStore
@@ -16,5 +18,14 @@ from records.store.turns import TurnStore
 from records.store.workers import WorkerStore
 
 
-class Store(SessionStore, TurnStore, RecordingStore, WorkerStore, TrainerStore, InspectionStore):
+class Store(
+    SessionStore,
+    TurnStore,
+    RecordingStore,
+    WorkerStore,
+    LessonStore,
+    TrainerStore,
+    HintStore,
+    InspectionStore,
+):
     """One process's door to the database. All methods may raise StoreUnavailable."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -12,7 +15,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from records.config import StoreConfig
 from records.database import is_transient, readers, write_transactions
-from records.errors import StoreUnavailable
+from records.errors import StoreSchemaError, StoreUnavailable
+from records.lessons.names import LessonState
+from records.names import TurnState
+from records.opening import check_file, name_of, unavailable
+from records.private_files import private_database
 from records.redaction import Redactor
 from records.schema import migrate_op
 from records.writer import GroupWriter, as_store_error
@@ -22,6 +29,8 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 
 _READ_ATTEMPTS = 2
+_REDACTION_THREADS = 2
+"""Few: what is looked through for long must not take the threads that others need."""
 
 
 def _writer(config: StoreConfig) -> GroupWriter:
@@ -40,13 +49,25 @@ async def _migrate(config: StoreConfig) -> None:
         await writer.close()
 
 
+def _make_private(path: Path) -> None:
+    try:
+        private_database(path)
+    except OSError as error:
+        raise StoreUnavailable(f"{path}: {error.strerror}") from error
+
+
 class StoreBase:
     """A connected store with nothing to ask of it yet."""
 
     def __init__(self, config: StoreConfig, clock: Clock = time.time) -> None:
         self.config = config
         self._clock = clock
+        self.last_scopes: dict[TurnState, str] = {}
+        """The scope whose turn was last taken in each state: the next taking begins behind it."""
+        self.last_lesson_scopes: dict[LessonState, str] = {}
+        """The same of lessons."""
         self.redactor = Redactor(config.redaction)
+        self._redacting = ThreadPoolExecutor(_REDACTION_THREADS, "redaction")
         self.readers = readers(config)
         self.writer = _writer(config)
 
@@ -54,12 +75,18 @@ class StoreBase:
     async def open(cls, config: StoreConfig, clock: Clock = time.time) -> Self:
         """Connect, migrate if needed, start the writer. `clock` gives unix seconds.
 
-        Raises StoreUnavailable, or StoreSchemaError for a database of a newer program.
+        Raises StoreUnavailable with a line that names the database and what to do, or
+        StoreSchemaError for a database of a newer program.
         """
-        path = config.sqlite_path
-        if path is not None and not path.parent.is_dir():
-            raise StoreUnavailable(f"the folder of the database does not exist: {path.parent}")
-        await _migrate(config)
+        check_file(config)
+        if config.sqlite_path is not None:
+            _make_private(config.sqlite_path)
+        try:
+            await _migrate(config)
+        except (StoreUnavailable, SQLAlchemyError, OSError) as error:
+            raise unavailable(error, config) from error
+        except StoreSchemaError as error:
+            raise StoreSchemaError(f"{name_of(config)}: {error}") from None
         store = cls(config, clock)
         store.writer.start()
         return store
@@ -68,6 +95,17 @@ class StoreBase:
         """Commit what waits and disconnect."""
         await self.writer.close()
         await self.readers.close()
+        self._redacting.shutdown(wait=False, cancel_futures=True)
+
+    async def redact(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run what looks through texts in threads kept for that; what is cancelled before it began
+        never begins. Raises what `work` raises, and StoreUnavailable once the store is closed.
+        """
+        try:
+            begun = self._redacting.submit(work, *args, **kwargs)
+        except RuntimeError as error:
+            raise StoreUnavailable("the store is closed") from error
+        return await asyncio.wrap_future(begun)
 
     async def vacuum(self) -> None:
         """PostgreSQL: give deleted rows' room back, so that it is written over."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from records import diagnosis, feedback, linking, scores, summary
+from collections.abc import Sequence
+
+from records import diagnosis, feedback, linking, outcomes, scores, summary
 from records.diagnosis import RunFacts, SessionFacts
 from records.feedback import KeptFeedback
 from records.names import DropReason, TurnState
+from records.outcomes import TurnOutcome
 from records.store.base import StoreBase
 from records.summary import ExampleTurn, VoteSummary
 from records.types import Score, TurnRef, Verdict, Vote
@@ -18,9 +21,19 @@ class InspectionStore(StoreBase):
         """Number of turns in each state."""
         return await self.read(summary.counts)
 
+    async def scopes_of(self, turn_ids: Sequence[str]) -> dict[str, str]:
+        """The scopes of those of these turns that exist."""
+        return await self.read(summary.scopes_of, turn_ids=turn_ids)
+
     async def drops(self) -> dict[DropReason, int]:
         """Number of dropped turns by reason."""
         return await self.read(summary.drops)
+
+    async def judged_share(self) -> float | None:
+        """Share of the turns with a next state that the judge has come to; None while it keeps up:
+        no turn was let go unjudged.
+        """
+        return await self.read(summary.judged_share)
 
     async def votes_of(self, turn_id: str) -> tuple[Vote, ...]:
         """The votes on a turn."""
@@ -33,6 +46,10 @@ class InspectionStore(StoreBase):
     async def sessions_named(self, session: str) -> list[SessionFacts]:
         """What is known of the sessions of this id or client's name, turn by turn."""
         return await self.read(diagnosis.sessions_named, session=session)
+
+    async def recent_outcomes(self) -> list[TurnOutcome]:
+        """What became of the newest turns, oldest first."""
+        return await self.read(outcomes.recent_outcomes)
 
     async def run_facts(self) -> RunFacts:
         """The numbers of turns of the run, by state and drop reason."""

@@ -82,6 +82,16 @@ class SessionStore(StoreBase):
             session_id=session_id,
         )
 
+    async def turns_by_calls(
+        self, scope: str, calls_key: str, since: float, limit: int
+    ) -> list[TurnRef]:
+        """The newest `limit` turns since `since` with these calls, whatever their ids; oldest
+        first.
+        """
+        return await self.read(
+            linking.by_calls, scope=scope, calls_key=calls_key, since=since, limit=limit
+        )
+
     async def turns_by_id(self, scope: str, turn_ids: Sequence[str]) -> list[TurnRef]:
         """Those of these turns that exist in the scope, oldest first."""
         return await self.read(linking.by_turn_ids, scope=scope, turn_ids=turn_ids)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from records import ready_samples, reconcile, summary, training
+from records.lessons import reading
+from records.names import TurnState
 from records.reconcile import Chain, ReconcileReport
+from records.share import UNCAPPED, LessonShares, Share
 from records.store.base import StoreBase
 from records.types import PolicyVersion, ReadySample, SampleResult
 
@@ -14,25 +17,44 @@ class TrainerStore(StoreBase):
     """Leases of ready turns, and the steps that trained them."""
 
     async def lease(
-        self, *, owner: str, count: int, ttl_s: float, whole_sessions: bool = False
+        self,
+        *,
+        owner: str,
+        count: int,
+        ttl_s: float,
+        whole_sessions: bool = False,
+        share: Share = UNCAPPED,
+        lessons: LessonShares | None = None,
     ) -> list[ReadySample]:
-        """The `count` oldest ready turns -> leased, or [] if there are fewer.
+        """`count` ready turns -> leased, or [] if there are fewer, or fewer within the `share` that
+        one scope may have. Round robin by scope, the oldest of each first.
 
-        With `whole_sessions` all other ready turns of their sessions are leased with them.
+        With shares for `lessons` a part of the batch are counter- and keep-lessons, and lessons of
+        hints fill up the turns. With `whole_sessions` all other ready turns of their sessions are
+        leased with them, beyond any share.
         """
         if count < 1:
             raise ValueError(f"a lease asks for at least one turn, got {count}")
-        if not await self.read(training.enough_ready, count=count, now=self._clock()):
+        if not await self.read(
+            training.enough_ready, count=count, now=self._clock(), lessons=lessons is not None
+        ):
             return []
-        turn_ids = await self.write(
+        taken = await self.write(
             training.lease_op,
             owner=owner,
             count=count,
             now=self._clock(),
             ttl_s=ttl_s,
             whole_sessions=whole_sessions,
+            share=share,
+            after=self.last_scopes.get(TurnState.READY, ""),
+            lessons=lessons,
         )
-        return await self.read(ready_samples.load_samples, turn_ids=turn_ids)
+        self.last_scopes[TurnState.READY] = taken.last_scope
+        return [
+            *await self.read(ready_samples.load_samples, turn_ids=taken.turn_ids),
+            *await self.read(reading.load_samples, lesson_ids=taken.lesson_ids),
+        ]
 
     async def expire_stale(self, *, oldest_allowed: int) -> int:
         """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale)."""
@@ -49,13 +71,24 @@ class TrainerStore(StoreBase):
         """All leases of `owner` -> ready; returns how many these were."""
         return await self.write(training.release_op, owner=owner, now=self._clock())
 
-    async def commit_step(self, *, version: PolicyVersion, results: list[SampleResult]) -> None:
-        """Insert the policy version and its samples; leased -> trained. One transaction.
+    async def commit_step(
+        self,
+        *,
+        version: PolicyVersion,
+        results: Sequence[SampleResult],
+        lessons: Sequence[SampleResult] = (),
+    ) -> None:
+        """Insert the policy version and what it made of turns and `lessons` (whose ids their
+        results name); leased -> trained. One transaction.
 
-        Raises StoreConflict if the version number is taken or a turn is not leased.
+        Raises StoreConflict if the version number is taken or a turn or lesson is not leased.
         """
         await self.write(
-            training.commit_step_op, version=version, results=results, now=self._clock()
+            training.commit_step_op,
+            version=version,
+            results=results,
+            lessons=lessons,
+            now=self._clock(),
         )
 
     async def commit_handed_over(
@@ -75,12 +108,16 @@ class TrainerStore(StoreBase):
             now=self._clock(),
         )
 
-    async def reconcile(self, chain: Chain) -> ReconcileReport:
-        """Make versions and trained turns equal to the surviving manifests, oldest first.
+    async def reconcile(self, chain: Chain, lessons: Chain = ()) -> ReconcileReport:
+        """Make versions and trained turns equal to the surviving manifests, oldest first; `lessons`
+        are the lessons of the same versions.
 
-        Raises StoreConflict if the chain trained a turn twice or contradicts a stored manifest.
+        Raises StoreConflict if the chain trained a turn or lesson twice or contradicts a stored
+        manifest.
         """
-        return await self.write(reconcile.reconcile_op, chain=chain, now=self._clock())
+        return await self.write(
+            reconcile.reconcile_op, chain=chain, lessons=lessons, now=self._clock()
+        )
 
     async def next_version(self) -> int:
         """A version number that was never used."""

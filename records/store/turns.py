@@ -10,7 +10,7 @@ from records import echoes, feedback_writes, loading, spilled
 from records import turn_writes as turns
 from records.errors import UnknownTurn
 from records.feedback import Feedback, KeptFeedback
-from records.messages import Message
+from records.messages import EchoChange, Message
 from records.spilled import Addition
 from records.store.base import StoreBase
 from records.types import CapturedTurn, Ids, TurnRecord
@@ -31,8 +31,10 @@ class TurnStore(StoreBase):
         ids that it says; StoreConflict if its id is taken.
         """
         if self.redactor.is_active:
-            turn = await asyncio.to_thread(self.redactor.turn, turn, scope)
-        prepared = turns.prepare(turn, scope=scope, now=self._clock())
+            turn = await self.redact(self.redactor.turn, turn, scope)
+        now = self._clock()
+        # Of a long history that is work for longer than an event loop may be held.
+        prepared = await asyncio.to_thread(turns.prepare, turn, scope=scope, now=now)
         if turn.token_parent_id is not None:
             await self._check_shared(turn, turn.token_parent_id)
         await self.writer.run_bulk(turns.record_op, prepared, "record")
@@ -50,8 +52,9 @@ class TurnStore(StoreBase):
 
         Returns whether its turn is new; adding it again changes nothing. Raises as `record_turn`.
         """
-        addition = await asyncio.to_thread(spilled.redacted, addition, self.redactor)
-        return await self.writer.run_bulk(spilled.take_in_op, spilled.prepare(addition), "take_in")
+        addition = await self.redact(spilled.redacted, addition, self.redactor)
+        prepared = await asyncio.to_thread(spilled.prepare, addition)
+        return await self.writer.run_bulk(spilled.take_in_op, prepared, "take_in")
 
     async def request_echo(self, scope: str, turn_id: str) -> dict[str, Any] | None:
         """What the client of this scope may read again of its request; None if nothing."""
@@ -61,8 +64,11 @@ class TurnStore(StoreBase):
         """Let no client ask for this turn again; False if none could."""
         return await self.write(echoes.erase_op, scope=scope, turn_id=turn_id)
 
-    async def set_next_state(self, turn_id: str, next_state: list[Message]) -> bool:
+    async def set_next_state(
+        self, turn_id: str, next_state: list[Message], echo_changes: Sequence[EchoChange] = ()
+    ) -> bool:
         """Give a turn its next state: awaiting_next_state or dropped(no_next_state) -> judging.
+        `echo_changes` is what of its answer the client had changed.
 
         A turn that was judged by feedback alone is judged again, unless the trainer has it. False,
         and nothing changes, for any other turn: a turn gets one next state.
@@ -70,8 +76,13 @@ class TurnStore(StoreBase):
         if not next_state:
             raise ValueError(f"turn {turn_id}: a next state has at least one message")
         if self.redactor.is_active:
-            next_state = await asyncio.to_thread(self.redactor.messages, next_state)
-        wanted = turns.NextState(turn_id=turn_id, messages=next_state, now=self._clock())
+            next_state = await self.redact(self.redactor.messages, next_state)
+        wanted = turns.NextState(
+            turn_id=turn_id,
+            messages=next_state,
+            now=self._clock(),
+            echo_changes=",".join(echo_changes) or None,
+        )
         return await self.writer.run_bulk(turns.set_next_state_op, wanted, "set_next_state")
 
     async def add_feedback(self, scope: str, turn_id: str, said: Feedback) -> KeptFeedback | None:
@@ -80,7 +91,7 @@ class TurnStore(StoreBase):
         The same again (by its external id, or by equal content) changes nothing. Raises
         StoreConflict if its external id names other feedback, TooMuchFeedback.
         """
-        [message] = await asyncio.to_thread(self.redactor.messages, [said.message()])
+        [message] = await self.redact(self.redactor.messages, [said.message()])
         new = feedback_writes.NewFeedback(
             scope=scope,
             turn_id=turn_id,

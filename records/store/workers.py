@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from records import claims, loading, scores, side_samples
+from records import claims, loading, scores, side_samples, waiting
+from records import freshness as freshnesses
 from records.errors import UnknownTurn
+from records.freshness import Freshness, Horizon
 from records.names import DropReason, TurnState
 from records.store.base import StoreBase
 from records.types import PolicyScore, Score, SideSamples, TurnRecord, Verdict
@@ -15,22 +17,70 @@ class WorkerStore(StoreBase):
     """Claims of turns, verdicts and scores."""
 
     async def claim(
-        self, state: TurnState, *, owner: str, limit: int, ttl_s: float
+        self,
+        state: TurnState,
+        *,
+        owner: str,
+        limit: int,
+        ttl_s: float,
+        oldest_version: int | None = None,
     ) -> list[TurnRecord]:
         """Claim up to `limit` turns in `judging` or `scoring` for `ttl_s` seconds.
 
-        Oldest first, turns of one session together; claims past their deadline are free again.
+        Round robin by scope; of a scope the newest first (of recordings the oldest), turns of one
+        session together; live ones with tokens of a version before `oldest_version` are left.
+        Claims past their deadline are free again.
         """
-        if state not in claims.CLAIMABLE:
+        if state not in waiting.CLAIMABLE:
             raise ValueError(f"turns in state {state} are not claimed by workers")
         if limit < 1:
             raise ValueError(f"a claim asks for at least one turn, got {limit}")
-        if not await self.read(claims.any_free, state=state, now=self._clock()):
+        if not await self.read(waiting.any_free, state=state, now=self._clock()):
             return []
-        turn_ids = await self.write(
-            claims.claim_op, state=state, owner=owner, limit=limit, now=self._clock(), ttl_s=ttl_s
+        taken = await self.write(
+            waiting.claim_op,
+            state=state,
+            owner=owner,
+            limit=limit,
+            now=self._clock(),
+            ttl_s=ttl_s,
+            after=self.last_scopes.get(state, ""),
+            oldest_version=oldest_version,
         )
-        return await self.read(loading.load_turns, turn_ids=turn_ids, skip_unknown=True)
+        self.last_scopes[state] = taken.last_scope
+        return await self.read(loading.load_turns, turn_ids=taken.turn_ids, skip_unknown=True)
+
+    async def claim_late(self, *, owner: str, limit: int, ttl_s: float) -> list[TurnRecord]:
+        """Claim up to `limit` turns that were dropped as `over_capacity`, newest first: they are
+        `judging` again, and what comes of it is their hint alone.
+        """
+        if not await self.read(waiting.any_late, now=self._clock()):
+            return []
+        taken = await self.write(
+            waiting.claim_late_op, owner=owner, limit=limit, now=self._clock(), ttl_s=ttl_s
+        )
+        return await self.read(loading.load_turns, turn_ids=taken.turn_ids, skip_unknown=True)
+
+    async def horizon(self, freshness: Freshness, latency_s: float | None) -> Horizon | None:
+        """The oldest version whose turns can train in the next step (`latency_s` None), or if they
+        are ready `latency_s` from now; None if all can.
+        """
+        return await self.read(
+            freshnesses.horizon, freshness=freshness, latency_s=latency_s, now=self._clock()
+        )
+
+    async def let_go(self, state: TurnState, horizon: Horizon) -> int:
+        """Waiting live turns before the horizon -> dropped: of `judging` as over_capacity, of
+        `scoring` as stale. Returns how many, `waiting.LET_GO_AT_A_TIME` at most.
+        """
+        if not await self.read(waiting.any_past, state=state, horizon=horizon, now=self._clock()):
+            return 0
+        return await self.write(waiting.let_go_op, state=state, horizon=horizon, now=self._clock())
+
+    async def waiting_for_s(self, state: TurnState) -> float | None:
+        """Age of the oldest live turn that waits in `state`, in seconds; None without any."""
+        since = await self.read(waiting.waiting_since, state=state)
+        return None if since is None else max(self._clock() - since, 0.0)
 
     async def extend_claims(self, owner: str, turn_ids: Sequence[str], ttl_s: float) -> int:
         """Hold claims for another `ttl_s` from now; returns how many are still the owner's."""
@@ -48,7 +98,8 @@ class WorkerStore(StoreBase):
         drop: DropReason | None,
         num_reactions: int | None = None,
     ) -> bool:
-        """judging -> scoring, ready (a reward and no hint), or dropped(drop).
+        """judging -> scoring, ready (a reward and no hint), or dropped(drop), or, if it was
+        claimed by `claim_late` and has a hint or reward, dropped(hint_only).
 
         False, and nothing written, if the claim is lost, or if the turn has more than the
         `num_reactions` that were judged: then it is judged again. Raises ValueError for a verdict

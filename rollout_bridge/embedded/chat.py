@@ -1,7 +1,7 @@
 """/v1/chat/completions and /v1/models of the embedded engine, for the judge and for inspection.
 
-The prompt is the tokenizer's own chat template. The reply's content is the text as sampled: tool
-calls and reasoning are not parsed here; the endpoint for agents is the proxy.
+The prompt is the tokenizer's own chat template (`prompts`). The reply's content is the text as
+sampled: tool calls and reasoning are not parsed here; the endpoint for agents is the proxy.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
-import jinja2
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from records.messages import content_text, parsed_arguments
 from rollout_bridge.embedded import schemas
 from rollout_bridge.embedded.engine import Engine
 from rollout_bridge.embedded.errors import BadRequest
@@ -88,7 +86,7 @@ def add_routes(app: FastAPI, engine: Engine) -> None:
     async def chat_completions(http_request: Request) -> Response:
         try:
             body = ChatBody.model_validate(await read_body(http_request))
-            requests = _requests(body, engine)
+            requests = await _requests(body, engine)
             for request in requests:
                 engine.submit(request)
         except ValidationError as error:
@@ -107,54 +105,7 @@ def add_routes(app: FastAPI, engine: Engine) -> None:
         return json_reply(reply.whole(requests))
 
 
-def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates expect them: text content, arguments of tool calls as objects.
-
-    Raises BadRequest for messages that are not OpenAI's.
-    """
-    prepared = []
-    for message in messages:
-        if not isinstance(message.get("role"), str):
-            raise BadRequest("every message needs a role")
-        try:
-            text = content_text(message.get("content"))
-            calls = [_template_call(call) for call in message.get("tool_calls") or ()]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise BadRequest(f"malformed {message['role']} message: {error}") from None
-        prepared.append({**message, "content": text})
-        if calls:
-            prepared[-1]["tool_calls"] = calls
-    return prepared
-
-
-def _template_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = parsed_arguments(function.get("arguments"))
-    return {**call, "function": {**function, "name": function["name"], "arguments": arguments}}
-
-
-def _prompt_ids(body: ChatBody, engine: Engine) -> list[int]:
-    if getattr(engine.tokenizer, "chat_template", None) is None:
-        raise BadRequest(
-            f"the model '{engine.config.model}' has no chat template; send token ids to /generate"
-        )
-    try:
-        ids = engine.tokenizer.apply_chat_template(
-            template_messages(body.messages),
-            tools=body.tools if body.tool_choice != "none" else None,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **(body.chat_template_kwargs or {}),
-        )
-    except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-        raise BadRequest(f"the chat template cannot render these messages: {error}") from None
-    if not ids:
-        raise BadRequest("the chat template rendered nothing")
-    return list(ids)
-
-
-def _requests(body: ChatBody, engine: Engine) -> list[EngineRequest]:
+async def _requests(body: ChatBody, engine: Engine) -> list[EngineRequest]:
     """One engine request for each of `n` choices."""
     extra = body.model_extra or {}
     values = {name: extra[name] for name in _SAMPLING_FIELDS if extra.get(name) is not None}
@@ -163,7 +114,11 @@ def _requests(body: ChatBody, engine: Engine) -> list[EngineRequest]:
     )
     if body.stream and params.n > 1:
         raise BadRequest("streaming of n > 1 choices is not supported")
-    ids = _prompt_ids(body, engine)
+    ids = await engine.prompts.of_messages(
+        body.messages,
+        body.tools if body.tool_choice != "none" else None,
+        body.chat_template_kwargs or {},
+    )
     sampling = params.to_sampling(engine.stop_token_ids, max(engine.context_length - len(ids), 1))
     rid = uuid.uuid4().hex
     return [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rollout_bridge.local_requests import is_loopback_host
 
 
 class EmbeddedEngineConfig(BaseModel):
@@ -19,6 +22,10 @@ class EmbeddedEngineConfig(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
     """0 lets the operating system choose; the port is reported when the engine is ready."""
+    api_key_file: Path | None = None
+    """File with the key that requests must send (`Authorization: Bearer`); unset: no key is asked
+    for, and only programs of this machine are answered. A run makes one for its own engines.
+    """
     device: str = "cpu"
     """A torch device: "cpu", "cuda", "cuda:1"."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -33,9 +40,17 @@ class EmbeddedEngineConfig(BaseModel):
     """Most prompt tokens, padding included, computed between two decode steps; a longer prompt
     goes alone.
     """
+    max_step_cost: int | None = Field(default=None, ge=1024)
+    """Most of a prompt, and of a sequence to be scored, computed between two decode steps, as
+    tokens times the positions that they attend to; a longer one is computed in such pieces, one at
+    a time, while others go on and shorter ones are begun. Unset: 2**19 on a CPU, 2**27 elsewhere.
+    """
+    max_grammar_bytes: int = Field(default=2**20, ge=1024)
+    """Longer grammars (schemas, structural tags) are refused."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
     """Memory for running requests; unset: 2 GiB on a CPU, 40% of the free memory elsewhere. A
-    request always gets room for a whole context, however small this is.
+    request always gets room for a whole context, however small this is; a long prompt, and a long
+    sequence to be scored, that is computed in pieces takes its own length on top until it is done.
     """
     prefix_cache_gib: float | None = Field(default=None, ge=0)
     """Memory for reuse of prompt prefixes; unset: 0.5 GiB on a CPU, 15% of the free memory
@@ -43,3 +58,12 @@ class EmbeddedEngineConfig(BaseModel):
     """
     seed: int | None = None
     """Seed of sampling for requests that bring none; unset: from the operating system."""
+
+    @model_validator(mode="after")
+    def _others_need_a_key(self) -> EmbeddedEngineConfig:
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        if self.api_key_file is None and not is_loopback_host(name):
+            raise ValueError(
+                f"host {self.host!r} is reached by others: set api_key_file, or host = '127.0.0.1'"
+            )
+        return self

@@ -21,6 +21,7 @@ from rollout_bridge.embedded.errors import BadRequest
 from rollout_bridge.embedded.grammar import GrammarCompiler
 from rollout_bridge.embedded.kv_cache import CacheShape, RowCache
 from rollout_bridge.embedded.prefix_cache import PrefixCache
+from rollout_bridge.embedded.prompts import Prompts
 from rollout_bridge.embedded.request import EngineRequest, Finish
 from rollout_bridge.embedded.rows import Rows
 from rollout_bridge.embedded.runner import ModelRunner
@@ -31,6 +32,8 @@ from rollout_bridge.embedded.self_check import check_cached_forward
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
+_STEP_COST = {True: 2**19, False: 2**27}
+"""Of a prompt between two decode steps, on a CPU and elsewhere."""
 
 
 class Engine:
@@ -56,9 +59,13 @@ class Engine:
             version=config.weight_version,
             max_batch=config.max_batch,
             max_prefill_tokens=config.max_prefill_tokens,
+            max_step_cost=config.max_step_cost or _STEP_COST[runner.device.type == "cpu"],
             notify=self._notify,
         )
-        self.grammars = GrammarCompiler(self.tokenizer, self.vocab_size, self.stop_token_ids)
+        self.grammars = GrammarCompiler(
+            self.tokenizer, self.vocab_size, self.stop_token_ids, config.max_grammar_bytes
+        )
+        self.prompts = Prompts(self.tokenizer, config.model, self.context_length)
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.failure: str | None = None
@@ -75,7 +82,7 @@ class Engine:
         scheduler = self._scheduler
         return {
             "num_running_reqs": len(scheduler.running),
-            "num_waiting_reqs": len(scheduler.waiting) + len(scheduler.to_score),
+            "num_waiting_reqs": len(scheduler.not_running),
         }
 
     @property
@@ -89,7 +96,8 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End all requests and the thread."""
+        """End all requests and the threads."""
+        self.prompts.close()
         self._scheduler.call(lambda: self._scheduler.abort(None))
         self._scheduler.stop()
         self._thread.join(timeout=10)
@@ -172,7 +180,7 @@ class Engine:
             self.failure = f"the engine failed: {type(error).__name__}: {error}"
             scheduler = self._scheduler
             scheduler.refuse_calls(RuntimeError(self.failure))
-            self._fail([*scheduler.running, *scheduler.waiting, *scheduler.to_score])
+            self._fail([*scheduler.running, *scheduler.not_running])
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self.on_failure)
 

@@ -5,15 +5,19 @@ whole reply are understood here (`_RULES`) and others refused by name. Single to
 id, so that a marker is the token itself and not text that looks like it.
 
 A `Matcher` belongs to one request: it says which tokens may come next and is told which came. Only
-the scheduler's thread uses it; the compiler may be used from any thread.
+the scheduler's thread uses it; the compiler may be used from any thread, and compiles in few of its
+own: nobody waits for the grammar of somebody else but those whose grammar is new too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import llguidance.hf
@@ -25,6 +29,7 @@ from rollout_bridge.embedded.errors import BadRequest
 
 Kind = Literal["json_schema", "regex", "structural_tag"]
 _REMEMBERED = 64
+_NUM_THREADS = 2
 
 
 class Matcher:
@@ -52,28 +57,59 @@ class Matcher:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer; the most recent ones are kept."""
+    """Compiles grammars of at most `max_bytes` for one tokenizer; the most recent ones are kept."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, stop_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, stop_token_ids: frozenset[int], max_bytes: int
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._stop_token_ids = sorted(stop_token_ids)
-        self._lock = threading.Lock()
+        self._known_lock = threading.Lock()
+        self._vocabulary_lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         self._vocabulary: LLTokenizer | None = None
 
-    def matcher(self, kind: Kind, text: str) -> Matcher:
+    async def matcher(self, kind: Kind, text: str) -> Matcher:
         """A matcher at the grammar's beginning. Raises BadRequest if it cannot be compiled."""
-        with self._lock:
-            compiled = self._known.pop((kind, text), None) or self._compile(kind, text)
+        num_bytes = len(text.encode("utf-8", "surrogatepass"))
+        if num_bytes > self._max_bytes:
+            raise BadRequest(
+                f"Failed to compile {kind} grammar: it has {num_bytes} bytes; at most "
+                f"{self._max_bytes} are compiled."
+            )
+        known = self._copy_of_known(kind, text)
+        if known is not None:
+            return known
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._new, kind, text)
+
+    def _new(self, kind: Kind, text: str) -> Matcher:
+        # An equal one may have been compiled while this one waited.
+        known = self._copy_of_known(kind, text)
+        if known is not None:
+            return known
+        compiled = self._compile(kind, text)
+        with self._known_lock:
             self._known[kind, text] = compiled
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
             return Matcher(compiled.deep_copy())
 
+    def _copy_of_known(self, kind: Kind, text: str) -> Matcher | None:
+        with self._known_lock:
+            compiled = self._known.get((kind, text))
+            if compiled is None:
+                return None
+            self._known.move_to_end((kind, text))
+            return Matcher(compiled.deep_copy())
+
     def _compile(self, kind: Kind, text: str) -> LLMatcher:
-        if self._vocabulary is None:
-            self._vocabulary = self._read_vocabulary()
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._read_vocabulary()
         try:
             grammar = _grammar(kind, text)
         except (ValueError, RecursionError) as error:
@@ -126,10 +162,18 @@ def _tokens_except(element: Any) -> str:
     return f"<[^{ids}]>*"
 
 
+def _escaped(pattern: str) -> str:
+    """A regular expression as it stands between two slashes: on one line, its slashes escaped."""
+    return _PAIR_OR_BREAK.sub(lambda found: _ESCAPES.get(found[0], found[0]), pattern)
+
+
+_PAIR_OR_BREAK = re.compile(r"\\.|[/\n\r]", re.DOTALL)
+_ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
 _RULES: dict[str, Callable[[Any], str]] = {
     "const_string": lambda element: json.dumps(str(element["value"])),
     "token": lambda element: f"<[{int(element['token'])}]>",
     "any_tokens": _tokens_except,
+    "regex": lambda element: f"/{_escaped(str(element['pattern']))}/",
     "json_schema": lambda element: f"%json {json.dumps(element['json_schema'])}",
     "sequence": lambda element: _grouped(element["elements"], " "),
     "or": lambda element: _grouped(element["elements"], " | "),

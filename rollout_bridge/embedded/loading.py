@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.embedded.errors import UnsupportedModel, WeightsRejected
+from rollout_bridge.embedded.supported import unsupported
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -29,7 +30,8 @@ def load_model(config: EmbeddedEngineConfig) -> PreTrainedModel:
     dtype = _DTYPES.get(config.dtype, automatic)
     try:
         model_config = AutoConfig.from_pretrained(config.model)
-        _refuse_unsupported(model_config)
+        if (reason := unsupported(model_config)) is not None:
+            raise UnsupportedModel(reason)
         model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         raise UnsupportedModel(f"cannot load the model '{config.model}': {error}") from error
@@ -79,25 +81,6 @@ def load_weights(model: PreTrainedModel, path: str) -> None:
     with torch.no_grad():
         for name, tensor in tensors.items():
             targets[name].copy_(tensor)
-
-
-def _refuse_unsupported(model_config: Any) -> None:
-    text = model_config.get_text_config()
-    if getattr(model_config, "is_encoder_decoder", False):
-        raise UnsupportedModel(f"{model_config.model_type}: encoder-decoder models are not served")
-    layer_types = set(getattr(text, "layer_types", None) or [])
-    if layer_types - {"full_attention"}:
-        names = ", ".join(sorted(layer_types - {"full_attention"}))
-        raise UnsupportedModel(
-            f"{model_config.model_type}: layers of type {names} need another cache; only full "
-            "attention in every layer is served"
-        )
-    window = getattr(text, "sliding_window", None)
-    if window and not layer_types and getattr(text, "use_sliding_window", True):
-        raise UnsupportedModel(
-            f"{model_config.model_type}: attention is limited to a window of {window} tokens; only "
-            "full attention is served"
-        )
 
 
 def _read_tensors(path: str) -> dict[str, torch.Tensor]:

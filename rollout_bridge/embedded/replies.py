@@ -95,6 +95,8 @@ class ReplyWriter:
         if request.score_from is None:
             return []
         ids = request.input_ids[request.score_from :]
+        if ids and not request.input_logprobs:
+            return []  # aborted before it was scored
         first = self._entry(None, request.input_ids[request.score_from - 1])
         rest = zip(request.input_logprobs, ids, strict=True)
         return [first, *(self._entry(*item) for item in rest)]

@@ -111,6 +111,12 @@ class EngineRequest:
         self.output_ids.append(token_id)
         self.output_logprobs.append(logprob)
 
+    def forget_scores(self) -> None:
+        """Input log-probs that are to be computed anew, or that nobody gets: some alone mislead."""
+        self.input_logprobs = []
+        self.input_top = []
+        self.input_chosen = []
+
     @property
     def num_tokens(self) -> int:
         """Prompt and response so far."""
@@ -120,6 +126,11 @@ class EngineRequest:
     def sequence(self) -> list[int]:
         """Ids of prompt and response so far (not to be changed)."""
         return self.input_ids + self.output_ids if self.output_ids else self.input_ids
+
+    @property
+    def scored_context(self) -> list[int]:
+        """Ids before the first token whose log-prob is wanted, without the one that predicts it."""
+        return self.input_ids[: (self.score_from or 1) - 1]
 
     @property
     def last_token(self) -> int:

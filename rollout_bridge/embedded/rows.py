@@ -6,6 +6,8 @@ Between the scheduler, which decides who computes when, and the runner, which co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isqrt
 
 import torch
 
@@ -14,6 +16,29 @@ from rollout_bridge.embedded.prefix_cache import Match, PrefixCache
 from rollout_bridge.embedded.request import EngineRequest
 from rollout_bridge.embedded.runner import ModelRunner
 from rollout_bridge.embedded.sampling import top_logprobs
+
+_LEAST_PIECE = 32
+"""Tokens of a long request: fewer would cost more than they save."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LongRequest:
+    """A request computed piece by piece, on a row of its own until all of it is there.
+
+    From token `scored_from` of `sequence` on, the log-probs of what follows are recorded.
+    """
+
+    request: EngineRequest
+    sequence: list[int]
+    match: Match
+    cache: RowCache
+    num_done: int
+    scored_from: int | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request can run, or is scored."""
+        return self.num_done == len(self.sequence)
 
 
 class Rows:
@@ -25,9 +50,13 @@ class Rows:
         self._cache = cache
         self._prefixes = prefixes
 
-    def match(self, ids: Sequence[int], namespace: str) -> Match:
-        """The known prefix of `ids`."""
-        return self._prefixes.match(ids, namespace)
+    def match(self, request: EngineRequest) -> Match:
+        """The known prefix of what a request needs before its next token is sampled."""
+        return self._prefixes.match(request.sequence[:-1], request.cache_namespace)
+
+    def match_scored(self, request: EngineRequest) -> Match:
+        """The known prefix of what stands before the tokens to be scored."""
+        return self._prefixes.match(request.scored_context, request.cache_namespace)
 
     def remember(self, ids: Sequence[int], row: int, namespace: str) -> None:
         """Keep the keys and values of `ids`, which are in `row`, for other requests."""
@@ -63,14 +92,63 @@ class Rows:
                 self.remember(sequence, row, match.namespace)
         return work
 
-    def score(self, first_row: int, requests: list[EngineRequest]) -> None:
-        """Record the input log-probs that the requests ask for; uses rows `first_row`.. ."""
-        starts = [request.score_from or 1 for request in requests]
-        contexts = [r.input_ids[: start - 1] for r, start in zip(requests, starts, strict=True)]
-        matches = [
-            self.match(context, request.cache_namespace)
-            for context, request in zip(contexts, requests, strict=True)
-        ]
+    def begin_long(
+        self, request: EngineRequest, match: Match, *, is_scored: bool = False
+    ) -> LongRequest:
+        """A prompt to be computed, or scored, by `advance`, its known prefix copied."""
+        sequence = request.input_ids[:-1] if is_scored else request.sequence[:-1]
+        cache = RowCache(self._cache.shape, len(sequence))
+        cache.ensure(1, len(sequence), num_used=0)
+        self._prefixes.load(match, cache, 0)
+        return LongRequest(
+            request=request,
+            sequence=sequence,
+            match=match,
+            cache=cache,
+            num_done=match.num_tokens,
+            scored_from=len(request.scored_context) if is_scored else None,
+        )
+
+    def advance(self, long: LongRequest, max_cost: int) -> None:
+        """Compute a piece of about `max_cost` (tokens times positions that they attend to)."""
+        start = long.num_done
+        size = max(max_cost // max(start, isqrt(max_cost)), _LEAST_PIECE)
+        end = min(start + size, len(long.sequence))
+        if long.scored_from is None or start < long.scored_from:
+            end = min(end, long.scored_from or end)
+            self._runner.prefill(long.cache, 0, [long.sequence[:end]], [start])
+        else:
+            self._score_piece(long, start, end)
+        long.num_done = end
+        if end == long.scored_from:
+            self._prefixes.insert(long.sequence[:end], long.cache, 0, long.match.namespace)
+
+    def _score_piece(self, long: LongRequest, start: int, end: int) -> None:
+        """Compute tokens `start`..`end` of a long request, and record what they predict."""
+        sequence = long.request.input_ids[: end + 1]
+        for logits_BTV, norms_BT, positions in self._runner.score(
+            long.cache, 0, [sequence], [start + 1]
+        ):
+            _record(long.request, logits_BTV[0], norms_BT[0], positions[0])
+
+    def adopt(self, long: LongRequest, row: int) -> None:
+        """Move a prompt that is done to a row, after the rows in use, and remember it."""
+        assert long.is_done
+        length = len(long.sequence)
+        self._cache.ensure(row + 1, length + 1, num_used=row)
+        self._cache.keys[:, row, :length] = long.cache.keys[:, 0, :length]
+        self._cache.values[:, row, :length] = long.cache.values[:, 0, :length]
+        self.remember(long.sequence, row, long.match.namespace)
+
+    def score(self, first_row: int, group: list[tuple[EngineRequest, Match]]) -> None:
+        """Record the input log-probs that the requests ask for; uses rows `first_row`.. .
+
+        With each comes the known prefix of its `scored_context`.
+        """
+        requests = [request for request, _ in group]
+        matches = [match for _, match in group]
+        contexts = [request.scored_context for request in requests]
+        starts = [len(context) + 1 for context in contexts]
         self.prefill(first_row, contexts, matches)
         sequences = [request.input_ids for request in requests]
         length = self._runner.padded_length(sequences, [start - 1 for start in starts])

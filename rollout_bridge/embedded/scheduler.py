@@ -2,9 +2,11 @@
 
 One thread runs `Scheduler.run`. Everything reaches it through `call` (a queue) and leaves through
 `notify`, once a step. Each turn of the loop: carry out calls, prefill what waits, score what waits,
-one decode step for all running requests. Running requests hold rows 0..n-1 of the cache; a new one
-takes the next row, and when one ends the last row moves into its place. Prefill stops before the
-last token: that one goes through the decode step, so there is one place where tokens are sampled.
+one decode step for all running requests. Of a long prompt, and of a long sequence to be scored, a
+piece is computed each turn, so that it does not hold up the others. Running requests hold rows
+0..n-1 of the cache; a new one takes the next row, and when one ends the last row moves into its
+place. Prefill stops before the last token: that one goes through the decode step, so there is one
+place where tokens are sampled.
 
 It does not know HTTP; tensors are left to the rows and the sampler.
 """
@@ -20,9 +22,10 @@ from typing import Any
 
 import torch
 
-from rollout_bridge.embedded.admission import take_prefill_group, take_score_group
+from rollout_bridge.embedded.admission import next_long, take_prefill_group, take_score_group
+from rollout_bridge.embedded.prefix_cache import Match
 from rollout_bridge.embedded.request import EngineRequest, Finish
-from rollout_bridge.embedded.rows import Rows
+from rollout_bridge.embedded.rows import LongRequest, Rows
 from rollout_bridge.embedded.sampling import Sampler
 from rollout_bridge.embedded.text import StopStrings
 
@@ -39,6 +42,7 @@ class Scheduler:
         version: str,
         max_batch: int,
         max_prefill_tokens: int,
+        max_step_cost: int,
         notify: Callable[[list[EngineRequest]], None],
     ):
         self.version = version
@@ -51,6 +55,9 @@ class Scheduler:
         self._tokenizer = tokenizer
         self._max_batch = max_batch
         self._max_prefill_tokens = max_prefill_tokens
+        self._max_step_cost = max_step_cost
+        self._long: LongRequest | None = None
+        self._long_score: LongRequest | None = None
         self._notify = notify
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
             queue.SimpleQueue()
@@ -60,6 +67,12 @@ class Scheduler:
         self._rows_changed = True
         self._tokens_B1 = self._positions_B1 = torch.empty(0)
         self._longest = 0
+
+    @property
+    def not_running(self) -> list[EngineRequest]:
+        """Requests that are yet to be run or scored."""
+        begun = [long.request for long in (self._long, self._long_score) if long is not None]
+        return [*begun, *self.waiting, *self.to_score]
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
         """Run `function` on the scheduler's thread, between two steps (from any thread)."""
@@ -103,7 +116,7 @@ class Scheduler:
 
     def abort(self, rid: str | None) -> None:
         """End one request (with those of its batch), or all if None; unknown ids are ignored."""
-        for request in [*self.running, *self.waiting, *self.to_score]:
+        for request in [*self.running, *self.not_running]:
             if rid is None or request.rid == rid or request.rid.startswith(f"{rid}_"):
                 self._finish(request, Finish(kind="abort", message="Aborted"))
 
@@ -114,6 +127,7 @@ class Scheduler:
             self.abort(None)
         elif mode == "retract":
             self._retract_from(0)
+            self._put_long_back()
 
     def resume(self) -> None:
         """Go on after `pause`."""
@@ -128,6 +142,7 @@ class Scheduler:
         load()
         affected = len(self.running)
         self._rows.forget()
+        self._put_long_back()
         if keep and self.paused:
             for request in self.running:
                 request.kv_is_current = False
@@ -145,7 +160,7 @@ class Scheduler:
     def _carry_out_calls(self) -> bool:
         """Everything in the queue; waits when there is nothing to compute. False: stop."""
         while True:
-            idle = self.paused or not (self.running or self.waiting or self.to_score)
+            idle = self.paused or not (self.running or self.not_running)
             if idle and self._changed:
                 self._notify(self._changed)
                 self._changed = []
@@ -169,38 +184,103 @@ class Scheduler:
 
     def _start_waiting(self) -> None:
         """Prefill waiting requests, in order of arrival, and let them run."""
-        budget = self._max_prefill_tokens
-        while self.waiting and budget > 0:
+        if not self._advance_long():
+            return
+        budget, cost = self._max_prefill_tokens, self._max_step_cost
+        # A long prompt has its place kept.
+        max_batch = self._max_batch - (self._long is not None)
+        while self.waiting and budget > 0 and cost > 0:
             group = take_prefill_group(
-                self.waiting, self.running, self._rows, self._max_batch, budget
+                self.waiting, self.running, self._rows, max_batch, budget, self._max_step_cost
             )
             if not group:
                 return
+            for request, match in group:
+                cost -= (request.num_tokens - match.num_tokens) * request.num_tokens
             sequences = [request.sequence[:-1] for request, _ in group]
             matches = [match for _, match in group]
             budget -= self._rows.prefill(len(self.running), sequences, matches)
             for request, match in group:
-                if request.score_from is None and not request.output_ids:
-                    request.cached_tokens = match.num_tokens
-                request.kv_is_current = True
-                if request.sampling.stop:
-                    self._stop_strings[request] = StopStrings(self._tokenizer, request)
-                self.running.append(request)
-            self._rows_changed = True
+                self._let_run(request, match)
+
+    def _let_run(self, request: EngineRequest, match: Match) -> None:
+        """The row after those of the running requests holds the prompt of this one."""
+        if request.score_from is None and not request.output_ids:
+            request.cached_tokens = match.num_tokens
+        request.kv_is_current = True
+        if request.sampling.stop:
+            self._stop_strings[request] = StopStrings(self._tokenizer, request)
+        self.running.append(request)
+        self._rows_changed = True
+
+    def _advance_long(self) -> bool:
+        """Compute a piece of a long prompt, if there is one, and let it run once it is done. False
+        if it waits for room, which nothing may take before it.
+        """
+        if self._long is None:
+            found = next_long(self.waiting, self._rows.match, self._max_step_cost)
+            if found is None:
+                return True
+            self._long = self._rows.begin_long(*found)
+        long = self._long
+        if not long.is_done:
+            self._rows.advance(long, self._max_step_cost)
+        if not long.is_done:
+            return True
+        lengths = [request.expected_length for request in (*self.running, long.request)]
+        if len(self.running) >= self._max_batch or not self._rows.fits(len(lengths), max(lengths)):
+            return False
+        self._rows.adopt(long, len(self.running))
+        self._long = None
+        self._let_run(long.request, long.match)
+        return True
+
+    def _put_long_back(self) -> None:
+        """Forget what was computed of long requests: it is computed anew."""
+        if self._long is not None:
+            self.waiting.appendleft(self._long.request)
+            self._long = None
+        if self._long_score is not None:
+            self._long_score.request.forget_scores()
+            self.to_score.appendleft(self._long_score.request)
+            self._long_score = None
 
     def _score_waiting(self) -> None:
         """Input log-probs of one group of requests, on the rows after the running ones."""
-        if not self.to_score:
-            return
+        self._advance_long_score()
         group = take_score_group(
-            self.to_score, len(self.running), self._longest, self._rows, self._max_prefill_tokens
+            self.to_score,
+            len(self.running),
+            self._longest,
+            self._rows,
+            self._max_prefill_tokens,
+            self._max_step_cost,
         )
-        self._rows.score(len(self.running), group)
-        for request in group:
-            if request.sampling.max_new_tokens == 0:
-                self._finish(request, Finish(kind="length"))
-            else:
-                self.waiting.append(request)
+        if group:
+            self._rows.score(len(self.running), group)
+        for request, _ in group:
+            self._is_scored(request)
+
+    def _advance_long_score(self) -> None:
+        """Score a piece of a long sequence, if there is one."""
+        if self._long_score is None:
+            found = next_long(self.to_score, self._rows.match_scored, self._max_step_cost)
+            if found is None:
+                return
+            self._long_score = self._rows.begin_long(*found, is_scored=True)
+        long = self._long_score
+        self._rows.advance(long, self._max_step_cost)
+        if long.is_done:
+            self._long_score = None
+            long.request.cached_tokens = long.match.num_tokens
+            self._is_scored(long.request)
+
+    def _is_scored(self, request: EngineRequest) -> None:
+        """All input log-probs are there: go on to sampling, if some is wanted."""
+        if request.sampling.max_new_tokens == 0:
+            self._finish(request, Finish(kind="length"))
+        else:
+            self.waiting.append(request)
 
     def _decode(self) -> None:
         """One more token for every running request."""
@@ -257,6 +337,11 @@ class Scheduler:
         for line in (self.waiting, self.to_score):
             if request in line:
                 line.remove(request)
+        if self._long is not None and self._long.request is request:
+            self._long = None
+        if self._long_score is not None and self._long_score.request is request:
+            self._long_score = None
+            request.forget_scores()
         self._stop_strings.pop(request, None)
         request.finish = finish
         self._changed.append(request)

@@ -20,6 +20,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ValidationError
 
 from rollout_bridge.embedded import chat, schemas
+from rollout_bridge.embedded.access import Access
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.embedded.engine import Engine
 from rollout_bridge.embedded.errors import BadRequest, WeightsRejected
@@ -32,12 +33,15 @@ from rollout_bridge.embedded.http import (
 )
 from rollout_bridge.embedded.replies import ReplyWriter
 from rollout_bridge.embedded.request import EngineRequest
+from rollout_bridge.engine.keys import read_key_file
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def create_app(engine: Engine) -> FastAPI:
-    """The application; its lifespan starts and stops the engine's thread."""
+def create_app(engine: Engine, api_key: str | None = None) -> FastAPI:
+    """The application; its lifespan starts and stops the engine's thread. Requests must send
+    `api_key`; without one they must come from this machine's programs.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -50,6 +54,7 @@ def create_app(engine: Engine) -> FastAPI:
     _add_control(app, engine)
     _add_information(app, engine)
     chat.add_routes(app, engine)
+    app.add_middleware(Access, api_key=api_key)
     return app
 
 
@@ -58,8 +63,10 @@ def serve(
 ) -> None:
     """Load the model and serve until SIGTERM or SIGINT; `ready_callback` gets the port.
 
-    Exits the process with status 1 if the engine fails while serving.
+    Exits the process with status 1 if the engine fails while serving. Raises ValueError for a key
+    file that cannot be read.
     """
+    api_key = None if config.api_key_file is None else read_key_file(config.api_key_file)
     engine = Engine(config)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with socket.socket(family) as listener:
@@ -67,7 +74,7 @@ def serve(
         listener.bind((config.host, config.port))
         port = listener.getsockname()[1]
         settings = uvicorn.Config(
-            create_app(engine),
+            create_app(engine, api_key),
             loop="uvloop",
             http="httptools",
             log_level="warning",
@@ -112,13 +119,10 @@ def _add_generate(app: FastAPI, engine: Engine) -> None:
             value = await read_body(http_request)
             bodies = _split_batch(value)
             parsed = [schemas.GenerateBody.model_validate(item) for item in bodies]
-            jobs = [job for body in parsed for job in _jobs(body, engine)]
+            jobs = [job for body in parsed for job in await _jobs(body, engine)]
             for request, _ in jobs:
                 if request.sampling.grammar is not None:
-                    # A large one takes a while to compile: not in the event loop.
-                    request.matcher = await asyncio.to_thread(
-                        engine.grammars.matcher, *request.sampling.grammar
-                    )
+                    request.matcher = await engine.grammars.matcher(*request.sampling.grammar)
         except ValidationError as error:
             return validation_reply(schemas.explain(error))
         except BadRequest as error:
@@ -258,11 +262,13 @@ def _split_batch(value: Any) -> list[dict[str, Any]]:
     return [{**value, **{name: value[name][index] for name in dealt}} for index in range(size)]
 
 
-def _jobs(body: schemas.GenerateBody, engine: Engine) -> list[tuple[EngineRequest, ReplyWriter]]:
+async def _jobs(
+    body: schemas.GenerateBody, engine: Engine
+) -> list[tuple[EngineRequest, ReplyWriter]]:
     """Engine requests of one body: more than one for n > 1."""
     ids = body.input_ids
     if ids is None and body.text is not None:
-        ids = engine.tokenizer.encode(body.text)
+        ids = await engine.prompts.of_text(body.text)
     if ids is None:
         raise BadRequest("Either text or input_ids should be provided.")
     if not ids:

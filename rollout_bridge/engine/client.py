@@ -19,6 +19,7 @@ from records.types import Ids, Logprobs
 from rollout_bridge.engine import wire
 from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.engine.errors import EngineError, EngineRejected
+from rollout_bridge.engine.keys import EngineKeys
 from rollout_bridge.engine.server_info import ServerInfo, read_server_info
 from rollout_bridge.engine.streaming import EventStream
 from rollout_bridge.engine.transport import EngineTransport, TryAgain, routing_headers
@@ -35,7 +36,8 @@ from rollout_bridge.engine.types import (
 class EngineClient:
     """Client of the engine at `base_url`; make it and use it inside one event loop.
 
-    `vocab_size`: ids outside [0, vocab_size) raise ValueError before anything is sent.
+    `vocab_size`: ids outside [0, vocab_size) raise ValueError before anything is sent. `keys`: what
+    the engine wants to see with each request.
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class EngineClient:
         *,
         config: EngineClientConfig | None = None,
         vocab_size: int | None = None,
+        keys: EngineKeys | None = None,
     ):
         self.base_url = base_url.rstrip("/")
         self.config = config or EngineClientConfig()
         self.vocab_size = vocab_size
-        self._http = EngineTransport(self.base_url, self.config)
+        self.keys = keys or EngineKeys()
+        self._http = EngineTransport(self.base_url, self.config, self.keys)
 
     async def __aenter__(self) -> EngineClient:
         return self

@@ -18,6 +18,7 @@ import tenacity
 from rollout_bridge.engine import wire
 from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.engine.errors import EngineError, EngineRejected, EngineUnavailable
+from rollout_bridge.engine.keys import EngineKeys
 from rollout_bridge.engine.streaming import EventStream
 from rollout_bridge.engine.types import ROUTING_HEADER
 
@@ -31,9 +32,10 @@ class TryAgain(EngineUnavailable):
 class EngineTransport:
     """Connections to the engine at `base_url`; used inside one event loop."""
 
-    def __init__(self, base_url: str, config: EngineClientConfig) -> None:
+    def __init__(self, base_url: str, config: EngineClientConfig, keys: EngineKeys) -> None:
         self._base_url = base_url
         self._config = config
+        self._keys = keys
         self._session: aiohttp.ClientSession | None = None
         self._background: set[asyncio.Task[None]] = set()
 
@@ -105,7 +107,7 @@ class EngineTransport:
                 method,
                 self._base_url + path,
                 data=data,
-                headers={"Content-Type": "application/json", **(headers or {})},
+                headers=self._headers(path, headers or {}),
                 timeout=self._timeout(timeout_s),
             ) as response:
                 content = await response.read()
@@ -126,7 +128,7 @@ class EngineTransport:
                 response = await session.post(
                     self._base_url + "/generate",
                     data=orjson.dumps(body),
-                    headers={"Content-Type": "application/json", **routing_headers(routing_key)},
+                    headers=self._headers("/generate", routing_headers(routing_key)),
                     timeout=self._timeout(self._config.total_timeout_s),
                 )
                 opened = EventStream(response, body["rid"])
@@ -161,6 +163,9 @@ class EngineTransport:
         task = asyncio.get_running_loop().create_task(abort())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    def _headers(self, path: str, more: dict[str, str]) -> dict[str, str]:
+        return {"Content-Type": "application/json", **self._keys.headers(path), **more}
 
     def _timeout(self, total_s: float) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(total=total_s, sock_connect=self._config.connect_timeout_s)

@@ -38,7 +38,8 @@ class Grammar:
 class SamplingParams:
     """How to sample; the defaults are the model's full distribution at temperature 1.
 
-    `top_k` <= 0 keeps every token. `max_new_tokens` counts sampled tokens, stop token included.
+    `top_k` <= 0 keeps every token. `max_new_tokens` counts sampled tokens, stop token included;
+    before `min_new_tokens` no stop token is sampled.
     `logit_bias` is (id, what is added to its logit). Under a `grammar` only tokens that continue it
     are sampled. `top_logprobs` alternatives are reported with each token; they change nothing.
     `seed`: the same prompt gives the same tokens again, on engines that honour it (SGLang: started
@@ -54,6 +55,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
     ignore_eos: bool = False
     seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -79,8 +82,10 @@ class SamplingParams:
             return "grammar"
         if self.logit_bias:
             return "logit_bias"
-        if self.frequency_penalty != 0 or self.presence_penalty != 0:
+        if self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1:
             return "penalty"
+        if self.min_new_tokens:
+            return "min_tokens"
         if self.top_p < 1:
             return "top_p"
         if self.top_k > 0:
@@ -104,6 +109,10 @@ class SamplingParams:
             wire["frequency_penalty"] = self.frequency_penalty
         if self.presence_penalty:
             wire["presence_penalty"] = self.presence_penalty
+        if self.repetition_penalty != 1:
+            wire["repetition_penalty"] = self.repetition_penalty
+        if self.min_new_tokens:
+            wire["min_new_tokens"] = self.min_new_tokens
         if self.ignore_eos:
             wire["ignore_eos"] = True
         if self.stop:

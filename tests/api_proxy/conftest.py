@@ -135,7 +135,7 @@ async def a_door(deps: ProxyDeps, engine: ScriptedEngine) -> AsyncIterator[Door]
     app = create_app(deps)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (
-        httpx.AsyncClient(transport=transport, base_url="http://proxy") as client,
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
         app.router.lifespan_context(app),
     ):
         yield Door(

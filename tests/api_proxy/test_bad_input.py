@@ -26,7 +26,9 @@ def assert_error(response: Any, status: int, code: str | None, param: str | None
 
 @pytest.mark.parametrize("raw", [b"{", b"", b"[]", b"null", b'"text"', b"\xff\xfe"])
 async def test_bodies_that_are_no_object(door: Door, raw: bytes) -> None:
-    response = await door.client.post("/v1/chat/completions", content=raw)
+    response = await door.client.post(
+        "/v1/chat/completions", content=raw, headers={"content-type": "application/json"}
+    )
     assert_error(response, 400, "invalid_json", None)
 
 
@@ -150,9 +152,11 @@ async def test_huge_requests(door: Door) -> None:
         for _ in range(10):
             yield b"x" * 512
 
-    response = await door.client.post("/v1/chat/completions", content=parts())
+    response = await door.client.post(
+        "/v1/chat/completions", content=parts(), headers={"content-type": "application/json"}
+    )
     assert_error(response, 413, "request_too_large", None)
-    assert_error(await door.post([USER] * 4), 400, None, "messages")
+    assert_error(await door.post([USER] * 4), 400, "array_above_max_length", "messages")
 
 
 async def test_unparsable_arguments_in_the_history_are_rendered(door: Door) -> None:
@@ -207,7 +211,12 @@ async def test_not_ready_without_engine_or_store(door: Door, monkeypatch) -> Non
     monkeypatch.setattr(door.store, "latest_version", locked)
     response = await door.client.get("/readyz")
     assert response.status_code == 503
-    assert response.json() == {"status": "unavailable", "engine": False, "store": False}
+    assert response.json() == {
+        "status": "unavailable",
+        "engine": False,
+        "store": False,
+        "warnings": [],
+    }
 
 
 async def test_a_store_that_fails_costs_no_reply(door: Door, monkeypatch) -> None:
@@ -257,7 +266,7 @@ async def test_unmatched_histories_are_warned_of(door: Door, caplog) -> None:
     assert "never said" not in caplog.text
 
 
-async def test_a_store_that_fails_in_an_unforeseen_way_costs_no_reply(
+async def test_a_store_that_fails_in_an_unforeseen_way_fails_the_reply(
     door: Door, monkeypatch, caplog
 ) -> None:
     async def broken(*args: Any, **kwargs: Any) -> None:
@@ -267,6 +276,7 @@ async def test_a_store_that_fails_in_an_unforeseen_way_costs_no_reply(
         monkeypatch.setattr(door.store, name, broken)
     door.will_say("Hello.")
     response = await door.post([USER])
-    assert response.json()["choices"][0]["message"]["content"] == "Hello."
+    # What nothing keeps is not answered.
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "turn_not_kept")
     assert "LookupError" in caplog.text
     assert "the user's text" not in caplog.text

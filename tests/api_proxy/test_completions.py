@@ -47,6 +47,7 @@ async def test_text_reply_and_its_record(door: Door) -> None:
         "completion_tokens": len(turn.response_ids),
         "total_tokens": len(turn.prompt_ids) + len(turn.response_ids),
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from api_proxy.config import ProxyConfig
+from api_proxy.errors import ApiError
 from api_proxy.forcing import Constraint, ReplyShaper
-from api_proxy.schemas import ChatRequest
+from api_proxy.request_limits import RequestLimits
+from api_proxy.schemas import completion_of
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.embedded.grammar import GrammarCompiler
 from rollout_bridge.rendering import Rendering
 from tests.examples.shipped import MODEL
+from tests.rollout_bridge.family_tokenizers import EVERYTHING, write_family
 
+LIMITS = RequestLimits(config=ProxyConfig(), context_length=None)
 MESSAGES = [{"role": "user", "content": "hi"}]
 CITY = {
     "type": "object",
@@ -43,13 +51,14 @@ def shaped(request: pytest.FixtureRequest) -> Rendering:
 
 @pytest.fixture(scope="module")
 def compiler(shaped: Rendering) -> GrammarCompiler:
-    return GrammarCompiler(shaped.tokenizer, shaped.vocab_size, frozenset(shaped.stop_token_ids))
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    return GrammarCompiler(tokenizer, shaped.vocab_size, frozenset(shaped.stop_token_ids), 2**20)
 
 
 def constraint_of(rendering: Rendering, fields: dict) -> Constraint:
     body = {"model": "m", "messages": MESSAGES, "tools": TOOLS, **fields}
     prompt = rendering.prompt_ids(MESSAGES, TOOLS)
-    return ReplyShaper(rendering).constraint(ChatRequest.model_validate(body), TOOLS, prompt)
+    return ReplyShaper(rendering).constraint(completion_of(body, {}, LIMITS), prompt)
 
 
 def accepts(
@@ -61,7 +70,7 @@ def accepts(
     forced = list(constraint.forced_ids)
     if ids[: len(forced)] != forced:
         return False
-    matcher = compiler.matcher(constraint.grammar.kind, constraint.grammar.text)
+    matcher = asyncio.run(compiler.matcher(constraint.grammar.kind, constraint.grammar.text))
     for token in [*ids[len(forced) :], rendering.stop_token_ids[0]]:
         logits_V = torch.zeros(rendering.vocab_size)
         matcher.mask(logits_V)
@@ -94,6 +103,10 @@ def accepts(
         ({"tool_choice": NAMED}, [NOOP], [CALL, NOOP + "\n" + NOOP]),
         ({"response_format": {"type": "json_object"}}, ['{"a": 1}', CALL], ["[1]", "x", ""]),
         ({"response_format": SCHEMA, "tool_choice": "none"}, ['{"a": 1}'], [CALL, '{"a": "1"}']),
+        ({"regex": r"a+/\d", "tool_choice": "none"}, ["a/1", "aa/2"], ["/1", "a\\/1", CALL]),
+        ({"guided_regex": r"x\/y", "tool_choice": "none"}, ["x/y"], ["xy", ""]),
+        ({"regex": "a\nb", "tool_choice": "none"}, ["a\nb"], ["ab"]),
+        ({"guided_choice": ["yes", "no"]}, ["yes", "no", CALL], ["maybe", "yes "]),
     ],
 )
 def test_what_the_reply_may_be(
@@ -119,3 +132,12 @@ def test_reasoning_may_come_before_an_answer_where_the_prompt_leaves_it_open(
 )
 def test_a_free_reply(shaped: Rendering, fields: dict) -> None:
     assert constraint_of(shaped, fields) == Constraint()
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"response_format": SCHEMA}])
+def test_a_template_of_single_calls_cannot_be_held_to_them(tmp_path: Path, fields: dict) -> None:
+    folder = write_family(tmp_path / "model", EVERYTHING)
+    llama = Rendering.load(folder, RendererConfig(name="llama-3"))
+    with pytest.raises(ApiError) as refused:
+        constraint_of(llama, fields)
+    assert refused.value.status == 400

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
+from operator import eq
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api_proxy import linking
 from api_proxy.linking import (
     Candidate,
+    Link,
     is_unanswered,
     link_by_calls,
+    link_by_equal_calls,
     link_by_fingerprint,
     link_by_path,
     newest_assistant,
     num_agreeing,
 )
+from records.messages import Message, fingerprint
 from records.names import DropReason, TurnState
 from records.types import TurnRef
+from tests.linear_time import growth
 
 TOOL_RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "21"}
 
@@ -26,9 +39,12 @@ def assistant(text: str) -> dict:
 
 
 def calling(call_id: str) -> dict:
-    function = {"name": "get_weather", "arguments": "{}"}
-    call = {"id": call_id, "type": "function", "function": function}
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
+    return {"role": "assistant", "content": None, "tool_calls": [call_of(call_id, "{}")]}
+
+
+def call_of(call_id: str, arguments: str) -> dict:
+    function = {"name": "get_weather", "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def ref(turn_id: str, **changes) -> TurnRef:
@@ -149,16 +165,35 @@ def test_equal_answers_of_several_conversations_without_history_are_ambiguous() 
 
 
 def test_num_agreeing_counts_from_the_end() -> None:
-    assert num_agreeing([user("a"), user("b"), user("c")], [user("x"), user("b"), user("c")]) == 2
-    assert num_agreeing([], [user("a")]) == 0
+    history = [user("a"), user("b"), user("c")]
+    assert num_agreeing(history, [user("x"), user("b"), user("c")], eq) == 2
+    assert num_agreeing([], [user("a")], eq) == 0
 
 
 def test_calls_link_to_their_one_turn() -> None:
-    link = link_by_calls([ref("a")], [user("Observation: 21")])
+    history = [user("q"), assistant("Calling tools: call_1"), user("Observation: 21")]
+    sent = Candidate(ref=ref("a"), messages=[user("q")], response=calling("call_1"))
+    link = link_by_calls(history, 1, sent)
     assert (link.how, link.parent) == ("calls", ref("a"))
     assert link.next_state == (user("Observation: 21"),)
-    assert link_by_calls([], [user("x")]).how == "none"
-    assert link_by_calls([ref("a"), ref("b")], [user("x")]).how == "none"
+    assert link.echo_changes == ("retold",)
+    assert link_by_calls(history, 1, None).how == "none"
+    edited = {**calling("call_1"), "tool_calls": [call_of("call_1", '{"city": "Rome"}')]}
+    assert link_by_calls([user("q"), edited, TOOL_RESULT], 1, sent).how == "none"
+
+
+def test_equal_calls_with_other_ids_link_where_something_before_them_agrees() -> None:
+    renamed = [user("q"), calling("toolu_9"), {**TOOL_RESULT, "tool_call_id": "toolu_9"}]
+    sent = Candidate(ref=ref("a"), messages=[user("q")], response=calling("call_1"))
+    other = Candidate(ref=ref("b"), messages=[user("x")], response=calling("call_2"))
+    link = link_by_equal_calls(renamed, 1, [other, sent], None)
+    assert (link.how, link.parent, link.echo_changes) == ("equal_calls", ref("a"), ("ids",))
+    assert link_by_equal_calls(renamed, 1, [other], None).how == "none"
+    assert link_by_equal_calls(renamed, 1, [sent], "another").how == "none"
+    different = Candidate(ref=ref("c"), messages=[user("y"), user("q")], response=calling("c"))
+    twin = Candidate(ref=ref("d"), messages=[user("z"), user("q")], response=calling("d"))
+    link = link_by_equal_calls([user("s"), *renamed], 2, [different, twin], None)
+    assert (link.ambiguous, link.parent) == (True, None)
 
 
 def test_different_prompts_that_fit_equally_are_no_evidence() -> None:
@@ -196,3 +231,117 @@ def test_what_went_on_by_feedback_alone_still_waits_for_its_user() -> None:
     assert is_unanswered(ref("a", state=TurnState.TRAINED))
     assert is_unanswered(ref("a", state=TurnState.DROPPED, drop_reason=DropReason.NO_HINT))
     assert not is_unanswered(ref("a", state=TurnState.TRAINED, has_next_state=True))
+
+
+def defined(messages: Sequence[Message], index: int, pool: Sequence[Candidate]) -> Link:
+    """What a link by fingerprint is, every identity of every candidate computed."""
+
+    def spoken(given: Sequence[Message]) -> tuple[str, ...]:
+        return tuple(fingerprint(one) for one in given if one["role"] != "system")
+
+    history = [fingerprint(message) for message in messages[:index]]
+    prompts = [[fingerprint(message) for message in one.messages] for one in pool]
+    agreements = [
+        next(
+            (at for at, (a, b) in enumerate(zip(history[::-1], prompt[::-1])) if a != b),  # noqa: B905
+            min(len(history), len(prompt)),
+        )
+        for prompt in prompts
+    ]
+    longest = max(agreements)
+    kept = [at for at, length in enumerate(agreements) if length == longest]
+    if longest == 0:
+        kept = [at for at in kept if prompts[at][:1] == history[:1]]
+    if not kept:
+        return Link()
+    said = {at: spoken(pool[at].messages) for at in kept}
+    kept = [at for at in kept if said[at] == spoken(messages[:index])] or kept
+    sessions = {pool[at].ref.session_id for at in kept}
+    if len({said[at] for at in kept}) == 1 and (longest > 0 or len(sessions) == 1):
+        parent = min((pool[at].ref for at in kept), key=lambda one: (one.created_at, one.turn_id))
+        return Link(how="fingerprint", parent=parent, next_state=tuple(messages[index + 1 :]))
+    session = sessions.pop() if len(sessions) == 1 else None
+    return Link(how="fingerprint", ambiguous=True, session_id=session)
+
+
+MESSAGES = st.sampled_from(
+    [
+        {"role": "system", "content": "s"},
+        {"role": "system", "content": "t"},
+        user("a"),
+        user(" a"),
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        user("b"),
+        assistant("c"),
+    ]
+)
+PROMPTS = st.lists(MESSAGES, max_size=5)
+
+
+@given(PROMPTS, st.lists(PROMPTS, min_size=1, max_size=5), st.booleans())
+def test_any_histories_are_compared_as_defined(
+    history: list[Message], prompts: list[list[Message]], one_session: bool
+) -> None:
+    session = {"session_id": "s"} if one_session else {}
+    pool = [
+        Candidate(ref=ref(name, **session), messages=prompt)
+        for name, prompt in zip("abcde", prompts, strict=False)
+    ]
+    messages = [*history, assistant("Ok."), user("next")]
+    link = link_by_fingerprint(messages, len(history), pool, None)
+    assert link == defined(messages, len(history), pool)
+
+
+def prompt_of(length: int, blank: str = "", start: str = "hi") -> list[Message]:
+    return [user(start), *(user(f"{at} " + "x" * 2_000 + blank) for at in range(length))]
+
+
+def digests(
+    monkeypatch: pytest.MonkeyPatch, history: list[Message], prompts: list[list[Message]]
+) -> int:
+    """How many identities a link computes."""
+    count = 0
+
+    def counted(message: Message) -> str:
+        nonlocal count
+        count += 1
+        return fingerprint(message)
+
+    monkeypatch.setattr(linking, "fingerprint", counted)
+    pool = [
+        Candidate(ref=ref(f"a{at}"), messages=json.loads(json.dumps(prompt)))
+        for at, prompt in enumerate(prompts)
+    ]
+    link = link_by_fingerprint([*history, assistant("Ok."), user("next")], len(history), pool, None)
+    assert link.how == "fingerprint"
+    return count
+
+
+def test_many_candidates_cost_few_identities(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = prompt_of(100)
+    # Retries of one prompt, as it was told; told anew with other blanks; and others' long prompts
+    # that agree with the end alone.
+    assert digests(monkeypatch, history, [history] * 32) == 0
+    assert digests(monkeypatch, history, [prompt_of(100, " ")] * 32) <= 2 * 101
+    last = history[-1:]
+    others = [prompt_of(300, start=f"{at}") + last for at in range(32)]
+    assert digests(monkeypatch, history, others) <= 3 * 32
+
+
+def fingerprinting(length: int, num_candidates: int) -> Callable[[], None]:
+    messages = [*prompt_of(length), assistant("Ok."), user("next")]
+    texts = json.dumps(prompt_of(length, " "))
+    pool = [
+        Candidate(ref=ref(f"a{at}"), messages=json.loads(texts)) for at in range(num_candidates)
+    ]
+
+    def work() -> None:
+        assert link_by_fingerprint(messages, length + 1, pool, None).parent is not None
+
+    return work
+
+
+def test_the_time_grows_with_the_request_and_hardly_with_the_candidates() -> None:
+    assert growth(fingerprinting(400, 32), fingerprinting(1_600, 32), below=6.6) < 6.6
+    # 32 histories were 32 times the work of one.
+    assert growth(fingerprinting(800, 1), fingerprinting(800, 32), below=10) < 10

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
+import pytest
+
+from records.config import RedactionConfig
 from records.messages import Message
 from records.names import DropReason, TurnState
+from records.redaction import Redactor
 from tests.api_proxy.conftest import Door
 
 KEY = "AKIA" + "IOSFODNN7EXAMPLE"
@@ -51,3 +58,43 @@ async def test_a_secret_is_in_none_of_the_files(door: Door) -> None:
     for file in path.parent.glob("records.db*"):
         if file.is_file():
             assert KEY.encode() not in file.read_bytes()
+
+
+class WatchedRedactor(Redactor):
+    """Notes where lengths are counted."""
+
+    def __init__(self) -> None:
+        super().__init__(RedactionConfig())
+        self.is_in_loop: list[bool] = []
+
+    def refused_length(self, *values: Any) -> int | None:
+        self.is_in_loop.append(threading.current_thread() is threading.main_thread())
+        return super().refused_length(*values)
+
+
+async def test_a_long_text_is_counted_beside_the_event_loop(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redactor = WatchedRedactor()
+    monkeypatch.setattr(door.store, "redactor", redactor)
+    await door.post([user("hello there " * 1_500)])
+    assert redactor.is_in_loop == [False]
+
+
+async def test_more_text_than_is_looked_through_is_refused_before_anything_else(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redactor = Redactor(RedactionConfig(max_chars=1000))
+    monkeypatch.setattr(door.store, "redactor", redactor)
+    body = {"model": "policy", "messages": [user("x" * 600), user("y" * 600)]}
+    response = await door.client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "messages")
+    assert "more than 1000 characters" in error["message"]
+    metrics = (await door.client.get("/metrics")).text
+    assert "opd_redaction_refused_total 1.0" in metrics
+    assert 'opd_links_total{how="first"}' not in metrics
+    path = door.store.config.sqlite_path
+    assert path is not None
+    assert b"xxxxxxxx" not in path.read_bytes()

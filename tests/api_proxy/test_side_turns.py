@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from api_proxy.config import ProxyConfig, SideRule
+from api_proxy.request_limits import RequestLimits
 from api_proxy.schemas import completion_of
 from api_proxy.side_presets import PRESETS
 from api_proxy.side_turns import kind_of, matches, rules_of
@@ -18,6 +19,7 @@ from records.types import TurnRecord
 from tests.api_proxy.conftest import Door
 
 RULES = rules_of(ProxyConfig())
+LIMITS = RequestLimits(config=ProxyConfig(), context_length=None)
 HI = {"role": "user", "content": "hi"}
 SUMMARY_TASK = (
     "Your task is to create a detailed summary of the conversation so far, paying close "
@@ -26,7 +28,7 @@ SUMMARY_TASK = (
 
 
 def rule_of(messages: list[dict], **fields: Any) -> str | None:
-    completion = completion_of({"model": "policy", "messages": messages, **fields}, {}, 100)
+    completion = completion_of({"model": "policy", "messages": messages, **fields}, {}, LIMITS)
     return kind_of(completion, RULES).rule
 
 
@@ -104,7 +106,7 @@ def test_pings_ask_for_one_token() -> None:
 
 
 def test_every_rule_has_a_condition_and_can_hold() -> None:
-    nothing = completion_of({"model": "policy", "messages": [HI]}, {}, 100)
+    nothing = completion_of({"model": "policy", "messages": [HI]}, {}, LIMITS)
     for rules in PRESETS.values():
         for rule in rules:
             text = rule.last_message_is or rule.last_message_begins or rule.last_message_contains
@@ -113,7 +115,7 @@ def test_every_rule_has_a_condition_and_can_hold() -> None:
                 {"role": "user", "content": text or "hi"},
             ]
             body = {"model": "policy", "messages": messages, "max_tokens": rule.max_tokens_at_most}
-            assert matches(rule, completion_of(body, {}, 100)), rule.name
+            assert matches(rule, completion_of(body, {}, LIMITS)), rule.name
             assert not matches(rule, nothing), rule.name
 
 

@@ -90,7 +90,16 @@ def assert_same(rendering: Rendering, ids: list[int], cuts: list[int], **options
     deltas, reply, stream = streamed(rendering, ids, cuts, **options)
     _, whole = assembler(rendering, **options).finish(ids)
     assert not stream.mismatched
-    assert comparable(reply) == comparable(whole)
+    if reply.has_open_call and not whole.has_open_call:
+        # Left open by a policy that ended by itself: text, unless some of it was sent as a call.
+        *calls, last = reply.tool_calls
+        assert reply.reasoning == whole.reasoning
+        assert comparable(whole)[2] == comparable(replace(reply, tool_calls=tuple(calls)))[2]
+        assert whole.content.startswith(reply.content)
+        assert last.name in whole.content
+        assert last.arguments in whole.content
+    else:
+        assert comparable(reply) == comparable(whole)
     assert "".join(delta.content for delta in deltas) == reply.content
     assert "".join(delta.reasoning for delta in deltas) == (reply.reasoning or "")
     assert tuple(joined_calls(deltas)) == reply.tool_calls

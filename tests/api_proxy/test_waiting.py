@@ -138,3 +138,35 @@ async def test_a_closed_queue_refuses_all(crowd_of: Callable[[int, int], Crowd])
     crowd.queue.close()
     await crowd.come("c0")
     assert crowd.refused == ["b0", "c0"]
+
+
+async def test_the_last_places_are_for_tenants_that_hold_none() -> None:
+    crowd = Crowd(FairQueue(4, 100, num_reserved=1))
+    await crowd.come(*(f"a{number}" for number in range(6)))
+    assert crowd.begun == ["a0", "a1", "a2"]
+    await crowd.come("b0", "b1")
+    assert crowd.begun == ["a0", "a1", "a2", "b0"]
+    # A place that comes free is kept as long as everyone who waits has one.
+    await crowd.go("a0")
+    assert crowd.begun[4:] == []
+    await crowd.go("a1")
+    assert crowd.begun[4:] == ["a3"]
+
+
+async def test_who_holds_more_leaves_more_free() -> None:
+    crowd = Crowd(FairQueue(8, 100, num_reserved=3))
+    await crowd.come(*(f"a{number}" for number in range(8)))
+    assert len(crowd.begun) == 5
+    await crowd.come("b0", "b1", "b2")
+    assert crowd.begun[5:] == ["b0", "b1"]
+    await crowd.come("c0")
+    assert crowd.begun[7:] == ["c0"]
+
+
+async def test_a_large_request_of_a_tenant_that_holds_places_waits_until_it_fits() -> None:
+    crowd = Crowd(FairQueue(4, 100, num_reserved=1))
+    await crowd.come("a0")
+    await crowd.come("a1", size=4)
+    assert crowd.begun == ["a0"]
+    await crowd.go("a0")
+    assert crowd.begun == ["a0", "a1"]

@@ -1,6 +1,6 @@
 """The engine under the contract: an embedded one by default, any other by its address.
 
-    pytest tests/contract --engine-url http://127.0.0.1:31000 \
+    pytest tests/contract --engine-url http://127.0.0.1:31000 [--engine-api-key KEY] \
         --engine-model MODEL --engine-other-model OTHER
 
 MODEL is the folder the server was started from and OTHER one of the same architecture with other
@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig
+from rollout_bridge.engine.keys import EngineKeys, ensure_key_file, read_key_file
 from tests.contract import tiny_model
 from tests.contract.engine_process import embedded_engine
 
@@ -31,6 +32,7 @@ from tests.contract.engine_process import embedded_engine
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("engine contract")
     group.addoption("--engine-url", default=None, help="a running engine to test")
+    group.addoption("--engine-api-key", default=None, help="the key that the engine wants")
     group.addoption("--engine-model", default=None, help="the folder it was started from")
     group.addoption("--engine-other-model", default=None, help="other weights, same architecture")
 
@@ -56,14 +58,27 @@ def engine_models(request: pytest.FixtureRequest, tmp_path_factory) -> Models:
 
 
 @pytest.fixture(scope="session")
-def engine_url(request: pytest.FixtureRequest, engine_models: Models) -> Iterator[str]:
+def engine_key(request: pytest.FixtureRequest, tmp_path_factory) -> str | None:
+    """The key that the engine wants. The embedded one wants one here, as in a run."""
+    if request.config.getoption("--engine-url", default=None) is not None:
+        return request.config.getoption("--engine-api-key", default=None)
+    ensure_key_file(path := tmp_path_factory.getbasetemp() / "engine.key")
+    return read_key_file(path)
+
+
+@pytest.fixture(scope="session")
+def engine_url(
+    request: pytest.FixtureRequest, engine_models: Models, engine_key: str | None, tmp_path_factory
+) -> Iterator[str]:
     url = request.config.getoption("--engine-url", default=None)
     if url is not None:
         if not request.config.getoption("--engine-model", default=None):
             pytest.fail("--engine-url needs --engine-model, the folder it was started from")
         yield url
         return
-    with embedded_engine(engine_models.served) as url:
+    key_file = tmp_path_factory.getbasetemp() / "engine.key"
+    assert key_file.read_text().strip() == engine_key
+    with embedded_engine(engine_models.served, "--api-key-file", str(key_file)) as url:
         yield url
 
 
@@ -98,16 +113,20 @@ def vocab_size(engine_models: Models, reference: Reference) -> int:
 
 
 @pytest.fixture
-async def client(engine_url: str, vocab_size: int) -> AsyncIterator[EngineClient]:
+async def client(
+    engine_url: str, engine_key: str | None, vocab_size: int
+) -> AsyncIterator[EngineClient]:
     config = EngineClientConfig(total_timeout_s=60, first_token_timeout_s=60)
-    async with EngineClient(engine_url, config=config, vocab_size=vocab_size) as client:
+    keys = EngineKeys(api=engine_key)
+    async with EngineClient(engine_url, config=config, vocab_size=vocab_size, keys=keys) as client:
         yield client
 
 
 @pytest.fixture
-async def http(engine_url: str) -> AsyncIterator[httpx.AsyncClient]:
+async def http(engine_url: str, engine_key: str | None) -> AsyncIterator[httpx.AsyncClient]:
     """For what the client's reading depends on and hides: the replies themselves."""
-    async with httpx.AsyncClient(base_url=engine_url, timeout=60) as http:
+    headers = EngineKeys(api=engine_key).headers("/")
+    async with httpx.AsyncClient(base_url=engine_url, headers=headers, timeout=60) as http:
         yield http
 
 

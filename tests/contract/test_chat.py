@@ -16,9 +16,9 @@ MESSAGES = [
 
 
 @pytest.fixture
-async def judge(engine_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+async def judge(engine_url: str, engine_key: str | None) -> AsyncIterator[openai.AsyncOpenAI]:
     client = openai.AsyncOpenAI(
-        base_url=f"{engine_url}/v1", api_key="none", max_retries=0, timeout=60
+        base_url=f"{engine_url}/v1", api_key=engine_key or "none", max_retries=0, timeout=60
     )
     yield client
     await client.close()

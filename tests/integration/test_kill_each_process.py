@@ -94,6 +94,7 @@ async def test_every_turn_is_trained_once_or_dropped_with_a_reason(tmp_path: Pat
     # No number of updates ends it: several may be made between two looks at the store.
     lab = LabConfig(updates=10_000, sessions_in_flight=6, max_seconds=200, eval_samples=1)
     async with Run(config, tmp_path) as run, await Store.open(config.store) as store:
+        await run.start_engines()
         await run.start_loop()
         killer = Killer(run)
         with pytest.raises(EveryVictimKilled):

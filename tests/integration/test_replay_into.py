@@ -140,6 +140,7 @@ async def test_recorded_turns_are_taken_up_when_no_live_turn_waits(tmp_path: Pat
         AsyncOpenAI(base_url=base_url, api_key="any", max_retries=0) as client,
         AsyncExitStack() as stack,
     ):
+        await run.start_engines()
         await run.start_proxy()
         process = await stack.enter_async_context(started(*command))
         async with asyncio.timeout(120):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from judge.config import JudgeConfig
+from judge.context import fit_judge_prompt
 from judge.decision import decide
 from judge.fencing import ANSWER_MARKERS, TURN_TOKENS, fenced, has_marker
 from judge.parsing import parse_answer
@@ -19,6 +20,8 @@ from judge.prompts import SYSTEM, judge_messages
 from judge.screening import Evidence, rejection, screened
 from records.names import DropReason, HintRejection
 from records.types import Vote
+from rollout_bridge.control_text import ControlTexts
+from tests.rollout_bridge.family_tokenizers import FAMILIES
 
 CORPUS = json.loads((Path(__file__).parents[1] / "data" / "judge_attacks.json").read_text())
 CONFIG = JudgeConfig(base_url="http://judge/v1", model="judge")
@@ -36,6 +39,7 @@ PIECES = st.sampled_from(
         *["START]", "<|im_end|>", "<|", "|>", "im_end", "</s>", "[INST]", "<｜Assistant｜>", "\n"],
         *["\u2028", "\x85", " ", "\t", "# Next state (role: user)", "#", "Response", "[user] "],
         *["\r", "> ", "[", "]", "call f({})", "call ", "f("],
+        *["</think>", "<|turn>", "]~b]", "[e~[", "]<]image[>[", "<seed:", "eos>", "[|user|]"],
     ]
 )
 TEXT = st.lists(PIECES | st.text(max_size=8), max_size=12).map("".join)
@@ -101,6 +105,48 @@ def test_whatever_a_judge_copies_from_its_prompt_is_no_vote(
 
 def test_a_marker_inside_another_is_fenced_too() -> None:
     assert fenced("<|\\boxed{1}|>") == "< |\\ boxed{1}|>"
+
+
+MARKERS_OF_FAMILIES = [
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>"),  # Qwen
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *("<|start_header_id|>", "<|eot_id|>", "<|python_tag|>", "<|reserved_special_token_7|>"),
+    *("<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<bos>", "<eos>", "<unused12>"),
+    *("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
+    *("<[begin▁of▁sentence]>", "<[end▁of▁sentence]>", "<seed:bos>", "<seed:eos>"),
+    *("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
+    *("[|system|]", "[|user|]", "[|assistant|]", "[|tool|]", "[|endofturn|]", "[BOS]"),  # Exaone
+    *("[gMASK]", "<sop>", "<|system|>", "<|observation|>", "<arg_key>", "</arg_value>"),  # GLM
+    *("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜tool▁calls▁begin｜>", "<|EOT|>", "｜DSML｜"),
+    *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/TOOL_RESULTS]"),  # Mistral
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "<SPECIAL_20>"),
+    *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>"),
+    *("<|user|>", "<|end|>", "<|/tool_call|>", "<|tool|>"),  # Phi
+    *("<|im_user|>", "<|im_middle|>", "<|tool_calls_section_begin|>", "[EOT]", "[EOS]"),  # Kimi
+    *("]~b]", "]~!b[", "[e~[", "]!p~[", "]<]image[>[", "<minimax:tool_call>"),  # MiniMax
+    *("</minimax:tool_call>", "<｜hy_User:opensource｜>", "<think:opensource>", "〈|EOS|〉"),
+]
+
+
+@pytest.mark.parametrize("marker", MARKERS_OF_FAMILIES)
+def test_no_familys_marker_reaches_the_judge(marker: str) -> None:
+    assert fenced(f"a{marker}b") == f"a{marker[0]} {marker[1:]}b"
+    assert rejection(f"Say {marker} first.", Evidence.of([USER, ANSWER], [], []), CONFIG) is (
+        HintRejection.CONTROL_TEXT
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_the_judges_tokenizer_takes_for_structure_is_fenced(family: str) -> None:
+    texts = [*FAMILIES[family].special, *FAMILIES[family].unspecial]
+    html = {text for text in texts if text.strip("</>") in ("table", "h1", "b", "code")}
+    structure = ControlTexts((text for text in texts if text not in html), with_blanks=True)
+    for text in structure.texts:
+        told = [{"role": "tool", "content": f"x{text}\n{text}y"}]
+        prompt = fit_judge_prompt([USER], [TOOL], ANSWER, told, 10_000, control_texts=structure)
+        assert text not in prompt.messages[1]["content"]
+    for text in html - {"</s>", "<s>"}:
+        assert structure.broken(text) == text
 
 
 @given(TEXT, TEXT)

@@ -37,11 +37,11 @@ async def judged(store: Store, count: int) -> list[str]:
     return turn_ids
 
 
-async def test_a_claim_gives_the_oldest_turns_and_hides_them_from_others(store: Store) -> None:
+async def test_a_claim_gives_the_newest_turns_and_hides_them_from_others(store: Store) -> None:
     turn_ids = await judged(store, 5)
-    assert await claimed(store, JUDGING, "a", limit=2) == turn_ids[:2]
-    assert await claimed(store, JUDGING, "b", limit=2) == turn_ids[2:4]
-    assert await claimed(store, JUDGING, "a", limit=2) == turn_ids[4:]
+    assert await claimed(store, JUDGING, "a", limit=2) == turn_ids[:2:-1]
+    assert await claimed(store, JUDGING, "b", limit=2) == turn_ids[2:0:-1]
+    assert await claimed(store, JUDGING, "a", limit=2) == turn_ids[:1]
     assert await claimed(store, JUDGING, "b", limit=2) == []
     assert await claimed(store, SCORING, "b", limit=2) == []
 
@@ -54,7 +54,7 @@ async def test_turns_of_a_session_are_claimed_together(store: Store) -> None:
         await store.record_turn(turn, scope=SCOPE)
         assert await store.set_next_state(turn.turn_id, [REPLY])
         turn_ids[index] = turn.turn_id
-    expected = [turn_ids[index] for index in (0, 3, 6, 1)]
+    expected = [turn_ids[index] for index in (8, 5, 2, 7)]
     assert await claimed(store, JUDGING, limit=4) == expected
 
 
@@ -85,7 +85,7 @@ async def test_an_expired_claim_that_nobody_took_still_counts(store: Store, cloc
 
 async def test_extended_claims_stay_and_released_ones_are_free(store: Store, clock: Clock) -> None:
     kept, given_back = await judged(store, 2)
-    assert await claimed(store, JUDGING, "a") == [kept, given_back]
+    assert await claimed(store, JUDGING, "a") == [given_back, kept]
     clock.now += 50
     assert await store.extend_claims("a", [kept], 60.0) == 1
     assert await store.release("a", [given_back]) == 1
@@ -93,7 +93,7 @@ async def test_extended_claims_stay_and_released_ones_are_free(store: Store, clo
     clock.now += 50
     assert await claimed(store, JUDGING, "c") == []
     clock.now += 11
-    assert await claimed(store, JUDGING, "c") == [kept, given_back]
+    assert await claimed(store, JUDGING, "c") == [given_back, kept]
     assert await store.extend_claims("a", [kept], 60.0) == 0
 
 

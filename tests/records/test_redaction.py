@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from records.config import RedactionConfig, StoreConfig
+from records.findings import digest
 from records.messages import fingerprint, path_ids
 from records.names import DropReason, TurnState
 from records.redaction import Redactor
 from records.spilled import Addition, decode, encode, redacted
 from records.store import Store
 from records.verify import verify_database
+from tests.linear_time import growth
 from tests.records.builders import SCOPE, a_session, a_turn, following
 
 AWS_KEY = "AKIA" + "IOSFODNN7EXAMPLE"
@@ -27,7 +31,7 @@ FOUND = {
     "private_key": "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nAAA=\n-----END RSA PRIVATE KEY-----",
     "slack_token": "xox" + "b-123456789012-abcdef",
     "stripe_key": "sk_" + "live_" + "a1" * 12,
-    "email": "ann.lee+x@mail.example.org",
+    "email": "ann.lee+x@mail.kestrel-freight.com",
     "phone": "+49 30 901820",
     "iban": "DE89 3704 0044 0532 0130 00",
     "credit_card": "4111 1111 1111 1111",
@@ -67,7 +71,7 @@ def test_what_only_looks_like_it_stays(text: str) -> None:
     assert a_redactor().messages([message]) == [message]
 
 
-def test_parts_calls_and_tools_are_looked_at_and_ids_are_not() -> None:
+def test_parts_calls_and_tools_are_looked_at_and_ids_too() -> None:
     mail = FOUND["email"]
     message = {
         "role": "assistant",
@@ -83,7 +87,7 @@ def test_parts_calls_and_tools_are_looked_at_and_ids_are_not() -> None:
     [clean] = a_redactor().messages([message])
     assert clean["content"] == [{"type": "text", "text": "to [email]"}]
     assert clean["tool_calls"][0]["function"]["arguments"] == '{"to": "[email]"}'
-    assert clean["tool_calls"][0]["id"] == mail
+    assert clean["tool_calls"][0]["id"] == "[email]"
 
 
 def test_modes_kinds_and_own_patterns() -> None:
@@ -117,9 +121,115 @@ def test_a_wrong_configuration_is_refused(values: dict[str, Any], message: str) 
         RedactionConfig(**values)
 
 
-def test_a_hostile_text_is_read_in_time() -> None:
-    for unit in ("sk-", "a@", "://a:", "DE89", "-----BEGIN ", "eyJ.", "eyJ", "1-2", "+1 "):
-        a_redactor().messages([said(unit * (60_000 // len(unit)))])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *("4", "1-1 ", "5 ", "@", "a@", "a@b.", ".", "aB3/", '"', "\\", "\\u0040", "-", "=", " "),
+        *("sk-", "eyJ", "eyJ.", "://", "://a:", "DE89 ", "-----BEGIN ", "+1 ", "+1234567 ", "\0"),
+        *("token=", "API_KEY=a1", "aws", "Bearer ", "Basic ", "xoxb-1-", "hvs.", "123456789:"),
+        *("-----BEGIN PRIVATE KEY-----", "ann@kestrel-freight.com ", "4111 1111 1111 1111 "),
+        *("+49 30 901820 ", "DE89370400440532013000 ", "536-90-4399 ", "hooks.slack.com/", "Q~"),
+    ],
+)
+def test_a_text_of_twice_the_length_takes_twice_the_time(unit: str) -> None:
+    def read(length: int) -> None:
+        a_redactor().messages([said((unit * (length // len(unit) + 1))[:length])])
+
+    a_redactor().messages([said("+49 30 901820, " + FOUND["jwt"] + FOUND["iban"])])
+    assert growth(lambda: read(4_000), lambda: read(16_000), below=6.6) < 6.6
+
+
+def test_sixteen_thousand_addresses_are_read_in_linear_time() -> None:
+    def read(number: int) -> None:
+        text = " ".join(f"user{one}@kestrel-freight.com" for one in range(number))
+        [message] = a_redactor().messages([said(text)])
+        assert message["content"] == " ".join(["[email]"] * number)
+
+    read(10)
+    assert growth(lambda: read(4_000), lambda: read(16_000), below=6.6) < 6.6
+
+
+def test_a_text_that_is_too_long_is_not_stored_unread() -> None:
+    redactor = a_redactor(max_chars=1000)
+    found: Counter[str] = Counter()
+    redactor.on_found = lambda kind, mode, number: found.update({kind: number})
+    long = said("x" * 1001)
+    assert redactor.messages([long]) == [{"role": "user", "content": "[too_long]"}]
+    assert found == {"too_long": 1}
+    turn = redactor.turn(a_turn("session", messages=[long]), SCOPE)
+    assert (turn.drop_reason, turn.findings) == (DropReason.SENSITIVE, {"too_long": 1})
+    assert len(turn.prompt_ids) == 0
+    assert redactor.refused_length([long], []) == 1000
+    assert redactor.refused_length([said("x" * 900)], []) is None
+    picture = "data:image/png;base64," + "A" * 4000
+    assert redactor.refused_length([said(picture)], []) is None
+    assert a_redactor(secrets="off", personal="off").refused_length(["x" * 10**7]) is None
+
+
+async def test_what_is_cancelled_before_it_began_never_begins(store: Store) -> None:
+    began, go_on = [], threading.Event()
+
+    def work(number: int) -> None:
+        began.append(number)
+        assert go_on.wait(30)
+
+    tasks = [asyncio.create_task(store.redact(work, number)) for number in range(6)]
+    while len(began) < 2:
+        await asyncio.sleep(0.01)
+    for task in tasks[2:5]:
+        task.cancel()
+    await asyncio.wait(tasks[2:5])
+    go_on.set()
+    await asyncio.gather(tasks[0], tasks[1], tasks[5])
+    assert sorted(began) == [0, 1, 5]
+
+
+def test_finders_may_overlap_and_are_one() -> None:
+    [message] = a_redactor().messages([said("https://bob:hunter2@kestrel-freight.com/x")])
+    assert message["content"] == "https://bob:[basic_auth]/x"
+
+
+def test_an_allowed_text_is_no_finding() -> None:
+    mail = "bot@kestrel-freight.com"
+    other = "ann@kestrel-freight.com"
+    for allowed in (other, digest(other)):
+        [message] = a_redactor(allow=[allowed]).messages([said(f"{other} and x{other}")])
+        assert message["content"] == f"{other} and [email]"
+    assert a_redactor().messages([said(f"From {mail}, CC {other}")]) == [
+        said(f"From {mail}, CC [email]")
+    ]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("noreply@anthropic.com", "no-reply@x.io", "do_not_reply@x.io", "support+42@x.io"),
+        *("Info@X.io", "hello@x.io", "git@github.com", "ann@example.com", "ann@mail.example.org"),
+        *("ann@host.test", "ann@site.invalid", "ann@machine.localhost", "ann@firm.example"),
+    ],
+)
+def test_addresses_of_nobody_are_no_findings(address: str) -> None:
+    assert a_redactor().messages([said(f"Co-Authored-By: <{address}>")]) == [
+        said(f"Co-Authored-By: <{address}>")
+    ]
+
+
+def test_a_drop_says_what_was_found_and_where() -> None:
+    tools = [{"type": "function", "function": {"name": "a", "description": "ok"}}]
+    tools += [{"type": "function", "function": {"name": "b", "description": FOUND["email"]}}]
+    redactor = a_redactor()
+    turn = redactor.turn(a_turn("session", tools=tools), SCOPE)
+    where = "email in tools[1].function.description"
+    assert turn.drop_detail == f"{where} {digest(FOUND['email'])}"
+    system = {"role": "system", "content": f"You are {AWS_KEY}"}
+    turn = redactor.turn(a_turn("session", messages=[system, said("Hi")]), SCOPE)
+    assert turn.drop_detail == f"aws_key in messages[0].content {digest(AWS_KEY)}"
+    # What somebody said is not to be guessed from a digest.
+    turn = redactor.turn(a_turn("session", messages=[said("Hi"), said(FOUND["email"])]), SCOPE)
+    assert turn.drop_detail == "email in messages[1].content"
+    content = [{"type": "text", "text": "x", AWS_KEY: 1}]
+    turn = redactor.turn(a_turn("session", messages=[{"role": "user", "content": content}]), SCOPE)
+    assert turn.drop_detail == "aws_key in messages[0].content[0].(key)"
 
 
 async def test_a_turn_with_a_secret_is_stored_without_it_and_never_trains(store: Store) -> None:

@@ -94,9 +94,10 @@ async def crash(
     base_url = f"http://{config.proxy.host}:{config.proxy.port}"
     async with (
         ForkServer() as server,
-        Run(config, folder),
+        Run(config, folder) as run,
         await Store.open(config.store) as store,
     ):
+        await run.start_engines()
         agents = Agents(f"{base_url}/v1", config.proxy.model_name, log, seed)
         victims = [
             Victim(

@@ -1,6 +1,6 @@
 """Sends the endpoint whatever its schemas allow and more: no 5xx, no hang, nothing unrecorded.
 
-    python -m tests.reliability.fuzz --requests 20000
+    python -m tests.reliability.fuzz --requests 20000 [--postgresql]
 
 The real application over a real store, served as it is deployed; behind it an engine that answers
 anything with texts, calls and broken ids in turn. After the last request every answered turn must
@@ -15,8 +15,8 @@ import asyncio
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,9 +28,10 @@ from api_proxy.gate import OPEN_PATHS
 from records.config import StoreConfig
 from records.store import Store
 from records.verify import verify_database
-from tests.reliability.fuzz_keys import Headers, StoreWatch
+from tests.records.conftest import SERVER, new_database
+from tests.reliability.fuzz_keys import Headers, watch
 from tests.reliability.fuzz_requests import ROUTES, FuzzRequest, requests
-from tests.reliability.fuzz_server import DATABASE, Served, served
+from tests.reliability.fuzz_server import Served, served
 
 PART = 500
 HANG_S = 120.0
@@ -88,32 +89,32 @@ class Refused(Outcome):
         """401 is what they get, but for the two paths that need no key."""
         super().note(request, response)
         is_refused = response.status_code == 401 or response.status_code >= 500
-        if request.path not in OPEN_PATHS and not is_refused:
+        if request.path.rstrip("/") not in OPEN_PATHS and not is_refused:
             self.problem(request, f"{response.status_code} without a key: {response.text[:300]}")
 
 
-def fuzz(folder: Path, number: int, start: int, tell: Callable[[], None]) -> Outcome:
+def fuzz(database: StoreConfig, number: int, start: int, tell: Callable[[], None]) -> Outcome:
     """Send `number` requests, the same for the same `start`, where nobody needs a key."""
     outcome = Outcome()
-    with served(folder) as app, httpx.Client(base_url=app.url, timeout=HANG_S) as client:
+    with served(database) as app, httpx.Client(base_url=app.url, timeout=HANG_S) as client:
         _check_routes(app, outcome)
         _send_all(number, start, lambda request: _send(client, request, {}, outcome), tell)
         _check_ready(client, outcome)
-    outcome.problems += asyncio.run(_records_problems(folder, outcome))
+    outcome.problems += asyncio.run(_records_problems(database, outcome))
     return outcome
 
 
 def fuzz_with_keys(
-    folder: Path, number: int, start: int, tell: Callable[[], None]
+    database: StoreConfig, number: int, start: int, tell: Callable[[], None]
 ) -> tuple[Outcome, Refused]:
     """Send `number` requests where keys are needed: one half has them, then another half has none
     that is let in, and must have no effect at all.
     """
     known, unknown = Outcome(), Refused()
     with (
-        served(folder, with_keys=True) as app,
+        served(database, with_keys=True) as app,
         httpx.Client(base_url=app.url, timeout=HANG_S) as client,
-        closing(StoreWatch(app.database)) as watch,
+        closing(watch(app.database)) as watched,
     ):
         keys = app.keys
         assert keys is not None
@@ -122,22 +123,22 @@ def fuzz_with_keys(
             _send(client, request, _one_of(keys.accepted, request), known)
 
         def send_unknown(request: FuzzRequest) -> None:
-            before = watch.version(), len(app.engine.prompts)
+            before = watched.version(), len(app.engine.prompts)
             _send(client, request, _one_of(keys.refused, request), unknown)
-            if (watch.version(), len(app.engine.prompts)) != before:
+            if (watched.version(), len(app.engine.prompts)) != before:
                 unknown.problem(request, "the store changed, or the engine was asked")
 
         _send_all(number // 2, start, send_known, tell)
-        before = watch.settled(quiet_s=2.0, patience_s=60.0)
+        before = watched.settled(quiet_s=2.0, patience_s=60.0)
         unknown.response_ids = known.response_ids
         _send_all(number - number // 2, start + 1, send_unknown, tell)
-        after = watch.settled(quiet_s=2.0, patience_s=60.0)
+        after = watched.settled(quiet_s=2.0, patience_s=60.0)
         changed = [
             name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
         ]
         unknown.problems += [f"table {name} changed without a key" for name in sorted(changed)]
         _check_ready(client, known)
-    known.problems += asyncio.run(_records_problems(folder, known))
+    known.problems += asyncio.run(_records_problems(database, known))
     return known, unknown
 
 
@@ -215,14 +216,27 @@ def _send(
         outcome.note(request, response)
 
 
-async def _records_problems(folder: Path, outcome: Outcome) -> list[str]:
+async def _records_problems(config: StoreConfig, outcome: Outcome) -> list[str]:
     """Answered turns that are not in the store, and what is wrong with the store."""
-    config = StoreConfig.sqlite(folder / DATABASE)
     async with await Store.open(config) as store:
         stored = {turn.turn_id for turn in await store.list_turns(limit=10_000_000)}
     problems = await verify_database(config)
     lost = sorted(outcome.turn_ids - stored)
     return [*(f"answered and not recorded: turn {one}" for one in lost), *problems]
+
+
+@contextmanager
+def _databases(folder: Path, postgresql: bool) -> Iterator[tuple[StoreConfig, StoreConfig]]:
+    """Two empty stores."""
+    if not postgresql:
+        yield StoreConfig.sqlite(folder / "open.db"), StoreConfig.sqlite(folder / "keys.db")
+        return
+    with new_database() as first, new_database() as second:
+        # What the server does not take is kept in files.
+        yield (
+            StoreConfig(url=first, spill_folder=folder / "open"),
+            StoreConfig(url=second, spill_folder=folder / "keys"),
+        )
 
 
 def main() -> None:
@@ -232,14 +246,18 @@ def main() -> None:
         "--requests", type=int, default=20_000, help="half of them with keys needed"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--postgresql", action="store_true", help=f"databases of their own at {SERVER}"
+    )
     options = parser.parse_args()
     half = options.requests // 2
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    with tempfile.TemporaryDirectory() as temporary, Progress(*columns) as progress:
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        _databases(Path(temporary), options.postgresql) as (open_store, keyed_store),
+        Progress(*columns) as progress,
+    ):
         task = progress.add_task("requests", total=options.requests)
-        folders = [Path(temporary) / name for name in ("open", "keys")]
-        for folder in folders:
-            folder.mkdir()
 
         def tell() -> None:
             progress.advance(task)
@@ -248,8 +266,8 @@ def main() -> None:
                 seconds = progress.tasks[0].elapsed or 0.0
                 print(f"{done:.0f} requests after {seconds:.0f} s", flush=True)
 
-        outcomes = {"no keys needed": fuzz(folders[0], half, options.seed, tell)}
-        known, unknown = fuzz_with_keys(folders[1], options.requests - half, options.seed, tell)
+        outcomes = {"no keys needed": fuzz(open_store, half, options.seed, tell)}
+        known, unknown = fuzz_with_keys(keyed_store, options.requests - half, options.seed, tell)
         outcomes |= {"with a key": known, "without a key": unknown}
     for name, outcome in outcomes.items():
         for problem in outcome.problems:

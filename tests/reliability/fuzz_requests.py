@@ -42,8 +42,12 @@ ROUTES = (
     Route(method="DELETE", path="/v1/responses/{response_id}"),
     Route(method="GET", path="/v1/responses/{response_id}/input_items"),
     Route(method="POST", path="/v1/responses/{response_id}/cancel"),
+    Route(method="GET", path="/v1/hints"),
+    Route(method="GET", path="/v1/hints/{hint_id}"),
+    Route(method="DELETE", path="/v1/hints/{hint_id}"),
     Route(method="GET", path="/v1/models"),
     Route(method="GET", path="/v1/models/{name:path}"),
+    Route(method="GET", path="/health"),
     Route(method="GET", path="/healthz"),
     Route(method="GET", path="/readyz"),
     Route(method="GET", path="/metrics"),
@@ -98,6 +102,7 @@ def requests(draw: st.DrawFn) -> FuzzRequest:
     """Any request."""
     route = draw(st.one_of(st.sampled_from(_WITH_BODY), st.sampled_from(ROUTES)))
     path = route.path.replace("{name:path}", draw(st.sampled_from(["policy", "other/one", "%00"])))
+    path = path.replace("{hint_id}", draw(st.sampled_from(["hint_1", "%00", "é" * 300])))
     request = FuzzRequest(method=route.method, path=path, earlier=draw(st.integers(0, 10**6)))
     if route.model is not None:
         request.body = draw(_json_body(route.model))

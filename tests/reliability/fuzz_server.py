@@ -5,14 +5,12 @@ Behind it stands an engine that answers anything.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,8 @@ import uvicorn
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
+from api_proxy.connections import protocol_of
+from api_proxy.event_loop import run as run_loop
 from records.config import StoreConfig
 from records.store import Store
 from records.types import Ids
@@ -29,8 +29,18 @@ from rollout_bridge.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 from tests.reliability.fuzz_keys import FuzzKeys, make_keys
 from tests.reliability.lab import MODEL
+from tests.routes import routes_of
 
-DATABASE = "records.db"
+CONFIG = ProxyConfig(
+    usage_flush_s=0.5,
+    # Low enough to be met now and then by what is made up.
+    max_tools=3,
+    max_parts=4,
+    max_tool_calls=2,
+    max_json_values=150,
+    max_json_depth=12,
+    max_schema_bytes=1024,
+)
 _REPLIES = (
     "It is 21 degrees.",
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Karo"}}\n</tool_call>',
@@ -67,18 +77,17 @@ class Served:
     """The application in a thread of its own: its routes, its engine, and keys for it."""
 
     url: str
-    database: Path
+    database: StoreConfig
     routes: set[tuple[str, str]]
     engine: AnyReply
     keys: FuzzKeys | None
 
 
 @contextlib.contextmanager
-def served(folder: Path, with_keys: bool = False) -> Iterator[Served]:
+def served(database: StoreConfig, with_keys: bool = False) -> Iterator[Served]:
     """Serve on a free port until the body ends; then everything is committed. `with_keys`: who
     has none is refused.
     """
-    database = folder / DATABASE
     listener = socket.create_server(("127.0.0.1", 0))
     rendering = Rendering.load(str(MODEL), RendererConfig(name="qwen3", enable_thinking=False))
     ready: Any = threading.Event()
@@ -89,21 +98,24 @@ def served(folder: Path, with_keys: bool = False) -> Iterator[Served]:
     keys: list[FuzzKeys] = []
 
     async def serve() -> None:
-        async with await Store.open(StoreConfig.sqlite(database)) as store:
+        async with await Store.open(database) as store:
             if with_keys:
                 keys.append(await make_keys(store))
             deps = ProxyDeps(
                 store=store,
                 engine=engine,
                 rendering=rendering,
-                config=ProxyConfig(usage_flush_s=0.5),
+                config=CONFIG,
             )
             app = create_app(deps)
-            for route in app.routes:
-                for method in getattr(route, "methods", None) or ():
-                    routes.add((method, getattr(route, "path", "")))
+            routes.update(routes_of(app))
             server = uvicorn.Server(
-                uvicorn.Config(app, http="httptools", log_level="critical", access_log=False)
+                uvicorn.Config(
+                    app,
+                    http=protocol_of(CONFIG, app.state.service.metrics.refusals),
+                    log_level="critical",
+                    access_log=False,
+                )
             )
             stop.append(server)
             ready.set()
@@ -111,7 +123,7 @@ def served(folder: Path, with_keys: bool = False) -> Iterator[Served]:
 
     def run() -> None:
         try:
-            asyncio.run(serve())
+            run_loop(serve())
         except BaseException as error:
             failure.append(error)
         finally:

@@ -116,7 +116,7 @@ async def a_run(
         async with (
             app.router.lifespan_context(app),
             openai.AsyncOpenAI(
-                base_url="http://proxy/v1", api_key="key", max_retries=0, http_client=http
+                base_url="http://127.0.0.1/v1", api_key="key", max_retries=0, http_client=http
             ) as agent,
         ):
             yield Run(store, engine, wire, rendering, agent)

@@ -12,6 +12,9 @@ from tokenizers import (
     trainers,
 )
 
+from rollout_bridge.config import RendererConfig
+from rollout_bridge.rendering import Rendering
+
 DATA = Path(__file__).parent.parent / "data"
 
 CORPUS = [
@@ -55,3 +58,14 @@ def write_tokenizer(folder: Path, template: str | None) -> str:
         tokenizer.chat_template = (DATA / template).read_text(encoding="utf-8")
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def without_switches(folder: Path) -> Rendering:
+    """A rendering under a chat template that has no switches."""
+    name = write_tokenizer(folder, None)
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return Rendering.load(name, RendererConfig(name="default"))

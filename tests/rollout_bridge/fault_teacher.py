@@ -114,7 +114,7 @@ async def scoring_turn(store: Store, rendering: Rendering, **options: Any) -> st
         rollout_logprobs=np.full(3, -0.5, dtype=np.float32),
         token_parent_id=None,
         num_shared_ids=0,
-        sampling={"temperature": 1.0},
+        sampling={"temperature": 1.0, **options.pop("switches", {})},
         distribution_modified=None,
         version_spans=(VersionSpan(version=0, start=0, end=3),),
         finish_reason="stop",

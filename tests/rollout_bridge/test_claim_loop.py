@@ -178,7 +178,7 @@ async def test_a_claim_is_kept_alive_while_the_turn_is_worked_on(store):
 
 
 async def test_a_failing_turn_does_not_hold_up_the_queue_nor_starve_behind_it(store):
-    (first, *others) = await add_turns(store, 60)
+    (*others, first) = await add_turns(store, 60)  # the newest is claimed first
 
     async def before(turn: TurnRecord) -> None:
         await asyncio.sleep(0.005)

@@ -214,7 +214,7 @@ def test_a_model_with_other_masks_is_refused(tmp_path: Path, model: Path) -> Non
 async def http(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(engine)
     transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
 

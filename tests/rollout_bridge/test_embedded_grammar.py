@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.embedded.errors import BadRequest
@@ -31,14 +33,17 @@ def rendering() -> Rendering:
 @pytest.fixture(scope="module")
 def compiler(rendering: Rendering) -> GrammarCompiler:
     return GrammarCompiler(
-        rendering.tokenizer, rendering.vocab_size, frozenset(rendering.stop_token_ids)
+        AutoTokenizer.from_pretrained(MODEL),
+        rendering.vocab_size,
+        frozenset(rendering.stop_token_ids),
+        2**16,
     )
 
 
 def accepts(rendering: Rendering, compiler: GrammarCompiler, grammar: tuple, text: str) -> bool:
     """Whether `text` and an end token may be sampled."""
     ids = rendering.tokenizer.encode(text, add_special_tokens=False)
-    matcher = compiler.matcher(*grammar)
+    matcher = asyncio.run(compiler.matcher(*grammar))
     for token in [*ids, rendering.stop_token_ids[0]]:
         logits_V = torch.zeros(rendering.vocab_size)
         matcher.mask(logits_V)
@@ -67,7 +72,7 @@ def test_what_may_be_sampled(rendering, compiler, grammar, good, bad) -> None:
 def test_a_marker_is_its_token(rendering: Rendering, compiler: GrammarCompiler) -> None:
     marker = rendering.tool_call_start_id
     tag = {"format": {"type": "token", "token": marker}}
-    matcher = compiler.matcher("structural_tag", json.dumps(tag))
+    matcher = asyncio.run(compiler.matcher("structural_tag", json.dumps(tag)))
     logits_V = torch.zeros(rendering.vocab_size)
     matcher.mask(logits_V)
     assert torch.isfinite(logits_V).nonzero().flatten().tolist() == [marker]
@@ -78,7 +83,7 @@ def test_samples_follow_the_grammar(rendering: Rendering, compiler: GrammarCompi
     sampler = Sampler(torch.device("cpu"), seed=0)
     free = EngineRequest(input_ids=[1], sampling=Sampling())
     bound = EngineRequest(input_ids=[1], sampling=Sampling())
-    bound.matcher = compiler.matcher("json_schema", json.dumps(SCHEMA))
+    bound.matcher = asyncio.run(compiler.matcher("json_schema", json.dumps(SCHEMA)))
     sampler.use([bound, free])
     for _ in range(200):
         ids_B, logprobs_B = sampler.sample(torch.zeros(2, rendering.vocab_size))
@@ -107,5 +112,5 @@ def test_samples_follow_the_grammar(rendering: Rendering, compiler: GrammarCompi
 )
 def test_grammars_that_are_no_good(compiler, kind: str, text: str, message: str) -> None:
     with pytest.raises(BadRequest, match=message) as refusal:
-        compiler.matcher(kind, text)
+        asyncio.run(compiler.matcher(kind, text))
     assert "\n" not in str(refusal.value)

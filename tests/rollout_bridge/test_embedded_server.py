@@ -50,7 +50,8 @@ async def client(url: str) -> AsyncIterator[EngineClient]:
 
 async def post(http: aiohttp.ClientSession, path: str, body) -> tuple[int, dict]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with http.post(path, data=data) as response:
+    headers = {"content-type": "application/json"}
+    async with http.post(path, data=data, headers=headers) as response:
         return response.status, json.loads(await response.read())
 
 
@@ -271,6 +272,26 @@ async def test_requests_waiting_in_a_pause_can_be_aborted(client: EngineClient, 
     await client.abort("paused")
     generation = await task
     assert (generation.finish_reason, len(generation.output_ids)) == ("abort", 0)
+    await client.resume()
+
+
+async def test_an_aborted_score_has_no_logprobs(client: EngineClient, http) -> None:
+    await client.pause("retract")
+    body = {
+        "input_ids": [10, 20, 30],
+        "sampling_params": {"max_new_tokens": 0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "rid": "scored",
+    }
+    task = asyncio.create_task(post(http, "/generate", body))
+    while await running(http) == 0:
+        await asyncio.sleep(0.005)
+    await client.abort("scored")
+    status, reply = await task
+    assert status == 200
+    assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+    assert reply["meta_info"]["input_token_logprobs"] == []
     await client.resume()
 
 

@@ -11,7 +11,7 @@ from rollout_bridge.hinting import (
     HintingError,
     hinted_messages,
     hinted_prompt_ids,
-    neutral_hint,
+    with_words,
 )
 from rollout_bridge.rendering import Rendering
 from tests.rollout_bridge.chat_tokenizers import DATA, write_tokenizer
@@ -208,8 +208,7 @@ def test_a_hint_cannot_forge_structure(name, hint, request):
     ids = hinted_prompt_ids(rendering, messages, (), stored, hint, ROOM)
     for control in rendering.control_ids:
         assert ids.tolist().count(control) == stored.tolist().count(control)
-    assert neutral_hint(rendering, hint).replace(" ", "") == hint.replace(" ", "")
-    assert neutral_hint(rendering, HINT) == HINT
+    assert hint in rendering.decode(ids)
 
 
 @pytest.mark.parametrize("name", ["rendering", "default"])
@@ -294,8 +293,55 @@ def test_only_the_last_user_message_differs(retaining, users, thoughts, num_tool
     added = retaining.decode(ids[prefix : len(ids) - suffix])
     # The replaced ids are the last user message's, its header at most merged with its text.
     spoken = messages[: len(messages) - 2 * num_tool_steps]
-    shown = hinted_messages(spoken, neutral_hint(retaining, hint))[-1]["content"]
+    shown = hinted_messages(spoken, hint)[-1]["content"]
     assert removed in f"user\n{users[-1]}<|im_end|>\n"
     assert added in f"user\n{shown}<|im_end|>\n"
     for control in retaining.control_ids:
         assert ids.tolist().count(control) == stored.tolist().count(control)
+
+
+WORDS = "Use Fahrenheit this time."
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("Weather?", f"Weather? {WORDS}"),
+        ("Weather? \n", f"Weather?\n{WORDS}"),
+        ("Two\nlines", f"Two\nlines\n{WORDS}"),
+        ("", WORDS),
+        (None, WORDS),
+    ],
+)
+@pytest.mark.parametrize("name", ["rendering", "default"])
+def test_words_stand_where_the_user_would_have_said_them(name, content, said, request):
+    rendering = request.getfixturevalue(name)
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": content}]
+    before = json.dumps(messages)
+    stored = rendering.prompt_ids(messages, TOOLS)
+    changed, ids = with_words(rendering, messages, TOOLS, stored, WORDS, ROOM)
+    assert changed == [messages[0], {"role": "user", "content": said}]
+    assert json.dumps(messages) == before
+    assert ids.tolist() == rendering.prompt_ids(changed, TOOLS).tolist()
+    assert "hint" not in rendering.decode(ids)
+
+
+def test_words_change_nothing_else_of_a_prompt_that_was_sampled(retaining):
+    messages, stored = bridged(retaining, ["One?", "Two?", "Three?"], ["aaa", "bbb", "ccc"])
+    _, ids = with_words(retaining, messages, (), stored, WORDS, ROOM)
+    before = retaining.decode(stored)
+    assert retaining.decode(ids) == before.replace("Three?", f"Three? {WORDS}")
+
+
+def test_words_that_have_no_place_are_refused(rendering):
+    messages = [{"role": "system", "content": "Be kind."}]
+    stored = rendering.prompt_ids(messages)
+    with pytest.raises(HintingError) as caught:
+        with_words(rendering, messages, (), stored, WORDS, ROOM)
+    assert caught.value.reason is DropReason.NO_USER_MESSAGE
+    messages.append({"role": "user", "content": "Weather?"})
+    with pytest.raises(HintingError) as caught:
+        with_words(rendering, messages, (), rendering.prompt_ids(messages), WORDS, 3)
+    assert caught.value.reason is DropReason.HINTED_PROMPT_TOO_LONG
+    with pytest.raises(ValueError, match="empty words"):
+        with_words(rendering, messages, (), rendering.prompt_ids(messages), "  ", ROOM)

@@ -19,6 +19,7 @@ from rollout_bridge.engine.types import ModelInfo
 from rollout_bridge.hinting import hinted_prompt_ids
 from rollout_bridge.policy_scores import PolicyScorer
 from rollout_bridge.scoring import ScoringWorker, TeacherChanged, check_scores
+from tests.rollout_bridge.chat_tokenizers import without_switches
 from tests.rollout_bridge.fault_teacher import (
     HINT,
     MESSAGES,
@@ -56,6 +57,31 @@ async def test_exactly_the_sampled_ids_are_scored_under_the_hinted_prompt(
     assert registry.get_sample_value("teacher_scored_total") == 1
     assert registry.get_sample_value("teacher_tokens_total") == 3
     assert registry.get_sample_value("teacher_latency_seconds_count") == 1
+
+
+@pytest.mark.parametrize("value", [False, True])
+async def test_the_hinted_prompt_has_the_switch_that_the_request_set(
+    store, client, teacher, rendering, value
+):
+    switched = rendering.with_thinking(value)
+    stored_ids = switched.prompt_ids(MESSAGES)
+    await scoring_turn(store, rendering, prompt_ids=stored_ids, switches={"enable_thinking": value})
+    worker = ScoringWorker(store, client, rendering, config(), "scoring-1")
+    await run_until_left_scoring(store, worker)
+    assert await store.drops() == {}
+    hinted_ids = hinted_prompt_ids(switched, MESSAGES, [], stored_ids, HINT, 4096)
+    (request,) = teacher.requests
+    assert request["input_ids"] == [*hinted_ids.tolist(), *RESPONSE.tolist()]
+    assert rendering.decode(hinted_ids).endswith("</think>\n\n") == (not value)
+
+
+async def test_a_switch_that_the_template_lacks_drops_the_turn(store, client, teacher, tmp_path):
+    plain = without_switches(tmp_path / "plain")
+    await scoring_turn(store, plain, switches={"enable_thinking": False})
+    worker = ScoringWorker(store, client, plain, config(), "scoring-1")
+    await run_until_left_scoring(store, worker)
+    assert await store.drops() == {DropReason.HINTED_PROMPT_MISMATCH: 1}
+    assert teacher.requests == []
 
 
 @pytest.mark.parametrize("top_k", [0, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,22 @@ from typer.testing import CliRunner, Result
 from records.feedback import Feedback
 from records.names import DropReason, TurnState, TurnType
 from records.store import Store
-from tests.records.builders import HINT, OWNER, SCOPE, TRAINER, a_session, recorded, turn_in
+from tests.records.builders import (
+    HINT,
+    OWNER,
+    REPLY,
+    SCOPE,
+    TRAINER,
+    a_session,
+    a_turn,
+    recorded,
+    turn_in,
+)
 from trainer import run_config
+from trainer.allowances import allow
 from trainer.cli import app
 from trainer.drop_words import DROP_WORDS
+from trainer.resuming import base_values
 
 
 def in_store(config_file: Path, work: Any) -> Any:
@@ -28,7 +41,7 @@ def in_store(config_file: Path, work: Any) -> Any:
 
 
 def doctor(config_file: Path, session: str, *options: str) -> Result:
-    return CliRunner().invoke(app, ["doctor", session, "--config", str(config_file), *options])
+    return CliRunner().invoke(app, ["doctor", session, "--run", str(config_file.parent), *options])
 
 
 def explained(config_file: Path, session: str) -> list[dict[str, Any]]:
@@ -122,3 +135,81 @@ def test_an_unknown_session_is_one_clear_line(config_file: Path, tmp_path: Path)
     assert result.exit_code == 2
     [line] = result.output.strip().splitlines()
     assert line.startswith("error: no session 'nobody' in the records of ")
+    assert "did you mean" not in line
+
+
+def test_a_session_that_was_probably_meant_is_named(config_file: Path) -> None:
+    async def work(store: Store) -> str:
+        await store.ensure_session(scope=SCOPE, external_id="customer-81")
+        return await store.ensure_session(scope=SCOPE, external_id="customer-17")
+
+    session_id = in_store(config_file, work)
+    result = doctor(config_file, "costumer-17")
+    assert result.exit_code == 2
+    [line] = result.output.strip().splitlines()
+    assert "did you mean 'customer-17' or 'customer-81'?" in line
+    result = doctor(config_file, session_id[:-1])
+    assert result.exit_code == 2
+    assert f"did you mean '{session_id}'?" in result.output
+
+
+MAIL = "ann.lee@kestrel-freight.com"
+
+
+def test_what_drops_every_turn_is_told_with_the_command_that_allows_it(config_file: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "a", "description": f"Ask {MAIL}"}}]
+
+    async def work(store: Store) -> str:
+        session_id = await a_session(store)
+        for _ in range(3):
+            await store.record_turn(a_turn(session_id, tools=tools), scope=SCOPE)
+        return session_id
+
+    session_id = in_store(config_file, work)
+    result = CliRunner().invoke(app, ["doctor", "--run", str(config_file.parent)])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert "sensitive (email in tools[0].function.description), 3" in lines[0]
+    assert MAIL not in result.output
+    commands = {line.partition("protect: ")[2] for line in lines if "protect: " in line}
+    # One command, the same for the session and for the scope, and in the session's own report.
+    [command] = commands
+    assert command in doctor(config_file, session_id).output
+    program, *words = shlex.split(command)
+    assert program == "opd"
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "store.redaction.allow has 1 texts" in done.output
+
+    async def again(store: Store) -> TurnState:
+        turn = a_turn(session_id, tools=tools)
+        await store.record_turn(turn, scope=SCOPE)
+        await store.set_next_state(turn.turn_id, [REPLY])
+        stored = await store.turn(turn.turn_id)
+        assert stored is not None
+        return stored.state
+
+    assert in_store(config_file, again) is TurnState.JUDGING
+    assert "none has every turn dropped" in doctor_of_all(config_file)
+
+
+def doctor_of_all(config_file: Path) -> str:
+    return CliRunner().invoke(app, ["doctor", "--run", str(config_file.parent)]).output
+
+
+def test_allowing_twice_or_nothing_is_said(config_file: Path) -> None:
+    def allow(text: str) -> Result:
+        words = ["records", "allow", text, "--run", str(config_file.parent)]
+        return CliRunner().invoke(app, words)
+
+    assert allow(MAIL).exit_code == 0
+    assert run_config.load(config_file).store.redaction.allow == [MAIL]
+    assert "allowed already" in allow(MAIL).output
+    empty = allow(" ")
+    assert (empty.exit_code, "name the text" in empty.output) == (2, True)
+
+
+def test_what_was_allowed_holds_when_the_run_is_resumed(config_file: Path) -> None:
+    allow(config_file, MAIL)
+    kept = base_values(config_file.parent, "serve", None)
+    assert kept["store"]["redaction"]["allow"] == [MAIL]

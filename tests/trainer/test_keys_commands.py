@@ -17,7 +17,7 @@ from trainer.keys_commands import refuse_open_door
 
 
 def opd(config_file: Path, command: str, *arguments: object) -> Result:
-    words = ["keys", command, "--config", str(config_file), *map(str, arguments)]
+    words = ["keys", command, "--run", str(config_file.parent), *map(str, arguments)]
     return CliRunner().invoke(app, words)
 
 
@@ -79,11 +79,11 @@ def test_bad_input_gets_one_line(
 
 def test_an_open_door_is_refused_in_one_line(config_file: Path) -> None:
     result = CliRunner().invoke(
-        app, ["proxy", "--config", str(config_file), "--set", "proxy.host=0.0.0.0"]
+        app, ["proxy", "--run", str(config_file.parent), "--set", "proxy.host=0.0.0.0"]
     )
     assert result.exit_code == 2
     [line] = result.output.strip().splitlines()
-    assert "there is no API key: make one with `opd keys create --config" in line
+    assert "there is no API key: make one with `opd keys create --run" in line
 
 
 async def test_others_are_let_in_only_where_there_are_keys(config_file: Path) -> None:
@@ -91,7 +91,7 @@ async def test_others_are_let_in_only_where_there_are_keys(config_file: Path) ->
     outside = run_config.load(config_file, ["proxy.host=0.0.0.0"])
     async with await Store.open(config.store) as store:
         await refuse_open_door(config, store, config_file)
-        with pytest.raises(StartupError, match=r"no API key.*opd keys create --config"):
+        with pytest.raises(StartupError, match=r"no API key.*opd keys create --run"):
             await refuse_open_door(outside, store, config_file)
         await Keys(store, lambda: 0.0).create(actor="test")
         await refuse_open_door(outside, store, config_file)

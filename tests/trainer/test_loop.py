@@ -18,6 +18,7 @@ from trainer.config import LoraConfig, TrainerConfig
 from trainer.errors import CheckpointError, TrainerError
 from trainer.loop import EmbeddedTrainer
 from trainer.manifest import Manifest
+from trainer.stop_order import StopOrder, order_stop
 
 BATCH = 4
 
@@ -235,6 +236,34 @@ async def test_run_stops_at_max_steps_at_the_event_and_at_the_file(folder, tmp_p
         version = trainer.version
         await trainer.run(asyncio.Event())
         assert trainer.version == version
+
+
+async def test_an_order_to_stop_brings_an_older_version_back(folder, tmp_path, caplog):
+    engine = LocalEngine(str(folder))
+    async with opened(tmp_path, folder, engine) as (trainer, store, _):
+        await make_ready(store, samples(4))
+        await trainer.run(asyncio.Event(), lambda report: stop_after(tmp_path, report, 2, 1))
+        assert (trainer.version, engine.version) == (2, "1")
+        assert "obedience fell" in caplog.text
+    # The order stands: what comes up again serves what it says, and trains nothing.
+    async with opened(tmp_path, folder, engine) as (trainer, store, _):
+        await make_ready(store, samples(2, first=4))
+        await trainer.run(asyncio.Event())
+        assert (trainer.version, engine.version) == (2, "1")
+
+
+async def test_weights_that_are_gone_cannot_be_brought_back(folder, tmp_path, caplog):
+    engine = LocalEngine(str(folder))
+    async with opened(tmp_path, folder, engine, keep_checkpoints=1) as (trainer, store, _):
+        await make_ready(store, samples(6))
+        await trainer.run(asyncio.Event(), lambda report: stop_after(tmp_path, report, 3, 1))
+        assert engine.version == "3"
+        assert "version 1 is not kept" in caplog.text
+
+
+def stop_after(run, report, version, serve_version):
+    if report.version == version:
+        order_stop(run, StopOrder(reason="obedience fell", serve_version=serve_version))
 
 
 async def test_leases_come_back_when_a_step_fails(folder, tmp_path):

@@ -27,7 +27,7 @@ def store_config(config_file: Path) -> StoreConfig:
 
 
 def opd(config_file: Path, command: str, *arguments: object) -> Result:
-    words = ["records", command, "--config", str(config_file), *map(str, arguments)]
+    words = ["records", command, "--run", str(config_file.parent), *map(str, arguments)]
     return CliRunner().invoke(app, words)
 
 
@@ -64,8 +64,11 @@ def test_forgetting_says_what_was_trained_and_what_may_still_hold_it(
     assert "versions that descend from them: 2" in lines
     assert any(f"may still hold it: backup {tmp_path}/old.db" in line for line in lines)
     assert not (tmp_path / "report.html").exists()
+    (tmp_path / "report.html").write_text("shows turns")
     again = opd(config_file, "forget", "--user", "ann")
-    assert again.output.strip() == "no such session is stored"
+    assert again.exit_code == 2
+    assert "--user ann: nothing of it is stored, and nothing was changed" in again.output
+    assert (tmp_path / "report.html").exists()
 
 
 def test_forgetting_finds_what_is_still_spilled(
@@ -96,6 +99,23 @@ def test_forgetting_finds_what_is_still_spilled(
     assert left is not None
     assert [record.payload for record in left.read()] == [encode(additions[1])]
     left.close()
+
+
+def test_a_typing_error_in_what_to_forget_names_the_nearest_and_changes_nothing(
+    config_file: Path, store_config: StoreConfig, tmp_path: Path
+) -> None:
+    session_id = in_store(store_config, a_trained_session)
+    (tmp_path / "report.html").write_text("shows turns")
+    for option, given, meant in (
+        ("--session", session_id[:-1], session_id),
+        ("--user", "an", "ann"),
+    ):
+        result = opd(config_file, "forget", option, given)
+        assert result.exit_code == 2
+        [line] = result.output.strip().splitlines()
+        assert line.endswith(f"nothing was changed; did you mean {meant!r}?")
+    assert (tmp_path / "report.html").exists()
+    assert opd(config_file, "forget", "--session", session_id).exit_code == 0
 
 
 def test_forgetting_needs_to_know_what(config_file: Path) -> None:

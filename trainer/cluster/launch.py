@@ -21,6 +21,7 @@ import aiohttp
 from rich.console import Console
 
 from records.errors import StoreUnavailable
+from records.private_files import private_folder
 from records.store import Store
 from rollout_bridge.slime_handovers import weight_start_version
 from trainer import run_config
@@ -32,7 +33,8 @@ from trainer.cluster.show import draw, show, wrap
 from trainer.errors import StartupError
 from trainer.keys_commands import refuse_open_door
 from trainer.run import answers
-from trainer.serve import status_line, until_stopped
+from trainer.serve import until_stopped
+from trainer.status import status_line
 from trainer.supervisor import Supervisor
 
 STATUS_EVERY_S = 60.0
@@ -68,7 +70,7 @@ async def _launch(plan: Plan) -> None:
     for line in (plan.flags.text, *plan.warnings, draw(plan.layout)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     # The store first: it costs a second to find out that it cannot be reached, and minutes later.
-    plan.paths.run.mkdir(parents=True, exist_ok=True)
+    private_folder(plan.paths.run)
     try:
         opened = await Store.open(plan.config.store)
     except StoreUnavailable as error:
@@ -233,7 +235,7 @@ def _write(plan: Plan, start_version: int) -> None:
     """Everything that a launch leaves in the run folder before it starts anything."""
     custom = {plan.paths.custom_yaml: custom_file(plan.paths, plan.config.trainer, start_version)}
     paths = plan.paths
-    paths.launch.mkdir(parents=True)
+    paths.launch.mkdir(mode=0o700, parents=True)
     run_config.save(plan.config, paths.config)
     for path, text in {**plan.files, **custom}.items():
         path.write_text(text, encoding="utf-8")

@@ -137,8 +137,8 @@ def commands(cluster: ClusterConfig, paths: Paths, sections: Sections) -> Comman
             *(cluster.python, f"{cluster.slime_root}/train_async.py", *command_line(sections)),
         ],
         stop_job=[*ray, "job", "stop", *dashboard, job],
-        proxy=[*own, "proxy", "--config", str(paths.config)],
-        judge=[*own, "judge", "--config", str(paths.config)],
+        proxy=[*own, "proxy", "--run", str(paths.run)],
+        judge=[*own, "judge", "--run", str(paths.run)],
     )
 
 

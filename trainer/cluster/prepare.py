@@ -32,6 +32,9 @@ _NOT_IN_SLIME = {
     "engine_check_interval_s": "slime sends the weights itself",
     "calibration_bound": "slime's engines are not calibrated before training",
     "noise_floor_factor": "slime's engines are not calibrated before training",
+    "lesson_counter_share": "slime trains no lessons",
+    "lesson_keep_share": "slime trains no lessons",
+    "lesson_wait_s": "slime trains no lessons",
     "poll_interval_s": "that is handover.poll_interval_s",
 }
 
@@ -71,6 +74,10 @@ def _refuse(values: dict[str, Any]) -> None:
     for role in ("policy", "frozen"):
         if role in values:
             problems.append(f"{role}: the job starts its engines itself; remove this section")
+    if _section(values, "rehearsal").get("enabled"):
+        problems.append(
+            "rehearsal.enabled: slime cannot train lessons yet, only turns; set it to false"
+        )
     judge = _section(values, "judge")
     if "base_url" in judge and "judge" in _section(values, "cluster"):
         problems.append("judge.base_url and cluster.judge are both set: choose one judge")

@@ -17,18 +17,22 @@ from typing import Any
 from rich.console import Console
 
 from rollout_bridge.rendering import Rendering
-from trainer import run_config
 from trainer.errors import StartupError
-from trainer.evaluation.measuring import EvalOptions, Evaluation, Measured
+from trainer.evaluation.asked import (
+    NO_FURTHER_TRIES,
+    RECORDED,
+    EvalOptions,
+    check_asked,
+    chosen_ks,
+)
+from trainer.evaluation.measuring import Evaluation, Measured
 from trainer.evaluation.task_results import Table
 from trainer.evaluation.tasks import SUITES, SuiteRequest, load_suite
 from trainer.evaluation.weights import Weights, find_weights
 from trainer.report import write_report
 from trainer.run_config import RunConfig
 
-RECORDED = "recorded"
 FORMAT = 1
-DEFAULT_KS = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +50,11 @@ def evaluate(options: EvalOptions, console: Console) -> Evaluated:
 
     Raises StartupError for bad input, EngineError, StoreError.
     """
-    config_file = options.folder / "config.toml"
-    if not config_file.is_file():
-        raise StartupError(f"--run {options.folder}: no config.toml in it; give a run's folder")
-    config = run_config.load(config_file, options.overrides)
-    ks = _ks(options)
+    config = check_asked(options)
+    ks = chosen_ks(options)
     suite = options.suite or _default_suite(options.folder, config.model)
-    _check_further_tries(options, is_recorded=suite == RECORDED)
+    if suite == RECORDED and options.max_samples is not None:
+        raise StartupError(NO_FURTHER_TRIES)
     evaluation = Evaluation(
         options=options,
         config=config,
@@ -85,35 +87,6 @@ def evaluate(options: EvalOptions, console: Console) -> Evaluated:
         **measured.values,
     }
     return _write(options, values, measured)
-
-
-def _ks(options: EvalOptions) -> Sequence[int]:
-    if options.ks is None:
-        return [k for k in DEFAULT_KS if k <= options.samples]
-    largest = max(options.ks)
-    if largest > options.samples:
-        raise StartupError(
-            f"--k {largest}: pass@{largest} needs at least {largest} samples of each task, and "
-            f"--samples is {options.samples}"
-        )
-    return options.ks
-
-
-def _check_further_tries(options: EvalOptions, *, is_recorded: bool) -> None:
-    if options.max_samples is None:
-        if options.until is not None:
-            raise StartupError(f"--until {options.until}: it ends further tries; set --max-samples")
-        return
-    if is_recorded:
-        raise StartupError("--max-samples: an answer at a recorded state does not pass or fail")
-    if options.max_samples <= options.samples:
-        raise StartupError(
-            f"--max-samples {options.max_samples}: give more than --samples {options.samples}"
-        )
-    if (options.until or 1) > options.max_samples:
-        raise StartupError(
-            f"--until {options.until}: only --max-samples {options.max_samples} tries are made"
-        )
 
 
 def _default_suite(folder: Path, model: str) -> str:

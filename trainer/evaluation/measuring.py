@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rollout_bridge.rendering import Rendering
 from rollout_bridge.teachers import TeacherChanged, Teachers
 from trainer.errors import StartupError
 from trainer.evaluation import recorded, recorded_results, task_results
+from trainer.evaluation.asked import EvalOptions
 from trainer.evaluation.attempts import ServedPolicy, SuiteCounts, count_passes, sample_on
 from trainer.evaluation.dynamic_n import StoppingRule
 from trainer.evaluation.estimates import AdaptivePasses, compare, estimate_adaptive, estimate_passes
@@ -32,26 +33,6 @@ from trainer.evaluation.weights import Weights
 from trainer.progress import ProgressBar
 from trainer.report import Curve
 from trainer.run_config import RunConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalOptions:
-    """What is asked for; None: the default that fits."""
-
-    folder: Path
-    version: str = "latest"
-    against: str | None = None
-    suite: str | None = None
-    tasks: int = 64
-    samples: int = 4
-    max_samples: int | None = None
-    until: int | None = None
-    ks: Sequence[int] | None = None
-    seed: int = 0
-    temperature: float = 1.0
-    engine_url: str | None = None
-    out: Path | None = None
-    overrides: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

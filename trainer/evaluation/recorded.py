@@ -20,7 +20,7 @@ from records.store import Store
 from records.types import Ids, TurnRecord
 from rollout_bridge.engine.errors import EngineLogprobError
 from rollout_bridge.engine.types import SamplingParams
-from rollout_bridge.hinting import HintingError, hinted_prompt_ids
+from rollout_bridge.hinting import HintingError, as_requested, hinted_prompt_ids
 from rollout_bridge.rendering import Rendering
 from rollout_bridge.scoring import check_scores
 from rollout_bridge.teachers import FrozenTeacher, Teachers
@@ -103,7 +103,12 @@ async def prepare_states(
         assert turn.hint is not None
         try:
             hinted = hinted_prompt_ids(
-                rendering, turn.messages, turn.tools, turn.prompt_ids, turn.hint, limit - 1
+                as_requested(rendering, turn.sampling),
+                turn.messages,
+                turn.tools,
+                turn.prompt_ids,
+                turn.hint,
+                limit - 1,
             )
         except HintingError as error:
             left_out[error.reason.value] += 1

@@ -12,11 +12,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.engine.keys import EngineKeys, ensure_key_file, read_key_file
 from trainer.errors import StartupError
 from trainer.evaluation.weights import Weights
 from trainer.processes import model_vocab_size
 from trainer.remote_engine import Role, absolute
-from trainer.run import ENGINE_START_S, answers
+from trainer.run import ENGINE_KEY, ENGINE_START_S, answers
 from trainer.run_config import ConfigError, EngineConfig, RunConfig
 from trainer.supervisor import Supervisor, free_ports
 
@@ -49,7 +50,9 @@ async def policy_engine(
             f"--engine-url {url}: that is an engine of the run itself, and an evaluation changes "
             "weights; give a spare one, or leave the option out to have one started"
         )
-    async with _client(config, url) as engine:
+    given = config.policy
+    keys = EngineConfig(url=url, api_key=given.api_key, admin_api_key=given.admin_api_key).keys
+    async with _client(config, url, keys) as engine:
         before = await engine.model_info()
         # Its label may be a version's by chance, with another run's weights behind it.
         await _exchange(engine, absolute(config.model), "0")
@@ -67,7 +70,7 @@ async def frozen_engine(
     here with the start model.
     """
     if config.frozen.url is not None:
-        async with _client(config, config.frozen.url) as engine:
+        async with _client(config, config.frozen.url, config.frozen.keys) as engine:
             yield engine
         return
     async with own_engine("frozen", config, config_file, overrides) as engine:
@@ -80,8 +83,16 @@ async def own_engine(
 ) -> AsyncIterator[EngineClient]:
     """An embedded engine of this role's settings, as a process that ends with this context."""
     (port,) = free_ports(1, _HOST)
-    settings = {"model": absolute(config.model), "host": _HOST, "port": port, "weight_version": "0"}
-    arguments = ["-m", "trainer.cli", "engine", "--role", role, "--config", str(config_file)]
+    key_file = config_file.parent.resolve() / ENGINE_KEY
+    ensure_key_file(key_file)
+    settings = {
+        "model": absolute(config.model),
+        "host": _HOST,
+        "port": port,
+        "weight_version": "0",
+        "api_key_file": str(key_file),
+    }
+    arguments = ["-m", "trainer.cli", "engine", "--role", role, "--run", str(config_file.parent)]
     for override in [
         *overrides,
         # JSON of text and numbers is TOML too.
@@ -92,7 +103,8 @@ async def own_engine(
     supervisor = Supervisor(config_file.parent / "logs")
     try:
         await supervisor.start(f"eval_{role}", arguments, answers(f"{url}/health"), ENGINE_START_S)
-        async with _client(config, url) as engine:
+        keys = EngineKeys(api=read_key_file(key_file))
+        async with _client(config, url, keys) as engine:
             yield engine
     finally:
         await supervisor.stop()
@@ -106,8 +118,9 @@ async def _exchange(engine: EngineClient, path: str, label: str) -> None:
         await engine.resume()
 
 
-def _client(config: RunConfig, url: str) -> EngineClient:
-    return EngineClient(url, config=config.engine_client, vocab_size=model_vocab_size(config.model))
+def _client(config: RunConfig, url: str, keys: EngineKeys) -> EngineClient:
+    vocab_size = model_vocab_size(config.model)
+    return EngineClient(url, config=config.engine_client, vocab_size=vocab_size, keys=keys)
 
 
 def _urls_of_run(config: RunConfig) -> set[str]:

@@ -75,6 +75,8 @@ ALLOWED = frozenset(
         DropReason.JUDGE_UNAVAILABLE,
         DropReason.JUDGE_PROMPT_TOO_LONG,
         DropReason.NO_RECORDED_VOTES,
+        DropReason.OVER_CAPACITY,
+        DropReason.HINT_ONLY,
         DropReason.NO_USER_MESSAGE,
         DropReason.HINTED_PROMPT_MISMATCH,
         DropReason.HINTED_PROMPT_TOO_LONG,

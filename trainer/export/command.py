@@ -12,9 +12,10 @@ from uuid import uuid4
 from rich.console import Console
 
 from records.config import RedactionConfig
-from records.detectors import PERSONAL, SECRETS
+from records.detectors import SECRETS, TOO_LONG
 from records.exporting import at_one_moment, num_sessions, read_sessions
 from records.housekeeping import Backup, Housekeeping
+from records.personal_data import PERSONAL
 from records.store import Store
 from rollout_bridge.fingerprint import renderer_fingerprint
 from rollout_bridge.rendering import Rendering
@@ -26,6 +27,7 @@ from trainer.export.folder import new_folder
 from trainer.export.jsonl import encode
 from trainer.export.request import Dataset, ExportRequest
 from trainer.export.rows import FORMAT, VERSION
+from trainer.near_names import near_sessions
 from trainer.progress import ProgressBar
 from trainer.recorded_run import load_recorded
 from trainer.records_commands import Outcome
@@ -52,7 +54,7 @@ def export(config_file: Path, out: Path, request: ExportRequest) -> Outcome:
             else:
                 await _files(store, folder, request, renderer, outcome)
 
-        asyncio.run(_noted(config, out, work))
+        asyncio.run(_noted(config, out, request, work))
     outcome.lines.append(f"written to {out}")
     return outcome
 
@@ -68,11 +70,14 @@ def _renderer(config: RunConfig) -> str:
     return renderer_fingerprint(rendering, config.renderer)
 
 
-async def _noted(config: RunConfig, out: Path, work: Callable[[Store], Awaitable[None]]) -> None:
+async def _noted(
+    config: RunConfig, out: Path, request: ExportRequest, work: Callable[[Store], Awaitable[None]]
+) -> None:
     """Do the work, and note the folder like a backup: `forget` names it as what may still hold a
     session.
     """
     async with await Store.open(config.store) as store:
+        await _check_session(store, request)
         keeper = Housekeeping(store, time.time)
         noted = Backup(backup_id=uuid4().hex, location=str(out), created_at=time.time())
         await keeper.note_backup(noted)
@@ -83,14 +88,20 @@ async def _noted(config: RunConfig, out: Path, work: Callable[[Store], Awaitable
             raise
 
 
+async def _check_session(store: Store, request: ExportRequest) -> None:
+    """Raise StartupError if a session is named that has nothing to export."""
+    named = request.wanted.session
+    if named is not None and not await num_sessions(store, request.wanted):
+        raise StartupError(
+            f"--session: no session {named!r} with such turns is in the records"
+            + await near_sessions(store, named)
+        )
+
+
 async def _files(
     store: Store, folder: Path, request: ExportRequest, renderer: str | None, outcome: Outcome
 ) -> None:
     total = await num_sessions(store, request.wanted)
-    if not total and request.wanted.session is not None:
-        raise StartupError(
-            f"--session: no session {request.wanted.session!r} with such turns is in the records"
-        )
     files = ExportFiles(folder, request, renderer)
     with _bar("sessions", total) as shown:
         async for _ in read_sessions(store, request.wanted, files.read):
@@ -141,7 +152,7 @@ async def _dataset(
 
 def _marks(config: RedactionConfig) -> frozenset[str]:
     """What redaction leaves in place of what it took out."""
-    return frozenset(f"[{kind}]" for kind in (*SECRETS, *PERSONAL, *config.patterns))
+    return frozenset(f"[{kind}]" for kind in (*SECRETS, *PERSONAL, TOO_LONG, *config.patterns))
 
 
 def _bar(unit: str, total: int | None = None) -> ProgressBar:

@@ -87,7 +87,7 @@ class ExportFiles:
                 for row in _TABLES[what][1](whole):
                     table.write(row)
         if self._lines is not None:
-            self._lines.end({"renderer": self._renderer if has_line_ids else None})
+            self._lines.end({"renderer": (self._renderer or "") if has_line_ids else ""})
 
     def close(self) -> dict[str, int]:
         """End the files; returns the number of rows of each."""

@@ -57,9 +57,8 @@ class JsonLines:
 
 
 class SessionLines:
-    """A file of one session a line, whose turns are written one at a time.
-
-    A session without turns is no line.
+    """A file of one session a line, whose turns are written one at a time, each as JSON text: what
+    agents send has no types that a column could have. A session without turns is no line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,7 +69,7 @@ class SessionLines:
     def turn(self, head: dict[str, Any], turn: dict[str, Any]) -> None:
         """Add a turn to the session that is being written; its first one begins it with `head`."""
         first = encode(head)[:-1] + b',"turns":[' if not self._num_turns else b","
-        self._file.write(first + encode(turn))
+        self._file.write(first + encode(encode(turn).decode()))
         self._num_turns += 1
 
     def end(self, tail: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from records.types import UNSCORED, TurnRecord
 from records.whole_turns import WholeTurn
 
 FORMAT = "hindsight-opd-export"
-VERSION = 1
+VERSION = 2
 
 Row = dict[str, Any]
 
@@ -30,10 +30,10 @@ def session_head(session: SessionHeader) -> Row:
         "format": FORMAT,
         "version": VERSION,
         "session_id": session.session_id,
-        "session_name": session.name,
+        "session_name": session.name or "",
         "created_at": session.created_at,
         "last_seen": session.last_seen,
-        "close_reason": session.close_reason,
+        "close_reason": session.close_reason or "",
         "outcome_reward": None,
     }
 

@@ -61,7 +61,8 @@ class ObjectiveResult:
     `reduced` are values under R, additive over micro-batches; `token_sums` are sums over tokens and
     `token_max` maxima, from which the batch's statistics are made; `token_ranges` are (smallest,
     largest) over tokens with a teacher, without any none. `distillation_loss` is the objective's
-    own term. `mask_BT` is the mask after non-finite tokens were taken out.
+    own term, `gap_BT` teacher - student of each sampled token. `mask_BT` is the mask after
+    non-finite tokens were taken out.
     """
 
     loss: Tensor
@@ -71,6 +72,7 @@ class ObjectiveResult:
     token_max: dict[str, Tensor]
     token_ranges: dict[str, tuple[Tensor, Tensor]]
     advantages_BT: Tensor
+    gap_BT: Tensor
     mask_BT: Tensor
     counts: GlobalCounts
 
@@ -122,6 +124,7 @@ def objective_loss(
         token_max=maxima,
         token_ranges=_ranges(clean, terms),
         advantages_BT=terms.advantages_BT,
+        gap_BT=terms.gap_BT.detach(),
         mask_BT=clean.mask_BT,
         counts=own,
     )

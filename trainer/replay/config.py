@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field
 
-ReplayMode = Literal["rescore", "resample", "judge-only"]
+from trainer.replay.modes import ReplayMode
 
 
 class ReplayConfig(BaseModel):

@@ -153,11 +153,12 @@ class _SessionImport:
         parent = None if turn.parent is None else self._by_position.get(turn.parent)
         tokens = turn.tokens
         logprobs = None
+        rendering = self._rendering_of(turn)
         if tokens is not None and not changed and tokens.renderer == self._settings.renderer:
             prompt_ids, response_ids = tokens.prompt_ids, tokens.response_ids
             logprobs = tokens.rollout_logprobs
         else:
-            prompt_ids, response_ids = self._rendered(turn, parent)
+            prompt_ids, response_ids = _rendered(rendering, turn, parent)
         limit = self._settings.context_length
         if limit is not None and len(prompt_ids) + len(response_ids) > limit:
             raise _NotTaken(
@@ -169,6 +170,11 @@ class _SessionImport:
         node = path_ids(SCOPE, [*turn.messages, turn.response])[-1]
         turn_id = hashlib.sha256(f"{self._session.session_id}\0{node}".encode()).hexdigest()[:32]
         has_logprobs = logprobs is not None
+        sampling: dict[str, Any] = {
+            "temperature": tokens.temperature if tokens and has_logprobs else 1.0
+        }
+        if turn.enable_thinking is not None:  # who hints renders the prompt again
+            sampling["enable_thinking"] = turn.enable_thinking
         return CapturedTurn(
             turn_id=f"rec_{turn_id[4:]}",
             session_id=session_key(self._session.session_id),
@@ -186,7 +192,7 @@ class _SessionImport:
             ),
             token_parent_id=parent.turn_id if parent and shared else None,
             num_shared_ids=shared,
-            sampling={"temperature": tokens.temperature if tokens and has_logprobs else 1.0},
+            sampling=sampling,
             distribution_modified=None,
             version_spans=(),
             finish_reason="tool_calls" if turn.response.get("tool_calls") else "stop",
@@ -204,24 +210,11 @@ class _SessionImport:
             ),
         )
 
-    def _rendered(self, turn: RecordedTurn, parent: CapturedTurn | None) -> tuple[Ids, Ids]:
-        rendering = self._rendering
+    def _rendering_of(self, turn: RecordedTurn) -> Rendering:
         try:
-            prompt_ids = None
-            if parent is not None and parent.tools == turn.tools:
-                added = _added_messages(parent, turn.messages)
-                if added:
-                    prompt_ids = rendering.extend(
-                        parent.prompt_ids, parent.response_ids, added, turn.tools
-                    )
-            if prompt_ids is None:
-                prompt_ids = rendering.prompt_ids(turn.messages, turn.tools)
-            response_ids = rendering.recorded_response_ids(
-                turn.messages, turn.response, turn.tools, prompt_ids
-            )
+            return self._rendering.with_thinking(turn.enable_thinking)
         except ValueError as error:
             raise _NotTaken(ImportProblem.UNRENDERABLE, str(error)) from error
-        return prompt_ids, response_ids
 
 
 class _NotTaken(Exception):
@@ -230,6 +223,32 @@ class _NotTaken(Exception):
     def __init__(self, reason: ImportProblem, detail: str) -> None:
         super().__init__(detail)
         self.reason, self.detail = reason, detail
+
+
+def _rendered(
+    rendering: Rendering, turn: RecordedTurn, parent: CapturedTurn | None
+) -> tuple[Ids, Ids]:
+    """Prompt and response ids; the prompt extends the parent's if it was rendered alike."""
+    try:
+        prompt_ids = None
+        if (
+            parent is not None
+            and parent.tools == turn.tools
+            and parent.sampling.get("enable_thinking") == turn.enable_thinking
+        ):
+            added = _added_messages(parent, turn.messages)
+            if added:
+                prompt_ids = rendering.extend(
+                    parent.prompt_ids, parent.response_ids, added, turn.tools
+                )
+        if prompt_ids is None:
+            prompt_ids = rendering.prompt_ids(turn.messages, turn.tools)
+        response_ids = rendering.recorded_response_ids(
+            turn.messages, turn.response, turn.tools, prompt_ids
+        )
+    except ValueError as error:
+        raise _NotTaken(ImportProblem.UNRENDERABLE, str(error)) from error
+    return prompt_ids, response_ids
 
 
 def _added_messages(parent: CapturedTurn, messages: Sequence[Message]) -> list[dict[str, Any]]:

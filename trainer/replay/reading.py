@@ -18,6 +18,7 @@ from trainer.replay.formats.lines import MAX_LINE_BYTES, Line, read_lines
 from trainer.replay.formats.openai_chat import is_openai_chat, read_openai_chat
 from trainer.replay.formats.openclaw import is_openclaw, read_openclaw
 from trainer.replay.formats.openclaw_rl import is_openclaw_rl, read_openclaw_rl
+from trainer.replay.formats.opened import UNREADABLE, is_array, opened
 from trainer.replay.recorded import ImportProblem, Problem, Recording, RecordingFormat
 from trainer.replay.votes import is_votes
 
@@ -32,12 +33,12 @@ _FORMATS: dict[RecordingFormat, tuple[_Matcher, _Reader]] = {
     RecordingFormat.OPENCLAW: (is_openclaw, read_openclaw),
     RecordingFormat.OPENAI_CHAT: (is_openai_chat, read_openai_chat),
 }
+_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+_ENDS = (*_LINES, ".json", ".json.gz", ".json.zst")
 _LINES_LOOKED_AT = 1000
 _BYTES_LOOKED_AT = 4096
 _FIELDS_TOLD = 8
 _OTHER_FILES = {
-    b"\x1f\x8b": "compressed (gzip); unpack it first",
-    b"\x28\xb5\x2f\xfd": "compressed (zstd); unpack it first",
     b"\xfd7zXZ": "compressed (xz); unpack it first",
     b"BZh": "compressed (bzip2); unpack it first",
     b"PK\x03\x04": "an archive (zip); unpack it first",
@@ -50,9 +51,10 @@ _OTHER_FILES = {
 def read_recordings(paths: Sequence[Path], max_line_bytes: int = MAX_LINE_BYTES) -> Recording:
     """The sessions of files and folders in their order, and everything that is wrong in them.
 
-    A folder is all `*.jsonl` files below it, sorted by path; a file that several paths lead to is
-    read once. A file that cannot be read or has an unknown format is one Problem, and the rest goes
-    on. Lines over `max_line_bytes` are passed over without being held.
+    A folder is all `*.jsonl` files below it (packed ones too, and the arrays among `*.json`),
+    sorted by path; a file that several paths lead to is read once. A file that cannot be read or
+    has an unknown format is one Problem, and the rest goes on. Lines over `max_line_bytes` are
+    passed over without being held.
     """
     for path in _files(paths):
         if isinstance(path, Problem):
@@ -64,6 +66,18 @@ def read_recordings(paths: Sequence[Path], max_line_bytes: int = MAX_LINE_BYTES)
         else:
             _, read = _FORMATS[found]
             yield from read(path, max_line_bytes)
+
+
+def check_recordings(paths: Sequence[Path]) -> None:
+    """Raise ValueError, with the reason, where none of the files can be read as recordings."""
+    problems = []
+    for path in _files(paths):
+        found = path if isinstance(path, Problem) else detect_format(path)
+        if not isinstance(found, Problem):
+            return
+        problems.append(found)
+    more = f" (and {len(problems) - 1} more files like that)" if len(problems) > 1 else ""
+    raise ValueError(f"{problems[0].source}: {problems[0].detail}{more}")
 
 
 def detect_format(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> RecordingFormat | Problem:
@@ -89,7 +103,7 @@ def detect_format(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Recording
 
 def _what_else(path: Path) -> str:
     """What a file without JSON lines looks like, and what to do, as the end of a sentence."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         begin = file.read(_BYTES_LOOKED_AT)
     for magic, what in _OTHER_FILES.items():
         if begin.startswith(magic):
@@ -97,8 +111,6 @@ def _what_else(path: Path) -> str:
     begin = begin.lstrip()
     if not begin:
         return ": it is empty"
-    if begin.startswith(b"["):
-        return ": it looks like a JSON array; write each element as a line (jq -c '.[]' FILE)"
     if begin.startswith(b"{"):
         return ": its JSON takes several lines; write each object as one (jq -c . FILE)"
     return ""
@@ -113,13 +125,30 @@ def _files(paths: Sequence[Path]) -> Iterator[Path | Problem]:
     taken: set[Path] = set()
     for path in paths:
         is_folder = path.is_dir()
-        files = sorted(path.rglob("*.jsonl")) if is_folder else [path]
-        files = [file for file in files if not is_folder or file.is_file()]
+        files = _below(path) if is_folder else [path]
         if not files:
-            detail = "no *.jsonl file below it"
+            detail = f"no {' or '.join(f'*{end}' for end in _ENDS)} below it"
             yield Problem(source=str(path), reason=ImportProblem.UNREADABLE, detail=detail)
         for file in files:
             resolved = file.resolve()
             if resolved not in taken:
                 taken.add(resolved)
                 yield file
+
+
+def _below(folder: Path) -> list[Path]:
+    """The recordings below a folder; a `.json` is one if it is an array."""
+    found = []
+    for file in sorted(folder.rglob("*.json*")):
+        if not file.name.endswith(_ENDS) or not file.is_file():
+            continue
+        if file.name.endswith(_LINES) or _is_array(file):
+            found.append(file)
+    return found
+
+
+def _is_array(file: Path) -> bool:
+    try:
+        return is_array(file)
+    except UNREADABLE:
+        return True  # which is told when it is read

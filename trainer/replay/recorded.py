@@ -117,8 +117,9 @@ class RecordedTurn:
     `position` is the response's index in its conversation, or its number in the recording; no other
     turn of its session has it. `parent` is the position of the turn that this one continues, which
     stands before it; None: the first. Turns of edited or repeated requests have one parent. `votes`
-    are raw texts of a judge, where the recording has some. `problem` is why it cannot train
-    although it is context of others.
+    are raw texts of a judge, where the recording has some. `enable_thinking` is the chat template's
+    switch that the request set, None where it set none. `problem` is why it cannot train although
+    it is context of others.
     """
 
     position: int
@@ -129,6 +130,7 @@ class RecordedTurn:
     next_state: list[Message]
     tokens: RecordedTokens | None = None
     votes: tuple[str, ...] | None = None
+    enable_thinking: bool | None = None
     problem: Problem | None = None
 
 

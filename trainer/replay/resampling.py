@@ -8,23 +8,19 @@ this prompt should have been, whoever gives it. Sampling waits while it is too f
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
-from uuid import uuid4
 
 import numpy as np
 
-from api_proxy.capture import Circumstances, drop_reason, sampling_record, version_spans
 from api_proxy.config import ProxyConfig
-from api_proxy.generation import Engine, Rollout, SeenVersion
-from api_proxy.stop_strings import StopStrings
-from api_proxy.streaming import Detokenizer, ReplyAssembler
+from api_proxy.generation import Engine
 from records.names import TurnState
 from records.recording import RecordingKind
 from records.store import Store
 from records.types import CapturedTurn, TurnRecord
-from rollout_bridge.engine.types import PauseMode, SamplingParams
+from rollout_bridge.engine.types import PauseMode
 from rollout_bridge.rendering import Rendering
+from trainer.policy_sampler import PolicySampler
 from trainer.replay.config import ReplayConfig
 from trainer.staleness import admit
 
@@ -48,12 +44,17 @@ class PolicyResampler:
         pause_mode: PauseMode,
         proxy: ProxyConfig,
     ) -> None:
-        self._store, self._engine, self._rendering = store, engine, rendering
-        self._config, self._scope, self._batch_size = config, scope, batch_size
-        self._context_length, self._proxy = context_length, proxy
-        self._pause_mode: PauseMode = pause_mode
-        self._detokenizer = Detokenizer(rendering)
-        self._seen = SeenVersion()
+        self._store, self._config = store, config
+        self._scope, self._batch_size = scope, batch_size
+        self._sampler = PolicySampler(
+            engine,
+            rendering,
+            temperature=config.temperature,
+            max_new_tokens=config.max_new_tokens,
+            context_length=context_length,
+            pause_mode=pause_mode,
+            proxy=proxy,
+        )
         self._num_in_flight = 0
         self._admission = asyncio.Lock()
 
@@ -80,59 +81,34 @@ class PolicyResampler:
                 await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _sampled(self, turn: TurnRecord) -> CapturedTurn:
-        started = time.monotonic()
-        left = self._config.max_new_tokens
-        if self._context_length is not None:
-            left = min(left, self._context_length - len(turn.prompt_ids))
-        rollout = Rollout(
-            prompt_ids=turn.prompt_ids,
-            params=SamplingParams(
-                temperature=self._config.temperature,
-                max_new_tokens=max(left, 1),
-                stop_token_ids=self._rendering.stop_token_ids,
-            ),
-            seen=self._seen,
-            stops=StopStrings(self._rendering.decode, ()),
-            routing_key=turn.session_id,
-            pause_mode=self._pause_mode,
-        )
-        await rollout.run(self._engine)
-        return self._captured(turn, rollout, time.monotonic() - started)
-
-    def _captured(self, turn: TurnRecord, rollout: Rollout, latency_s: float) -> CapturedTurn:
         assert turn.recording is not None
-        turn_id = uuid4().hex
-        assembler = ReplyAssembler(
-            self._detokenizer, prompt_ids=turn.prompt_ids, tools=turn.tools, turn_id=turn_id
-        )
-        _, reply = assembler.finish(rollout.ids)
-        spans, version_fault = version_spans(rollout.spans, len(rollout.ids))
-        modified = rollout.params.distribution_modified()
-        circumstances = Circumstances(
+        answer = await self._sampler.answer(
+            turn.prompt_ids,
+            turn.tools,
             turn_type=turn.turn_type,
-            may_train=True,
-            is_ambiguous=False,
-            distribution_modified=modified,
+            routing_key=turn.session_id,
+            enable_thinking=turn.sampling.get("enable_thinking"),
         )
+        rollout = answer.rollout
         return CapturedTurn(
-            turn_id=turn_id,
+            turn_id=answer.turn_id,
             session_id=turn.session_id,
             parent_turn_id=turn.parent_turn_id,
             turn_type=turn.turn_type,
             messages=turn.messages,
             tools=turn.tools,
-            response=reply.message(),
+            response=answer.message,
             prompt_ids=turn.prompt_ids,
             response_ids=np.asarray(rollout.ids, dtype=np.int32),
             rollout_logprobs=np.asarray(rollout.logprobs, dtype=np.float32),
             token_parent_id=turn.turn_id,
             num_shared_ids=len(turn.prompt_ids),
-            sampling=sampling_record(rollout),
-            distribution_modified=modified,
-            version_spans=spans,
+            sampling=answer.sampling,
+            distribution_modified=answer.distribution_modified,
+            version_spans=answer.version_spans,
             finish_reason=rollout.finish_reason or "abort",
-            latency_s=latency_s,
-            drop_reason=drop_reason(rollout, reply, circumstances, version_fault, self._proxy),
+            latency_s=answer.latency_s,
+            drop_reason=answer.drop,
             teacher_key=turn.teacher_key,
             findings=turn.findings or {},
             recording=replace(turn.recording, kind=RecordingKind.RESAMPLED, votes=None),

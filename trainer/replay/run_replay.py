@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -26,18 +26,28 @@ from records.store import Store
 from rollout_bridge.fingerprint import renderer_fingerprint
 from rollout_bridge.rendering import Rendering
 from trainer import run_config
-from trainer.defaults import resolve, single_machine
+from trainer.defaults import resolve
 from trainer.errors import StartupError
-from trainer.evaluation.gap import Gap, HintedCase, measure_gap
-from trainer.replay.config import ReplayMode
 from trainer.replay.importing import ImportSettings
+from trainer.replay.modes import ReplayMode
+from trainer.replay.reading import check_recordings
 from trainer.replay.show import ReplayProgress
-from trainer.replay.summary import build_summary, handed_over_lines, save, summary_lines
 from trainer.replay.taking_in import ImportReport, take_in
+from trainer.resuming import (
+    CONFIG_FILE,
+    base_values,
+    changes_since,
+    is_run,
+    refuse_other_settings,
+)
 from trainer.run import FINISH_FILE, Run
 from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig
-from trainer.run_folder import only_command
+from trainer.run_folder import starting_in
+from trainer.start_checks import check_start, check_store
+
+if TYPE_CHECKING:
+    from trainer.evaluation.gap import Gap, HintedCase
 
 LAB_MODEL = Path(__file__).parents[2] / "examples" / "tool_lab" / "model"
 """What a replay without a model uses: tiny, and here."""
@@ -45,7 +55,6 @@ LAB_MODEL = Path(__file__).parents[2] / "examples" / "tool_lab" / "model"
 DEFAULTS: dict[str, Any] = {"trainer": {"rollout_batch_size": 4, "whole_sessions": True}}
 GAP_TURNS = 32
 """Most turns, held out and trained on each, on which the gap is measured."""
-CONFIG_FILE = "config.toml"
 _LOOK_EVERY_S = 0.5
 _UNTRAINED = (TurnState.READY, TurnState.LEASED)
 
@@ -73,10 +82,18 @@ def replay(request: ReplayRequest, folder: Path, console: Console) -> dict[str, 
     Raises StartupError where something cannot start, NothingLearned.
     """
     _check_files(request)
-    folder.mkdir(parents=True, exist_ok=True)
-    with only_command(folder):
+    values = _values(request, folder)
+    refuse_other_settings(folder, request.config_file)
+    with starting_in(folder):
         try:
-            config = resolve(_values(request, folder), request.config_file, list(request.overrides))
+            config = resolve(
+                values,
+                request.config_file,
+                list(request.overrides),
+                lambda given: check_start(given, serves=False),
+            )
+            for change in changes_since(folder, config):
+                console.print(f"changed: {change}", markup=False, soft_wrap=True)
             return asyncio.run(_Replay(request, config, folder, console).run())
         except KeyboardInterrupt:
             console.print("stopped; what is done stays done: the same command goes on from here")
@@ -87,12 +104,19 @@ def _check_files(request: ReplayRequest) -> None:
     for path in (*request.recordings, *request.votes):
         if not path.exists():
             raise StartupError(f"{path}: no such file or folder")
+    try:
+        check_recordings(request.recordings)
+    except ValueError as error:
+        raise StartupError(str(error)) from None
 
 
 def _values(request: ReplayRequest, folder: Path) -> dict[str, Any]:
-    values = run_config.merge(single_machine(request.model or str(LAB_MODEL), folder), DEFAULTS)
-    if request.votes and not request.ask_judge:
-        values = run_config.merge(values, {"judge": {"recorded_votes_only": True}})
+    values = base_values(folder, "replay", request.model, str(LAB_MODEL))
+    if not is_run(folder):
+        values = run_config.merge(values, DEFAULTS)
+    if request.votes or request.ask_judge:
+        votes_only = not request.ask_judge
+        values = run_config.merge(values, {"judge": {"recorded_votes_only": votes_only}})
     if request.mode is not None:
         values = run_config.merge(values, {"replay": {"mode": request.mode}})
     return values
@@ -105,7 +129,10 @@ def hand_over(request: ReplayRequest, folder: Path, console: Console) -> ImportR
     agents wait for; this only shows how far they are. Raises StartupError.
     """
     _check_files(request)
-    config = run_config.load(folder / "config.toml", list(request.overrides))
+    if not is_run(folder):
+        raise StartupError(f"--into {folder}: no run there (it has no {CONFIG_FILE})")
+    config = run_config.load(folder / CONFIG_FILE, list(request.overrides))
+    check_store(config.store)
     if request.votes and not request.ask_judge and not config.judge.recorded_votes_only:
         console.print(
             "turns without recorded votes will be shown to the run's judge "
@@ -138,6 +165,8 @@ class _Replay:
         """Whether all recordings are in the store."""
 
     async def run(self) -> dict[str, Any]:
+        from trainer.replay.summary import build_summary, save, summary_lines
+
         started = time.monotonic()
         config = self._config
         for warning in run_warnings(config.trainer):
@@ -148,13 +177,13 @@ class _Replay:
         )
         rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
         async with await Store.open(config.store) as store:
-            await self._check_model(store)
             run_config.save(config, self._folder / CONFIG_FILE)
             with ReplayProgress(self._console, self._mode) as shown:
                 imported = await self._import(store, rendering, shown)
                 if _has_work(await store.replay_status(), self._mode):
                     shown.starting()
                     async with Run(config, self._folder) as processes:
+                        await processes.start_engines()
                         await self._work(store, processes, shown)
                 status = await store.replay_status()
                 gaps = await self._gaps(store, shown)
@@ -175,22 +204,10 @@ class _Replay:
         self._check_learned(status)
         return summary
 
-    async def _check_model(self, store: Store) -> None:
-        """Raises StartupError where the folder's turns are in the ids of another model."""
-        path = self._folder / CONFIG_FILE
-        if not path.exists():
-            return
-        model = run_config.load(path).model
-        if _identity(model) != _identity(self._config.model) and any(
-            (await store.counts()).values()
-        ):
-            raise StartupError(
-                f"{self._folder} holds turns for {model}; give --model {model}, or take another "
-                "folder (--run)"
-            )
-
     async def hand_over(self) -> ImportReport:
         """Import, then look on until nothing waits for judge or teacher."""
+        from trainer.replay.summary import handed_over_lines
+
         config = self._config
         self._say(
             f"into the store of [bold]{escape(str(self._folder))}[/]: its processes take the turns "
@@ -306,6 +323,8 @@ class _Replay:
         self._console.print(markup, soft_wrap=True, highlight=False)
 
     async def _gap(self, student: str, cases: Sequence[HintedCase], shown: ReplayProgress) -> Gap:
+        from trainer.evaluation.gap import measure_gap
+
         is_stopped = threading.Event()
 
         def measured() -> None:
@@ -344,10 +363,6 @@ def _is_scored(mode: ReplayMode) -> Callable[[ReplayStatus], bool]:
     return lambda status: not any(status.states[state] for state in waiting)
 
 
-def _identity(model: str) -> str:
-    return str(Path(model).resolve()) if Path(model).is_dir() else model
-
-
 def _has_work(status: ReplayStatus, mode: ReplayMode) -> bool:
     """Whether anything waits for a process of the run."""
     trains = mode != "judge-only" and not _is_trained(status)
@@ -367,6 +382,8 @@ async def gap_cases(store: Store, turn_ids: Sequence[str]) -> list[HintedCase]:
     """At most GAP_TURNS of these turns, evenly spread, with their hinted prompts; those of a
     session together.
     """
+    from trainer.evaluation.gap import HintedCase
+
     step = max(1, -(-len(turn_ids) // GAP_TURNS))
     cases = []
     for turn_id in turn_ids[::step]:

@@ -9,8 +9,11 @@ from rich.console import Console
 from records.names import TurnState
 from records.replay_status import ReplayStatus
 from trainer.progress import Bar, ProgressBars
-from trainer.replay.config import ReplayMode
+from trainer.replay.modes import ReplayMode
 from trainer.replay.taking_in import ImportReport
+
+HINTS_EXPECTED_BY = 30
+"""Judged turns after which one hint at least is expected."""
 
 
 class ReplayProgress(ProgressBars):
@@ -28,6 +31,7 @@ class ReplayProgress(ProgressBars):
         self._measure: Bar | None = None
         self._scored_before = -1
         self._since = 0.0
+        self._is_told = False
 
     def imported(self, report: ImportReport) -> None:
         """Sessions so far; how many there are is not known before the last file is read."""
@@ -58,6 +62,19 @@ class ReplayProgress(ProgressBars):
             f"{status.num_scored} scored, {rate:.0f} tokens/s"
         )
         self._score.update(total - left, total, note)
+        self._say_no_hints(status)
+
+    def _say_no_hints(self, status: ReplayStatus) -> None:
+        """Once: a judge that finds nothing costs as much time as one that does."""
+        if self._is_told or status.num_judged < HINTS_EXPECTED_BY:
+            return
+        self._is_told = True
+        if not status.num_accepted:
+            self.say(
+                f"no hint in the first {status.num_judged} judged turns: this judge may be too "
+                "weak, or the recording shows nothing to learn; Ctrl-C stops, what is judged stays "
+                "(another judge: --set judge.base_url=URL --set judge.model=NAME, in a new --run)"
+            )
 
     def training(self, status: ReplayStatus, version: int) -> None:
         """Samples trained on, of those that can be."""

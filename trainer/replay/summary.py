@@ -13,7 +13,7 @@ from records.replay_status import ReplayStatus
 from records.store import Store
 from rollout_bridge.rendering import Rendering
 from trainer.evaluation.gap import Gap
-from trainer.replay.config import ReplayMode
+from trainer.replay.modes import ReplayMode
 from trainer.replay.taking_in import ImportReport
 from trainer.report import write_report
 from trainer.run_report import example_turns, metric_rows, run_curves

@@ -83,22 +83,21 @@ def test_the_echo_holds_what_was_set() -> None:
         "temperature": 0,
         "user": None,
     }
-    assert echo_of(body, parsed(body), 1.5) == {
+    assert echo_of(body, parsed(body), 1.5, 1000) == {
         "api": "responses",
         "created_at": 1,
         "has_instructions": False,
+        "model": "policy",
         "metadata": {"a": "b"},
         "temperature": 0,
     }
 
 
-def test_what_cannot_be_repeated_is_refused() -> None:
-    deep: Any = {}
-    for _ in range(400):
-        deep = {"properties": deep}
-    body = {"model": "policy", "input": "hi", "tools": [{**LOOK, "parameters": deep}]}
-    with pytest.raises(ApiError, match="nested too deeply"):
-        echo_of(body, parsed(body), 1.0)
+def test_more_than_is_repeated_is_refused() -> None:
+    choice = {"type": "function", "name": "look", "more": "x" * 1000}
+    body = {"model": "policy", "input": "hi", "tool_choice": choice, "tools": [LOOK]}
+    with pytest.raises(ApiError, match="bytes; at most 1000"):
+        echo_of(body, parsed(body), 1.0, 1000)
 
 
 IMAGE = {"type": "input_image", "image_url": "http://x"}

@@ -116,7 +116,7 @@ async def test_the_state_outlives_the_proxy(door: Door) -> None:
     app = create_app(deps)
     transport = httpx.ASGITransport(app=app)
     async with (
-        httpx.AsyncClient(transport=transport, base_url="http://proxy") as client,
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
         app.router.lifespan_context(app),
     ):
         url = f"/v1/responses/{sent['id']}"
@@ -150,6 +150,19 @@ async def test_items_can_be_referred_to(door: Door) -> None:
     history = [{"role": "user", "content": "hi"}, reference, output(item, "sun")]
     _, second = await say(door, tools=[TOOL], input=history)
     assert_extends(second, first)
+
+
+async def test_references_lead_to_so_many_responses_at_most(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is read with its whole history."""
+    monkeypatch.setattr("api_proxy.responses_api.stored._MAX_REFERRED", 1)
+    door.will_say("one", "two")
+    sent = [(await say(door, input=text))[0]["output"][0] for text in ("a", "b")]
+    references = [{"type": "item_reference", "id": item["id"]} for item in sent]
+    refused = await post(door, input=references)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "array_above_max_length"
 
 
 async def test_deleted_and_unstored_responses_cannot_be_read(door: Door) -> None:

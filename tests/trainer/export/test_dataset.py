@@ -171,7 +171,7 @@ def test_of_the_answers_to_one_prompt_the_best_stands_against_the_worst(
     [
         ({}, {"text": "No."}, LeftOut.NO_PAIR),
         ({}, {"correction": f" {ANSWER['content']}"}, LeftOut.SAME_ANSWER),
-        ({}, {"correction": "Ask ann@example.org"}, LeftOut.REDACTED_CORRECTION),
+        ({}, {"correction": "Ask ann@kestrel-freight.com"}, LeftOut.REDACTED_CORRECTION),
         ({"response": CALL, "tools": TOOLS}, {"correction": "21 C."}, LeftOut.CORRECTS_A_CALL),
         (
             {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from records.feedback import Feedback
+from records.housekeeping import Backup, Housekeeping
 from records.names import DropReason, TurnState
 from records.store import Store
 from rollout_bridge.config import RendererConfig
@@ -42,7 +44,11 @@ TOOLS = [{"type": "function", "function": {"name": "warmth", "parameters": {}}}]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [
+        {**row, "turns": [json.loads(turn) for turn in row["turns"]]} if "turns" in row else row
+        for row in rows
+    ]
 
 
 async def a_conversation(store: Store) -> tuple[str, list[str]]:
@@ -66,7 +72,7 @@ def test_a_session_is_a_line_that_tells_each_thing_once(a_run: ARun) -> None:
     assert result.exit_code == 0, result.output
     assert "3 turns of 2 sessions" in result.output
     line, other = lines(a_run.out / "sessions.jsonl")
-    assert (line["format"], line["version"]) == ("hindsight-opd-export", 1)
+    assert (line["format"], line["version"]) == ("hindsight-opd-export", 2)
     assert (line["session_id"], line["session_name"]) == (session_id, "mine")
     config = RendererConfig(name="default")
     wanted = renderer_fingerprint(Rendering.load(str(MODEL), config), config)
@@ -180,7 +186,7 @@ def test_feedback_stands_behind_what_followed_with_its_score(sqlite_run: ARun) -
 
 def test_what_was_redacted_has_no_ids_and_no_text_of_it(sqlite_run: ARun) -> None:
     async def work(store: Store) -> None:
-        asked = {"role": "user", "content": "I am ann@example.org, who are you?"}
+        asked = {"role": "user", "content": "I am ann@kestrel-freight.com, who are you?"}
         await store.record_turn(a_turn(await a_session(store), messages=[asked]), scope=SCOPE)
 
     sqlite_run.fill(work)
@@ -188,7 +194,7 @@ def test_what_was_redacted_has_no_ids_and_no_text_of_it(sqlite_run: ARun) -> Non
     text = (sqlite_run.out / "sessions.jsonl").read_text()
     assert "ann@" not in text
     [line] = lines(sqlite_run.out / "sessions.jsonl")
-    assert line["renderer"] is None
+    assert line["renderer"] == ""
     assert "prompt_ids" not in line["turns"][0]
     assert line["turns"][0]["drop_reason"] == "sensitive"
 
@@ -223,7 +229,7 @@ def test_without_the_model_ids_are_left_out_only_if_asked(sqlite_run: ARun) -> N
     assert not sqlite_run.out.exists()
     assert sqlite_run.export("--no-ids").exit_code == 0
     [line, _] = lines(sqlite_run.out / "sessions.jsonl")
-    assert line["renderer"] is None
+    assert line["renderer"] == ""
     assert not any("prompt_ids" in turn for turn in line["turns"])
 
 
@@ -275,7 +281,25 @@ def test_a_session_that_is_not_there_is_one_clear_line(sqlite_run: ARun) -> None
     result = sqlite_run.export("--session", "nobody")
     assert result.exit_code == 2
     assert "no session 'nobody'" in result.output
+    assert "did you mean" not in result.output
     assert not sqlite_run.out.exists()
+
+
+async def _backups(store: Store) -> list[Backup]:
+    return await Housekeeping(store, time.time).backups()
+
+
+@pytest.mark.parametrize("more", [(), ("--dataset", "sft"), ("--dataset", "preference")])
+def test_a_session_that_was_probably_meant_is_named(a_run: ARun, more: tuple[str, ...]) -> None:
+    a_run.fill(a_conversation)
+    result = a_run.export("--session", "minee", *more)
+    assert result.exit_code == 2
+    assert result.output.strip().splitlines()[-1] == (
+        "error: --session: no session 'minee' with such turns is in the records; "
+        "did you mean 'mine'?"
+    )
+    assert not a_run.out.exists()
+    assert a_run.fill(_backups) == []
 
 
 def test_a_run_without_records_is_not_given_an_empty_database(sqlite_run: ARun) -> None:
@@ -309,3 +333,40 @@ def test_only_the_owner_may_read_an_export(tmp_path: Path) -> None:
     with new_folder(tmp_path / "out"):
         pass
     assert (tmp_path / "out").stat().st_mode & 0o077 == 0
+
+
+async def of_many_types(store: Store) -> int:
+    """Sessions of plain texts that fill more than the library reads at once, then of all types."""
+    for number in range(13):
+        turn = a_turn(
+            await a_session(store), messages=[{"role": "user", "content": "x " * 500_000}]
+        )
+        assert number or not turn.tools
+        await store.record_turn(turn, scope=SCOPE)
+    parts = [{"type": "text", "text": "x"}, {"type": "text", "text": "y", "n": [1, "two", None]}]
+    schemas = [{"type": "string", "default": "x"}, {"type": ["integer", "null"], "default": 1}]
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"q": schema}}}}
+        for schema in schemas
+    ]
+    for message in ({"role": "user", "content": parts}, USER):
+        session_id = await store.ensure_session(scope=SCOPE, external_id=str(message["content"]))
+        turn = a_turn(session_id, messages=[message], tools=tools, sampling={"temperature": 0.5})
+        await store.record_turn(turn, scope=SCOPE)
+    await store.close_session(session_id, "done")
+    await turn_in(store, TurnState.TRAINED)
+    return 16
+
+
+def test_sessions_open_as_a_data_set_whatever_they_hold(sqlite_run: ARun, tmp_path: Path) -> None:
+    import datasets
+
+    number = sqlite_run.fill(of_many_types)
+    assert sqlite_run.export("--what", "sessions").exit_code == 0
+    file = sqlite_run.out / "sessions.jsonl"
+    rows = datasets.load_dataset(
+        "json", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert len(rows) == number
+    told = [[json.loads(turn) for turn in row["turns"]] for row in rows]
+    assert told == [row["turns"] for row in lines(file)]

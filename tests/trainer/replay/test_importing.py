@@ -21,10 +21,12 @@ from records.store import Store
 from records.turn_writes import prepare
 from records.types import CapturedTurn, PolicyScore, Score, TurnRecord, Verdict
 from rollout_bridge.config import RendererConfig
+from rollout_bridge.hinting import hinted_prompt_ids
 from rollout_bridge.rendering import Rendering
 from tests.examples.shipped import MODEL
 from tests.records.builders import REPLY, a_session, a_turn
 from tests.records.builders import SCOPE as LIVE_SCOPE
+from tests.rollout_bridge.chat_tokenizers import without_switches
 from tests.trainer.replay.recordings import AIRLINE, AIRLINE_VOTES, read, write_lines
 from trainer.replay.importing import (
     SCOPE,
@@ -237,12 +239,47 @@ def test_what_the_model_cannot_take_is_named_and_the_rest_is_kept(rendering, ses
 
 
 def test_what_the_template_cannot_show_is_named_and_the_rest_is_kept(rendering, session) -> None:
-    broken = replace(session.turns[1], response={"role": "assistant", "content": "a<|im_end|>b"})
+    broken = replace(session.turns[1], response={"role": "assistant", "content": ""})
     odd = replace(session, turns=(session.turns[0], broken, session.turns[2]))
     found = prepared(odd, rendering)
     assert [problem.reason for problem in found.problems] == [ImportProblem.UNRENDERABLE]
     assert found.rows is not None
     assert len(found.rows.turns) == 2
+
+
+def test_a_turn_is_rendered_with_the_switch_that_its_request_set(rendering, session) -> None:
+    first, second, third, *_ = session.turns
+    turns = (
+        replace(first, enable_thinking=True),
+        replace(second, enable_thinking=True),
+        replace(third, enable_thinking=None),
+    )
+    found = prepared(replace(session, turns=turns), rendering)
+    assert found.problems == ()
+    assert found.rows is not None
+    thinking = rendering.with_thinking(True)
+    switches = [row.turn["sampling"].get("enable_thinking") for row in found.rows.turns]
+    assert switches == [True, True, None]
+    prompt = thinking.prompt_ids(first.messages, first.tools)
+    assert prompt.tolist() != rendering.prompt_ids(first.messages, first.tools).tolist()
+    rows = found.rows.turns
+    assert list(rows[0].tokens["prompt_ids"]) == prompt.tolist()
+    second_prompt = thinking.prompt_ids(second.messages, second.tools)
+    assert list(rows[1].tokens["prompt_ids"]) == second_prompt.tolist()
+    # Another switch: rendered anew, as it was live.
+    third_prompt = rendering.prompt_ids(third.messages, third.tools)
+    assert list(rows[2].tokens["prompt_ids"]) == third_prompt.tolist()
+    hinted = hinted_prompt_ids(thinking, first.messages, first.tools, prompt, "Be kind.", 10**6)
+    assert "Be kind." in rendering.decode(hinted)
+
+
+def test_a_switch_that_the_template_lacks_is_named(session, tmp_path) -> None:
+    plain = without_switches(tmp_path / "plain")
+    turn = replace(session.turns[0], enable_thinking=False)
+    found = prepared(replace(session, turns=(turn,)), plain)
+    [problem] = found.problems
+    assert problem.reason is ImportProblem.UNRENDERABLE
+    assert "no switch 'enable_thinking'" in problem.detail
 
 
 def test_ids_are_taken_as_they_are_only_where_they_are_of_the_same_renderer(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -10,13 +11,17 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 
 from tests.trainer.replay.recordings import AIRLINE, AIRLINE_VOTES, DATA, read, write_lines
-from trainer.replay.reading import detect_format, read_recordings
+from trainer.replay.reading import check_recordings, detect_format, read_recordings
 from trainer.replay.recorded import Problem, RecordingFormat
 
 TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+OTHER_TALK = {
+    "messages": [{"role": "user", "content": "c"}, {"role": "assistant", "content": 'd"\\'}]
+}
 RECORD = {"session_id": "s", "turn": 1, "messages": [], "response_text": "b", "next_state": None}
 CLAUDE = {"type": "user", "uuid": "u", "parentUuid": None, "sessionId": "s", "message": {}}
 OPENCLAW = {"type": "session", "id": "s", "timestamp": "2026-01-01T00:00:00Z", "cwd": "/"}
@@ -63,10 +68,9 @@ def test_unknown_file_is_one_problem(tmp_path: Path, lines: list[Any], says: str
     [
         (b"", "it is empty"),
         (b" \n\n", "it is empty"),
-        (gzip.compress(json.dumps(TALK).encode()), "gzip); unpack it"),
+        (gzip.compress(b""), "it is empty"),
+        (b"[]", "no line that is a JSON object"),
         (json.dumps(TALK).encode("utf-16"), "UTF-16"),
-        (json.dumps([TALK], indent=1).encode(), "looks like a JSON array"),
-        (json.dumps([TALK]).encode(), "looks like a JSON array"),
         (json.dumps(TALK, indent=1).encode(), "takes several lines"),
         (json.dumps({"conversation": [], "user": 1}).encode(), "'conversation', 'user'"),
     ],
@@ -77,6 +81,72 @@ def test_unknown_file_is_told_what_it_is(tmp_path: Path, data: bytes, says: str)
     problem = detect_format(path)
     assert isinstance(problem, Problem)
     assert says in problem.detail
+
+
+PACKED = {
+    "gzip": lambda data: gzip.compress(data),
+    "zstd": lambda data: pyarrow.compress(data, codec="zstd", asbytes=True),
+    "not packed": lambda data: data,
+}
+SHAPED = {
+    "lines": json.dumps(TALK).encode() + b"\n" + json.dumps(OTHER_TALK).encode(),
+    "array": json.dumps([TALK, OTHER_TALK]).encode(),
+    "indented array": json.dumps([TALK, OTHER_TALK], indent=1).encode(),
+}
+
+
+@pytest.mark.parametrize("packed", PACKED)
+@pytest.mark.parametrize("shape", SHAPED)
+def test_packed_files_and_arrays_are_read_as_their_lines_are(
+    tmp_path: Path, packed: str, shape: str
+) -> None:
+    path = tmp_path / "any.data"
+    path.write_bytes(PACKED[packed](SHAPED[shape]))
+    sessions, problems = read(path)
+    assert problems == []
+    assert [session.turns[0].response for session in sessions] == [
+        {"role": "assistant", "content": talk["messages"][1]["content"]}
+        for talk in (TALK, OTHER_TALK)
+    ]
+
+
+def test_a_packed_file_that_is_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    lines = b"".join(json.dumps(TALK).encode() + b"\n" for _ in range(2000))
+    for packed in ("gzip", "zstd"):
+        data = PACKED[packed](lines + random.Random(0).randbytes(200_000).hex().encode())
+        path = tmp_path / packed
+        path.write_bytes(data[: len(data) // 2])
+        sessions, problems = read(path)
+        assert sessions
+        assert problems[-1].reason.value == "unreadable"
+
+
+def test_a_packed_recording_is_read_where_lines_are_read_again(tmp_path: Path) -> None:
+    lines = [{**RECORD, "turn": turn, "response_text": str(turn)} for turn in (1, 2)]
+    plain = write_lines(tmp_path / "plain.jsonl", lines)
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    (expected,), (found,) = read(plain)[0], read(packed)[0]
+    assert [turn.response for turn in found.turns] == [turn.response for turn in expected.turns]
+    assert len(found.turns) == 2
+
+
+def test_a_folder_is_also_its_packed_files_and_its_arrays(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json.dumps(TALK).encode()))
+    (tmp_path / "b.json").write_text(json.dumps([OTHER_TALK]))
+    (tmp_path / "c.json").write_text(json.dumps({"settings": 1}))
+    write_lines(tmp_path / "d.jsonl", [{"what": 1}])
+    sessions, (problem,) = read(tmp_path)
+    assert [Path(session.source).name for session in sessions] == ["a.jsonl.gz", "b.json"]
+    assert problem.source.endswith("d.jsonl")
+    check_recordings([tmp_path])
+
+
+def test_where_nothing_can_be_read_the_first_reason_is_given(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        write_lines(tmp_path / name, [{"what": 1}])
+    with pytest.raises(ValueError, match=r"a\.jsonl: its lines are of none.*and 1 more files"):
+        check_recordings([tmp_path])
 
 
 def test_votes_are_told_from_sessions() -> None:

@@ -20,7 +20,11 @@ from trainer.replay.comparison.words import Line
 from trainer.run_config import RunConfig
 
 _SHOWN_DIFFERENCES = 50
-_NOT_A_SETTING = ("store.", "proxy.host", "proxy.port", "policy.", "frozen.url", "judge.api_key")
+_NOT_A_SETTING = (
+    *("store.", "proxy.host", "proxy.port", "policy.", "frozen.url", "frozen.api_key"),
+    *("frozen.admin_api_key", "frozen.embedded.api_key_file", "judge.api_key"),
+    "scoring.teacher_api_keys",
+)
 """Where a run lies, and secrets: no settings of a comparison."""
 _PORT, _JUDGE = "frozen.embedded.port", "judge.base_url"
 

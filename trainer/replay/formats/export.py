@@ -3,12 +3,13 @@
 A line is UTF-8 JSON without NaN or Infinity. Its fields:
 
     format           "hindsight-opd-export"
-    version          1; another version is a problem of the line
+    version          2, or 1, in which turns are objects; another one is a problem of the line
     session_id       text
     outcome_reward   number, or null
-    renderer         fingerprint of the tokenizer and template that all ids are of, or null where
-                     the line has no ids
-    turns            list of turns; a parent stands before its children
+    renderer         fingerprint of the tokenizer and template that all ids are of; null or empty
+                     where the line has no ids
+    turns            list of turns, each the JSON text of an object, so that a file opens as a
+                     table whatever agents sent; a parent stands before its children
 
 A turn's fields. Those without "optional" must be there.
 
@@ -34,6 +35,8 @@ A turn's fields. Those without "optional" must be there.
     distribution_modified  optional, null. What kept the response from being sampled from the plain
                      softmax (top-p, a grammar). Log-probs of such a turn are read as null
     votes            optional, null. Raw texts of the judge's votes, in their order
+    sampling         optional, null. Of this object `enable_thinking` is read: true or false where
+                     the request set the chat template's switch of that name, else null or absent
 
 These are written for people and other programs, and are not read back, because a replay makes them
 anew: `version_spans` ([[version, start, end], ...]), `state`, `drop_reason`, `drop_detail`, `hint`,
@@ -51,6 +54,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from records.json_text import parse_json
 from trainer.replay.conversation import missing_tools
 from trainer.replay.entries import Origin
 from trainer.replay.formats.export_fields import ExportedSession
@@ -65,7 +69,7 @@ from trainer.replay.recorded import (
 )
 
 NAME = "hindsight-opd-export"
-VERSION = 1
+VERSIONS = (1, 2)
 
 
 def is_export(value: dict[str, Any]) -> bool:
@@ -124,10 +128,22 @@ def _checked(value: dict[str, Any]) -> ExportedSession:
     """The fields of a line. Raises ValueError, in words, if it is none of this version."""
     if not is_export(value):
         raise ValueError(f"the line's 'format' is not {NAME!r}")
-    if value.get("version") != VERSION:
+    if value.get("version") not in VERSIONS:
         found = value.get("version")
-        raise ValueError(f"version {found!r} of the export, and this program reads {VERSION}")
-    return ExportedSession.model_validate(value)
+        raise ValueError(f"version {found!r} of the export, and this program reads {VERSIONS}")
+    session = ExportedSession.model_validate(value)
+    turns = [_parsed(turn) for turn in session.turns]
+    return session.model_copy(update={"turns": turns, "renderer": session.renderer or None})
+
+
+def _parsed(turn: Any) -> Any:
+    """A turn that is JSON text as its value; text that is none as it is, which is no turn."""
+    if not isinstance(turn, str):
+        return turn
+    try:
+        return parse_json(turn)
+    except ValueError:
+        return turn
 
 
 def _first(error: ValidationError) -> str:

@@ -18,6 +18,12 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
+class ExportedSampling(_Strict):
+    """What of `sampling` says how the prompt is rendered."""
+
+    enable_thinking: bool | None = None
+
+
 class ExportedTurn(_Strict):
     """A turn as a line holds it, without its messages checked."""
 
@@ -37,6 +43,7 @@ class ExportedTurn(_Strict):
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     distribution_modified: str | None = None
     votes: list[str] | None = None
+    sampling: ExportedSampling | None = None
 
     @model_validator(mode="after")
     def _tokens_are_whole(self) -> ExportedTurn:

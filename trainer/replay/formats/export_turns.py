@@ -100,6 +100,7 @@ class TurnReading:
             next_state=self._next_state(exported, notes),
             tokens=tokens if self._renderer is not None else None,
             votes=None if exported.votes is None else tuple(exported.votes),
+            enable_thinking=exported.sampling and exported.sampling.enable_thinking,
             problem=in_prompt or problem or _side_turn(exported, notes),
         )
         ids = None if tokens is None else np.concatenate([tokens.prompt_ids, tokens.response_ids])

@@ -1,4 +1,4 @@
-"""The lines of a JSONL file, one at a time, whatever is in them.
+"""The lines of a JSONL file (`opened`: also of a packed one), one at a time, whatever is in them.
 
 A line over the limit is passed over in pieces and never held whole, so a file with a line of a
 gigabyte costs no more memory than the limit. Nothing here knows what the lines mean.
@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from trainer.replay.formats.opened import UNREADABLE, opened
 from trainer.replay.recorded import ImportProblem, Problem
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -37,13 +38,13 @@ def read_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[Line | Probl
     """
     source = str(path)
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             for number, offset, data in _raw_lines(file, limit):
                 read = _parsed(source, number, offset, data, limit)
                 if read is not None:
                     yield read
-    except OSError as error:
-        detail = f"cannot be read: {error.strerror or error}"
+    except UNREADABLE as error:
+        detail = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         yield Problem(source=source, reason=ImportProblem.UNREADABLE, detail=detail)
 
 

@@ -28,6 +28,7 @@ from trainer.replay.entries import Origin
 from trainer.replay.formats.lines import MAX_LINE_BYTES, Line, read_line_at, read_lines
 from trainer.replay.formats.openai_chat import is_number
 from trainer.replay.formats.openclaw_rl_session import SessionReading
+from trainer.replay.formats.opened import opened
 from trainer.replay.recorded import (
     ImportProblem,
     Problem,
@@ -59,7 +60,7 @@ def read_openclaw_rl(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Record
             run.add(line.number, line.offset, turn)
     if not runs:
         return
-    with path.open("rb") as file:
+    with opened(path, seekable=True) as file:
         for run in runs:
             yield from SessionReading(run.origin(path), run.lines).session(
                 read_line_at(file, offset) for offset in run.offsets

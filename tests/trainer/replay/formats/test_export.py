@@ -115,7 +115,7 @@ def test_turn_of_a_wrong_shape_is_left_out_alone(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
         ({"session_id": ""}, "session_id"),
         ({"outcome_reward": "high"}, "outcome_reward"),
         ({"turns": None}, "turns"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 
 from records.store import Store
 from records.types import TurnRecord
+from tests.records.builders import SCOPE, a_turn
 from tests.trainer.export.conftest import ARun
 from tests.trainer.export.test_files import a_conversation
-from tests.trainer.replay.recordings import read
+from tests.trainer.replay.recordings import read, write_lines
 from trainer.replay.reading import detect_format
 from trainer.replay.recorded import RecordedTurn, RecordingFormat
 
@@ -31,6 +33,34 @@ def _same(read_again: RecordedTurn, stored: TurnRecord) -> None:
     np.testing.assert_array_equal(tokens.response_ids, stored.response_ids)
     assert tokens.rollout_logprobs is not None
     np.testing.assert_array_equal(tokens.rollout_logprobs, stored.rollout_logprobs)
+
+
+async def _with_switches(store: Store) -> list[TurnRecord]:
+    session_id = await store.ensure_session(scope=SCOPE, external_id="switched")
+    turns = []
+    for value in (None, False, True):
+        switch = {} if value is None else {"enable_thinking": value}
+        turn = a_turn(session_id, sampling={"temperature": 1.0, **switch})
+        await store.record_turn(turn, scope=SCOPE)
+        turns.append(turn.turn_id)
+    return await store.turns(turns)
+
+
+def test_the_templates_switch_of_a_request_comes_back(tmp_path: Path) -> None:
+    run = ARun(tmp_path, f"sqlite:///{tmp_path}/records.db")
+    run.fill(_with_switches)
+    assert run.export("--what", "sessions").exit_code == 0
+    path = run.out / "sessions.jsonl"
+    sessions, _ = read(path)
+    turns = [turn for session in sessions for turn in session.turns]
+    assert [turn.enable_thinking for turn in turns] == [None, False, True]
+    # What wrote no `sampling` set no switch.
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["turns"] = [{**json.loads(turn), "sampling": None} for turn in line["turns"]]
+    sessions, _ = read(write_lines(tmp_path / "older.jsonl", lines))
+    turns = [turn for session in sessions for turn in session.turns]
+    assert [turn.enable_thinking for turn in turns] == [None, None, None]
 
 
 def test_turns_of_a_store_come_back_as_they_were(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import tracemalloc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trainer.replay.formats.lines import Line, read_line_at, read_lines
@@ -21,6 +21,8 @@ def test_every_line_is_an_object_a_problem_or_blank(
     lines: list[bytes], limit: int, end: bytes
 ) -> None:
     data = b"\n".join(lines) + end
+    # A file that begins so is read as one array; test_opened.py has those.
+    assume(not data.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["))
     with TemporaryDirectory() as folder:
         path = Path(folder, "lines.jsonl")
         path.write_bytes(data)

@@ -1,0 +1,50 @@
+"""The event loop that the endpoint runs in: asyncio's, which here takes few events at a time.
+
+asyncio serves everything that the selector reports before it looks at its timers again. Ten
+thousand clients that hang up at once would hold it for 0.3 s, and ten thousand that ask at once for
+more than a second. uvloop is faster, but has no such bound either, and none can be given to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+_MOST_EVENTS = 16
+"""Each may begin a request, whose first step takes about a millisecond."""
+
+
+class FewAtATime(selectors.DefaultSelector):
+    """Reports at most so many events at once, all others before it looks for new ones: whoever has
+    many connections does not keep the others waiting longer than it takes to serve each once.
+    """
+
+    def __init__(self, most: int = _MOST_EVENTS) -> None:
+        super().__init__()
+        self._most = most
+        self._waiting: deque[tuple[selectors.SelectorKey, int]] = deque()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """As any selector does; nothing, if what waited is no longer asked for."""
+        if not self._waiting:
+            self._waiting.extend(super().select(timeout))
+        known = self.get_map()
+        reported = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
+        # A key that was changed, removed or made anew since then is reported again if it is ready.
+        return [event for event in reported if known.get(event[0].fd) is event[0]]
+
+
+def run(main: Coroutine[Any, Any, Result]) -> Result:
+    """`asyncio.run` in such a loop."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """An event loop of this kind."""
+    return asyncio.SelectorEventLoop(FewAtATime())

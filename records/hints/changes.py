@@ -1,0 +1,335 @@
+"""What changes a hint that is in the memory: its examination, its measurements, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, exists, or_, select, update
+
+from records.errors import StoreConflict
+from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
+from records.hints.types import (
+    LIVE_STATUSES,
+    DeletedHint,
+    Examination,
+    HintPrompt,
+    HintState,
+    HintStatus,
+    RehearsalBlock,
+)
+from records.models import SampleRow, TurnRow
+from records.sql import chunks, upsert
+
+_MOVES = {
+    HintStatus.ACTIVE: (HintStatus.RESTING, HintStatus.STUCK, HintStatus.WITHDRAWN),
+    HintStatus.RESTING: (HintStatus.ACTIVE, HintStatus.WITHDRAWN),
+    HintStatus.STUCK: (HintStatus.ACTIVE, HintStatus.RESTING, HintStatus.WITHDRAWN),
+}
+"""What may follow, but for what an examination or a deletion does."""
+
+
+def claim_hints_op(
+    connection: Connection, owner: str, limit: int, now: float, ttl_s: float
+) -> list[str]:
+    """Claim up to `limit` hints that nobody has examined: of each scope the oldest, then the
+    second, and so on.
+    """
+    free = or_(HintRow.claim_owner.is_(None), HintRow.claim_until < now)
+    rows = connection.execute(
+        select(HintRow.hint_id, HintRow.scope)
+        .where(HintRow.status.in_(LIVE_STATUSES), HintRow.is_rule.is_(None), free)
+        .order_by(HintRow.created_at, HintRow.hint_id)
+        .limit(16 * limit)
+        .with_for_update(skip_locked=True)
+    ).all()
+    place: dict[str, int] = {}
+    ranked: list[tuple[int, int, str]] = []
+    for number, row in enumerate(rows):
+        place[row.scope] = place.get(row.scope, -1) + 1
+        ranked.append((place[row.scope], number, row.hint_id))
+    chosen = [hint_id for _, _, hint_id in sorted(ranked)[:limit]]
+    _claim(connection, chosen, owner, now + ttl_s)
+    return chosen
+
+
+def extend_hint_claims_op(
+    connection: Connection, owner: str, hint_ids: Sequence[str], until: float
+) -> int:
+    """Move the deadline of claims that `owner` still holds."""
+    return _of_owner(connection, owner, hint_ids, claim_until=until)
+
+
+def release_hints_op(connection: Connection, owner: str, hint_ids: Sequence[str]) -> int:
+    """Give back claims that `owner` still holds."""
+    return _of_owner(connection, owner, hint_ids, claim_owner=None, claim_until=None)
+
+
+def _claim(connection: Connection, hint_ids: Sequence[str], owner: str, until: float) -> None:
+    for part in chunks(hint_ids):
+        connection.execute(
+            update(HintRow)
+            .where(HintRow.hint_id.in_(part))
+            .values(claim_owner=owner, claim_until=until)
+        )
+
+
+def _of_owner(connection: Connection, owner: str, hint_ids: Sequence[str], **values: Any) -> int:
+    return sum(
+        connection.execute(
+            update(HintRow)
+            .where(HintRow.hint_id.in_(part), HintRow.claim_owner == owner)
+            .values(**values)
+        ).rowcount
+        for part in chunks(hint_ids)
+    )
+
+
+def examination_op(
+    connection: Connection, owner: str, examination: Examination, now: float
+) -> list[str] | None:
+    """Write what an examination found; the hints that hold no more because of it. None, and
+    nothing is written, if the claim is lost or the hint holds no more.
+    """
+    hint_id = examination.hint_id
+    row = connection.execute(
+        select(HintRow.claim_owner, HintRow.status, HintRow.scope)
+        .where(HintRow.hint_id == hint_id)
+        .with_for_update()
+    ).one_or_none()
+    if row is None or row.claim_owner != owner or row.status not in LIVE_STATUSES:
+        return None
+    if examination.merged_into is not None:
+        return _merge(connection, hint_id, row.scope, examination.merged_into, now)
+    ended = [
+        _end(
+            connection,
+            other,
+            row.scope,
+            _how_contradicted(connection, other, hint_id),
+            hint_id,
+            now,
+        )
+        for other in examination.contradicts
+    ]
+    block, opposed_by = examination.block, None
+    if examination.opposed_elsewhere:
+        block, opposed_by = RehearsalBlock.OTHER_SCOPE, examination.opposed_elsewhere[0]
+        for other in examination.opposed_elsewhere:
+            _pause(connection, other, hint_id, now)
+    upsert(connection, HintPromptRow, [_prompt_row(one) for one in examination.prompts])
+    connection.execute(
+        update(HintRow)
+        .where(HintRow.hint_id == hint_id)
+        .values(
+            is_rule=examination.is_rule,
+            block=block,
+            opposed_by=opposed_by,
+            detail=examination.detail,
+            claim_owner=None,
+            claim_until=None,
+            updated_at=now,
+        )
+    )
+    return [one for one in ended if one is not None]
+
+
+def _merge(
+    connection: Connection, hint_id: str, scope: str, into: str, now: float
+) -> list[str] | None:
+    target = connection.execute(
+        select(HintRow.status, HintRow.scope).where(HintRow.hint_id == into).with_for_update()
+    ).one_or_none()
+    if target is None or target.status not in LIVE_STATUSES or target.scope != scope:
+        release = update(HintRow).where(HintRow.hint_id == hint_id)
+        connection.execute(release.values(claim_owner=None, claim_until=None))
+        return None  # it ended meanwhile: the hint is examined again
+    has = select(HintSourceRow.turn_id).where(HintSourceRow.hint_id == into)
+    own = HintSourceRow.hint_id == hint_id
+    connection.execute(delete(HintSourceRow).where(own, HintSourceRow.turn_id.in_(has)))
+    connection.execute(update(HintSourceRow).where(own).values(hint_id=into))
+    _take_away(connection, hint_id)
+    connection.execute(
+        update(HintRow)
+        .where(HintRow.hint_id == hint_id)
+        .values(
+            status=HintStatus.MERGED,
+            merged_into=into,
+            text_key=None,
+            claim_owner=None,
+            claim_until=None,
+            updated_at=now,
+        )
+    )
+    connection.execute(update(HintRow).where(HintRow.hint_id == into).values(updated_at=now))
+    return [hint_id]
+
+
+def _how_contradicted(connection: Connection, old: str, new: str) -> HintStatus:
+    """Withdrawn, if users of what the old hint had taught gave the new one; else contradicted."""
+    taught = exists().where(
+        HintRow.hint_id == old,
+        HintRow.trained_since.is_not(None),
+        HintSourceRow.hint_id == new,
+        TurnRow.turn_id == HintSourceRow.turn_id,
+        TurnRow.oldest_version >= HintRow.trained_since,
+    )
+    return HintStatus.WITHDRAWN if connection.scalar(select(taught)) else HintStatus.CONTRADICTED
+
+
+def _end(
+    connection: Connection, hint_id: str, scope: str, status: HintStatus, by: str, now: float
+) -> str | None:
+    """An older hint of the scope gives way; None if it holds no more anyway."""
+    changed = connection.execute(
+        update(HintRow)
+        .where(
+            HintRow.hint_id == hint_id, HintRow.scope == scope, HintRow.status.in_(LIVE_STATUSES)
+        )
+        .values(status=status, opposed_by=by, text_key=None, block=None, updated_at=now)
+    )
+    return hint_id if changed.rowcount else None
+
+
+def _pause(connection: Connection, hint_id: str, by: str, now: float) -> None:
+    connection.execute(
+        update(HintRow)
+        .where(HintRow.hint_id == hint_id, HintRow.status.in_(LIVE_STATUSES))
+        .values(block=RehearsalBlock.OTHER_SCOPE, opposed_by=by, updated_at=now)
+    )
+
+
+def _take_away(connection: Connection, hint_id: str) -> None:
+    for model in (HintPromptRow, HintStateRow):
+        connection.execute(delete(model).where(model.hint_id == hint_id))
+
+
+def _prompt_row(prompt: HintPrompt) -> dict[str, Any]:
+    return {
+        "prompt_id": prompt.prompt_id,
+        "hint_id": prompt.hint_id,
+        "kind": prompt.kind,
+        "text": prompt.text,
+        "held_out": prompt.held_out,
+        "asked": prompt.asked,
+        "followed": prompt.followed,
+        "dropped": prompt.dropped,
+    }
+
+
+def set_prompt_op(
+    connection: Connection, prompt_id: str, asked: int, followed: int, dropped: str | None
+) -> None:
+    """How the start model followed a prompt's words, and why they are not used."""
+    connection.execute(
+        update(HintPromptRow)
+        .where(HintPromptRow.prompt_id == prompt_id)
+        .values(asked=asked, followed=followed, dropped=dropped)
+    )
+
+
+def set_states_op(connection: Connection, hint_id: str, states: Sequence[HintState]) -> None:
+    """The states of a hint, in place of those that it had. Turns that have gone are left out."""
+    connection.execute(delete(HintStateRow).where(HintStateRow.hint_id == hint_id))
+    left: set[str] = set()
+    for part in chunks([one.turn_id for one in states]):
+        left.update(connection.scalars(select(TurnRow.turn_id).where(TurnRow.turn_id.in_(part))))
+    upsert(
+        connection,
+        HintStateRow,
+        [
+            {"hint_id": hint_id, "turn_id": one.turn_id, "held_out": one.held_out}
+            for one in states
+            if one.turn_id in left
+        ],
+    )
+
+
+def set_block_op(
+    connection: Connection,
+    hint_id: str,
+    block: RehearsalBlock | None,
+    detail: str | None,
+    now: float,
+) -> None:
+    """Why a hint is not rehearsed; None: it is."""
+    connection.execute(
+        update(HintRow)
+        .where(HintRow.hint_id == hint_id)
+        .values(block=block, detail=detail, updated_at=now)
+    )
+
+
+def set_gap_op(
+    connection: Connection, hint_id: str, gap: float, gap_high: float, first: bool, now: float
+) -> None:
+    """A measurement on held-back states, in nats per token; `first`: before the first lesson."""
+    values = {"gap": gap, "gap_high": gap_high, "updated_at": now}
+    connection.execute(
+        update(HintRow)
+        .where(HintRow.hint_id == hint_id)
+        .values(**values, **({"first_gap": gap} if first else {}))
+    )
+
+
+def set_status_op(
+    connection: Connection, hint_id: str, status: HintStatus, detail: str | None, now: float
+) -> bool:
+    """Another status; False if the hint does not hold any more, or has it already.
+
+    Raises StoreConflict for a status that cannot follow the one that it has.
+    """
+    current = connection.scalar(
+        select(HintRow.status).where(HintRow.hint_id == hint_id).with_for_update()
+    )
+    if current is None or current not in LIVE_STATUSES or current is status:
+        return False
+    if status not in _MOVES[current]:
+        raise StoreConflict(f"hint {hint_id}: {current.value} -> {status.value} is no legal move")
+    values: dict[str, Any] = {"status": status, "detail": detail, "updated_at": now}
+    if status not in LIVE_STATUSES:
+        values["text_key"] = None
+    connection.execute(update(HintRow).where(HintRow.hint_id == hint_id).values(**values))
+    return True
+
+
+def delete_hint_op(
+    connection: Connection, hint_id: str, scope: str | None, now: float
+) -> DeletedHint | None:
+    """Delete a hint: its texts and its sources' words go, its row stays. None if there is none, or
+    none of the `scope`, or it was deleted before.
+    """
+    row = connection.execute(
+        select(HintRow.scope, HintRow.status, HintRow.trained_since)
+        .where(HintRow.hint_id == hint_id)
+        .with_for_update()
+    ).one_or_none()
+    if row is None or scope not in (None, row.scope) or row.status is HintStatus.DELETED:
+        return None
+    versions = _versions_of(connection, hint_id, row.trained_since)
+    _take_away(connection, hint_id)
+    connection.execute(
+        update(HintSourceRow).where(HintSourceRow.hint_id == hint_id).values(text="", words="")
+    )
+    connection.execute(
+        update(HintRow)
+        .where(HintRow.hint_id == hint_id)
+        .values(status=HintStatus.DELETED, text="", text_key=None, detail=None, updated_at=now)
+    )
+    # Who was paused on its account goes on.
+    connection.execute(
+        update(HintRow)
+        .where(and_(HintRow.opposed_by == hint_id, HintRow.block == RehearsalBlock.OTHER_SCOPE))
+        .values(opposed_by=None, block=None, updated_at=now)
+    )
+    return DeletedHint(hint_id=hint_id, versions=versions)
+
+
+def _versions_of(connection: Connection, hint_id: str, first: int | None) -> tuple[int, ...]:
+    """Versions that trained on a turn that the hint came from, and the first that a lesson did."""
+    of_turns = connection.scalars(
+        select(SampleRow.version)
+        .join(HintSourceRow, HintSourceRow.turn_id == SampleRow.turn_id)
+        .where(HintSourceRow.hint_id == hint_id)
+    )
+    return tuple(sorted({*of_turns, *([] if first is None else [first])}))

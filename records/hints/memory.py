@@ -1,0 +1,251 @@
+"""What is written to the hint memory: hints of accepted verdicts, and what becomes of them.
+
+A hint enters in the transaction of its verdict, so it survives whatever happens to the turn: one
+that is too old to train by now has still taught what its user wants. Of one text a scope has one
+hint that holds; each further turn with that text is a further source of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Connection, bindparam, delete, select, update
+
+from records.columns import clean_text
+from records.feedback import load as load_feedback
+from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
+from records.hints.types import LIVE_STATUSES, HintStatus
+from records.messages import Message, content_text
+from records.models import TurnRow
+from records.sql import chunks, insert_missing, rows_in, upsert
+from records.types import Verdict
+
+MAX_WORDS_CHARS = 2000
+"""Longest text of a source's words; what is beyond is cut."""
+
+_TURNS = select(TurnRow.turn_id, TurnRow.session_id, TurnRow.scope, TurnRow.next_state).where(
+    TurnRow.turn_id.in_(bindparam("values", expanding=True))
+)
+_BY_KEY = select(HintRow.hint_id, HintRow.scope, HintRow.text_key).where(
+    HintRow.text_key.in_(bindparam("values", expanding=True))
+)
+
+
+def text_key(text: str) -> str:
+    """Stands for a hint's text, whatever its case and spacing. Hex SHA-256."""
+    plain = " ".join(clean_text(text).casefold().split())
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+def remember(connection: Connection, verdicts: Sequence[Verdict], now: float) -> None:
+    """The accepted hint of each verdict: a new hint, or one more source of what the scope has."""
+    turn_ids = [one.turn_id for one in verdicts]
+    _forget_sources(connection, turn_ids)
+    by_turn = {one.turn_id: one for one in verdicts if one.hint}
+    if not by_turn:
+        return
+    turns = {row.turn_id: row for row in rows_in(connection, _TURNS, by_turn)}
+    feedback = load_feedback(connection, list(turns))
+    insert_missing(
+        connection,
+        HintRow,
+        [
+            _hint_row(turns[turn_id].scope, verdict.hint or "", turn_id, now)
+            for turn_id, verdict in by_turn.items()
+            if turn_id in turns
+        ],
+    )
+    keys = {turn_id: text_key(verdict.hint or "") for turn_id, verdict in by_turn.items()}
+    found = rows_in(connection, _BY_KEY, keys.values())
+    ids = {(row.scope, row.text_key): row.hint_id for row in found}
+    sources = []
+    for turn_id, turn in turns.items():
+        verdict = by_turn[turn_id]
+        said = [*(turn.next_state or ()), *feedback.get(turn_id, ([], None))[0]]
+        sources.append(
+            {
+                "hint_id": ids[turn.scope, keys[turn_id]],
+                "turn_id": turn_id,
+                "session_id": turn.session_id,
+                "text": verdict.hint,
+                "words": words_of(said),
+                "num_votes": len(verdict.votes),
+                "num_positive": sum(vote.score == 1 for vote in verdict.votes),
+                "created_at": now,
+            }
+        )
+    upsert(connection, HintSourceRow, sources)
+
+
+def words_of(next_state: Iterable[Message]) -> str:
+    """What the user and the tools said, one message a line, cut to `MAX_WORDS_CHARS`."""
+    texts = (content_text(message.get("content")).strip() for message in next_state)
+    return "\n".join(text for text in texts if text)[:MAX_WORDS_CHARS]
+
+
+def _hint_row(scope: str, text: str, turn_id: str, now: float) -> dict[str, Any]:
+    return {
+        "hint_id": f"hint_{uuid4().hex}",
+        "scope": scope,
+        "text": text,
+        "text_key": text_key(text),
+        "origin_turn_id": turn_id,
+        "status": HintStatus.ACTIVE,
+        "detail": None,
+        "created_at": now,
+        "updated_at": now,
+        "claim_owner": None,
+        "claim_until": None,
+        "is_rule": None,
+        "block": None,
+        "opposed_by": None,
+        "merged_into": None,
+        "first_gap": None,
+        "gap": None,
+        "gap_high": None,
+        "trained_since": None,
+        "num_steps": 0,
+    }
+
+
+def _forget_sources(connection: Connection, turn_ids: Sequence[str]) -> None:
+    """Turns that are judged again tell anew what they were a source of."""
+    touched: set[str] = set()
+    for part in chunks(turn_ids):
+        among = HintSourceRow.turn_id.in_(part)
+        touched.update(connection.scalars(select(HintSourceRow.hint_id).where(among)))
+        if touched:
+            connection.execute(delete(HintSourceRow).where(among))
+    delete_sourceless(connection, touched)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """Hints that went with their turns, and versions of the policy that had trained on them."""
+
+    hint_ids: tuple[str, ...]
+    versions: tuple[int, ...]
+
+
+def forget_turns(connection: Connection, turn_ids: Sequence[str]) -> Forgotten:
+    """Take these turns out of the memory: sources, states, and hints that came from them alone.
+
+    A hint with other sources stays, with the text of its oldest other source if its own text came
+    from one of these turns; then it is examined anew.
+    """
+    touched: set[str] = set()
+    for part in chunks(turn_ids):
+        of_turns = HintSourceRow.turn_id.in_(part)
+        touched.update(connection.scalars(select(HintSourceRow.hint_id).where(of_turns)))
+        origins = select(HintRow.hint_id).where(HintRow.origin_turn_id.in_(part))
+        touched.update(connection.scalars(origins))
+        connection.execute(delete(HintSourceRow).where(of_turns))
+        connection.execute(delete(HintStateRow).where(HintStateRow.turn_id.in_(part)))
+    gone = delete_sourceless(connection, touched)
+    _tell_anew(connection, touched - set(gone.hint_ids), set(turn_ids))
+    return gone
+
+
+def delete_sourceless(connection: Connection, hint_ids: Iterable[str]) -> Forgotten:
+    """Delete those of these hints that no turn is a source of any more."""
+    gone: list[str] = []
+    versions: set[int] = set()
+    for part in chunks(sorted(hint_ids)):
+        kept = set(
+            connection.scalars(
+                select(HintSourceRow.hint_id).where(HintSourceRow.hint_id.in_(part)).distinct()
+            )
+        )
+        gone += [hint_id for hint_id in part if hint_id not in kept]
+    for part in chunks(gone):
+        trained = select(HintRow.trained_since).where(
+            HintRow.hint_id.in_(part), HintRow.trained_since.is_not(None)
+        )
+        versions.update(version for version in connection.scalars(trained) if version is not None)
+        for model in (HintStateRow, HintPromptRow):
+            connection.execute(delete(model).where(model.hint_id.in_(part)))
+        connection.execute(
+            update(HintRow).where(HintRow.merged_into.in_(part)).values(merged_into=None)
+        )
+        connection.execute(
+            update(HintRow).where(HintRow.opposed_by.in_(part)).values(opposed_by=None, block=None)
+        )
+        connection.execute(delete(HintRow).where(HintRow.hint_id.in_(part)))
+    return Forgotten(hint_ids=tuple(gone), versions=tuple(sorted(versions)))
+
+
+def _tell_anew(connection: Connection, hint_ids: set[str], forgotten: set[str]) -> None:
+    """Hints whose own text came from a forgotten turn take that of their oldest source."""
+    for hint_id in sorted(hint_ids):
+        row = connection.execute(
+            select(HintRow.origin_turn_id, HintRow.scope, HintRow.status).where(
+                HintRow.hint_id == hint_id
+            )
+        ).one_or_none()
+        if row is None or row.origin_turn_id not in forgotten:
+            continue
+        source = connection.execute(
+            select(HintSourceRow.text, HintSourceRow.turn_id)
+            .where(HintSourceRow.hint_id == hint_id)
+            .order_by(HintSourceRow.created_at, HintSourceRow.turn_id)
+            .limit(1)
+        ).one()
+        holds = row.status in LIVE_STATUSES
+        key = text_key(source.text) if holds else None
+        if key is not None and _other_with(connection, row.scope, key, hint_id):
+            key = None  # the scope has this text already
+        connection.execute(delete(HintPromptRow).where(HintPromptRow.hint_id == hint_id))
+        connection.execute(
+            update(HintRow)
+            .where(HintRow.hint_id == hint_id)
+            .values(
+                text=source.text,
+                origin_turn_id=source.turn_id,
+                text_key=key,
+                is_rule=None,
+                block=None,
+            )
+        )
+
+
+def _other_with(connection: Connection, scope: str, key: str, hint_id: str) -> bool:
+    statement = select(HintRow.hint_id).where(
+        HintRow.scope == scope, HintRow.text_key == key, HintRow.hint_id != hint_id
+    )
+    return connection.scalar(statement) is not None
+
+
+def trained(
+    connection: Connection, version: int, turn_ids: Sequence[str], hint_ids: Iterable[str] = ()
+) -> None:
+    """A step trained these turns and lessons of these hints: part of the step's transaction."""
+    hints = set(hint_ids)
+    for part in chunks(turn_ids):
+        of_turns = select(HintSourceRow.hint_id).where(HintSourceRow.turn_id.in_(part))
+        hints.update(connection.scalars(of_turns))
+    for part in chunks(sorted(hints)):
+        among = HintRow.hint_id.in_(part)
+        connection.execute(update(HintRow).where(among).values(num_steps=HintRow.num_steps + 1))
+        connection.execute(
+            update(HintRow)
+            .where(among, HintRow.trained_since.is_(None))
+            .values(trained_since=version)
+        )
+
+
+def only_versions(connection: Connection, versions: Iterable[int]) -> None:
+    """Only these versions of the policy are left: what others trained counts no more."""
+    left = set(versions)
+    known = connection.scalars(
+        select(HintRow.trained_since).where(HintRow.trained_since.is_not(None)).distinct()
+    )
+    for part in chunks([version for version in known if version not in left]):
+        connection.execute(
+            update(HintRow)
+            .where(HintRow.trained_since.in_(part))
+            .values(trained_since=None, num_steps=0)
+        )

@@ -1,0 +1,345 @@
+"""Reading the hint memory, and the recorded states at which its hints may be rehearsed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, tuple_
+
+from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
+from records.hints.types import (
+    LIVE_STATUSES,
+    Hint,
+    HintPrompt,
+    HintSource,
+    HintState,
+    HintStatus,
+)
+from records.messages import content_text
+from records.models import NodeRow, TokensRow, TurnRow, VerdictRow
+from records.names import DropReason, TurnState, TurnType
+from records.round_robin import HINT_ONLY_PRIORITY, PRIORITIES
+from records.sql import chunks
+
+NEAR_WINDOW = 256
+"""A hint is compared with so many of the newest; older ones are too many to look at."""
+STATE_WINDOW = 256
+"""So many of the newest states of a scope are looked at."""
+
+UNFIT = (
+    DropReason.SENSITIVE,
+    DropReason.RECORD_ONLY,
+    DropReason.FORGOTTEN,
+    DropReason.AMBIGUOUS_PARENT,
+    DropReason.INTERNAL_ERROR,
+    DropReason.HELD_OUT,
+)
+"""What was dropped for these reasons is no state to learn at: nobody consented, it is to be
+forgotten, nobody knows what it belongs to, or it measures.
+"""
+
+_WORD = re.compile(r"\w+")
+
+
+def hints(
+    connection: Connection,
+    scope: str | None,
+    statuses: Sequence[HintStatus] | None,
+    limit: int,
+    after: str | None,
+) -> list[Hint]:
+    """Hints, newest first, from behind the hint `after` on."""
+    conditions: list[ColumnElement[bool]] = []
+    if scope is not None:
+        conditions.append(HintRow.scope == scope)
+    if statuses is not None:
+        conditions.append(HintRow.status.in_(statuses))
+    if after is not None:
+        place = select(HintRow.created_at, HintRow.hint_id).where(HintRow.hint_id == after)
+        known = connection.execute(place).one_or_none()
+        if known is None:
+            return []
+        conditions.append(tuple_(HintRow.created_at, HintRow.hint_id) < tuple_(*known))
+    rows = connection.execute(
+        select(HintRow.__table__)
+        .where(*conditions)
+        .order_by(HintRow.created_at.desc(), HintRow.hint_id.desc())
+        .limit(limit)
+    ).all()
+    return _with_counts(connection, rows)
+
+
+def by_ids(connection: Connection, hint_ids: Sequence[str]) -> list[Hint]:
+    """The hints that exist of these, in their order."""
+    rows: dict[str, Row[Any]] = {}
+    for part in chunks(hint_ids):
+        statement = select(HintRow.__table__).where(HintRow.hint_id.in_(part))
+        rows.update((row.hint_id, row) for row in connection.execute(statement))
+    return _with_counts(connection, [rows[one] for one in hint_ids if one in rows])
+
+
+def to_rehearse(connection: Connection, limit: int) -> list[Hint]:
+    """Rules that are active or rest, those with the newest change first."""
+    rows = connection.execute(
+        select(HintRow.__table__)
+        .where(
+            HintRow.status.in_((HintStatus.ACTIVE, HintStatus.RESTING)), HintRow.is_rule.is_(True)
+        )
+        .order_by(HintRow.created_at.desc(), HintRow.hint_id)
+        .limit(limit)
+    ).all()
+    return _with_counts(connection, rows)
+
+
+def _with_counts(connection: Connection, rows: Sequence[Row[Any]]) -> list[Hint]:
+    counts: dict[str, int] = {}
+    for part in chunks([row.hint_id for row in rows]):
+        number = func.count().label("number")
+        found = connection.execute(
+            select(HintSourceRow.hint_id, number)
+            .where(HintSourceRow.hint_id.in_(part))
+            .group_by(HintSourceRow.hint_id)
+        )
+        counts.update((row.hint_id, row.number) for row in found)
+    return [_hint(row, counts.get(row.hint_id, 0)) for row in rows]
+
+
+def _hint(row: Row[Any], num_confirmed: int) -> Hint:
+    return Hint(
+        hint_id=row.hint_id,
+        scope=row.scope,
+        text=row.text,
+        status=row.status,
+        detail=row.detail,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        num_confirmed=num_confirmed,
+        is_rule=row.is_rule,
+        block=row.block,
+        opposed_by=row.opposed_by,
+        merged_into=row.merged_into,
+        trained_since=row.trained_since,
+        num_steps=row.num_steps,
+        first_gap=row.first_gap,
+        gap=row.gap,
+        gap_high=row.gap_high,
+    )
+
+
+def sources(connection: Connection, hint_id: str, limit: int) -> list[HintSource]:
+    """Where a hint came from, newest first."""
+    rows = connection.execute(
+        select(HintSourceRow.__table__)
+        .where(HintSourceRow.hint_id == hint_id)
+        .order_by(HintSourceRow.created_at.desc(), HintSourceRow.turn_id)
+        .limit(limit)
+    )
+    return [HintSource(**row._mapping) for row in rows]
+
+
+def prompts(connection: Connection, hint_id: str) -> list[HintPrompt]:
+    """The words that were written for a hint."""
+    rows = connection.execute(
+        select(HintPromptRow.__table__)
+        .where(HintPromptRow.hint_id == hint_id)
+        .order_by(HintPromptRow.prompt_id)
+    )
+    return [HintPrompt(**row._mapping) for row in rows]
+
+
+def states(connection: Connection, hint_id: str) -> list[HintState]:
+    """The states of a hint."""
+    rows = connection.execute(
+        select(HintStateRow.__table__)
+        .where(HintStateRow.hint_id == hint_id)
+        .order_by(HintStateRow.turn_id)
+    )
+    return [HintState(**row._mapping) for row in rows]
+
+
+def near(
+    connection: Connection, hint_id: str, scope: str, text: str, limit: int, other_scopes: bool
+) -> list[Hint]:
+    """Examined hints that hold, those whose words are the most alike first, of this scope or of all
+    others.
+    """
+    of_scope = HintRow.scope != scope if other_scopes else HintRow.scope == scope
+    rows = connection.execute(
+        select(HintRow.__table__)
+        .where(
+            HintRow.status.in_(LIVE_STATUSES),
+            HintRow.is_rule.is_not(None),
+            of_scope,
+            HintRow.hint_id != hint_id,
+        )
+        .order_by(HintRow.created_at.desc(), HintRow.hint_id)
+        .limit(NEAR_WINDOW)
+    ).all()
+    words = words_of(text)
+    # Of equal ones the newest first: sorting keeps the order that they came in.
+    ranked = sorted(rows, key=lambda row: -overlap(words, words_of(row.text)))
+    return _with_counts(connection, ranked[:limit])
+
+
+def words_of(text: str) -> frozenset[str]:
+    """The words of a text, whatever their case."""
+    return frozenset(_WORD.findall(text.casefold()))
+
+
+def overlap(first: frozenset[str], second: frozenset[str]) -> float:
+    """Words in both over words in either, in [0, 1]; 0 without any."""
+    either = first | second
+    return len(first & second) / len(either) if either else 0.0
+
+
+def states_near(connection: Connection, hint_id: str, rule: str, limit: int) -> list[str]:
+    """Turns of the hint's scope at which it may be rehearsed, the likeliest first.
+
+    By the `rule` "tools" those whose answer called the same tools as one that the hint came from,
+    the newest first; by "near" all, those whose last user message is the most like that of one
+    that the hint came from first.
+    """
+    scope = connection.scalar(select(HintRow.scope).where(HintRow.hint_id == hint_id))
+    if scope is None:
+        return []
+    origins = list(
+        connection.scalars(
+            select(HintSourceRow.turn_id)
+            .where(HintSourceRow.hint_id == hint_id)
+            .order_by(HintSourceRow.created_at.desc())
+            .limit(16)
+        )
+    )
+    found = _eligible(connection, TurnRow.scope == scope)
+    turn_ids = list(dict.fromkeys([*_still_eligible(connection, origins), *found]))
+    if rule == "tools":
+        called = _called(connection, [*turn_ids, *origins])
+        like = {called[one] for one in origins if one in called}
+        return [one for one in turn_ids if called.get(one) in like][:limit]
+    if rule != "near":
+        raise ValueError(f"states are chosen by 'tools' or 'near', not by {rule!r}")
+    asked = _last_user_words(connection, [*turn_ids, *origins])
+    like_words = [asked[one] for one in origins if one in asked]
+    ranked = sorted(
+        turn_ids,
+        key=lambda one: (
+            -max((overlap(asked.get(one, frozenset()), words) for words in like_words), default=0.0)
+        ),
+    )
+    return ranked[:limit]
+
+
+def keep_states(connection: Connection, exclude_hints: Sequence[str], limit: int) -> list[str]:
+    """Turns of all scopes at which none of these hints is rehearsed, newest first."""
+    taken: set[str] = set()
+    for part in chunks(exclude_hints):
+        for model in (HintStateRow, HintSourceRow):
+            taken.update(connection.scalars(select(model.turn_id).where(model.hint_id.in_(part))))
+    return [one for one in _eligible(connection, None) if one not in taken][:limit]
+
+
+def accepted(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
+    """Those of these turns whose answer the judge saw accepted: judged, and no hint."""
+    found: set[str] = set()
+    for part in chunks(turn_ids):
+        found.update(
+            connection.scalars(
+                select(VerdictRow.turn_id)
+                .join(TurnRow, TurnRow.turn_id == VerdictRow.turn_id)
+                .where(
+                    VerdictRow.turn_id.in_(part),
+                    VerdictRow.hint.is_(None),
+                    TurnRow.drop_reason == DropReason.NO_HINT,
+                )
+            )
+        )
+    return found
+
+
+def _fit(of_scope: ColumnElement[bool] | None) -> list[ColumnElement[bool]]:
+    conditions = [
+        TurnRow.turn_type == TurnType.MAIN,
+        TurnRow.distribution_modified.is_(None),
+        or_(TurnRow.drop_reason.is_(None), TurnRow.drop_reason.not_in(UNFIT)),
+        # What was redacted has no ids.
+        TokensRow.prompt_length > 0,
+    ]
+    return conditions if of_scope is None else [*conditions, of_scope]
+
+
+def _eligible(connection: Connection, of_scope: ColumnElement[bool] | None) -> list[str]:
+    """The newest turns at which lessons may be drawn, newest first."""
+    rows: list[Any] = []
+    # Each is a stretch of the index of waiting turns.
+    for state in TurnState:
+        for priority in (*PRIORITIES, HINT_ONLY_PRIORITY):
+            rows += connection.execute(
+                select(TurnRow.turn_id, TurnRow.created_at)
+                .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
+                .where(TurnRow.state == state, TurnRow.priority == priority, *_fit(of_scope))
+                .order_by(TurnRow.created_at.desc(), TurnRow.turn_id)
+                .limit(STATE_WINDOW)
+            ).all()
+    newest = sorted(rows, key=lambda row: (-row.created_at, row.turn_id))
+    return [row.turn_id for row in newest[:STATE_WINDOW]]
+
+
+def _still_eligible(connection: Connection, turn_ids: Sequence[str]) -> list[str]:
+    found: set[str] = set()
+    for part in chunks(turn_ids):
+        statement = (
+            select(TurnRow.turn_id)
+            .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
+            .where(TurnRow.turn_id.in_(part), *_fit(None))
+        )
+        found.update(connection.scalars(statement))
+    return [one for one in turn_ids if one in found]
+
+
+def _called(connection: Connection, turn_ids: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The names of the tools that each turn's answer called."""
+    found: dict[str, tuple[str, ...]] = {}
+    for part in chunks(list(dict.fromkeys(turn_ids))):
+        statement = (
+            select(TurnRow.turn_id, NodeRow.body)
+            .join(NodeRow, NodeRow.node_id == TurnRow.response_node_id)
+            .where(TurnRow.turn_id.in_(part))
+        )
+        for row in connection.execute(statement):
+            calls = row.body.get("tool_calls") or ()
+            found[row.turn_id] = tuple(sorted({str(call["function"]["name"]) for call in calls}))
+    return found
+
+
+def _last_user_words(connection: Connection, turn_ids: Iterable[str]) -> dict[str, frozenset[str]]:
+    """The words of the last user message that each turn answered."""
+    turns: dict[str, str] = {}
+    wanted: set[str] = set()
+    for part in chunks(list(dict.fromkeys(turn_ids))):
+        statement = select(TurnRow.turn_id, TurnRow.prompt_node_id).where(TurnRow.turn_id.in_(part))
+        for row in connection.execute(statement):
+            turns[row.turn_id] = row.prompt_node_id
+            wanted.add(row.prompt_node_id)
+    nodes: dict[str, tuple[str | None, Any]] = {}
+    # Up the conversations, all together: as many looks as messages behind the last user's.
+    while wanted:
+        above: set[str] = set()
+        for part in chunks(sorted(wanted)):
+            statement = select(NodeRow.node_id, NodeRow.parent_id, NodeRow.body)
+            for row in connection.execute(statement.where(NodeRow.node_id.in_(part))):
+                nodes[row.node_id] = row.parent_id, row.body
+                if row.body["role"] != "user" and row.parent_id is not None:
+                    above.add(row.parent_id)
+        wanted = above - nodes.keys()
+    found: dict[str, frozenset[str]] = {}
+    for turn_id, leaf in turns.items():
+        node: str | None = leaf
+        while node is not None and node in nodes:
+            parent, body = nodes[node]
+            if body["role"] == "user":
+                found[turn_id] = words_of(content_text(body.get("content")))
+                break
+            node = parent
+    return found

@@ -1,0 +1,163 @@
+"""The lessons of a batch: leased, given back, trained, and as the chain of checkpoints has them.
+
+Each of these is a part of an operation on turns (records/training.py, records/reconcile.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
+
+from records.errors import StoreConflict
+from records.lessons.claiming import drop_where
+from records.lessons.names import LessonDrop, LessonKind, LessonState
+from records.lessons.rows import LessonRow, LessonSampleRow
+from records.sql import chunks, table_of
+from records.types import SampleResult
+
+
+def num_ready(connection: Connection, now: float) -> int:
+    """Number of lessons that wait for a trainer, or that one did not give back in time."""
+    expired = and_(LessonRow.state == LessonState.LEASED, LessonRow.claim_until < now)
+    statement = select(func.count()).where(or_(LessonRow.state == LessonState.READY, expired))
+    return connection.scalar(statement) or 0
+
+
+def lease(
+    connection: Connection, lesson_ids: Sequence[str], owner: str, now: float, ttl_s: float
+) -> None:
+    """ready -> leased, of lessons that the caller chose and locked."""
+    for part in chunks(lesson_ids):
+        connection.execute(
+            update(LessonRow)
+            .where(LessonRow.lesson_id.in_(part))
+            .values(
+                state=LessonState.LEASED,
+                claim_owner=owner,
+                claim_until=now + ttl_s,
+                updated_at=now,
+            )
+        )
+
+
+def extend(connection: Connection, owner: str, until: float) -> int:
+    """All leases of `owner` hold until `until`; returns how many these are."""
+    return connection.execute(
+        update(LessonRow)
+        .where(LessonRow.state == LessonState.LEASED, LessonRow.claim_owner == owner)
+        .values(claim_until=until)
+    ).rowcount
+
+
+def give_back(connection: Connection, now: float, *conditions: ColumnElement[bool]) -> int:
+    """leased -> ready, or dropped where somebody asked for that meanwhile; returns how many."""
+    leased = (LessonRow.state == LessonState.LEASED, *conditions)
+    dropped = 0
+    reasons = select(LessonRow.drop_reason).where(*leased, LessonRow.drop_reason.is_not(None))
+    for reason in connection.scalars(reasons.distinct()).all():
+        assert reason is not None
+        dropped += drop_where(connection, reason, now, *leased, LessonRow.drop_reason == reason)
+    returned = connection.execute(
+        update(LessonRow)
+        .where(*leased)
+        .values(state=LessonState.READY, claim_owner=None, claim_until=None, updated_at=now)
+    ).rowcount
+    return dropped + returned
+
+
+def train(
+    connection: Connection, version: int, results: Sequence[SampleResult], now: float
+) -> None:
+    """leased -> trained, with what the step made of each. Raises StoreConflict for one that is not
+    leased.
+    """
+    if not results:
+        return
+    num_trained = sum(
+        connection.execute(
+            update(LessonRow)
+            .where(LessonRow.lesson_id.in_(part), LessonRow.state == LessonState.LEASED)
+            .values(**_trained(version, now))
+        ).rowcount
+        for part in chunks([result.turn_id for result in results])
+    )
+    if num_trained != len(results):
+        raise StoreConflict(
+            f"step {version} trained {len(results)} lessons, but only {num_trained} of them "
+            "are leased"
+        )
+    connection.execute(
+        insert(table_of(LessonSampleRow)), [_sample_row(one, version, now) for one in results]
+    )
+
+
+def hints_of(connection: Connection, lesson_ids: Sequence[str]) -> set[str]:
+    """The hints that these lessons teach; their counter-lessons teach none."""
+    found: set[str] = set()
+    for part in chunks(lesson_ids):
+        statement = select(LessonRow.hint_id).where(
+            LessonRow.lesson_id.in_(part), LessonRow.kind == LessonKind.HINT
+        )
+        found.update(one for one in connection.scalars(statement.distinct()) if one is not None)
+    return found
+
+
+def _trained(version: int, now: float) -> dict[str, Any]:
+    return {
+        "state": LessonState.TRAINED,
+        "drop_reason": None,
+        "drop_detail": None,
+        "trained_version": version,
+        "claim_owner": None,
+        "claim_until": None,
+        "updated_at": now,
+    }
+
+
+def _sample_row(result: SampleResult, version: int, now: float) -> dict[str, Any]:
+    return {
+        "lesson_id": result.turn_id,
+        "version": version,
+        "staleness": result.staleness,
+        "advantage_mean": result.advantage_mean,
+        "advantage_abs_max": result.advantage_abs_max,
+        "advantages": result.advantages,
+        "created_at": now,
+    }
+
+
+def trained(connection: Connection) -> dict[str, int]:
+    """Lesson id -> the version that trained it."""
+    statement = select(LessonRow.lesson_id, LessonRow.trained_version).where(
+        LessonRow.state == LessonState.TRAINED, LessonRow.trained_version.is_not(None)
+    )
+    return {lesson_id: version for lesson_id, version in connection.execute(statement) if version}
+
+
+def reconcile(
+    connection: Connection, on_chain: Mapping[str, int], now: float
+) -> tuple[int, int, list[str]]:
+    """Trained lessons as on the chain (lesson id -> version); returns (dropped, marked trained,
+    ids that are not in this store).
+
+    What only lost checkpoints trained is stale: the policy is to be sampled anew there.
+    """
+    in_store = trained(connection)
+    lost = [lesson_id for lesson_id in in_store if lesson_id not in on_chain]
+    for part in chunks(lost):
+        drop_where(connection, LessonDrop.STALE, now, LessonRow.lesson_id.in_(part))
+    unknown, marked = [], 0
+    for lesson_id, version in on_chain.items():
+        if in_store.get(lesson_id) == version:
+            continue
+        changed = connection.execute(
+            update(LessonRow)
+            .where(LessonRow.lesson_id == lesson_id)
+            .values(**_trained(version, now))
+        ).rowcount
+        marked += changed
+        if not changed:
+            unknown.append(lesson_id)
+    return len(lost), marked, unknown

@@ -1,0 +1,55 @@
+"""How much of a batch one scope, and how much each kind of lesson may fill. Values alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How much of a batch one scope may fill while others have ready turns.
+
+    A batch that is short because of it is leased all the same, filled up with whatever is ready,
+    once a turn of the others has been ready for `wait_s`: nobody holds up training.
+    """
+
+    most: float = 0.5
+    wait_s: float = 60.0
+
+    def of(self, count: int, num_scopes: int) -> int:
+        """Most turns of one scope in a batch of `count`: at least its equal part; alone, all."""
+        if num_scopes == 1:
+            return count
+        return max(int(self.most * count), -(-count // num_scopes))
+
+
+UNCAPPED = Share(most=1.0, wait_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LessonShares:
+    """How much of a batch are counter- and keep-lessons; the rest is hinted: ready turns first,
+    then lessons of hints.
+
+    Lessons that do not come hold up no turns: a batch of turns alone is leased where no lesson was
+    made or changed for `wait_s`, and where its trainer says, by `alone`, that it has waited for
+    long enough.
+    """
+
+    counter: float = 0.375
+    keep: float = 0.125
+    wait_s: float = 60.0
+    alone: bool = False
+
+    def of(self, count: int, *, has_counter: bool = True, has_keep: bool = True) -> tuple[int, int]:
+        """(counter-lessons, keep-lessons) in a batch of `count`; at least one place is hinted.
+
+        Of kinds that the run has not: keep-lessons give their places to counter-lessons, those to
+        what is hinted.
+        """
+        counter = round(count * self.counter) if has_counter else 0
+        keep = round(count * self.keep)
+        if not has_keep:
+            counter, keep = counter + (keep if has_counter else 0), 0
+        counter = min(counter, count - 1)
+        return counter, min(keep, count - 1 - counter)

@@ -1,0 +1,163 @@
+"""The store, as the hint memory's readers and the rehearsal ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from records import loading
+from records.hints import changes, reading
+from records.hints.types import (
+    DeletedHint,
+    Examination,
+    Hint,
+    HintPrompt,
+    HintSource,
+    HintState,
+    HintStatus,
+    RehearsalBlock,
+)
+from records.store.base import StoreBase
+from records.types import TurnRecord
+
+
+class HintStore(StoreBase):
+    """Hints, where they came from, and what is made of them. Times are unix seconds."""
+
+    async def hints(
+        self,
+        *,
+        scope: str | None = None,
+        statuses: Sequence[HintStatus] | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[Hint]:
+        """Hints of a scope (None: of all), newest first, from behind the hint `after` on."""
+        return await self.read(
+            reading.hints, scope=scope, statuses=statuses, limit=limit, after=after
+        )
+
+    async def hint(self, hint_id: str) -> Hint | None:
+        """One hint; None if there is none of this id."""
+        found = await self.read(reading.by_ids, hint_ids=[hint_id])
+        return found[0] if found else None
+
+    async def hint_sources(self, hint_id: str, limit: int = 100) -> list[HintSource]:
+        """The turns that it came from, newest first."""
+        return await self.read(reading.sources, hint_id=hint_id, limit=limit)
+
+    async def hint_prompts(self, hint_id: str) -> list[HintPrompt]:
+        """The words that were written for its counter-lessons."""
+        return await self.read(reading.prompts, hint_id=hint_id)
+
+    async def hint_states(self, hint_id: str) -> list[HintState]:
+        """The states at which it is rehearsed and measured."""
+        return await self.read(reading.states, hint_id=hint_id)
+
+    async def claim_hints(self, *, owner: str, limit: int, ttl_s: float) -> list[Hint]:
+        """Claim hints that nobody has examined, the oldest of each scope in turn."""
+        hint_ids = await self.write(
+            changes.claim_hints_op, owner=owner, limit=limit, now=self._clock(), ttl_s=ttl_s
+        )
+        return await self.read(reading.by_ids, hint_ids=hint_ids)
+
+    async def extend_hint_claims(self, owner: str, hint_ids: Sequence[str], ttl_s: float) -> int:
+        """Hold claims for another `ttl_s` from now; returns how many are still the owner's."""
+        until = self._clock() + ttl_s
+        return await self.write(
+            changes.extend_hint_claims_op, owner=owner, hint_ids=hint_ids, until=until
+        )
+
+    async def release_hints(self, owner: str, hint_ids: Sequence[str]) -> int:
+        """Give claims back; returns how many were still the owner's."""
+        return await self.write(changes.release_hints_op, owner=owner, hint_ids=hint_ids)
+
+    async def near_hints(
+        self, hint: Hint, *, limit: int = 4, other_scopes: bool = False
+    ) -> list[Hint]:
+        """Hints that hold whose words are the most like its own, of its scope or of all others."""
+        return await self.read(
+            reading.near,
+            hint_id=hint.hint_id,
+            scope=hint.scope,
+            text=hint.text,
+            limit=limit,
+            other_scopes=other_scopes,
+        )
+
+    async def commit_examination(self, owner: str, examination: Examination) -> bool:
+        """What the judge found about a hint; False, and nothing is written, if the claim is lost,
+        or if the hint that it equals holds no more.
+        """
+        ended = await self.write(
+            changes.examination_op, owner=owner, examination=examination, now=self._clock()
+        )
+        return ended is not None
+
+    async def active_hints(self, limit: int) -> list[Hint]:
+        """Rules that are active or rest: what is rehearsed, and what is measured."""
+        return await self.read(reading.to_rehearse, limit=limit)
+
+    async def states_near(self, hint_id: str, *, rule: str, limit: int) -> list[str]:
+        """Turns of its scope at which it may be rehearsed, the likeliest first; by `rule` "tools"
+        or "near".
+        """
+        return await self.read(reading.states_near, hint_id=hint_id, rule=rule, limit=limit)
+
+    async def keep_states(self, *, exclude_hints: Sequence[str], limit: int) -> list[str]:
+        """Turns of every consenting scope at which none of these hints is rehearsed."""
+        return await self.read(reading.keep_states, exclude_hints=exclude_hints, limit=limit)
+
+    async def accepted_turns(self, turn_ids: Sequence[str]) -> set[str]:
+        """Those of these turns whose answer was accepted: judged, and no hint."""
+        return await self.read(reading.accepted, turn_ids=turn_ids)
+
+    async def load_turns(self, turn_ids: Sequence[str]) -> list[TurnRecord]:
+        """Those of these turns that exist, in their order."""
+        return await self.read(loading.load_turns, turn_ids=turn_ids, skip_unknown=True)
+
+    async def set_hint_states(self, hint_id: str, states: Sequence[HintState]) -> None:
+        """Its states, in place of those that it had."""
+        await self.write(changes.set_states_op, hint_id=hint_id, states=states)
+
+    async def set_prompt_check(
+        self, prompt_id: str, *, asked: int, followed: int, dropped: str | None
+    ) -> None:
+        """How the start model followed these words, and why they are not used."""
+        await self.write(
+            changes.set_prompt_op,
+            prompt_id=prompt_id,
+            asked=asked,
+            followed=followed,
+            dropped=dropped,
+        )
+
+    async def set_hint_block(
+        self, hint_id: str, block: RehearsalBlock | None, detail: str | None
+    ) -> None:
+        """Why a hint is not rehearsed; None: it is."""
+        await self.write(
+            changes.set_block_op, hint_id=hint_id, block=block, detail=detail, now=self._clock()
+        )
+
+    async def set_hint_gap(self, hint_id: str, *, gap: float, gap_high: float, first: bool) -> None:
+        """A measurement on held-back states, in nats per token; `first`: before any lesson."""
+        await self.write(
+            changes.set_gap_op,
+            hint_id=hint_id,
+            gap=gap,
+            gap_high=gap_high,
+            first=first,
+            now=self._clock(),
+        )
+
+    async def set_hint_status(self, hint_id: str, status: HintStatus, detail: str | None) -> bool:
+        """Another status; False if the hint holds no more, or has it. Raises StoreConflict."""
+        return await self.write(
+            changes.set_status_op, hint_id=hint_id, status=status, detail=detail, now=self._clock()
+        )
+
+    async def delete_hint(self, hint_id: str, scope: str | None = None) -> DeletedHint | None:
+        """Delete a hint, of this scope if one is given; None if there is no such hint."""
+        return await self.write(
+            changes.delete_hint_op, hint_id=hint_id, scope=scope, now=self._clock()
+        )

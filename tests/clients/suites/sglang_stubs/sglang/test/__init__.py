@@ -1,0 +1,5 @@
+"""Everything but `test_utils` and `runners` is the checkout's."""
+
+import os
+
+__path__.append(os.path.join(os.environ["SGLANG_ROOT"], "python", "sglang", "test"))

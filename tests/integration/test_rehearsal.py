@@ -1,0 +1,280 @@
+"""One objection becomes a behaviour: hint memory, rehearsal, real engines and the real trainer.
+
+The judge alone is a rule (tests/trainer/rehearsal/lab.py). Everything else is what `opd serve`
+runs, in one process but for the engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from records.config import StoreConfig
+from records.hints.types import Examination, HintPrompt, HintStatus, PromptKind, RehearsalBlock
+from records.lessons.names import LessonKind
+from records.store import Store
+from rollout_bridge.config import RendererConfig
+from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.rendering import Rendering
+from tests.contract.engine_process import embedded_engine
+from tests.examples.shipped import MODEL
+from tests.trainer.rehearsal import lab
+from trainer import run_config
+from trainer.loop import EmbeddedTrainer
+from trainer.policy_sampler import PolicySampler
+from trainer.rehearsal.journal import read_rows
+from trainer.rehearsal.starting import Connections, rehearsal_worker
+from trainer.rehearsal.worker import RehearsalWorker
+from trainer.run_config import RunConfig
+
+STEPS = 5
+BATCH = 16
+
+
+@pytest.fixture(scope="module")
+def rendering() -> Rendering:
+    return Rendering.load(str(MODEL), RendererConfig(name="qwen3", enable_thinking=False))
+
+
+@pytest.fixture
+def policy_url() -> Iterator[str]:
+    """An engine of its own: its weights change."""
+    with embedded_engine(MODEL, "--seed", "0") as url:
+        yield url
+
+
+@dataclass
+class Parts:
+    """What a rehearsal is made of."""
+
+    config: RunConfig
+    store: Store
+    policy: EngineClient
+    frozen: EngineClient
+    rendering: Rendering
+    judge: lab.RuleJudge
+    folder: Path
+
+    @property
+    def sampler(self) -> PolicySampler:
+        """The policy, at temperature 1."""
+        return PolicySampler(
+            self.policy,
+            self.rendering,
+            temperature=1.0,
+            max_new_tokens=64,
+            context_length=2048,
+            pause_mode="retract",
+            proxy=self.config.proxy,
+        )
+
+    def worker(self, owner: str = "rehearsal") -> RehearsalWorker:
+        to = Connections(
+            store=self.store,
+            questions=self.judge,
+            policy=self.policy,
+            frozen=self.frozen,
+            rendering=self.rendering,
+        )
+        return rehearsal_worker(self.config, to, folder=self.folder, owner=owner)
+
+    async def trainer(self) -> EmbeddedTrainer:
+        return await EmbeddedTrainer.open(
+            store=self.store,
+            config=self.config.trainer,
+            run_folder=self.folder,
+            model=str(MODEL),
+            engines={"policy": self.policy},
+        )
+
+
+def configured(folder: Path, policy_url: str, frozen_url: str, **rehearsal: object) -> RunConfig:
+    values = {
+        "model": str(MODEL),
+        "store": {"url": StoreConfig.sqlite(folder / "records.db").url},
+        "judge": {"base_url": f"{frozen_url}/v1", "model": str(MODEL)},
+        "policy": {"url": policy_url},
+        "frozen": {"url": frozen_url},
+        "scoring": {"top_k": 8, "context_length": 2048},
+        "trainer": {
+            "objective": {"name": "topk_tail_reverse_kl", "topk": 8},
+            "beta_kl": 0.02,
+            "rollout_batch_size": BATCH,
+            "learning_rate": 2e-3,
+            "lora": {"rank": 8, "alpha": 16},
+            "max_steps": STEPS,
+            "poll_interval_s": 0.05,
+            "tensorboard": False,
+            "noise_floor_factor": 0.0,
+        },
+        "rehearsal": {
+            "enabled": True,
+            "poll_s": 0.05,
+            "max_states": 8,
+            "max_keep_states": 4,
+            "prompt_samples": 4,
+            "obedience_samples": 8,
+            "gap_samples": 8,
+            "keep_samples": 4,
+            "states_every_s": 1.0,
+            "max_new_tokens": 64,
+            **rehearsal,
+        },
+    }
+    return run_config.build(values)
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, policy_url: str, frozen_url: str, rendering: Rendering, **rehearsal: object
+) -> AsyncIterator[Parts]:
+    config = configured(folder, policy_url, frozen_url, **rehearsal)
+    vocab = rendering.vocab_size
+    async with (
+        await Store.open(config.store) as store,
+        EngineClient(policy_url, vocab_size=vocab) as policy,
+        EngineClient(frozen_url, vocab_size=vocab) as frozen,
+    ):
+        yield Parts(config, store, policy, frozen, rendering, lab.RuleJudge(), folder)
+
+
+async def remembered(parts: Parts, *texts: tuple[str, bool]) -> str:
+    """Recorded states, one objection, and the hint that it left, examined; `texts` are those for
+    its exceptions, and whether each is held out. Returns the hint's id.
+    """
+    store, sampler, rendering = parts.store, parts.sampler, parts.rendering
+    weather = await lab.record_states(store, sampler, rendering, "weather", "answer", 6)
+    await lab.record_states(store, sampler, rendering, "hotels", "call", 3)
+    await lab.record_states(store, sampler, rendering, "money", "answer", 3)
+    await lab.object_to(store, weather[0])
+    [hint] = await store.claim_hints(owner="examiner", limit=4, ttl_s=60)
+    prompts = tuple(
+        HintPrompt(
+            prompt_id=f"p{number}",
+            hint_id=hint.hint_id,
+            kind=PromptKind.OPPOSITE,
+            text=text,
+            held_out=held_out,
+            asked=0,
+            followed=0,
+            dropped=None,
+        )
+        for number, (text, held_out) in enumerate(texts)
+    )
+    found = Examination(hint_id=hint.hint_id, is_rule=True, prompts=prompts)
+    assert await store.commit_examination("examiner", found)
+    return hint.hint_id
+
+
+@pytest.mark.timeout(600)
+async def test_one_objection_is_learned_and_open_wishes_are_still_done(
+    policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
+) -> None:
+    async with opened(tmp_path, policy_url, lab_engine, rendering) as parts:
+        hint_id = await remembered(
+            parts, (lab.OPPOSITE, False), (lab.ALSO_OPPOSITE, True), (lab.NOT_FOLLOWED, False)
+        )
+        wishes, contrary = lab.wish_cases(48), lab.contrary_cases(48)
+        before = await lab.rate(parts.sampler, rendering, wishes)
+        trainer, stop = await parts.trainer(), asyncio.Event()
+        rehearsing = asyncio.create_task(parts.worker().run(stop))
+        async with asyncio.timeout(400):
+            await trainer.run(stop)
+        stop.set()
+        await rehearsing
+        await trainer.close()
+        after = await lab.rate(parts.sampler, rendering, wishes)
+        kept = await lab.rate(parts.sampler, rendering, contrary)
+        prompts = {one.text: one for one in await parts.store.hint_prompts(hint_id)}
+        hint = await parts.store.hint(hint_id)
+    print(f"wish {before:.2f} -> {after:.2f}, contrary {kept:.2f}")
+    assert after >= before + 0.3
+    assert kept >= 0.8
+    assert prompts[lab.NOT_FOLLOWED].dropped is not None
+    assert prompts[lab.OPPOSITE].dropped is None
+    assert hint is not None
+    assert hint.first_gap is not None
+    assert hint.gap is not None
+    assert hint.gap < hint.first_gap
+    assert hint.num_steps > 0
+    trained = [manifest["lesson_ids"] for manifest in manifests(tmp_path)]
+    assert sum(map(len, trained)) > 0
+    rows = read_rows(tmp_path)
+    assert rows[0].version == 0
+    assert rows[0].hints[0].first_gap == pytest.approx(hint.first_gap)
+    assert rows[0].pooled is not None
+    assert rows[0].keep is not None
+
+
+def manifests(folder: Path) -> list[dict]:
+    paths = sorted(folder.glob("checkpoints/step_*/manifest.json"))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths[1:]]
+
+
+@pytest.mark.timeout(300)
+async def test_a_hint_without_a_text_that_the_start_follows_is_not_practised(
+    policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
+) -> None:
+    async with opened(tmp_path, policy_url, lab_engine, rendering) as parts:
+        hint_id = await remembered(parts, (lab.NOT_FOLLOWED, False))
+        worker = parts.worker()
+        async with asyncio.timeout(120):
+            while (hint := await parts.store.hint(hint_id)) is None or hint.block is None:
+                await worker.direct()
+                await asyncio.sleep(0.05)
+        assert hint.block is RehearsalBlock.NO_COUNTER_LESSONS
+        assert "the start model does it in 0 of" in (hint.detail or "")
+        assert await parts.store.lesson_counts() == {}
+
+
+@pytest.mark.timeout(300)
+async def test_a_worker_that_dies_is_followed_by_one_that_asks_nothing_twice(
+    policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
+) -> None:
+    async with opened(tmp_path, policy_url, lab_engine, rendering) as parts:
+        await remembered(parts, (lab.OPPOSITE, False), (lab.ALSO_OPPOSITE, True))
+        await until_planned(parts, parts.worker("first"))
+        first = await parts.store.lesson_counts()
+        wanted = Counter({LessonKind.HINT: 8, LessonKind.COUNTER: 6, LessonKind.KEEP: 2})
+        assert by_kind(first) == wanted
+        asked = parts.judge.num_asked
+        await until_planned(parts, parts.worker("second"))
+        assert await parts.store.lesson_counts() == first, "no lesson is planned twice"
+        assert len(read_rows(tmp_path)) == 1, "no version is measured twice"
+        assert parts.judge.num_asked - asked <= 12 * 2, "states and texts stand in the store"
+
+
+async def until_planned(parts: Parts, worker: RehearsalWorker) -> None:
+    async with asyncio.timeout(150):
+        while not await parts.store.lesson_counts() or not worker.is_rehearsing:
+            await worker.direct()
+            await asyncio.sleep(0.05)
+
+
+def by_kind(counts: dict) -> Counter:
+    found: Counter = Counter()
+    for (kind, _), number in counts.items():
+        found[kind] += number
+    return found
+
+
+@pytest.mark.timeout(300)
+async def test_lessons_end_with_their_hint(
+    policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
+) -> None:
+    async with opened(tmp_path, policy_url, lab_engine, rendering) as parts:
+        hint_id = await remembered(parts, (lab.OPPOSITE, False), (lab.ALSO_OPPOSITE, True))
+        worker = parts.worker()
+        await until_planned(parts, worker)
+        assert await parts.store.set_hint_status(hint_id, HintStatus.WITHDRAWN, "users objected")
+        await worker.direct()
+        assert not worker.is_rehearsing
+        left = by_kind(await parts.store.lesson_counts())
+        assert set(left) <= {LessonKind.KEEP}

@@ -1,0 +1,330 @@
+"""What an accepted hint leaves behind, and what becomes of it, on both databases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from records.deletion import delete_sessions_op
+from records.errors import StoreConflict
+from records.feedback import Feedback
+from records.hints.types import (
+    Examination,
+    Hint,
+    HintPrompt,
+    HintState,
+    HintStatus,
+    PromptKind,
+    RehearsalBlock,
+)
+from records.names import DropReason, TurnState
+from records.store import Store
+from records.types import VersionSpan
+from tests.records.builders import (
+    HINT,
+    OWNER,
+    REPLY,
+    SCOPE,
+    a_result,
+    a_score,
+    a_session,
+    a_turn,
+    a_verdict,
+    a_version,
+    a_vote,
+    claimed,
+)
+
+EXAMINER = "examiner"
+
+
+async def objected(
+    store: Store,
+    hint: str = HINT,
+    scope: str = SCOPE,
+    drop: DropReason | None = None,
+    **changes: object,
+) -> str:
+    """A turn whose verdict has `hint`."""
+    turn = a_turn(await a_session(store, scope), **changes)
+    await store.record_turn(turn, scope=scope)
+    assert await store.set_next_state(turn.turn_id, [REPLY])
+    assert await claimed(store, TurnState.JUDGING) == [turn.turn_id]
+    assert await store.commit_verdict(OWNER, a_verdict(turn.turn_id, hint), drop)
+    return turn.turn_id
+
+
+async def examined(store: Store, hint: str = HINT, scope: str = SCOPE, **found: Any) -> Hint:
+    """A hint of its own turn that was examined and found to be a rule."""
+    await objected(store, hint, scope)
+    [claim] = await store.claim_hints(owner=EXAMINER, limit=10, ttl_s=60)
+    values = {"is_rule": True, **found}
+    assert await store.commit_examination(EXAMINER, Examination(hint_id=claim.hint_id, **values))
+    return await one(store, claim.hint_id)
+
+
+async def one(store: Store, hint_id: str) -> Hint:
+    """A hint that must exist."""
+    found = await store.hint(hint_id)
+    assert found is not None
+    return found
+
+
+async def forgotten(store: Store, session_id: str) -> None:
+    """Delete a session."""
+    await store.write(delete_sessions_op, session_ids=[session_id], reason="forget", now=1.0)
+
+
+async def test_an_accepted_hint_is_remembered_with_its_source(store: Store) -> None:
+    turn_id = await objected(store)
+    [hint] = await store.hints()
+    assert (hint.text, hint.scope, hint.status) == (HINT, SCOPE, HintStatus.ACTIVE)
+    assert (hint.num_confirmed, hint.is_rule, hint.gap) == (1, None, None)
+    [source] = await store.hint_sources(hint.hint_id)
+    assert (source.turn_id, source.words) == (turn_id, "I wanted Celsius.")
+    assert (source.num_votes, source.num_positive) == (3, 3)
+
+
+async def test_a_dropped_verdict_leaves_no_hint(store: Store) -> None:
+    await objected(store, drop=DropReason.HINT_REJECTED)
+    assert await store.hints() == []
+
+
+async def test_the_same_text_is_one_hint_of_its_scope_with_more_sources(store: Store) -> None:
+    turn_ids = {await objected(store, text) for text in (HINT, f"  {HINT.upper()} ", HINT)}
+    await objected(store, scope="other")
+    [other, hint] = await store.hints()
+    assert (hint.num_confirmed, other.num_confirmed) == (3, 1)
+    assert {one.turn_id for one in await store.hint_sources(hint.hint_id)} == turn_ids
+    assert [one.scope for one in await store.hints(scope="other")] == ["other"]
+
+
+async def test_hints_are_listed_newest_first_page_by_page(store: Store) -> None:
+    for number in range(5):
+        await objected(store, f"hint {number}")
+    first = await store.hints(limit=2)
+    second = await store.hints(limit=2, after=first[-1].hint_id)
+    third = await store.hints(limit=2, after=second[-1].hint_id)
+    texts = [one.text for one in [*first, *second, *third]]
+    assert texts == [f"hint {number}" for number in (4, 3, 2, 1, 0)]
+
+
+async def test_a_turn_that_is_judged_again_counts_once(store: Store) -> None:
+    turn = a_turn(await a_session(store))
+    await store.record_turn(turn, scope=SCOPE)
+    assert await store.set_next_state(turn.turn_id, [REPLY])
+    for text in ("first", "second"):
+        assert await claimed(store, TurnState.JUDGING) == [turn.turn_id]
+        verdict = a_verdict(turn.turn_id, text)
+        assert await store.commit_verdict(OWNER, verdict, None)
+        if text == "first":
+            await store.add_feedback(SCOPE, turn.turn_id, Feedback(text="No, really."))
+    [hint] = await store.hints()
+    assert (hint.text, hint.num_confirmed) == ("second", 1)
+
+
+async def test_unexamined_hints_are_claimed_scope_by_scope(store: Store) -> None:
+    for number in range(3):
+        await objected(store, f"hint {number}", scope="busy")
+    await objected(store, "the only one", scope="quiet")
+    found = await store.claim_hints(owner=EXAMINER, limit=2, ttl_s=60)
+    assert [one.text for one in found] == ["hint 0", "the only one"]
+    assert await store.release_hints(EXAMINER, [found[0].hint_id]) == 1
+    again = await store.claim_hints(owner="another", limit=9, ttl_s=60)
+    assert [one.text for one in again] == ["hint 0", "hint 1", "hint 2"]
+
+
+async def test_an_examination_counts_only_for_who_holds_the_hint(store: Store) -> None:
+    await objected(store)
+    [hint] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    examination = Examination(hint_id=hint.hint_id, is_rule=True)
+    assert not await store.commit_examination("another", examination)
+    assert await store.commit_examination(EXAMINER, examination)
+    assert not await store.commit_examination(EXAMINER, examination)
+    assert [one.hint_id for one in await store.active_hints(10)] == [hint.hint_id]
+    assert await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60) == []
+
+
+async def test_equal_hints_merge_and_keep_all_sources(store: Store) -> None:
+    old = await examined(store, "use Celsius")
+    turn_id = await objected(store, "give degrees Celsius")
+    [new] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    merge = Examination(hint_id=new.hint_id, merged_into=old.hint_id)
+    assert await store.commit_examination(EXAMINER, merge)
+    assert (await one(store, old.hint_id)).num_confirmed == 2
+    merged = await one(store, new.hint_id)
+    assert (merged.status, merged.merged_into) == (HintStatus.MERGED, old.hint_id)
+    assert turn_id in {one.turn_id for one in await store.hint_sources(old.hint_id)}
+
+
+async def test_a_merge_into_a_hint_that_ended_is_not_written(store: Store) -> None:
+    old = await examined(store, "use Celsius")
+    await objected(store, "give degrees Celsius")
+    [new] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    assert await store.delete_hint(old.hint_id) is not None
+    merge = Examination(hint_id=new.hint_id, merged_into=old.hint_id)
+    assert not await store.commit_examination(EXAMINER, merge)
+    [again] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    assert again.hint_id == new.hint_id
+
+
+async def test_a_later_opposite_contradicts(store: Store) -> None:
+    old = await examined(store, "use Celsius")
+    new = await examined(store, "use Fahrenheit", contradicts=(old.hint_id,))
+    ended = await one(store, old.hint_id)
+    assert (ended.status, ended.opposed_by) == (HintStatus.CONTRADICTED, new.hint_id)
+    assert [one.hint_id for one in await store.active_hints(10)] == [new.hint_id]
+    await objected(store, "use Celsius")
+    assert (await store.hints(limit=1))[0].hint_id != old.hint_id, "the text is a hint anew"
+
+
+async def test_objections_to_what_a_hint_taught_withdraw_it(store: Store) -> None:
+    turn_id = await objected(store, "use Celsius")
+    assert await claimed(store, TurnState.SCORING) == [turn_id]
+    assert await store.commit_score(OWNER, a_score(turn_id))
+    await store.lease(owner="trainer", count=1, ttl_s=60)
+    await store.commit_step(version=a_version(1), results=[a_result(turn_id)])
+    [old] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    assert (old.trained_since, old.num_steps) == (1, 1)
+    assert await store.commit_examination(EXAMINER, Examination(hint_id=old.hint_id, is_rule=True))
+    spans = (VersionSpan(version=1, start=0, end=3),)
+    await objected(store, "use Fahrenheit", version_spans=spans)
+    [new] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    found = Examination(hint_id=new.hint_id, is_rule=True, contradicts=(old.hint_id,))
+    assert await store.commit_examination(EXAMINER, found)
+    assert (await one(store, old.hint_id)).status is HintStatus.WITHDRAWN
+    deleted = await store.delete_hint(old.hint_id)
+    assert deleted is not None
+    assert deleted.versions == (1,)
+
+
+async def test_contradicting_scopes_pause_both_until_somebody_decides(store: Store) -> None:
+    mine = await examined(store, "use Celsius", scope="mine")
+    theirs = await examined(
+        store, "use Fahrenheit", scope="theirs", opposed_elsewhere=(mine.hint_id,)
+    )
+    for hint, other in ((mine, theirs), (theirs, mine)):
+        now = await one(store, hint.hint_id)
+        assert (now.status, now.block) == (HintStatus.ACTIVE, RehearsalBlock.OTHER_SCOPE)
+        assert now.opposed_by == other.hint_id
+    assert await store.delete_hint(mine.hint_id, scope="theirs") is None
+    assert await store.delete_hint(mine.hint_id, scope="mine") is not None
+    assert (await one(store, theirs.hint_id)).block is None
+
+
+async def test_near_hints_are_those_with_the_most_words_in_common(store: Store) -> None:
+    texts = ("sort hotels by price", "use degrees Celsius", "say Captain", "use short words", "x y")
+    for text in texts:
+        await examined(store, text)
+    await examined(store, "use degrees Kelvin", scope="other")
+    hint = await examined(store, "use degrees Fahrenheit")
+    near = await store.near_hints(hint)
+    assert [one.text for one in near][:2] == ["use degrees Celsius", "use short words"]
+    assert len(near) == 4
+    assert [one.text for one in await store.near_hints(hint, other_scopes=True)] == [
+        "use degrees Kelvin"
+    ]
+
+
+async def test_words_and_states_are_kept_with_a_hint(store: Store) -> None:
+    words = HintPrompt(
+        prompt_id="p",
+        hint_id="",
+        kind=PromptKind.OPPOSITE,
+        text="In Fahrenheit, please.",
+        held_out=False,
+        asked=0,
+        followed=0,
+        dropped=None,
+    )
+    await objected(store)
+    [hint] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    prompt = replace(words, hint_id=hint.hint_id)
+    found = Examination(hint_id=hint.hint_id, is_rule=True, prompts=(prompt,))
+    assert await store.commit_examination(EXAMINER, found)
+    assert await store.hint_prompts(hint.hint_id) == [prompt]
+    await store.set_prompt_check("p", asked=8, followed=1, dropped="not followed")
+    assert (await store.hint_prompts(hint.hint_id))[0].dropped == "not followed"
+    turn_id = await objected(store, "another")
+    states = [HintState(hint_id=hint.hint_id, turn_id=turn_id, held_out=True)]
+    gone = HintState(hint_id=hint.hint_id, turn_id="gone", held_out=False)
+    await store.set_hint_states(hint.hint_id, [*states, gone])
+    assert await store.hint_states(hint.hint_id) == states
+
+
+async def test_a_hint_moves_only_where_it_may(store: Store) -> None:
+    hint = await examined(store)
+    await store.set_hint_gap(hint.hint_id, gap=2.0, gap_high=2.5, first=True)
+    await store.set_hint_gap(hint.hint_id, gap=0.1, gap_high=0.2, first=False)
+    assert await store.set_hint_status(hint.hint_id, HintStatus.RESTING, "learned")
+    now = await one(store, hint.hint_id)
+    assert (now.first_gap, now.gap, now.gap_high) == (2.0, 0.1, 0.2)
+    assert not await store.set_hint_status(hint.hint_id, HintStatus.RESTING, None)
+    with pytest.raises(StoreConflict, match="resting -> stuck"):
+        await store.set_hint_status(hint.hint_id, HintStatus.STUCK, None)
+    assert await store.set_hint_status(hint.hint_id, HintStatus.WITHDRAWN, None)
+    assert not await store.set_hint_status(hint.hint_id, HintStatus.ACTIVE, None)
+
+
+async def test_forgetting_the_only_source_deletes_the_hint(store: Store) -> None:
+    await examined(store)
+    [hint] = await store.hints()
+    [source] = await store.hint_sources(hint.hint_id)
+    states = [HintState(hint_id=hint.hint_id, turn_id=source.turn_id, held_out=False)]
+    await store.set_hint_states(hint.hint_id, states)
+    await forgotten(store, source.session_id)
+    assert await store.hints() == []
+
+
+async def test_a_merged_hint_survives_on_its_other_sources_with_their_words(store: Store) -> None:
+    old = await examined(store, "use Celsius")
+    await objected(store, "give degrees Celsius")
+    [new] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    merge = Examination(hint_id=new.hint_id, merged_into=old.hint_id)
+    assert await store.commit_examination(EXAMINER, merge)
+    first = next(
+        source for source in await store.hint_sources(old.hint_id) if source.text == "use Celsius"
+    )
+    await forgotten(store, first.session_id)
+    left = await one(store, old.hint_id)
+    assert (left.text, left.num_confirmed, left.is_rule) == ("give degrees Celsius", 1, None)
+    assert left.status is HintStatus.ACTIVE
+
+
+async def test_states_are_of_the_scope_and_consented(store: Store) -> None:
+    hint = await examined(store, "use Celsius")
+    [source] = await store.hint_sources(hint.hint_id)
+    stale = await objected(store, "another hint", response={"role": "assistant", "content": "Hm."})
+    foreign = await objected(store, "a third", scope="other")
+    for reason in (DropReason.SENSITIVE, DropReason.RECORD_ONLY, DropReason.AMBIGUOUS_PARENT):
+        turn = a_turn(await a_session(store), drop_reason=reason)
+        await store.record_turn(turn, scope=SCOPE)
+    for rule in ("tools", "near"):
+        found = await store.states_near(hint.hint_id, rule=rule, limit=10)
+        assert set(found) == {source.turn_id, stale}
+    assert set(await store.keep_states(exclude_hints=[hint.hint_id], limit=10)) == {stale, foreign}
+
+
+async def test_states_near_are_those_with_the_likest_last_user_message(store: Store) -> None:
+    def asks(text: str) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": text}]}
+
+    await objected(store, "use Celsius", **asks("weather in Rome please"))
+    near = await objected(store, "other", **asks("the weather in Oslo please"))
+    far = await objected(store, "third", **asks("book a room"))
+    hint = (await store.hints(limit=3))[-1]
+    found = await store.states_near(hint.hint_id, rule="near", limit=10)
+    assert found[1:] == [near, far]
+
+
+async def test_accepted_turns_are_those_judged_without_a_hint(store: Store) -> None:
+    turn_id = await objected(store)
+    turn = a_turn(await a_session(store))
+    await store.record_turn(turn, scope=SCOPE)
+    assert await store.set_next_state(turn.turn_id, [REPLY])
+    assert await claimed(store, TurnState.JUDGING) == [turn.turn_id]
+    content = a_verdict(turn.turn_id, None, votes=(a_vote(score=-1, hint=""),))
+    assert await store.commit_verdict(OWNER, content, DropReason.NO_HINT)
+    assert await store.accepted_turns([turn_id, turn.turn_id]) == {turn.turn_id}

@@ -1,0 +1,77 @@
+"""Hints, texts and recorded states with sensible values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from records.hints.types import Hint, HintPrompt, HintStatus, PromptKind
+from records.names import TurnState, TurnType
+from records.types import TurnRecord, VersionSpan
+
+HINT_TEXT = "Give temperatures in Celsius."
+
+
+def a_hint(hint_id: str = "h0", **changes: Any) -> Hint:
+    """An active rule that nobody has practised yet."""
+    values: dict[str, Any] = {
+        "hint_id": hint_id,
+        "scope": "key",
+        "text": HINT_TEXT,
+        "status": HintStatus.ACTIVE,
+        "detail": None,
+        "created_at": 1.0,
+        "updated_at": 1.0,
+        "num_confirmed": 1,
+        "is_rule": True,
+        "block": None,
+        "opposed_by": None,
+        "merged_into": None,
+        "trained_since": None,
+        "num_steps": 0,
+        "first_gap": None,
+        "gap": None,
+        "gap_high": None,
+    }
+    return Hint(**{**values, **changes})
+
+
+def a_prompt(prompt_id: str = "p0", **changes: Any) -> HintPrompt:
+    """An open wish for the opposite that the start model follows."""
+    values: dict[str, Any] = {
+        "prompt_id": prompt_id,
+        "hint_id": "h0",
+        "kind": PromptKind.OPPOSITE,
+        "text": "Use Fahrenheit, please.",
+        "held_out": False,
+        "asked": 8,
+        "followed": 8,
+        "dropped": None,
+    }
+    return HintPrompt(**{**values, **changes})
+
+
+def a_state(turn_id: str, text: str, **changes: Any) -> TurnRecord:
+    """A recorded turn whose user said `text` last."""
+    values: dict[str, Any] = {
+        "turn_id": turn_id,
+        "session_id": turn_id,
+        "parent_turn_id": None,
+        "turn_type": TurnType.MAIN,
+        "state": TurnState.TRAINED,
+        "drop_reason": None,
+        "messages": [{"role": "user", "content": text}],
+        "tools": [],
+        "response": {"role": "assistant", "content": "It is 70 F."},
+        "next_state": [],
+        "prompt_ids": np.array([1, 2, 3], dtype=np.int32),
+        "response_ids": np.array([4, 5], dtype=np.int32),
+        "rollout_logprobs": np.array([-0.1, -0.2], dtype=np.float32),
+        "sampling": {"temperature": 1.0},
+        "distribution_modified": None,
+        "version_spans": (VersionSpan(version=0, start=0, end=2),),
+        "finish_reason": "stop",
+        "created_at": 1.0,
+    }
+    return TurnRecord(**{**values, **changes})

@@ -1,0 +1,47 @@
+import pytest
+
+from records.hints.types import HintStatus
+from tests.trainer.rehearsal.builders import a_hint
+from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.estimates import Gap
+from trainer.rehearsal.fate import fate_of
+
+CONFIG = RehearsalConfig(max_steps=10)
+
+
+def a_gap(value, high=None):
+    return Gap(value=value, low=value / 2, high=value if high is None else high, num_samples=16)
+
+
+@pytest.mark.parametrize(
+    ("status", "steps", "gap", "expected"),
+    [
+        (HintStatus.ACTIVE, 3, a_gap(0.05, 0.1), HintStatus.RESTING),
+        (HintStatus.ACTIVE, 3, a_gap(0.05, 0.11), None),
+        (HintStatus.ACTIVE, 3, None, None),
+        (HintStatus.ACTIVE, 10, a_gap(0.5), HintStatus.STUCK),
+        (HintStatus.ACTIVE, 10, a_gap(0.05), HintStatus.RESTING),
+        (HintStatus.ACTIVE, 10, None, HintStatus.STUCK),
+        (HintStatus.RESTING, 10, a_gap(0.3), None),
+        (HintStatus.RESTING, 10, a_gap(0.31), HintStatus.ACTIVE),
+        (HintStatus.RESTING, 10, None, None),
+    ],
+)
+def test_a_hint_rests_wakes_and_is_given_up(status, steps, gap, expected):
+    hint = a_hint(status=status, num_steps=steps, first_gap=1.0)
+    fate = fate_of(hint, gap, 1.0, 0, CONFIG)
+    assert (fate and fate.status) == expected
+
+
+def test_steps_count_from_when_it_woke():
+    hint = a_hint(num_steps=18, first_gap=1.0)
+    assert fate_of(hint, a_gap(0.5), 1.0, 12, CONFIG) is None
+    fate = fate_of(hint, a_gap(0.5), 1.0, 8, CONFIG)
+    assert fate is not None
+    assert fate.status is HintStatus.STUCK
+
+
+def test_what_has_nothing_to_teach_rests_at_once():
+    fate = fate_of(a_hint(), a_gap(5e-4), 5e-4, 0, CONFIG)
+    assert fate is not None
+    assert fate.status is HintStatus.RESTING

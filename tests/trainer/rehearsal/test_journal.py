@@ -1,0 +1,65 @@
+from records.hints.types import HintStatus
+from trainer.rehearsal.journal import (
+    FILE,
+    GapRow,
+    HintRow,
+    Journal,
+    VersionRow,
+    last_row,
+    read_rows,
+)
+
+GAP = GapRow(value=0.5, low=0.4, high=0.6, num_samples=16)
+
+
+def a_row(version):
+    hint = HintRow(
+        hint_id="h0",
+        status=HintStatus.ACTIVE,
+        gap=GAP,
+        first_gap=1.0,
+        held_back=True,
+        num_steps=version,
+        active_from=0,
+    )
+    return VersionRow(
+        time=1.0,
+        version=version,
+        turns=10,
+        objections=1,
+        hints=(hint,),
+        obedience=None,
+        pooled=None,
+        keep=GAP,
+        lessons={"hint/ready": 4},
+    )
+
+
+def test_rows_come_back(tmp_path):
+    assert read_rows(tmp_path) == []
+    journal = Journal(tmp_path)
+    journal.add(a_row(0))
+    journal.add(a_row(1))
+    assert read_rows(tmp_path) == journal.rows == [a_row(0), a_row(1)]
+
+
+def test_a_line_that_a_kill_left_unfinished_is_no_row(tmp_path):
+    Journal(tmp_path).add(a_row(0))
+    with (tmp_path / FILE).open("a", encoding="utf-8") as file:
+        file.write(a_row(1).model_dump_json()[:40])
+    assert read_rows(tmp_path) == [a_row(0)]
+    journal = Journal(tmp_path)
+    journal.add(a_row(1))
+    assert read_rows(tmp_path) == [a_row(0), a_row(1)]
+
+
+def test_the_newest_row_is_read_alone(tmp_path):
+    assert last_row(tmp_path) is None
+    journal = Journal(tmp_path)
+    for version in range(400):
+        journal.add(a_row(version))
+        if version in (0, 1, 399):
+            assert last_row(tmp_path) == a_row(version)
+    with (tmp_path / FILE).open("a", encoding="utf-8") as file:
+        file.write(a_row(400).model_dump_json()[:100])
+    assert last_row(tmp_path) == a_row(399)

@@ -1,0 +1,38 @@
+"""`opd --help` answers at once: it loads nothing that only the commands' work needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = "torch transformers peft sqlalchemy numpy openai httpx fastapi aiohttp matplotlib"
+SHOW = """
+import sys
+from typer.testing import CliRunner
+from trainer.cli import app
+shown = CliRunner().invoke(app, sys.argv[2:])
+assert shown.exit_code == 0, shown.output
+print(*sorted(set(sys.argv[1].split()) & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--help", "serve --help", "replay run --help", "records export --help"]
+)
+def test_help_loads_nothing_heavy(arguments: str) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", SHOW, HEAVY, *arguments.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.split() == []
+
+
+def test_the_list_of_commands_does_without_settings() -> None:
+    """typer itself loads pydantic for the options of a command, and not for the list of them."""
+    code = "import sys, trainer.cli; print('pydantic' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"

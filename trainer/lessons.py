@@ -1,0 +1,131 @@
+"""Lessons in a batch: when they are waited for, what of it is hinted, what is reported by kind."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from records.lessons.names import LessonDrop, LessonKind, LessonState
+from records.share import LessonShares
+from records.store import Store
+from records.types import ReadySample
+from trainer.batch_totals import BatchTotals
+from trainer.config import TrainerConfig
+
+logger = logging.getLogger(__name__)
+
+LIVE = "live"
+"""The kind of a turn, beside those of lessons."""
+
+
+def kind_of(sample: ReadySample) -> str:
+    """`live`, or the kind of the lesson."""
+    return LIVE if sample.lesson is None else sample.lesson.value
+
+
+def hinted_places(samples: Sequence[ReadySample]) -> list[int]:
+    """Places of the samples whose teacher reads a hint. Counter- and keep-lessons hold the policy
+    to the start: their small gaps do not say that a batch teaches nothing.
+    """
+    return [place for place, one in enumerate(samples) if one.lesson in (None, LessonKind.HINT)]
+
+
+def lesson_metrics(samples: Sequence[ReadySample], totals: BatchTotals) -> dict[str, float]:
+    """Of a batch with lessons: how many of each kind, and the mean |teacher - student| of its
+    tokens, in nats; without a token that has a teacher none. Of one without: nothing.
+    """
+    if all(sample.lesson is None for sample in samples):
+        return {}
+    places: dict[str, list[int]] = {}
+    for place, sample in enumerate(samples):
+        places.setdefault(kind_of(sample), []).append(place)
+    counts = {f"lessons/{kind.value}": float(len(places.get(kind, ()))) for kind in LessonKind}
+    gaps = {f"lessons/gap_{kind}": totals.mean_gap_of(found) for kind, found in places.items()}
+    return counts | {name: gap for name, gap in gaps.items() if not math.isnan(gap)}
+
+
+def pool_metrics(
+    counts: Mapping[tuple[LessonKind, LessonState], int], drops: Mapping[LessonDrop, int]
+) -> dict[str, int]:
+    """Lessons that are ready, by kind, and those dropped since the run began, by reason."""
+    ready = {
+        f"lessons/ready_{kind.value}": counts.get((kind, LessonState.READY), 0)
+        for kind in LessonKind
+    }
+    return ready | {
+        f"lessons/dropped_{reason.value}": drops.get(reason, 0) for reason in LessonDrop
+    }
+
+
+def lessons_problem(config: TrainerConfig) -> str | None:
+    """None, or in one line why these settings cannot train lessons, and what to set instead."""
+    if "teacher_scalar" not in config.objective.needs:
+        return (
+            f"objective {config.objective.name!r} learns from rewards alone, and lessons have a "
+            "teacher and no reward: choose another, or set rehearsal.enabled = false"
+        )
+    if config.objective.support == "samples":
+        return (
+            "side samples are drawn for turns alone: set another objective.support, or "
+            "rehearsal.enabled = false"
+        )
+    if config.teacher.kind not in ("engine", "frozen"):
+        return (
+            f"teacher.kind {config.teacher.kind!r} follows the policy, and counter- and "
+            "keep-lessons hold it to the start: set engine or frozen, or rehearsal.enabled = false"
+        )
+    return None
+
+
+class LessonMix:
+    """The lessons' part of a trainer's batches; none where it does not rehearse."""
+
+    def __init__(self, store: Store, config: TrainerConfig, *, rehearses: bool) -> None:
+        self._store = store
+        self._config = config
+        self._rehearses = rehearses
+        self._full_since: float | None = None
+        self._steps_alone = 0
+
+    async def num_ready(self) -> int:
+        """Number of lessons that could fill a batch."""
+        if not self._rehearses:
+            return 0
+        counts = await self._store.lesson_counts()
+        return sum(number for (_, state), number in counts.items() if state is LessonState.READY)
+
+    def shares(self, *, is_full: bool, finishes: bool) -> LessonShares | None:
+        """What lessons have of the next batch. `is_full`: turns alone would fill it; they go alone
+        once that was so for `lesson_wait_s`, and at once where a run `finishes`.
+        """
+        if not self._rehearses:
+            return None
+        now = time.monotonic()
+        if not is_full:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = now
+        wait_s = self._config.lesson_wait_s
+        waited = self._full_since is not None and now - self._full_since >= wait_s
+        return replace(self._config.lesson_shares, alone=waited or finishes)
+
+    def leased(self) -> None:
+        """A batch was leased: the next one waits anew."""
+        self._full_since = None
+
+    async def metrics(self, samples: Sequence[ReadySample]) -> dict[str, int]:
+        """After a step on `samples`: lessons at hand and dropped, and steps that went without any
+        though counter-lessons were on their way, since this process began.
+        """
+        if not self._rehearses:
+            return {}
+        counts = await self._store.lesson_counts()
+        has_counter = any(kind is LessonKind.COUNTER for kind, _ in counts)
+        if has_counter and all(sample.lesson is None for sample in samples):
+            self._steps_alone += 1
+            logger.warning("a step of turns alone: its lessons did not come in time")
+        found = pool_metrics(counts, await self._store.lesson_drops())
+        return found | {"lessons/steps_alone": self._steps_alone}

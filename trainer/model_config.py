@@ -1,0 +1,79 @@
+"""What a model's own `config.json` says, read without transformers.
+
+transformers brings torch, 150 MB and seconds, and the endpoint, the judge and the command that
+starts them want two numbers and a name. A value that the file leaves to its class's defaults is
+asked of transformers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from rollout_bridge.embedded.supported import unsupported, unsupported_as_stated
+
+_FILE, _TEXT_PART = "config.json", "text_config"
+
+
+def config_value(model: str, key: str) -> Any:
+    """`key` of a model, a local folder or a hub id; of its text part where it has several; None if
+    the model does not say it.
+
+    Raises OSError or ValueError for a model that cannot be read.
+    """
+    stated = _stated(model)
+    for part in (stated, stated.get(_TEXT_PART)):
+        if isinstance(part, dict) and part.get(key) is not None:
+            return part[key]
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model)
+    value = getattr(config, key, None)
+    return getattr(getattr(config, _TEXT_PART, None), key, None) if value is None else value
+
+
+def why_not_served(model: str) -> str | None:
+    """Why embedded engines cannot serve a model; None if they can. Raises as `config_value`."""
+    stated = _stated(model)
+    switch = _has_window_switch(str(stated.get("model_type")))
+    if (reason := unsupported_as_stated(stated, has_window_switch=switch)) is not None:
+        return reason
+    if stated.get("layer_types"):
+        return None
+    from transformers import AutoConfig
+
+    return unsupported(AutoConfig.from_pretrained(model))
+
+
+def _has_window_switch(model_type: str) -> bool:
+    """Whether the architecture may leave a window unused: by its file, see `model_folder`."""
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None, "it is a dependency"
+    folders = (
+        Path(root) / "models" / model_type.replace("-", "_")
+        for root in spec.submodule_search_locations or ()
+    )
+    files = [file for folder in folders for file in folder.glob("configuration_*.py")]
+    # An architecture whose file is not found is asked itself.
+    return not files or any("use_sliding_window" in file.read_text("utf-8") for file in files)
+
+
+def _stated(model: str) -> dict[str, Any]:
+    folder = Path(model)
+    file = folder / _FILE if folder.is_dir() else _of_the_hub(model)
+    if not file.is_file():
+        return {}
+    values = json.loads(file.read_text(encoding="utf-8"))
+    return values if isinstance(values, dict) else {}
+
+
+def _of_the_hub(model: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(hf_hub_download(model, _FILE))
+    except HFValidationError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,126 @@
+"""What is measured of a version, as numbers with intervals. Pure functions.
+
+The gap is the reverse KL per token, E[log pi - log q] over samples of the policy: 0 where the
+policy answers as the teacher would under the hint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from records.types import Logprobs
+from trainer.evaluation.bootstrap import mean_estimate
+
+_Z = 1.96
+_ENOUGH_STATES = 3
+_RESAMPLES = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """log pi - log q [R] of one answer at one state, in nats."""
+
+    turn_id: str
+    differences: Logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Mean over tokens, in nats, with its 95% interval; `num_samples` answers."""
+
+    value: float
+    low: float
+    high: float
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """`hits` of `count`, and Wilson's 95% interval (E. B. Wilson, JASA 22, 1927)."""
+
+    hits: int
+    count: int
+
+    @property
+    def value(self) -> float:
+        """The share. Raises ValueError for a rate of nothing."""
+        if self.count == 0:
+            raise ValueError("no answers to take a rate of")
+        return self.hits / self.count
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Its 95% interval."""
+        n, p = self.count, self.value
+        centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+        half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n * n)) / (1 + _Z**2 / n)
+        return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def gap_of(measured: Sequence[Measured], seed: int) -> Gap | None:
+    """The mean over the tokens of all answers; None where they allow no interval.
+
+    Resampled by states, which differ more than the answers at one of them; by answers where there
+    are fewer than three states: the interval then speaks of these states alone.
+    """
+    measured = [one for one in measured if len(one.differences)]
+    if len(measured) < 2:
+        return None
+    by_state = len({one.turn_id for one in measured}) >= _ENOUGH_STATES
+    values = np.concatenate([one.differences for one in measured]).astype(np.float64).tolist()
+    clusters = [
+        one.turn_id if by_state else str(index)
+        for index, one in enumerate(measured)
+        for _ in range(len(one.differences))
+    ]
+    estimate = mean_estimate(values, clusters, seed=seed, resamples=_RESAMPLES)
+    low = high = estimate.value
+    if estimate.interval is not None:
+        low, high = estimate.interval.low, estimate.interval.high
+    return Gap(value=estimate.value, low=low, high=high, num_samples=len(measured))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obedience:
+    """Open wishes that were done at one version: `followed` of `asked` answers, beside
+    `abstained` of which the judge does not say. `before` of as many answers of the start model
+    would have been.
+    """
+
+    followed: int
+    asked: int
+    abstained: int
+    before: float
+
+    @property
+    def rate(self) -> Rate:
+        """As a rate."""
+        return Rate(hits=self.followed, count=self.asked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledObedience:
+    """Obedience over some versions, and the least that is allowed; `before` is the start's rate."""
+
+    rate: Rate
+    before: float
+    floor: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether it may still be as high as is asked for."""
+        return self.rate.interval[1] >= self.floor
+
+
+def pooled(latest: Sequence[Obedience], *, floor: float) -> PooledObedience | None:
+    """Obedience over these versions; `floor` is a share of the start's. None without answers."""
+    count = sum(one.asked for one in latest)
+    if count == 0:
+        return None
+    before = sum(one.before for one in latest) / count
+    hits = sum(one.followed for one in latest)
+    return PooledObedience(rate=Rate(hits=hits, count=count), before=before, floor=floor * before)

@@ -1,0 +1,53 @@
+"""Whether a hint goes on to be practised: pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from records.hints.types import Hint, HintStatus
+from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.estimates import Gap
+
+NOTHING = 1e-3
+"""Nats per token; a first gap of so little has nothing to teach, and its tenth cannot be seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """Another status for a hint, and why."""
+
+    status: HintStatus
+    detail: str
+
+
+def closed_below(first_gap: float, config: RehearsalConfig) -> float:
+    """The gap, in nats per token, at which a hint is learned."""
+    return max(config.rest_at * first_gap, NOTHING)
+
+
+def fate_of(
+    hint: Hint, gap: Gap | None, first_gap: float | None, active_from: int, config: RehearsalConfig
+) -> Fate | None:
+    """What a measurement means for a hint; None: it stays what it is. `active_from` is its number
+    of steps when it last became active.
+    """
+    bound = None if first_gap is None else closed_below(first_gap, config)
+    if gap is not None and bound is not None:
+        if hint.status is HintStatus.ACTIVE and gap.high <= bound:
+            return Fate(
+                status=HintStatus.RESTING,
+                detail=f"its gap is {gap.value:.3g} (up to {gap.high:.3g}) nats of {first_gap:.3g}",
+            )
+        if hint.status is HintStatus.RESTING and gap.value > config.wake_factor * bound:
+            return Fate(
+                status=HintStatus.ACTIVE,
+                detail=f"its gap has opened to {gap.value:.3g} nats of {first_gap:.3g}",
+            )
+    steps = hint.num_steps - active_from
+    if hint.status is HintStatus.ACTIVE and steps >= config.max_steps:
+        said = "not measured" if gap is None else f"{gap.value:.3g} nats"
+        return Fate(
+            status=HintStatus.STUCK,
+            detail=f"{steps} steps have not closed its gap ({said}); rehearsal.max_steps",
+        )
+    return None

@@ -1,0 +1,177 @@
+"""RUN/rehearsal.jsonl: a line for each version that was measured. What says whether a run learns.
+
+The rehearsal worker writes it and reads it again when it begins; terminal and report read it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from records.hints.types import HintStatus
+from trainer.rehearsal.estimates import Gap, Obedience, PooledObedience
+
+FILE = "rehearsal.jsonl"
+_BLOCK = 65_536
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GapRow(_Row):
+    """Nats per token with a 95% interval, of so many answers."""
+
+    value: float
+    low: float
+    high: float
+    num_samples: int
+
+    @classmethod
+    def of(cls, gap: Gap | None) -> GapRow | None:
+        """As it is written."""
+        if gap is None:
+            return None
+        return cls(value=gap.value, low=gap.low, high=gap.high, num_samples=gap.num_samples)
+
+
+class ObedienceRow(_Row):
+    """Open wishes at one version: `before` of as many answers of the start model."""
+
+    followed: int
+    asked: int
+    abstained: int
+    before: float
+
+    @classmethod
+    def of(cls, found: Obedience | None) -> ObedienceRow | None:
+        """As it is written."""
+        if found is None:
+            return None
+        return cls(
+            followed=found.followed,
+            asked=found.asked,
+            abstained=found.abstained,
+            before=found.before,
+        )
+
+    def obedience(self) -> Obedience:
+        """As it was measured."""
+        return Obedience(
+            followed=self.followed,
+            asked=self.asked,
+            abstained=self.abstained,
+            before=self.before,
+        )
+
+
+class PooledRow(_Row):
+    """Obedience over the last versions, with its interval; `before` is the start's rate."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+    before: float
+    floor: float
+    passed: bool
+
+    @classmethod
+    def of(cls, found: PooledObedience | None) -> PooledRow | None:
+        """As it is written."""
+        if found is None:
+            return None
+        low, high = found.rate.interval
+        return cls(
+            value=found.rate.value,
+            low=low,
+            high=high,
+            count=found.rate.count,
+            before=found.before,
+            floor=found.floor,
+            passed=found.passed,
+        )
+
+
+class HintRow(_Row):
+    """One hint at one version. `held_back`: measured at states that never train. `active_from`:
+    its number of steps when it last became active.
+    """
+
+    hint_id: str
+    status: HintStatus
+    gap: GapRow | None
+    first_gap: float | None
+    held_back: bool
+    num_steps: int
+    active_from: int
+
+
+class VersionRow(_Row):
+    """One version. `turns` and `objections` (accepted hints) are those of the run so far; `keep` is
+    the gap to the start model at states of other kinds; `returned` are ended hints whose states
+    answer as the start does again.
+    """
+
+    time: float
+    version: int
+    turns: int
+    objections: int
+    hints: tuple[HintRow, ...]
+    obedience: ObedienceRow | None
+    pooled: PooledRow | None
+    keep: GapRow | None
+    lessons: dict[str, int]
+    returned: tuple[str, ...] = ()
+
+
+class Journal:
+    """Appends to the file, and knows its rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self.rows = read_rows(folder)
+        _cut_unfinished_line(self._path)
+
+    def add(self, row: VersionRow) -> None:
+        """Write a row; it is in the file when this returns."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(row.model_dump_json() + "\n")
+        self.rows.append(row)
+
+
+def read_rows(folder: Path) -> list[VersionRow]:
+    """All rows, oldest first; a last line that a killed process left unfinished is none."""
+    path = folder / FILE
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [VersionRow.model_validate_json(line) for line in lines if line.endswith("\n")]
+
+
+def last_row(folder: Path) -> VersionRow | None:
+    """The newest row, without reading those before it."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        end = begin = file.seek(0, os.SEEK_END)
+        tail = b""
+        while begin > 0 and tail.rstrip(b"\n").count(b"\n") < 2:
+            begin = max(begin - _BLOCK, 0)
+            file.seek(begin)
+            tail = file.read(end - begin)
+    lines = [line for line in tail.splitlines(keepends=True) if line.endswith(b"\n")]
+    return VersionRow.model_validate_json(lines[-1]) if lines else None
+
+
+def _cut_unfinished_line(path: Path) -> None:
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        with path.open("r+b") as file:
+            file.truncate(end)

@@ -1,0 +1,76 @@
+"""States of other kinds, at which the policy is to stay as it began.
+
+They come from every consenting scope, and from hints that hold no more: what those taught goes back
+until their states answer as the start model does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from records.hints.types import Hint, HintStatus
+from records.types import TurnRecord
+from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.needs import RehearsalStore
+from trainer.rehearsal.preparing import Preparation, Prepared
+
+_ENDED = (HintStatus.CONTRADICTED, HintStatus.WITHDRAWN, HintStatus.DELETED)
+_MOST_ENDED = 32
+_CANDIDATES = 4
+
+
+class Keeping:
+    """The states that are kept, chosen anew when hints change or some are missing."""
+
+    def __init__(
+        self, store: RehearsalStore, preparation: Preparation, config: RehearsalConfig
+    ) -> None:
+        self._store, self._preparation, self._config = store, preparation, config
+        self._kept: list[str] = []
+        self._chosen_for: frozenset[str] = frozenset()
+        self._looked_at = 0.0
+
+    async def states(self, hints: Sequence[Prepared]) -> list[TurnRecord]:
+        """States to which none of these hints applies. Raises ServiceUnavailable."""
+        names = frozenset(one.hint.hint_id for one in hints)
+        now = time.monotonic()
+        is_due = now - self._looked_at >= self._config.states_every_s
+        if names != self._chosen_for or (is_due and len(self._kept) < self._config.max_keep_states):
+            self._kept = await self._choose(hints)
+            self._chosen_for, self._looked_at = names, now
+        turns = await self._store.load_turns(self._kept)
+        return [turn for turn in turns if len(turn.prompt_ids)]
+
+    async def ended(
+        self, returned: Collection[str], hints: Sequence[Prepared]
+    ) -> dict[str, tuple[Hint, list[TurnRecord]]]:
+        """Hints that hold no more and were trained on, with those of their states at which no
+        other hint applies; but for those that have `returned`.
+        """
+        found = {}
+        for hint in await self._store.hints(statuses=_ENDED, limit=_MOST_ENDED):
+            if hint.trained_since is None or hint.hint_id in returned:
+                continue
+            states = [state.turn_id for state in await self._store.hint_states(hint.hint_id)]
+            found[hint.hint_id] = (hint, await self._of_another_kind(states, hints, len(states)))
+        return found
+
+    async def _choose(self, hints: Sequence[Prepared]) -> list[str]:
+        wanted = self._config.max_keep_states
+        near = await self._store.keep_states(
+            exclude_hints=[one.hint.hint_id for one in hints], limit=_CANDIDATES * wanted
+        )
+        candidates = [*self._kept, *(turn_id for turn_id in near if turn_id not in self._kept)]
+        return [turn.turn_id for turn in await self._of_another_kind(candidates, hints, wanted)]
+
+    async def _of_another_kind(
+        self, turn_ids: Sequence[str], hints: Sequence[Prepared], most: int
+    ) -> list[TurnRecord]:
+        found: list[TurnRecord] = []
+        for turn in await self._store.load_turns(turn_ids):
+            if len(found) == most:
+                break
+            if len(turn.prompt_ids) and await self._preparation.is_of_another_kind(turn, hints):
+                found.append(turn)
+        return found

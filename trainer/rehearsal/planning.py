@@ -1,0 +1,123 @@
+"""Which lessons are made next. Pure.
+
+Hints take turns, scope by scope, and each goes through its states and texts in an order that meets
+all pairs of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from uuid import uuid4
+
+from records.hints.types import Hint
+from records.lessons.names import LessonKind, LessonState
+from records.lessons.types import NewLesson
+
+UNDER_WAY = (LessonState.SAMPLING, LessonState.SCORING, LessonState.READY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """A hint that is practised: its states that train and the texts (prompt ids) that do."""
+
+    hint: Hint
+    states: tuple[str, ...]
+    prompts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptState:
+    """A state of another kind, and the scope that it belongs to."""
+
+    turn_id: str
+    scope: str
+
+
+def missing(
+    targets: Mapping[LessonKind, int], counts: Mapping[tuple[LessonKind, LessonState], int]
+) -> dict[LessonKind, int]:
+    """How many lessons of each kind to add, so that as many as wanted are under way or ready."""
+    return {
+        kind: max(wanted - sum(counts.get((kind, state), 0) for state in UNDER_WAY), 0)
+        for kind, wanted in targets.items()
+    }
+
+
+def targets_of(
+    parts: Mapping[LessonKind, int], pool: float, *, is_rehearsing: bool
+) -> dict[LessonKind, int]:
+    """Lessons to hold ready, for steps that take `parts` of each kind; none while no hint is
+    practised.
+    """
+    return {
+        kind: math.ceil(pool * number) if is_rehearsing else 0 for kind, number in parts.items()
+    }
+
+
+class Rota:
+    """Whose turn it is; it goes on where it stopped, but for a new process."""
+
+    def __init__(self, begin: int = 0) -> None:
+        self._next = dict.fromkeys(LessonKind, begin)
+
+    def of_hints(self, kind: LessonKind, hints: Sequence[Rehearsed], count: int) -> list[NewLesson]:
+        """`count` new lessons of `kind` (hint or counter) for hints that can have them."""
+        is_counter = kind is LessonKind.COUNTER
+        able = _scopes_in_turn(
+            [one for one in hints if one.states and (one.prompts or not is_counter)]
+        )
+        if not able:
+            return []
+        made = []
+        for _ in range(count):
+            round_, place = divmod(self._next[kind], len(able))
+            self._next[kind] += 1
+            one = able[place]
+            state = one.states[round_ % len(one.states)]
+            turn = round_ + round_ // len(one.states)
+            made.append(
+                NewLesson(
+                    lesson_id=uuid4().hex,
+                    kind=kind,
+                    scope=one.hint.scope,
+                    hint_id=one.hint.hint_id,
+                    state_turn_id=state,
+                    prompt_id=one.prompts[turn % len(one.prompts)] if is_counter else None,
+                )
+            )
+        return made
+
+    def of_kept(self, states: Sequence[KeptState], count: int) -> list[NewLesson]:
+        """`count` keep-lessons."""
+        made = []
+        for _ in range(count if states else 0):
+            state = states[self._next[LessonKind.KEEP] % len(states)]
+            self._next[LessonKind.KEEP] += 1
+            made.append(
+                NewLesson(
+                    lesson_id=uuid4().hex,
+                    kind=LessonKind.KEEP,
+                    scope=state.scope,
+                    hint_id=None,
+                    state_turn_id=state.turn_id,
+                    prompt_id=None,
+                )
+            )
+        return made
+
+
+def _scopes_in_turn(hints: Sequence[Rehearsed]) -> list[Rehearsed]:
+    """Hints scope by scope, one of each in turn. A scope of many hints gets no more than others:
+    those of the smaller ones come again.
+    """
+    scopes: dict[str, list[Rehearsed]] = {}
+    for one in hints:
+        scopes.setdefault(one.hint.scope, []).append(one)
+    most = max((len(of_scope) for of_scope in scopes.values()), default=0)
+    repeated = [
+        [of_scope[index % len(of_scope)] for index in range(most)] for of_scope in scopes.values()
+    ]
+    return [one for row in zip_longest(*repeated) for one in row if one is not None]

@@ -1,0 +1,246 @@
+"""Before a hint is practised: its states are chosen, and its texts tried on the start model.
+
+Everything found goes to the store at once, so that a process that dies here asks only what was not
+answered yet. What the judge said of states that are not taken is remembered in memory alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from records.hints.types import Hint, HintPrompt, RehearsalBlock
+from records.types import TurnRecord
+from trainer.policy_sampler import PolicySampler
+from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.desk import Desk
+from trainer.rehearsal.needs import Questions, RehearsalStore
+from trainer.rehearsal.prompt_check import check_prompt
+from trainer.rehearsal.states import called_tools, choose_states
+from trainer.rehearsal.together import all_or_none
+
+logger = logging.getLogger(__name__)
+
+_CANDIDATES = 4
+"""Candidates looked at for each state that is wanted."""
+_REMEMBERED = 50_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A hint with its states and texts; what is held back measures and never trains."""
+
+    hint: Hint
+    training: tuple[TurnRecord, ...]
+    held_back: tuple[TurnRecord, ...]
+    prompts: tuple[HintPrompt, ...]
+    wishes: tuple[HintPrompt, ...]
+
+    @property
+    def measured_at(self) -> tuple[TurnRecord, ...]:
+        """Where its gap is measured: with too few states to hold some back, where it trains."""
+        return self.held_back or self.training
+
+
+class Preparation:
+    """Chooses states and tries texts. `start` samples from the frozen engine at temperature 1. All
+    methods raise ServiceUnavailable and StoreUnavailable, having lost nothing that was found.
+    """
+
+    def __init__(
+        self,
+        store: RehearsalStore,
+        questions: Questions,
+        desk: Desk,
+        start: PolicySampler,
+        config: RehearsalConfig,
+        limit: asyncio.Semaphore,
+    ) -> None:
+        self._store, self._questions, self._desk = store, questions, desk
+        self._start, self._config, self._limit = start, config, limit
+        self._said: OrderedDict[tuple[str, str, str], bool | None] = OrderedDict()
+
+    async def prepare(self, hint: Hint) -> Prepared | None:
+        """Choose states and try texts of one hint; None, and the hint says why, where it cannot be
+        practised yet.
+        """
+        if not await self._has_states(hint):
+            return None
+        await self._try_prompts(hint)
+        prepared = await self.load(hint)
+        if not prepared.training:
+            await self._block(hint, RehearsalBlock.NO_STATES, "its states are gone")
+            return None
+        if not prepared.prompts and not self._config.without_counter:
+            detail = await self._why_no_prompt(hint)
+            await self._block(hint, RehearsalBlock.NO_COUNTER_LESSONS, detail)
+            return None
+        await self._block(hint, None, None)
+        return prepared
+
+    async def load(self, hint: Hint) -> Prepared:
+        """What is stored of a hint that was prepared."""
+        states = await self._store.hint_states(hint.hint_id)
+        held = {state.turn_id for state in states if state.held_out}
+        turns = _usable(await self._store.load_turns([state.turn_id for state in states]))
+        tried = [
+            one
+            for one in await self._store.hint_prompts(hint.hint_id)
+            if one.dropped is None and one.asked
+        ]
+        return Prepared(
+            hint=hint,
+            training=tuple(turn for turn in turns if turn.turn_id not in held),
+            held_back=tuple(turn for turn in turns if turn.turn_id in held),
+            prompts=tuple(one for one in tried if not one.held_out),
+            wishes=tuple(one for one in tried if one.held_out),
+        )
+
+    async def _has_states(self, hint: Hint) -> bool:
+        config = self._config
+        known = await self._store.hint_states(hint.hint_id)
+        turns = _usable(await self._store.load_turns([state.turn_id for state in known]))
+        if len(turns) < config.max_states:
+            turns += await self._further_states(hint, turns)
+        chosen = choose_states(
+            hint.hint_id,
+            turns,
+            known,
+            max_states=config.max_states,
+            min_messages=config.min_messages,
+            held_back=config.held_back,
+        )
+        if not chosen:
+            await self._block(
+                hint,
+                RehearsalBlock.NO_STATES,
+                f"{len(turns)} recorded states, with fewer than {config.min_messages} different "
+                "last user messages",
+            )
+            return False
+        if set(chosen) != set(known):
+            await self._store.set_hint_states(hint.hint_id, chosen)
+        return True
+
+    async def _further_states(self, hint: Hint, known: Sequence[TurnRecord]) -> list[TurnRecord]:
+        """Further states at which the hint may be practised, the likeliest first."""
+        wanted = self._config.max_states
+        by_judge = self._config.state_rule == "judge"
+        rule = "near" if by_judge else self._config.state_rule
+        have = {turn.turn_id for turn in known}
+        near = await self._store.states_near(
+            hint.hint_id, rule=rule, limit=_CANDIDATES * wanted if by_judge else wanted
+        )
+        turns = _usable(
+            await self._store.load_turns([turn_id for turn_id in near if turn_id not in have])
+        )
+        sources = {one.turn_id for one in await self._store.hint_sources(hint.hint_id)}
+        accepted = await self._store.accepted_turns([turn.turn_id for turn in turns])
+
+        async def is_state(turn: TurnRecord) -> bool:
+            if turn.turn_id in sources:
+                return True
+            if by_judge and not await self._applies(hint, turn):
+                return False
+            is_later = turn.turn_id in accepted and turn.created_at > hint.created_at
+            return not is_later or await self._heeds(hint, turn) is not False
+
+        found: list[TurnRecord] = []
+        for begin in range(0, len(turns), wanted):
+            part = turns[begin : begin + wanted]
+            said = await all_or_none([is_state(turn) for turn in part])
+            found += [turn for turn, is_one in zip(part, said, strict=True) if is_one]
+            if len(found) + len(known) >= wanted:
+                break
+        return found
+
+    async def _applies(self, hint: Hint, turn: TurnRecord) -> bool | None:
+        return await self._asked("applies", hint, turn, self._questions.applies(hint.text, turn))
+
+    async def _heeds(self, hint: Hint, turn: TurnRecord) -> bool | None:
+        """Whether the recorded answer does what the hint asks. Where it does not, and its user took
+        it without a word although the hint was known, that user does not want the hint there.
+        """
+        asking = self._questions.followed(hint.text, turn.messages, turn.tools, turn.response)
+        return await self._asked("heeds", hint, turn, asking)
+
+    async def _asked(
+        self, what: str, hint: Hint, turn: TurnRecord, asking: Coroutine[Any, Any, bool | None]
+    ) -> bool | None:
+        """The answer to a question, asked once."""
+        key = (what, hint.hint_id, turn.turn_id)
+        if key in self._said:
+            asking.close()
+            return self._said[key]
+        async with self._limit:
+            self._said[key] = answer = await asking
+        while len(self._said) > _REMEMBERED:
+            self._said.popitem(last=False)
+        return answer
+
+    async def _try_prompts(self, hint: Hint) -> None:
+        prompts = await self._store.hint_prompts(hint.hint_id)
+        untried = [one for one in prompts if one.dropped is None and not one.asked]
+        if not untried:
+            return
+        loaded = await self.load(hint)
+        turns = loaded.training or loaded.held_back
+        if not turns:
+            return
+        for number, prompt in enumerate(untried):
+            checked = await check_prompt(
+                self._desk,
+                self._start,
+                self._questions,
+                prompt,
+                [*turns[number % len(turns) :], *turns[: number % len(turns)]],
+                self._config.prompt_samples,
+                self._limit,
+            )
+            await self._store.set_prompt_check(
+                prompt.prompt_id,
+                asked=checked.asked,
+                followed=checked.followed,
+                dropped=checked.dropped,
+            )
+            if checked.dropped is not None:
+                logger.info("hint %s: a text is not used: %s", hint.hint_id, checked.dropped)
+
+    async def _why_no_prompt(self, hint: Hint) -> str:
+        prompts = await self._store.hint_prompts(hint.hint_id)
+        if not prompts:
+            return "the judge wrote no text for its exceptions"
+        dropped = [one for one in prompts if one.dropped is not None]
+        if not dropped:
+            return f"all {len(prompts)} texts for its exceptions are held back to measure"
+        return (
+            f"{len(dropped)} of {len(prompts)} texts are not used, the last: {dropped[-1].dropped}"
+        )
+
+    async def _block(self, hint: Hint, block: RehearsalBlock | None, detail: str | None) -> None:
+        if hint.block is not block:
+            logger.info("hint %s: %s", hint.hint_id, detail or "is practised")
+            await self._store.set_hint_block(hint.hint_id, block, detail)
+
+    async def is_of_another_kind(self, turn: TurnRecord, hints: Sequence[Prepared]) -> bool:
+        """Whether none of these hints applies to a state, so that it may be kept as it is."""
+        if self._config.state_rule != "judge":
+            kind = called_tools(turn) or {""}
+            return all(
+                kind.isdisjoint(called_tools(state) or {""})
+                for one in hints
+                for state in (*one.training, *one.held_back)
+            )
+        for one in hints:
+            if await self._applies(one.hint, turn) is not False:
+                return False
+        return True
+
+
+def _usable(turns: Sequence[TurnRecord]) -> list[TurnRecord]:
+    """Those that still have their tokens."""
+    return [turn for turn in turns if len(turn.prompt_ids)]

@@ -1,0 +1,190 @@
+"""One version, measured: what each hint's gap is, whether open wishes are still done, and what
+became of everything else. From this follow the fates of hints and whether training goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from records.hints.types import Hint, HintStatus
+from records.lessons.names import LessonDrop
+from records.types import TurnRecord
+from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.estimates import Gap, pooled
+from trainer.rehearsal.fate import closed_below, fate_of
+from trainer.rehearsal.journal import (
+    GapRow,
+    HintRow,
+    Journal,
+    ObedienceRow,
+    PooledRow,
+    VersionRow,
+)
+from trainer.rehearsal.keeping import Keeping
+from trainer.rehearsal.measuring import Measurer, Wish, wishes_in_turn
+from trainer.rehearsal.needs import RehearsalStore
+from trainer.rehearsal.preparing import Prepared
+from trainer.stop_order import StopOrder
+
+logger = logging.getLogger(__name__)
+
+_RESTING_A_VERSION = 4
+"""Hints at rest whose gap is measured at one version, in turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reviewed:
+    """What a version's measurement came to; the states of ended hints are still to be kept."""
+
+    row: VersionRow
+    ended: list[TurnRecord]
+
+
+class Review:
+    """Measures versions and hints, and stores what follows. Raises ServiceUnavailable and
+    StoreUnavailable; then nothing of the version is written, and it is measured anew.
+    """
+
+    def __init__(
+        self,
+        store: RehearsalStore,
+        measurer: Measurer,
+        keeping: Keeping,
+        journal: Journal,
+        config: RehearsalConfig,
+    ) -> None:
+        self._store, self._measurer, self._keeping = store, measurer, keeping
+        self._journal, self._config = journal, config
+
+    def last(self) -> VersionRow | None:
+        """The newest version that was measured."""
+        return self._journal.rows[-1] if self._journal.rows else None
+
+    async def version(
+        self, version: int, hints: Sequence[Prepared], kept: Sequence[TurnRecord]
+    ) -> Reviewed:
+        """Measure a version, store the fates of its hints, and write its row."""
+        config = self._config
+        rows = [await self.hint(one, version) for one in self._to_measure(hints, version)]
+        lists = [_wishes(one) for one in hints]
+        wishes = wishes_in_turn(lists, config.obedience_samples, version * config.obedience_samples)
+        obedience = await self._measurer.obedience(wishes)
+        earlier = [row.obedience for row in self._journal.rows if row.obedience is not None]
+        so_far = [one.obedience() for one in earlier]
+        so_far += [obedience] if obedience is not None else []
+        together = pooled(so_far[-config.obedience_versions :], floor=config.obedience_floor)
+        keep = await self._measurer.gap(kept, None, config.keep_samples, version)
+        returned, ended = await self._returned(hints, version)
+        votes, turns = await self._store.vote_summary(), await self._store.counts()
+        lessons = await self._store.lesson_counts()
+        row = VersionRow(
+            time=time.time(),
+            version=version,
+            turns=sum(turns.values()),
+            objections=votes.accepted,
+            hints=tuple(rows),
+            obedience=ObedienceRow.of(obedience),
+            pooled=PooledRow.of(together),
+            keep=GapRow.of(keep),
+            lessons={f"{kind.value}/{state.value}": n for (kind, state), n in lessons.items()},
+            returned=returned,
+        )
+        self._journal.add(row)
+        return Reviewed(row=row, ended=ended)
+
+    async def hint(self, one: Prepared, version: int) -> HintRow:
+        """Measure one hint, and store its gap and what follows from it."""
+        hint, config = one.hint, self._config
+        gap = await self._measurer.gap(one.measured_at, hint.text, config.gap_samples, version)
+        is_first = hint.first_gap is None
+        first_gap = gap.value if is_first and gap is not None else hint.first_gap
+        if gap is not None:
+            await self._store.set_hint_gap(
+                hint.hint_id, gap=gap.value, gap_high=gap.high, first=is_first
+            )
+        active_from = self._active_from(hint)
+        fate = fate_of(hint, gap, first_gap, active_from, config)
+        status = hint.status
+        if fate is not None:
+            await self._store.set_hint_status(hint.hint_id, fate.status, fate.detail)
+            logger.info("hint %s is %s: %s", hint.hint_id, fate.status.value, fate.detail)
+            status = fate.status
+            if status is HintStatus.ACTIVE:
+                active_from = hint.num_steps
+            else:
+                await self._store.drop_lessons_of(hint.hint_id, LessonDrop.HINT_ENDED)
+        return HintRow(
+            hint_id=hint.hint_id,
+            status=status,
+            gap=GapRow.of(gap),
+            first_gap=first_gap,
+            held_back=bool(one.held_back),
+            num_steps=hint.num_steps,
+            active_from=active_from,
+        )
+
+    def stop_order(self, row: VersionRow) -> StopOrder | None:
+        """That training ends, if obedience has fallen."""
+        found = row.pooled
+        if found is None or found.passed:
+            return None
+        passed = [
+            one.version
+            for one in self._journal.rows
+            if one.pooled is not None and one.pooled.passed
+        ]
+        back = f"version {passed[-1]} was the last that passed" if passed else "none has passed"
+        return StopOrder(
+            reason=(
+                f"open wishes are done in {found.value:.2f} of {found.count} answers "
+                f"({found.low:.2f} to {found.high:.2f}), and at least {found.floor:.2f} is asked "
+                f"for (the start: {found.before:.2f}); measured at version {row.version}, {back}"
+            ),
+            serve_version=passed[-1] if passed else None,
+        )
+
+    def _to_measure(self, hints: Sequence[Prepared], version: int) -> list[Prepared]:
+        resting = [one for one in hints if one.hint.status is HintStatus.RESTING]
+        begin = version * _RESTING_A_VERSION
+        chosen = [
+            resting[(begin + i) % len(resting)]
+            for i in range(min(len(resting), _RESTING_A_VERSION))
+        ]
+        return [one for one in hints if one.hint.status is HintStatus.ACTIVE] + chosen
+
+    def _active_from(self, hint: Hint) -> int:
+        for row in reversed(self._journal.rows):
+            for one in row.hints:
+                if one.hint_id == hint.hint_id:
+                    return one.active_from
+        return 0
+
+    async def _returned(
+        self, hints: Sequence[Prepared], version: int
+    ) -> tuple[tuple[str, ...], list[TurnRecord]]:
+        """Ended hints whose states answer as the start does again, so far; the states of others."""
+        last = self.last()
+        returned = list(last.returned) if last is not None else []
+        left: list[TurnRecord] = []
+        for hint_id, (hint, turns) in (await self._keeping.ended(returned, hints)).items():
+            gap = await self._measurer.gap(turns, None, self._config.keep_samples, version)
+            if _is_back(hint, gap, self._config):
+                logger.info("hint %s: its states answer as the start model does", hint_id)
+                returned.append(hint_id)
+            else:
+                left += turns
+        return tuple(returned), left
+
+
+def _is_back(hint: Hint, gap: Gap | None, config: RehearsalConfig) -> bool:
+    # Without a state at which no other hint applies there is nothing to bring back.
+    return gap is None or gap.high <= closed_below(hint.first_gap or 0.0, config)
+
+
+def _wishes(one: Prepared) -> list[Wish]:
+    """The hint's texts that never train, at its states, those that measure first."""
+    turns = (*one.held_back, *one.training)
+    return [Wish(turn=turn, prompt=prompt) for turn in turns for prompt in one.wishes]

@@ -1,0 +1,21 @@
+"""Many small things at a time, all of them or none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results, in this order. The first exception cancels what is left, and is raised."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

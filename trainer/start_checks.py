@@ -1,0 +1,71 @@
+"""What a start needs of this machine: free ports, devices, a database, models. Asked by the command
+itself, in a second, before any process is started that would find it out minutes later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from records.config import StoreConfig
+from records.opening import check_readable, check_unlocked
+from trainer.devices import check_device
+from trainer.errors import StartupError
+from trainer.model_folder import check_model
+from trainer.run_config import EngineConfig, RunConfig
+from trainer.supervisor import listen_problem
+
+
+def check_start(config: RunConfig, *, serves: bool) -> None:
+    """Raise StartupError, or StoreError, with a line for the first thing that is missing."""
+    _check_ports(config, serves)
+    check_device("trainer.device", config.trainer.device)
+    check_engines(config)
+    check_store(config.store)
+
+
+def check_engines(config: RunConfig) -> None:
+    """Raise StartupError where an embedded engine of this run has no device or no model."""
+    for role, engine in _embedded(config).items():
+        assert engine.embedded is not None
+        check_device(f"{role}.embedded.device", engine.embedded.device)
+        if engine.embedded.model != config.model:
+            check_model(engine.embedded.model)
+    check_model(config.model)
+
+
+def check_store(config: StoreConfig) -> None:
+    """Raise StoreError for a database that cannot be opened now."""
+    path = config.sqlite_path
+    if path is not None and not path.exists():
+        return  # of a new run: it is made with its folder
+    check_unlocked(config)
+    asyncio.run(check_readable(config))
+
+
+def check_listening(role: str, host: str, port: int) -> None:
+    """Raise StartupError where nobody can listen there; `role` is the section of the settings."""
+    problem = listen_problem(host, port)
+    if problem is not None:
+        raise StartupError(f"{role}.{problem[0]}: {problem[1]}")
+
+
+def _check_ports(config: RunConfig, serves: bool) -> None:
+    wanted = {"proxy": (config.proxy.host, config.proxy.port)} if serves else {}
+    for role, engine in _embedded(config).items():
+        assert engine.embedded is not None
+        wanted[f"{role}.embedded"] = (engine.embedded.host, engine.embedded.port)
+    taken: dict[int, str] = {}
+    for role, (host, port) in wanted.items():
+        if port and (other := taken.setdefault(port, role)) != role:
+            raise StartupError(f"{role}.port and {other}.port are both {port}: change one of them")
+        check_listening(role, host, port)
+
+
+def _embedded(config: RunConfig) -> dict[str, EngineConfig]:
+    """The engines that this run starts, by their sections."""
+    engines = {"policy": config.policy, "frozen": config.frozen}
+    return {
+        role: engine
+        for role, engine in engines.items()
+        if engine.url is None and engine.embedded is not None
+    }

@@ -1,0 +1,44 @@
+"""RUN/stop: training ends at its next look. Whoever orders it may say why, and what is to serve.
+
+An empty file orders as much. It stays until somebody deletes it: a run that was stopped for a
+reason does not begin again by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+STOP_FILE = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopOrder:
+    """`serve_version`: what the engines are to go back to, where its weights are kept."""
+
+    reason: str = ""
+    serve_version: int | None = None
+
+
+def order_stop(folder: Path, order: StopOrder) -> None:
+    """Write it, whole or not at all; one that is there already stays."""
+    path = folder / STOP_FILE
+    if path.exists():
+        return
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(asdict(order)) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read_stop(folder: Path) -> StopOrder | None:
+    """The order, if there is one; what is no order of ours is its reason."""
+    try:
+        text = (folder / STOP_FILE).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    try:
+        return StopOrder(**json.loads(text)) if text else StopOrder()
+    except (TypeError, ValueError):
+        return StopOrder(reason=text)
