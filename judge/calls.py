@@ -39,6 +39,16 @@ _EVENT_STREAM = "text/event-stream"
 _DONE = "[DONE]"
 
 
+def judge_client(config: JudgeConfig) -> AsyncOpenAI:
+    """A client of the judge; whoever asks keeps it open. Retries are `JudgeCall`'s."""
+    return AsyncOpenAI(
+        base_url=config.base_url,
+        api_key=config.api_key.get_secret_value(),
+        timeout=config.timeout_s,
+        max_retries=0,
+    )
+
+
 class JudgeCallError(Exception):
     """One call gave no usable reply.
 

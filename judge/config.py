@@ -65,6 +65,10 @@ class JudgeConfig(BaseModel):
     """
     max_candidates: int = Field(default=3, ge=1)
     """Most hints of a turn that are kept and scored, where the selection gives several."""
+    exception_texts: int = Field(default=6, ge=1)
+    """Texts that are asked for of each kind of a hint's exceptions: open wishes for the opposite,
+    and wishes of which it says nothing. Of the opposite ones every third is kept out of training.
+    """
     reward: RewardKind = "none"
     """Reward of a turn from its votes: the majority's 1, 0 or -1 (`verdict`), their mean (`votes`),
     or none. With a reward, turns without a hint train too.

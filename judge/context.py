@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from judge.prompts import judge_messages, message_text
 from records.messages import Message, content_text
@@ -20,6 +20,14 @@ CountTokens: TypeAlias = Callable[[str], int]
 
 NO_CONTROL_TEXTS = ControlTexts((), with_blanks=True)
 """Of a judge whose tokenizer is not here."""
+
+
+class Reads(TypedDict):
+    """How the judge's tokenizer reads texts."""
+
+    count_tokens: CountTokens
+    control_texts: ControlTexts
+
 
 # Role markers, turn ends and generation prompt that a chat template puts around the two messages.
 TEMPLATE_TOKENS = 32
@@ -58,6 +66,12 @@ def estimate_tokens(text: str) -> int:
     return num_full + (len(data) - num_full + 1) // 2
 
 
+Shown: TypeAlias = Callable[[Sequence[Message], int, int], list[dict[str, str]]]
+"""The chat messages of a question that shows these messages of a conversation; the second is the
+index after which messages are left out, the third their number.
+"""
+
+
 def fit_judge_prompt(
     messages: Sequence[Message],
     tools: Sequence[dict[str, Any]],
@@ -67,13 +81,29 @@ def fit_judge_prompt(
     count_tokens: CountTokens = estimate_tokens,
     control_texts: ControlTexts = NO_CONTROL_TEXTS,
 ) -> JudgePrompt:
-    """The judge prompt with as few oldest middle messages left out as `max_tokens` demands.
+    """The prompt of a vote; see `fitted`. Raises JudgePromptTooLong."""
+
+    def shown(part: Sequence[Message], omitted_after: int, num_omitted: int):
+        return judge_messages(part, tools, response, next_state, omitted_after, num_omitted)
+
+    return fitted(shown, messages, max_tokens, count_tokens, control_texts)
+
+
+def fitted(
+    ask: Shown,
+    messages: Sequence[Message],
+    max_tokens: int,
+    count_tokens: CountTokens = estimate_tokens,
+    control_texts: ControlTexts = NO_CONTROL_TEXTS,
+) -> JudgePrompt:
+    """What `ask` makes of a conversation, with as few oldest middle messages left out as
+    `max_tokens` demands.
 
     What stands for a token of structure in the judge's own vocabulary (`control_texts`) gets a
     blank inside, beside the markers that `fencing` knows of every judge.
 
     If everything but the head has gone and it still does not fit, the text of the head is replaced
-    by a note of its length. Raises JudgePromptTooLong when response and next state do not fit even
+    by a note of its length. Raises JudgePromptTooLong when what is asked about does not fit even
     then.
     """
     num_head = _num_head_messages(messages)
@@ -81,7 +111,7 @@ def fit_judge_prompt(
 
     def build(head: Sequence[Message], num_omitted: int) -> JudgePrompt:
         shown = [*head, *middle[num_omitted:]]
-        texts = judge_messages(shown, tools, response, next_state, num_head - 1, num_omitted)
+        texts = ask(shown, num_head - 1, num_omitted)
         texts = [{**text, "content": control_texts.broken(text["content"])} for text in texts]
         return JudgePrompt(messages=[_sendable(text) for text in texts], num_omitted=num_omitted)
 
@@ -103,8 +133,8 @@ def fit_judge_prompt(
         excess = prompt.num_tokens(count_tokens) - max_tokens
     if excess > 0:
         raise JudgePromptTooLong(
-            f"tools, response and next state exceed the judge's prompt limit of {max_tokens} "
-            f"tokens by {excess}"
+            f"what must be shown exceeds the judge's prompt limit of {max_tokens} tokens by "
+            f"{excess}"
         )
     return prompt
 

@@ -40,7 +40,7 @@ _MARKER_START = re.compile(rf"(?=(?:{_MARKER.pattern}))(.)", re.IGNORECASE)
 _LINE_START = re.compile(
     r"(^|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])"
     r"(?=[^\S\n\r\v\f\x1c-\x1e\x85\u2028\u2029]*"
-    r"(?:#+\s*(?:tools|conversation|response|next\s+state)\b"
+    r"(?:#+\s*(?:tools|conversation|response|next\s+state|instruction|said|first|second)\b"
     r"|\[(?:system|developer|user|assistant|tool|feedback|\d+\s+earlier\s+messages)\b[^\]\n]*\]"
     r"|call\s+[\w.-]+\())",
     re.IGNORECASE,

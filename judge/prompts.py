@@ -59,12 +59,7 @@ def judge_messages(
     """
     if not next_state:
         raise ValueError("a judge prompt needs a next state, but it is empty")
-    lines = ["# Tools", *(tool_signature(tool) for tool in tools)] if tools else ["# Tools", "none"]
-    lines += ["", "# Conversation"]
-    for index, message in enumerate(messages):
-        lines.append(message_text(message))
-        if num_omitted and index == omitted_after:
-            lines.append(f"[{num_omitted} earlier messages left out]")
+    lines = conversation_lines(messages, tools, omitted_after, num_omitted)
     lines += ["", "# Response", message_text(response)]
     roles = ", ".join(dict.fromkeys(message["role"] for message in next_state))
     lines += ["", f"# Next state (role: {roles})"]
@@ -76,6 +71,28 @@ def judge_messages(
         {"role": "system", "content": system},
         {"role": "user", "content": "\n".join(lines)},
     ]
+
+
+def conversation_lines(
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    omitted_after: int | None = None,
+    num_omitted: int = 0,
+) -> list[str]:
+    """The sections of the tools and of the conversation, with a note after the message of index
+    `omitted_after` where `num_omitted` are missing.
+    """
+    lines = [*tool_lines(tools), "", "# Conversation"]
+    for index, message in enumerate(messages):
+        lines.append(message_text(message))
+        if num_omitted and index == omitted_after:
+            lines.append(f"[{num_omitted} earlier messages left out]")
+    return lines
+
+
+def tool_lines(tools: Sequence[dict[str, Any]]) -> list[str]:
+    """The section of the tools, a line each."""
+    return ["# Tools", *(tool_signature(tool) for tool in tools)] if tools else ["# Tools", "none"]
 
 
 def tool_signature(tool: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from openai import AsyncOpenAI
 
+from judge.calls import judge_client
 from judge.capacity import Capacity
 from judge.config import JudgeConfig
 from judge.context import (
@@ -119,13 +120,7 @@ class JudgeWorker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Judge until `stop` is set. See `ClaimLoop.run`."""
-        client = AsyncOpenAI(
-            base_url=self._config.base_url,
-            api_key=self._config.api_key.get_secret_value(),
-            timeout=self._config.timeout_s,
-            max_retries=0,
-        )
-        async with client:
+        async with judge_client(self._config) as client:
             self._client = client
             await self.loop.run(stop)
 

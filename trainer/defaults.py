@@ -43,8 +43,10 @@ def resolve(
     file: Path | None,
     overrides: list[str],
     check: Callable[[RunConfig], None] | None = None,
+    recipe: Callable[[int | None], dict[str, Any]] | None = None,
 ) -> RunConfig:
-    """`values`, then the file's, then the overrides; validated and completed.
+    """`values`, then the file's, then the overrides; validated and completed. Below all of them
+    lies the `recipe` for a model of this hidden size (None: not known yet).
 
     Everything that was written is validated, and given to `check`, before anything of the model is
     read: a typing error shows at once. Raises ConfigError with one line per wrong key, and what
@@ -53,7 +55,7 @@ def resolve(
     if file is not None:
         values = run_config.merge(values, run_config.read_toml(file))
     values = run_config.merge(values, run_config.parse_overrides(overrides))
-    given = _as_given(values)
+    given = _as_given(values if recipe is None else run_config.merge(recipe(None), values))
     if check is not None:
         check(given)
     model = given.model
@@ -62,6 +64,8 @@ def resolve(
     length, model_type = model_facts(model, is_served_here=_is_served_here(given))
     if renderer is None:
         renderer = _chosen_renderer(model, model_type)
+    if recipe is not None:
+        values = run_config.merge(recipe(_width(model)), values)
     values = run_config.merge({"renderer": renderer}, values)
     values = run_config.merge({"scoring": {"context_length": length}}, values)
     if "url" in values["frozen"]:
@@ -146,6 +150,11 @@ def model_facts(model: str, *, is_served_here: bool = False) -> tuple[int, str]:
     if not isinstance(length, int):
         raise ConfigError(f"model: '{model}' does not say its context length; is it a causal LM?")
     return length, str(model_type)
+
+
+def _width(model: str) -> int | None:
+    width = config_value(model, "hidden_size")
+    return width if isinstance(width, int) else None
 
 
 def _judged_by_frozen_engine(values: dict[str, Any], length: int) -> RunConfig:

@@ -60,26 +60,6 @@ def pool_metrics(
     }
 
 
-def lessons_problem(config: TrainerConfig) -> str | None:
-    """None, or in one line why these settings cannot train lessons, and what to set instead."""
-    if "teacher_scalar" not in config.objective.needs:
-        return (
-            f"objective {config.objective.name!r} learns from rewards alone, and lessons have a "
-            "teacher and no reward: choose another, or set rehearsal.enabled = false"
-        )
-    if config.objective.support == "samples":
-        return (
-            "side samples are drawn for turns alone: set another objective.support, or "
-            "rehearsal.enabled = false"
-        )
-    if config.teacher.kind not in ("engine", "frozen"):
-        return (
-            f"teacher.kind {config.teacher.kind!r} follows the policy, and counter- and "
-            "keep-lessons hold it to the start: set engine or frozen, or rehearsal.enabled = false"
-        )
-    return None
-
-
 class LessonMix:
     """The lessons' part of a trainer's batches; none where it does not rehearse."""
 

@@ -30,11 +30,12 @@ from trainer.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.errors import StartupError, TrainerError
-from trainer.lessons import LessonMix, lessons_problem
+from trainer.lessons import LessonMix
 from trainer.manifest import Manifest
 from trainer.metrics import MetricsLog
 from trainer.publish import Publisher, WeightTarget
 from trainer.restore import in_thread, restore, start_model
+from trainer.run_checks import lessons_problem
 from trainer.self_check import self_check
 from trainer.step_report import (
     StepReport,

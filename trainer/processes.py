@@ -37,6 +37,7 @@ from trainer.supervisor import watch_parent
 
 if TYPE_CHECKING:
     from judge.config import JudgeConfig
+    from judge.context import Reads
     from rollout_bridge.control_text import ControlTexts
     from rollout_bridge.engine.client import EngineClient
     from rollout_bridge.rendering import Rendering
@@ -117,21 +118,29 @@ def run_judge(
 async def _judge_and_score(
     config: RunConfig, folder: Path, stop: asyncio.Event, rewrite_hint: RewriteHint | None
 ) -> None:
+    from judge.calls import judge_client
+    from judge.hints.examiner import HintExaminer
+    from judge.hints.questions import HintQuestions
     from judge.worker import JudgeWorker
     from rollout_bridge.policy_scores import PolicyScorer
     from rollout_bridge.scoring import ScoringWorker
+    from trainer.rehearsal.starting import Connections, rehearsal_worker
 
     rendering = _rendering(config)
     store = await Store.open(config.store)
     teacher, policy = _client(config, config.frozen), _client(config, config.policy)
-    async with store, teacher, policy:
+    asked = judge_client(judge_config(config))
+    async with store, teacher, policy, asked:
+        reads: Reads = {
+            "count_tokens": judge_counter(config, rendering),
+            "control_texts": judge_control_texts(config, rendering),
+        }
         judge = JudgeWorker(
             store,
             judge_config(config),
             owner_name("judge"),
-            count_tokens=judge_counter(config, rendering),
-            control_texts=judge_control_texts(config, rendering),
             freshness=freshness_of(config),
+            **reads,
         )
         scoring = ScoringWorker(
             store,
@@ -148,6 +157,23 @@ async def _judge_and_score(
             group.create_task(judge.run(stop))
             if config.replay.mode != "judge-only":
                 group.create_task(scoring.run(stop))
+            if config.rehearsal.enabled:
+                questions = HintQuestions(asked, judge_config(config), **reads)
+                examiner = HintExaminer(
+                    store, questions, judge_config(config), owner_name("examiner")
+                )
+                to = Connections(
+                    store=store,
+                    questions=questions,
+                    policy=policy,
+                    frozen=teacher,
+                    rendering=rendering,
+                )
+                rehearsal = rehearsal_worker(
+                    config, to, folder=folder, owner=owner_name("rehearsal")
+                )
+                group.create_task(examiner.loop.run(stop))
+                group.create_task(rehearsal.run(stop))
 
 
 def freshness_of(config: RunConfig) -> Freshness | None:
@@ -255,6 +281,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event) -> None:
             model=config.model,
             engines={"policy": policy},
             owner=owner_name("trainer"),
+            rehearses=config.rehearsal.enabled,
         )
         try:
             sequences = calibration_sequences(rendering, config.seed)

@@ -37,13 +37,40 @@ def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig
         raise ValueError("; ".join(dict.fromkeys(problems)))
 
 
-def check_rehearsal(rehearsal: RehearsalConfig, scoring: ScoringConfig) -> None:
-    """Raise ValueError for a rehearsal whose lessons nobody would score."""
-    if rehearsal.enabled and not scoring.engine_scores:
-        raise ValueError(
+def check_rehearsal(
+    rehearsal: RehearsalConfig, scoring: ScoringConfig, trainer: TrainerConfig
+) -> None:
+    """Raise ValueError for a rehearsal whose lessons nobody would score, or could learn from."""
+    if not rehearsal.enabled:
+        return
+    problem = lessons_problem(trainer)
+    if not scoring.engine_scores:
+        problem = (
             "rehearsal.enabled needs an engine that scores lessons: set scoring.engine_scores = "
             "true, or rehearsal.enabled = false"
         )
+    if problem is not None:
+        raise ValueError(problem)
+
+
+def lessons_problem(config: TrainerConfig) -> str | None:
+    """None, or in one line why these settings cannot train lessons, and what to set instead."""
+    if "teacher_scalar" not in config.objective.needs:
+        return (
+            f"objective {config.objective.name!r} learns from rewards alone, and lessons have a "
+            "teacher and no reward: choose another, or set rehearsal.enabled = false"
+        )
+    if config.objective.support == "samples":
+        return (
+            "side samples are drawn for turns alone: set another objective.support, or "
+            "rehearsal.enabled = false"
+        )
+    if config.teacher.kind not in ("engine", "frozen"):
+        return (
+            f"teacher.kind {config.teacher.kind!r} follows the policy, and counter- and "
+            "keep-lessons hold it to the start: set engine or frozen, or rehearsal.enabled = false"
+        )
+    return None
 
 
 def provided_needs(

@@ -117,7 +117,7 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _sections_fit(self) -> RunConfig:
         check_run(self.trainer, self.scoring, self.judge)
-        check_rehearsal(self.rehearsal, self.scoring)
+        check_rehearsal(self.rehearsal, self.scoring, self.trainer)
         return self
 
 

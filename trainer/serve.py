@@ -17,12 +17,12 @@ from typing import Any
 from rich.console import Console
 
 from records.store import Store
-from trainer import run_config
+from trainer import recipe, run_config
 from trainer.at_work import LINE_EVERY_S
 from trainer.defaults import resolve
 from trainer.keys_commands import refuse_open_door
 from trainer.rehearsal.saying import learning_line
-from trainer.resuming import base_values, changes_since, refuse_other_settings
+from trainer.resuming import base_values, changes_since, is_run, refuse_other_settings
 from trainer.run import Run
 from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig
@@ -50,7 +50,11 @@ def serve_forever(
     refuse_other_settings(folder, config_file)
     with starting_in(folder):
         config = resolve(
-            values, config_file, overrides, lambda given: check_start(given, serves=True)
+            values,
+            config_file,
+            overrides,
+            lambda given: check_start(given, serves=True),
+            None if is_run(folder) else recipe.recipe,
         )
         for change in changes_since(folder, config):
             print(f"changed: {change}")
@@ -100,6 +104,7 @@ async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> No
         try:
             await run.start_learners()
             console.print("learning: judge and trainer work on what comes in")
+            console.print(recipe.said(config), highlight=False, soft_wrap=True)
             await _report_while_serving(run, store, folder, console)
         finally:
             await _write_report(config, folder, store, console)

@@ -88,6 +88,41 @@ HEEDLESS = Phase(
         rows_per_step=(("agent", 8), ("judge", 10), ("copy", 1)),
     ),
 )
+# What the judge is asked about hints. It is small: each question has its own rows in every step.
+QUESTIONS = Phase(
+    num_rows=30_000,
+    mix=Mix(
+        agent=0.15,
+        hinted=0.13,
+        judge=0.24,
+        copy=0.03,
+        hinted_weight=2.0,
+        heedless=0.6,
+        questions=(
+            ("relation", 0.08),
+            ("rule", 0.06),
+            ("applies", 0.12),
+            ("followed", 0.12),
+            ("opposite", 0.04),
+            ("outside", 0.03),
+        ),
+    ),
+    plan=TrainingPlan(
+        steps=1200,
+        peak_learning_rate=1e-3,
+        rows_per_step=(
+            ("agent", 6),
+            ("judge", 5),
+            ("relation", 4),
+            ("rule", 2),
+            ("applies", 4),
+            ("followed", 4),
+            ("opposite", 1),
+            ("outside", 1),
+            ("copy", 1),
+        ),
+    ),
+)
 # Copying appears suddenly after about 700 steps; only then are hints and transcripts learned.
 # The first phase ends while its learning rate is still high, the others run theirs down.
 PHASES = (
@@ -96,6 +131,7 @@ PHASES = (
     MAIN,
     POLISH,
     HEEDLESS,
+    QUESTIONS,
 )
 
 

@@ -27,6 +27,7 @@ from examples.tool_lab.preferences import (
     shown_in_answer,
     shown_in_call,
 )
+from examples.tool_lab.questions import QUESTIONS
 from examples.tool_lab.script import TOOL_OF, call_arguments, scripted_reply, turn_site
 from examples.tool_lab.transcripts import judge_request, judged_turns
 from judge.parsing import parse_answer
@@ -247,3 +248,17 @@ def judge_case(rng: random.Random) -> Case:
     }
     request = GenerationRequest(messages=[*judge_request(turn, TOOLS)], tools=[])
     return Case(request=request, checks=checks)
+
+
+def question_case(rng: random.Random, name: str) -> Case:
+    """Does the judge answer this question about a hint rightly, or write one of the right texts?"""
+    question = QUESTIONS[name](rng, True)
+
+    def right(response: Message) -> bool:
+        text = str(response.get("content") or "")
+        if not question.acceptable:
+            return text.strip().endswith(question.answer)
+        return parse_answer(text)[1].casefold() in question.acceptable
+
+    request = GenerationRequest(messages=[*question.messages], tools=[])
+    return Case(request=request, checks={f"question_{name}": right})

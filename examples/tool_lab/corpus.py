@@ -12,6 +12,7 @@ import random
 import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from examples.tool_lab.corruption import Corruption, corrupted_reply
@@ -42,6 +43,8 @@ class Mix:
     copy: float = 0.12
     hinted_weight: float = 1.0
     heedless: float = 0.0
+    questions: tuple[tuple[str, float], ...] = ()
+    """Shares of the questions about hints, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +195,7 @@ def _copy_item(rng: random.Random) -> str:
 
 def rows(seed: int, count: int, mix: Mix | None = None) -> Iterator[Row]:
     """`count` rows, their kinds drawn by `mix`; equal seeds give equal rows."""
+    from examples.tool_lab.questions import question_row
     from examples.tool_lab.transcripts import judge_row
 
     mix = mix or Mix()
@@ -201,7 +205,8 @@ def rows(seed: int, count: int, mix: Mix | None = None) -> Iterator[Row]:
         "judge": lambda rng: judge_row(rng, mix.heedless),
         "copy": copy_row,
     }
-    shares = [mix.agent, mix.hinted, mix.judge, mix.copy]
+    makers |= {name: partial(question_row, name=name) for name, _ in mix.questions}
+    shares = [mix.agent, mix.hinted, mix.judge, mix.copy, *(share for _, share in mix.questions)]
     rng = random.Random(seed)
     for _ in range(count):
         kind = rng.choices(list(makers), shares)[0]

@@ -23,9 +23,11 @@ from examples.tool_lab.cases import (
     hint_case,
     judge_case,
     other_preference_case,
+    question_case,
     success_case,
 )
 from examples.tool_lab.preferences import TRAINED_KINDS
+from examples.tool_lab.questions import QUESTIONS
 
 Generate = Callable[
     [list[GenerationRequest], float], Sequence[Message] | Awaitable[Sequence[Message]]
@@ -33,7 +35,8 @@ Generate = Callable[
 POLICY_TEMPERATURE = 1.0
 JUDGE_TEMPERATURE = 0.6
 OTHER_SKILLS = ("valid_calls", "copied_entities", "facts_in_answers", "other_preferences")
-GROUPS = ("success", "other_skills", "contrary", "hints", "judge")
+GROUPS = ("success", "other_skills", "contrary", "hints", "judge", "questions")
+JUDGES = ("judge", "questions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,8 @@ def build_cases(group: str, n: int, seed: int, kinds: Sequence[str] = TRAINED_KI
         makers = [hint_case]
     elif group == "judge":
         makers = [judge_case]
+    elif group == "questions":
+        makers = [lambda rng, name=name: question_case(rng, name) for name in QUESTIONS]
     else:
         raise ValueError(f"unknown group {group!r}; known: {', '.join(GROUPS)}")
     return [make(rng) for make in makers for _ in range(n)]
@@ -106,7 +111,7 @@ async def evaluate(
     """
     rates: dict[str, Rate] = {}
     for temperature in (POLICY_TEMPERATURE, JUDGE_TEMPERATURE):
-        wanted = [g for g in groups if (g == "judge") == (temperature == JUDGE_TEMPERATURE)]
+        wanted = [g for g in groups if (g in JUDGES) == (temperature == JUDGE_TEMPERATURE)]
         cases = [case for group in wanted for case in build_cases(group, n, seed, kinds)]
         if not cases:
             continue

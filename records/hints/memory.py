@@ -18,7 +18,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 from records.columns import clean_text
 from records.feedback import load as load_feedback
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
-from records.hints.types import LIVE_STATUSES, HintStatus
+from records.hints.types import LIVE_STATUSES, HintStatus, RehearsalBlock
 from records.messages import Message, content_text
 from records.models import TurnRow
 from records.sql import chunks, insert_missing, rows_in, upsert
@@ -79,6 +79,20 @@ def remember(connection: Connection, verdicts: Sequence[Verdict], now: float) ->
             }
         )
     upsert(connection, HintSourceRow, sources)
+    _look_again(connection, {source["hint_id"] for source in sources})
+
+
+def _look_again(connection: Connection, hint_ids: Iterable[str]) -> None:
+    """Hints that were set aside for want of votes or of a judge: a further source may bring it."""
+    for part in chunks(sorted(hint_ids)):
+        connection.execute(
+            update(HintRow)
+            .where(
+                HintRow.hint_id.in_(part),
+                HintRow.block.in_((RehearsalBlock.NO_MAJORITY, RehearsalBlock.NOT_EXAMINED)),
+            )
+            .values(is_rule=None, block=None)
+        )
 
 
 def words_of(next_state: Iterable[Message]) -> str:

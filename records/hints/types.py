@@ -32,6 +32,8 @@ class RehearsalBlock(StrEnum):
 
     NO_MAJORITY = "no_majority"
     """Fewer than half of the votes on its turn asked for a hint."""
+    NOT_EXAMINED = "not_examined"
+    """The judge never answered when it was asked about it."""
     NOT_A_RULE = "not_a_rule"
     """The judge says that it was meant for one answer only."""
     NO_STATES = "no_states"

@@ -92,6 +92,7 @@ class Parts:
             run_folder=self.folder,
             model=str(MODEL),
             engines={"policy": self.policy},
+            rehearses=True,
         )
 
 

@@ -22,9 +22,9 @@ from tests.trainer.test_loop import samples, settings
 from tests.trainer.tiny import VOCAB, load, make_ready, save_model, states
 from trainer.checkpoint import Checkpoints
 from trainer.errors import StartupError
-from trainer.lessons import lessons_problem
 from trainer.loop import FINISH_FILE, EmbeddedTrainer
 from trainer.manifest import Manifest
+from trainer.run_checks import lessons_problem
 from trainer.update import Updater
 
 HINT, COUNTER, KEEP = LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP

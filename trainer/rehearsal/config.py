@@ -39,8 +39,6 @@ class RehearsalConfig(BaseModel):
     max_keep_states: PositiveInt = 16
     """Most recorded states of other kinds that are kept as they are at a time."""
 
-    max_prompts: PositiveInt = 4
-    """Most texts of each kind that are taken for a hint's exceptions."""
     prompt_samples: PositiveInt = 8
     """Answers of the start model to such a text; it must do in three of four what the text asks."""
     without_counter: bool = False

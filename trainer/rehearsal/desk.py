@@ -80,6 +80,7 @@ class Desk:
                 place.turn.tools,
                 turn_type=place.turn.turn_type,
                 routing_key=place.turn.session_id,
+                enable_thinking=place.enable_thinking,
             )
         except EngineProtocolError as error:
             raise LessonUnusable(LessonDrop.ROLLOUT_LOGPROBS_INVALID, str(error)) from error

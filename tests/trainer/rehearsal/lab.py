@@ -79,7 +79,7 @@ async def record_states(
             rollout_logprobs=np.asarray(answer.rollout.logprobs, dtype=np.float32),
             token_parent_id=None,
             num_shared_ids=0,
-            sampling=answer.sampling(),
+            sampling=answer.sampling,
             distribution_modified=None,
             version_spans=(VersionSpan(version=0, start=0, end=len(answer.rollout.ids)),),
             finish_reason="stop",

@@ -1,0 +1,222 @@
+"""The examiner: looks at each new hint of the memory once.
+
+    near hints of its scope    the same: merged; the opposite: the newer one holds
+    hints of other scopes      the opposite: both wait for somebody to decide
+    its votes                  no majority asked for it: it is not rehearsed
+    a second question          about one answer only: it is not rehearsed
+    its exceptions             open wishes for the opposite, wishes of which it says nothing
+
+What is found is written at once, with the hint's claim. A hint whose judge stays away is asked
+about again later; nothing is lost by that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+from uuid import uuid4
+
+from judge.config import JudgeConfig
+from judge.hints.questions import HintQuestions, Relation
+from judge.screening import Evidence, rejection
+from records.hints.types import (
+    Examination,
+    Hint,
+    HintPrompt,
+    HintSource,
+    PromptKind,
+    RehearsalBlock,
+)
+from records.names import DropReason
+from records.redaction import Redactor
+from records.types import TurnRecord
+from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
+
+logger = logging.getLogger(__name__)
+
+_NEAR = 4
+_NO_EVIDENCE = Evidence(next_words=(), new_values=frozenset())
+_HELD_OUT_OF = 3
+"""Of so many open wishes for the opposite one is kept out of training."""
+
+
+class ExaminerStore(Protocol):
+    """What the examiner needs of the store."""
+
+    @property
+    def redactor(self) -> Redactor: ...
+    async def redact(self, work: Any, *args: Any) -> Any: ...
+    async def claim_hints(self, *, owner: str, limit: int, ttl_s: float) -> list[Hint]: ...
+    async def extend_hint_claims(
+        self, owner: str, hint_ids: Sequence[str], ttl_s: float
+    ) -> object: ...
+    async def release_hints(self, owner: str, hint_ids: Sequence[str]) -> object: ...
+    async def hint_sources(self, hint_id: str, limit: int = 100) -> list[HintSource]: ...
+    async def near_hints(
+        self, hint: Hint, *, limit: int = 4, other_scopes: bool = False
+    ) -> list[Hint]: ...
+    async def load_turns(self, turn_ids: Sequence[str]) -> list[TurnRecord]: ...
+    async def commit_examination(self, owner: str, examination: Examination) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedHint:
+    """A hint, as the claim loop knows what it claimed."""
+
+    hint: Hint
+
+    @property
+    def turn_id(self) -> str:
+        """The hint's id."""
+        return self.hint.hint_id
+
+
+class HintClaims:
+    """The memory's hints under the names by which the claim loop asks for turns."""
+
+    def __init__(self, store: ExaminerStore) -> None:
+        self._store = store
+
+    async def claim(self, state: None, *, owner: str, limit: int, ttl_s: float):
+        """Claim up to `limit` hints that nobody has examined."""
+        found = await self._store.claim_hints(owner=owner, limit=limit, ttl_s=ttl_s)
+        return [ClaimedHint(hint) for hint in found]
+
+    async def extend_claims(self, owner: str, turn_ids: Sequence[str], ttl_s: float) -> object:
+        """Hold claims for longer."""
+        return await self._store.extend_hint_claims(owner, turn_ids, ttl_s)
+
+    async def release(self, owner: str, turn_ids: Sequence[str]) -> object:
+        """Give claims back."""
+        return await self._store.release_hints(owner, turn_ids)
+
+    async def drop(self, owner: str, turn_id: str, reason: DropReason, detail: str = "") -> bool:
+        """A hint that cannot be examined: it is not rehearsed."""
+        return await self._store.commit_examination(owner, _not_examined(turn_id, detail))
+
+
+class HintExaminer:
+    """Examines hints until stopped. `owner` names the claims."""
+
+    def __init__(
+        self, store: ExaminerStore, questions: HintQuestions, config: JudgeConfig, owner: str
+    ) -> None:
+        self._store, self._questions = store, questions
+        self._config, self._owner = config, owner
+        self.loop = ClaimLoop(HintClaims(store), self, owner=owner, config=config.loop)
+
+    @property
+    def state(self) -> None:
+        """Hints are claimed by what is not known of them yet."""
+        return
+
+    async def process(self, claimed: ClaimedHint) -> None:
+        """Examine one hint and write what was found. Raises ServiceUnavailable."""
+        found = await self._examine(claimed.hint)
+        if not await self._store.commit_examination(self._owner, found):
+            logger.warning("hint %s: the claim was lost, it is examined again", found.hint_id)
+            return
+        self._questions.metrics.examined.labels(outcome=_outcome(found)).inc()
+
+    async def give_up(self, claimed: ClaimedHint, error: ServiceUnavailable) -> None:
+        """The judge never answered about this hint."""
+        found = _not_examined(claimed.hint.hint_id, str(error))
+        if await self._store.commit_examination(self._owner, found):
+            self._questions.metrics.examined.labels(outcome=_outcome(found)).inc()
+
+    async def _examine(self, hint: Hint) -> Examination:
+        sources = await self._store.hint_sources(hint.hint_id)
+        words = next((source.words for source in sources if source.words), "")
+        same, opposite = await self._compared(hint)
+        if same is not None:
+            return Examination(hint_id=hint.hint_id, merged_into=same)
+        elsewhere = await self._store.near_hints(hint, limit=_NEAR, other_scopes=True)
+        opposed = [
+            other.hint_id
+            for other in elsewhere
+            if await self._questions.relation(hint.text, other.text) is Relation.OPPOSITE
+        ]
+        found = Examination(
+            hint_id=hint.hint_id, contradicts=tuple(opposite), opposed_elsewhere=tuple(opposed)
+        )
+        if not _has_majority(sources):
+            return replace(found, block=RehearsalBlock.NO_MAJORITY)
+        if not await self._questions.is_rule(hint.text, words):
+            return replace(found, block=RehearsalBlock.NOT_A_RULE)
+        return replace(found, is_rule=True, prompts=await self._texts(hint, words, sources))
+
+    async def _compared(self, hint: Hint) -> tuple[str | None, list[str]]:
+        """The hint of its scope that says the same, or else those that say the opposite."""
+        opposite: list[str] = []
+        for other in await self._store.near_hints(hint, limit=_NEAR):
+            relation = await self._questions.relation(hint.text, other.text)
+            if relation is Relation.SAME:
+                return other.hint_id, []
+            if relation is Relation.OPPOSITE and other.created_at <= hint.created_at:
+                opposite.append(other.hint_id)
+        return None, opposite
+
+    async def _texts(
+        self, hint: Hint, words: str, sources: Sequence[HintSource]
+    ) -> tuple[HintPrompt, ...]:
+        turns = await self._store.load_turns([source.turn_id for source in sources[:1]])
+        tools = turns[0].tools if turns else []
+        wishes = await self._usable(await self._questions.opposites(hint.text, words))
+        others = await self._usable(await self._questions.outsides(hint.text, tools))
+        return (
+            *(
+                _prompt(hint, PromptKind.OPPOSITE, text, held_out=at % _HELD_OUT_OF == 1)
+                for at, text in enumerate(wishes)
+            ),
+            *(_prompt(hint, PromptKind.OUTSIDE, text, held_out=False) for text in others),
+        )
+
+    async def _usable(self, texts: Sequence[str]) -> list[str]:
+        """Those that may be said to a policy: short, without control texts, instructions to the
+        pipeline, or anything that is not to be stored.
+        """
+        usable = []
+        for text in texts:
+            refused = rejection(text, _NO_EVIDENCE, self._config)
+            reason = None if refused is None else refused.value
+            if reason is None:
+                message = {"role": "user", "content": text}
+                [clean] = await self._store.redact(self._store.redactor.messages, [message])
+                reason = None if clean is message else DropReason.SENSITIVE.value
+            if reason is None:
+                usable.append(text)
+            else:
+                self._questions.metrics.refused_texts.labels(reason=reason).inc()
+        return usable
+
+
+def _has_majority(sources: Sequence[HintSource]) -> bool:
+    """Whether more than half of the votes on some turn asked for the hint."""
+    return any(2 * source.num_positive > source.num_votes for source in sources)
+
+
+def _prompt(hint: Hint, kind: PromptKind, text: str, *, held_out: bool) -> HintPrompt:
+    return HintPrompt(
+        prompt_id=uuid4().hex,
+        hint_id=hint.hint_id,
+        kind=kind,
+        text=text,
+        held_out=held_out,
+        asked=0,
+        followed=0,
+        dropped=None,
+    )
+
+
+def _not_examined(hint_id: str, detail: str) -> Examination:
+    return Examination(hint_id=hint_id, block=RehearsalBlock.NOT_EXAMINED, detail=detail)
+
+
+def _outcome(found: Examination) -> str:
+    if found.merged_into is not None:
+        return "merged"
+    if found.opposed_elsewhere:
+        return RehearsalBlock.OTHER_SCOPE.value
+    return "rule" if found.block is None else found.block.value

@@ -1,0 +1,194 @@
+"""The judge, asked about hints: m votes on each question, and what they come to.
+
+An answer is what more than half of the votes say that decide; None where there is no such majority,
+or where the question does not fit into the judge's context. Texts are written once by each vote.
+Knows no store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from openai import AsyncOpenAI
+
+from judge.config import JudgeConfig
+from judge.context import (
+    NO_CONTROL_TEXTS,
+    CountTokens,
+    JudgePromptTooLong,
+    Shown,
+    estimate_tokens,
+    fitted,
+)
+from judge.hints import prompts
+from judge.hints.metrics import QuestionMetrics
+from judge.voting import Ballot, cast_votes
+from records.messages import Message
+from records.types import TurnRecord, Vote
+from rollout_bridge.control_text import ControlTexts
+from rollout_bridge.worker import ServiceUnavailable
+
+_WRITING_TEMPERATURE = 1.0
+"""At least: texts that are all the same teach one exception."""
+_BOX = re.compile(r"\\boxed\{([-+]?\d)\}")
+
+Answer = TypeVar("Answer")
+
+
+class Relation(StrEnum):
+    """How a hint stands to another one."""
+
+    SAME = "same"
+    OPPOSITE = "opposite"
+    UNRELATED = "unrelated"
+
+
+_RELATIONS = {"1": Relation.SAME, "+1": Relation.SAME, "-1": Relation.OPPOSITE}
+_RELATIONS |= {"0": Relation.UNRELATED}
+
+
+class HintQuestions:
+    """Asks the judge behind `client`. All methods raise ServiceUnavailable when no vote got an
+    answer. `count_tokens` and `control_texts` are of the judge's tokenizer, as for votes on turns.
+    """
+
+    def __init__(
+        self,
+        client: AsyncOpenAI,
+        config: JudgeConfig,
+        *,
+        count_tokens: CountTokens = estimate_tokens,
+        control_texts: ControlTexts = NO_CONTROL_TEXTS,
+        metrics: QuestionMetrics | None = None,
+    ) -> None:
+        self._client, self._config = client, config
+        self._count_tokens, self._control_texts = count_tokens, control_texts
+        self.metrics = metrics if metrics is not None else QuestionMetrics()
+
+    async def relation(self, first: str, second: str) -> Relation | None:
+        """How two hints stand to each other."""
+        messages = prompts.relation_messages(first, second)
+        return await self._decided("relation", _short(messages), [], _relation)
+
+    async def is_rule(self, hint: str, words: str) -> bool | None:
+        """Whether a hint says how answers should always be; `words` had led to it."""
+        return await self._decided("rule", _short(prompts.rule_messages(hint, words)), [], _yes)
+
+    async def applies(self, hint_text: str, turn: TurnRecord) -> bool | None:
+        """Whether a hint is about what a recorded turn answers."""
+
+        def ask(part: Sequence[Message], omitted_after: int, num_omitted: int):
+            return prompts.applies_messages(part, turn.tools, hint_text, omitted_after, num_omitted)
+
+        return await self._decided("applies", ask, turn.messages, _yes, turn.session_id)
+
+    async def followed(
+        self,
+        words: str,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        response: Message,
+    ) -> bool | None:
+        """Whether a response to `messages` does what `words` ask."""
+
+        def ask(part: Sequence[Message], omitted_after: int, num_omitted: int):
+            return prompts.followed_messages(
+                part, tools, response, words, omitted_after, num_omitted
+            )
+
+        return await self._decided("followed", ask, messages, _yes)
+
+    async def opposites(self, hint: str, words: str) -> list[str]:
+        """Open wishes for the opposite; `words` show how users speak here."""
+        return await self._written("opposite", prompts.opposite_messages(hint, words))
+
+    async def outsides(self, hint: str, tools: Sequence[dict[str, Any]]) -> list[str]:
+        """Wishes of which the hint says nothing."""
+        return await self._written("outside", prompts.outside_messages(hint, tools))
+
+    async def _decided(
+        self,
+        name: str,
+        ask: Shown,
+        messages: Sequence[Message],
+        read: Callable[[Vote], Answer | None],
+        routing_key: str | None = None,
+    ) -> Answer | None:
+        ballot = await self._ballot(ask, messages, self._config, routing_key)
+        answer = None if ballot is None else majority([read(vote) for vote in ballot.votes])
+        self.metrics.count(name, ballot, answer)
+        return answer
+
+    async def _written(self, name: str, messages: list[dict[str, str]]) -> list[str]:
+        """What the votes wrote, each text once, in their order."""
+        config = self._config.model_copy(
+            update={
+                "votes": self._config.exception_texts,
+                "temperature": max(self._config.temperature, _WRITING_TEMPERATURE),
+            }
+        )
+        ballot = await self._ballot(_short(messages), [], config, None)
+        texts = [] if ballot is None else [vote.hint.strip() for vote in ballot.votes]
+        different = {" ".join(text.casefold().split()): text for text in reversed(texts) if text}
+        found = list(reversed(different.values()))
+        self.metrics.count(name, ballot, bool(found) or None)
+        return found
+
+    async def _ballot(
+        self,
+        ask: Shown,
+        messages: Sequence[Message],
+        config: JudgeConfig,
+        routing_key: str | None,
+    ) -> Ballot | None:
+        """The votes on one question; None where it does not fit."""
+        max_tokens = config.max_prompt_tokens
+        while True:
+            try:
+                # In a thread: counting the tokens of a long conversation takes its time.
+                prompt = await asyncio.to_thread(
+                    fitted, ask, messages, max_tokens, self._count_tokens, self._control_texts
+                )
+            except JudgePromptTooLong:
+                return None
+            ballot = await cast_votes(
+                self._client, prompt.messages, config, routing_key=routing_key
+            )
+            if not ballot.too_long:
+                break
+            # The judge's context is smaller than configured, or the estimate was too low.
+            max_tokens = prompt.num_tokens(self._count_tokens) // 2
+        if ballot.all_failed:
+            errors = dict.fromkeys(vote.error for vote in ballot.votes if vote.error)
+            raise ServiceUnavailable(
+                f"no vote got an answer: {'; '.join(errors)}", retry_after_s=ballot.retry_after_s
+            )
+        return ballot
+
+
+def majority(answers: Sequence[Answer | None]) -> Answer | None:
+    """What more than half of the votes say that decide; None: nothing, or all abstain."""
+    counts = Counter(answer for answer in answers if answer is not None)
+    for answer, number in counts.most_common(1):
+        if 2 * number > counts.total():
+            return answer
+    return None
+
+
+def _short(messages: list[dict[str, str]]) -> Shown:
+    """A question without a conversation that could be shortened."""
+    return lambda _messages, _omitted_after, _num_omitted: messages
+
+
+def _yes(vote: Vote) -> bool | None:
+    return None if vote.score is None else vote.score == 1
+
+
+def _relation(vote: Vote) -> Relation | None:
+    boxes = _BOX.findall(vote.text)
+    return _RELATIONS.get(boxes[-1]) if boxes else None

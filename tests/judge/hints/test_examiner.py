@@ -1,0 +1,162 @@
+"""New hints of the memory, examined by the tool lab's model on a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from judge.calls import judge_client
+from judge.config import JudgeConfig
+from judge.hints.examiner import HintExaminer
+from judge.hints.questions import HintQuestions
+from records.config import StoreConfig
+from records.hints.types import Hint, HintStatus, PromptKind, RehearsalBlock
+from records.names import TurnState
+from records.store import Store
+from rollout_bridge.config import ClaimLoopConfig
+from tests.contract.engine_process import embedded_engine
+from tests.examples.shipped import MODEL
+from tests.records.builders import OWNER, a_session, a_turn, a_verdict, a_vote, claimed
+
+CELSIUS, ALSO_CELSIUS = "Give temperatures in Celsius.", "Answer in Celsius."
+FAHRENHEIT = "Give temperatures in Fahrenheit."
+PRICE = "Sort hotels by price."
+ONCE = "Use city Brakol in the call."
+SAID = {
+    CELSIUS: "No, I want it in Celsius.",
+    ALSO_CELSIUS: "I prefer Celsius.",
+    FAHRENHEIT: "No, I want it in Fahrenheit.",
+    PRICE: "I want them sorted by price.",
+    ONCE: '{"error": "unknown city Brakl"}',
+}
+
+
+@pytest.fixture(scope="module")
+def engine_url() -> Iterator[str]:
+    with embedded_engine(MODEL, "--seed", "0") as url:
+        yield url
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as opened:
+        yield opened
+
+
+def config_of(url: str) -> JudgeConfig:
+    loop = ClaimLoopConfig(poll_min_s=0.02, poll_max_s=0.05, pause_min_s=0.05, concurrency=1)
+    return JudgeConfig(
+        base_url=url, model=str(MODEL), temperature=0.3, max_tokens=48, votes=3, loop=loop
+    )
+
+
+async def remembered(store: Store, text: str, scope: str = "key", num_positive: int = 3) -> Hint:
+    """A hint of a turn of its own, not examined yet."""
+    turn = a_turn(await a_session(store, scope))
+    await store.record_turn(turn, scope=scope)
+    assert await store.set_next_state(turn.turn_id, [{"role": "user", "content": SAID[text]}])
+    assert await claimed(store, TurnState.JUDGING) == [turn.turn_id]
+    votes = tuple(a_vote(at, score=1 if at < num_positive else -1) for at in range(3))
+    assert await store.commit_verdict(OWNER, a_verdict(turn.turn_id, text, votes), None)
+    [hint] = [one for one in await store.hints(scope=scope) if one.text == text]
+    return hint
+
+
+async def examined(store: Store, config: JudgeConfig, *hints: Hint) -> list[Hint]:
+    """The hints after an examiner has looked at all of them."""
+    async with judge_client(config) as client:
+        examiner = HintExaminer(store, HintQuestions(client, config), config, "examiner")
+        stop = asyncio.Event()
+        working = asyncio.create_task(examiner.loop.run(stop))
+        try:
+            async with asyncio.timeout(60):
+                while True:
+                    found = [await store.hint(one.hint_id) for one in hints]
+                    known = [one for one in found if one is not None and is_examined(one)]
+                    if len(known) == len(hints):
+                        return known
+                    await asyncio.sleep(0.05)
+        finally:
+            stop.set()
+            await working
+
+
+def is_examined(hint: Hint) -> bool:
+    return hint.is_rule is not None or hint.status is not HintStatus.ACTIVE
+
+
+async def test_a_rule_gets_texts_for_its_exceptions(store: Store, engine_url: str) -> None:
+    hint = await remembered(store, CELSIUS)
+    [known] = await examined(store, config_of(f"{engine_url}/v1"), hint)
+    assert (known.status, known.is_rule, known.block) == (HintStatus.ACTIVE, True, None)
+    prompts = await store.hint_prompts(hint.hint_id)
+    wishes = [one for one in prompts if one.kind is PromptKind.OPPOSITE]
+    assert wishes
+    assert all("Fahrenheit" in one.text for one in wishes)
+    assert [one.held_out for one in wishes].count(True) == (1 if len(wishes) < 5 else 2)
+    others = [one for one in prompts if one.kind is PromptKind.OUTSIDE]
+    assert others
+    assert not any("ahrenheit" in one.text or "elsius" in one.text for one in others)
+
+
+async def test_the_same_wish_in_other_words_is_one_hint(store: Store, engine_url: str) -> None:
+    config = config_of(f"{engine_url}/v1")
+    [first] = await examined(store, config, await remembered(store, CELSIUS))
+    [second] = await examined(store, config, await remembered(store, ALSO_CELSIUS))
+    assert (second.status, second.merged_into) == (HintStatus.MERGED, first.hint_id)
+    assert len(await store.hint_sources(first.hint_id)) == 2
+
+
+async def test_the_newer_of_two_opposites_holds(store: Store, engine_url: str) -> None:
+    config = config_of(f"{engine_url}/v1")
+    [other] = await examined(store, config, await remembered(store, PRICE))
+    [old] = await examined(store, config, await remembered(store, CELSIUS))
+    [new] = await examined(store, config, await remembered(store, FAHRENHEIT))
+    old, other = [one for one in [await store.hint(h.hint_id) for h in (old, other)] if one]
+    assert (old.status, old.opposed_by) == (HintStatus.CONTRADICTED, new.hint_id)
+    assert (new.status, other.status) == (HintStatus.ACTIVE, HintStatus.ACTIVE)
+
+
+async def test_opposites_of_two_tenants_both_wait(store: Store, engine_url: str) -> None:
+    config = config_of(f"{engine_url}/v1")
+    [one] = await examined(store, config, await remembered(store, CELSIUS, "first"))
+    [two] = await examined(store, config, await remembered(store, FAHRENHEIT, "second"))
+    found = await store.hint(one.hint_id)
+    assert found is not None
+    assert found.status is two.status is HintStatus.ACTIVE
+    assert found.block is two.block is RehearsalBlock.OTHER_SCOPE
+
+
+async def test_what_is_about_one_answer_is_not_rehearsed(store: Store, engine_url: str) -> None:
+    config = config_of(f"{engine_url}/v1")
+    [known] = await examined(store, config, await remembered(store, ONCE))
+    assert (known.is_rule, known.block) == (False, RehearsalBlock.NOT_A_RULE)
+    assert await store.hint_prompts(known.hint_id) == []
+
+
+async def test_a_slip_of_one_vote_waits_for_a_second_objection(
+    store: Store, engine_url: str
+) -> None:
+    config = config_of(f"{engine_url}/v1")
+    [known] = await examined(store, config, await remembered(store, CELSIUS, num_positive=1))
+    assert (known.is_rule, known.block) == (False, RehearsalBlock.NO_MAJORITY)
+    again = await remembered(store, CELSIUS)
+    assert (again.hint_id, again.is_rule) == (known.hint_id, None)
+    [known] = await examined(store, config, again)
+    assert (known.is_rule, known.block) == (True, None)
+
+
+async def test_a_judge_that_stays_away_costs_no_hint(store: Store, engine_url: str) -> None:
+    config = config_of("http://127.0.0.1:9/v1").model_copy(update={"retries": 0})
+    gone = config.model_copy(
+        update={"loop": config.loop.model_copy(update={"give_up_after_s": 0.2, "max_attempts": 2})}
+    )
+    hint = await remembered(store, CELSIUS)
+    [known] = await examined(store, gone, hint)
+    assert (known.status, known.block) == (HintStatus.ACTIVE, RehearsalBlock.NOT_EXAMINED)
+    assert "no vote got an answer" in (known.detail or "")
+    again = await remembered(store, CELSIUS)
+    assert again.is_rule is None
