@@ -53,6 +53,16 @@ def test_every_kind_has_a_sample() -> None:
     assert {sample.kind for sample in SAMPLES} == {*SECRETS, *PERSONAL}
 
 
+def test_every_form_has_a_sample_of_its_own_under_each_of_its_heads() -> None:
+    for kind, forms in FORMS.items():
+        texts = [sample.text for sample in SAMPLES if sample.kind == kind]
+        for form in forms:
+            for anchor in form.anchors:
+                starts = [(text, text.find(anchor)) for text in texts if anchor in text]
+                found = [form.pattern.match(text, start) for text, start in starts]
+                assert any(found), (kind, anchor)
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_it_is_found_wherever_it_stands(place: str) -> None:
     message, secret = PLACES[place]
