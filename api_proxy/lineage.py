@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 from api_proxy.linking import (
     Candidate,
@@ -29,7 +30,7 @@ from records.messages import Message, calls_key, content_text, fingerprint, path
 from records.store import Store
 from records.types import TurnRef
 
-Given = ParamSpec("Given")
+LinkBy: TypeAlias = Callable[[Sequence[Message], int, Sequence[Candidate]], Link]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -200,32 +201,29 @@ class LineageFinder:
             scope, fingerprint(messages[index]), now - self._idle_timeout_s
         )
         refs = sorted(refs, key=lambda ref: self._preference(ref, session_id))
-        candidates = await self._candidates(refs[: self._max_candidates])
+        link_by = partial(link_by_fingerprint, session_id=session_id)
+        return await self._compared(messages, index, refs[: self._max_candidates], link_by)
+
+    async def _compared(
+        self, messages: Sequence[Message], index: int, refs: Sequence[TurnRef], link_by: LinkBy
+    ) -> Link:
+        """What `link_by` finds among the turns `refs`, those that were deleted meanwhile left out:
+        it compares as many histories as there are candidates.
+        """
+        turns = await self._store.load_turns([ref.turn_id for ref in refs]) if refs else []
+        known = {turn.turn_id: turn for turn in turns}
+        candidates = [
+            Candidate(
+                ref=ref, messages=known[ref.turn_id].messages, response=known[ref.turn_id].response
+            )
+            for ref in self._current(refs)
+            if ref.turn_id in known
+        ]
         if not candidates:
             return Link()
         messages = await self._as_stored(messages)
-        return await self._compared(
-            messages, candidates, link_by_fingerprint, messages, index, candidates, session_id
-        )
-
-    async def _candidates(self, refs: Sequence[TurnRef]) -> list[Candidate]:
-        turns = await self._store.turns([ref.turn_id for ref in refs]) if refs else []
-        return [
-            Candidate(ref=ref, messages=turn.messages, response=turn.response)
-            for ref, turn in zip(self._current(refs), turns, strict=True)
-        ]
-
-    async def _compared(
-        self,
-        messages: Sequence[Message],
-        candidates: Sequence[Candidate],
-        link_by: Callable[Given, Link],
-        *args: Given.args,
-        **kwargs: Given.kwargs,
-    ) -> Link:
-        """What `link_by` finds: it compares as many histories as there are candidates."""
         num_bytes = _size(messages) * (1 + len(candidates))
-        return await self._workers.run(num_bytes, link_by, *args, **kwargs)
+        return await self._workers.run(num_bytes, link_by, messages, index, candidates)
 
     async def _as_stored(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages in the form in which they are stored, to be compared with those."""
@@ -250,11 +248,8 @@ class LineageFinder:
         turn_ids = turns_called_in(" ".join(ids) or content_text(message.get("content")))
         if len(turn_ids) != 1:
             return Link()
-        found = await self._candidates(await self._store.turns_by_id(scope, turn_ids))
-        if not found:
-            return Link()
-        messages = await self._as_stored(messages)
-        return await self._compared(messages, found, link_by_calls, messages, index, found[0])
+        refs = await self._store.turns_by_id(scope, turn_ids)
+        return await self._compared(messages, index, refs, link_by_calls)
 
     async def _by_equal_calls(
         self,
@@ -267,16 +262,14 @@ class LineageFinder:
         """Agents that rename the ids of calls leave their names and arguments."""
         if not messages[index].get("tool_calls"):
             return Link()
-        messages = await self._as_stored(messages)
-        key = calls_key(messages[index])
+        [stored] = await self._as_stored(messages[index : index + 1])
+        key = calls_key(stored)
         assert key is not None, "it has calls"
         refs = await self._store.turns_by_calls(
             scope, key, now - self._idle_timeout_s, self._max_candidates
         )
-        candidates = await self._candidates(refs)
-        return await self._compared(
-            messages, candidates, link_by_equal_calls, messages, index, candidates, session_id
-        )
+        link_by = partial(link_by_equal_calls, session_id=session_id)
+        return await self._compared(messages, index, refs, link_by)
 
     async def _asked_before(
         self,

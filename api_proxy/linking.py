@@ -136,13 +136,15 @@ def link_by_fingerprint(
     return _of_longest_agreement("fingerprint", messages, index, pool, fingerprint, is_distinctive)
 
 
-def link_by_calls(messages: Sequence[Message], index: int, candidate: Candidate | None) -> Link:
-    """Link a request by the ids of calls in its assistant message at `index`: those of `candidate`.
+def link_by_calls(messages: Sequence[Message], index: int, candidates: Sequence[Candidate]) -> Link:
+    """Link a request by the ids of calls in its assistant message at `index`: those of the one
+    candidate, if there is one.
 
     The calls stand there as calls, of the names and arguments that were sent, or are told as text.
     """
-    if candidate is None:
+    if not candidates:
         return Link()
+    (candidate,) = candidates
     changes: tuple[EchoChange, ...] | None = ("retold",)
     if messages[index].get("tool_calls"):
         changes = echo_changes(candidate.response or {}, messages[index])
