@@ -15,7 +15,6 @@ from typing import TypeAlias, TypeVar
 from api_proxy.linking import (
     Candidate,
     Link,
-    holds_summary,
     is_unanswered,
     link_by_calls,
     link_by_equal_calls,
@@ -23,6 +22,7 @@ from api_proxy.linking import (
     link_by_path,
     may_hold_summary,
     newest_assistant,
+    summarised,
 )
 from api_proxy.reply import turns_called_in
 from api_proxy.workers import Workers
@@ -197,12 +197,14 @@ class LineageFinder:
         session_id: str | None,
         now: float,
     ) -> Link:
-        refs = await self._store.turns_by_fingerprint(
-            scope, fingerprint(messages[index]), now - self._idle_timeout_s
-        )
+        refs = await self._same_answers(scope, messages[index], now - self._idle_timeout_s)
         refs = sorted(refs, key=lambda ref: self._preference(ref, session_id))
         link_by = partial(link_by_fingerprint, session_id=session_id)
         return await self._compared(messages, index, refs[: self._max_candidates], link_by)
+
+    async def _same_answers(self, scope: str, answer: Message, since: float) -> list[TurnRef]:
+        key = await self._workers.run(_size([answer]), fingerprint, answer)
+        return await self._store.turns_by_fingerprint(scope, key, since)
 
     async def _compared(
         self, messages: Sequence[Message], index: int, refs: Sequence[TurnRef], link_by: LinkBy
@@ -233,7 +235,7 @@ class LineageFinder:
         self, scope: str, messages: Sequence[Message], index: int, parent_turn_id: str
     ) -> Link:
         """The turn that the client named, though what stands before its answer has changed."""
-        refs = await self._store.turns_by_fingerprint(scope, fingerprint(messages[index]), 0.0)
+        refs = await self._same_answers(scope, messages[index], 0.0)
         named = [ref for ref in self._current(refs) if ref.turn_id == parent_turn_id]
         if not named:
             return Link()
@@ -263,7 +265,7 @@ class LineageFinder:
         if not messages[index].get("tool_calls"):
             return Link()
         [stored] = await self._as_stored(messages[index : index + 1])
-        key = calls_key(stored)
+        key = await self._workers.run(_size([stored]), calls_key, stored)
         assert key is not None, "it has calls"
         refs = await self._store.turns_by_calls(
             scope, key, now - self._idle_timeout_s, self._max_candidates
@@ -302,7 +304,8 @@ class LineageFinder:
         if not found:
             return None
         messages = await self._as_stored(messages)
-        held = {session_id for session_id, reply in found if holds_summary(messages, reply)}
+        replies = [reply for _, reply in found]
+        held = await self._workers.run(_size([*messages, *replies]), summarised, messages, found)
         # Equal summaries of two conversations tell nothing.
         return held.pop() if len(held) == 1 else None
 
@@ -313,8 +316,15 @@ class LineageFinder:
 
 
 def _size(messages: Sequence[Message]) -> int:
-    """About how many bytes they are."""
-    return sum(100 + len(content_text(message.get("content"))) for message in messages)
+    """About how many bytes they are, arguments of calls included."""
+    return sum(
+        100
+        + len(content_text(message.get("content")))
+        + sum(
+            len(str(call["function"].get("arguments"))) for call in message.get("tool_calls") or ()
+        )
+        for message in messages
+    )
 
 
 def _keep(memory: OrderedDict[Key, Value], key: Key, value: Value) -> None:
