@@ -160,6 +160,13 @@ ATTACKS: dict[str, Attack] = {
         beyond=280_000,
         code="invalid_value",
     ),
+    "quotes in arguments": Attack(
+        path=CHAT,
+        body=lambda n: _chat(_with_arguments("[]" * 101 + '"' + '\\"' * n)),
+        within=8_000,
+        beyond=400_000,
+        code=TOO_LONG,
+    ),
     "unknown fields": Attack(
         path=CHAT,
         body=lambda n: _chat([USER], more=[[]] * n),
