@@ -162,7 +162,7 @@ ATTACKS: dict[str, Attack] = {
     ),
     "quotes in arguments": Attack(
         path=CHAT,
-        body=lambda n: _chat(_with_arguments("[]" * 101 + '"' + '\\"' * n)),
+        body=lambda n: _chat(_with_arguments("[]" * 201 + '"' + '\\"' * n)),
         within=8_000,
         beyond=400_000,
         code=TOO_LONG,
