@@ -53,6 +53,7 @@ async def admitted(request: Request, parse: Parse) -> Turn:
     completion, caller = await checked(request, parse)
     num_choices = completion.fields.n or 1
     try:
+        await service.refuse_too_long(completion, caller)
         place = await service.places.take(caller, num_choices, request.receive)
         try:
             turn = await service.prepare(completion, caller)

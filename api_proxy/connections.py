@@ -8,6 +8,7 @@ out, by `admission`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from typing import Any
 
@@ -15,6 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api_proxy.config import ProxyConfig
 from api_proxy.refusals import Refusals
+
+logger = logging.getLogger(__name__)
 
 _MAX_HEADERS = 256
 _LEAST_READ = 65_536
@@ -35,7 +38,7 @@ _TOO_LARGE_BODY = (
 
 def protocol_of(config: ProxyConfig, refusals: Refusals) -> type[HttpToolsProtocol]:
     """The protocol of connections with these limits; uvicorn makes one for each connection."""
-    max_connections = min(config.max_connections, raised_file_limit() - _OTHER_FILES)
+    max_connections = room_for(config.max_connections, raised_file_limit())
 
     class LimitedProtocol(BoundedProtocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -50,9 +53,29 @@ def protocol_of(config: ProxyConfig, refusals: Refusals) -> type[HttpToolsProtoc
 def raised_file_limit() -> int:
     """How many files this process may open, after asking for as many as it can have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            # Some systems have a limit of their own below the one that they name.
+            return soft
     return hard if hard != resource.RLIM_INFINITY else 2**31
+
+
+def room_for(num_wanted: int, file_limit: int) -> int:
+    """How many connections there may be: those wanted, or what open files leave, which is logged.
+    At least half of all files are left for them, and one.
+    """
+    room = max(file_limit - _OTHER_FILES, file_limit // 2, 1)
+    if room < num_wanted:
+        logger.warning(
+            "at most %d connections at once instead of %d (proxy.max_connections): this process "
+            "may open %d files; raise its hard limit (`ulimit -Hn`, LimitNOFILE of systemd)",
+            room,
+            num_wanted,
+            file_limit,
+        )
+    return min(num_wanted, room)
 
 
 class BoundedProtocol(HttpToolsProtocol):

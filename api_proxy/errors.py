@@ -231,11 +231,11 @@ def store_unavailable(retry_after_s: int) -> ApiError:
 
 
 def turn_not_kept(retry_after_s: int) -> ApiError:
-    """503: a reply that neither the database nor the spill file took."""
+    """503: a reply that the database refused, or that neither it nor the spill file took."""
     return ApiError(
         503,
-        "The reply was not recorded: neither the database nor the spill file takes anything, "
-        "probably because the disk is full. Please try again later.",
+        "The reply was not recorded: neither the database nor the spill file takes it. The disk is "
+        "full, or the conversation was deleted meanwhile. Please try again.",
         kind="server_error",
         code="turn_not_kept",
         headers={"Retry-After": str(retry_after_s)},

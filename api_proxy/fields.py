@@ -78,7 +78,8 @@ REFUSED: Mapping[str, Refused] = {
     "function_call": Refused(neutral=("none",), instead="send 'tool_choice'"),
     "modalities": _TEXT_ONLY,
     **dict.fromkeys(("audio", "image"), Refused(instead=_TEXT_ONLY.instead)),
-    **dict.fromkeys(("prediction", "web_search_options", "moderation"), _OFF),
+    **dict.fromkeys(("prediction", "moderation"), _OFF),
+    "web_search_options": Refused(neutral=()),  # empty ones ask for a search, too
     **dict.fromkeys(("background", "conversation", "prompt", "context_management"), _OFF),
     **dict.fromkeys(("suffix", "echo"), _OFF),
     "best_of": Refused(neutral=(0, 1), instead="ask for 'n' answers"),

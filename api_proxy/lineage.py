@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 from api_proxy.linking import (
     Candidate,
     Link,
-    holds_summary,
     is_unanswered,
     link_by_calls,
     link_by_equal_calls,
@@ -22,6 +22,7 @@ from api_proxy.linking import (
     link_by_path,
     may_hold_summary,
     newest_assistant,
+    summarised,
 )
 from api_proxy.reply import turns_called_in
 from api_proxy.workers import Workers
@@ -29,7 +30,7 @@ from records.messages import Message, calls_key, content_text, fingerprint, path
 from records.store import Store
 from records.types import TurnRef
 
-Given = ParamSpec("Given")
+LinkBy: TypeAlias = Callable[[Sequence[Message], int, Sequence[Candidate]], Link]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -196,36 +197,35 @@ class LineageFinder:
         session_id: str | None,
         now: float,
     ) -> Link:
-        refs = await self._store.turns_by_fingerprint(
-            scope, fingerprint(messages[index]), now - self._idle_timeout_s
-        )
+        refs = await self._same_answers(scope, messages[index], now - self._idle_timeout_s)
         refs = sorted(refs, key=lambda ref: self._preference(ref, session_id))
-        candidates = await self._candidates(refs[: self._max_candidates])
+        link_by = partial(link_by_fingerprint, session_id=session_id)
+        return await self._compared(messages, index, refs[: self._max_candidates], link_by)
+
+    async def _same_answers(self, scope: str, answer: Message, since: float) -> list[TurnRef]:
+        key = await self._workers.run(_size([answer]), fingerprint, answer)
+        return await self._store.turns_by_fingerprint(scope, key, since)
+
+    async def _compared(
+        self, messages: Sequence[Message], index: int, refs: Sequence[TurnRef], link_by: LinkBy
+    ) -> Link:
+        """What `link_by` finds among the turns `refs`, those that were deleted meanwhile left out:
+        it compares as many histories as there are candidates.
+        """
+        turns = await self._store.load_turns([ref.turn_id for ref in refs]) if refs else []
+        known = {turn.turn_id: turn for turn in turns}
+        candidates = [
+            Candidate(
+                ref=ref, messages=known[ref.turn_id].messages, response=known[ref.turn_id].response
+            )
+            for ref in self._current(refs)
+            if ref.turn_id in known
+        ]
         if not candidates:
             return Link()
         messages = await self._as_stored(messages)
-        return await self._compared(
-            messages, candidates, link_by_fingerprint, messages, index, candidates, session_id
-        )
-
-    async def _candidates(self, refs: Sequence[TurnRef]) -> list[Candidate]:
-        turns = await self._store.turns([ref.turn_id for ref in refs]) if refs else []
-        return [
-            Candidate(ref=ref, messages=turn.messages, response=turn.response)
-            for ref, turn in zip(self._current(refs), turns, strict=True)
-        ]
-
-    async def _compared(
-        self,
-        messages: Sequence[Message],
-        candidates: Sequence[Candidate],
-        link_by: Callable[Given, Link],
-        *args: Given.args,
-        **kwargs: Given.kwargs,
-    ) -> Link:
-        """What `link_by` finds: it compares as many histories as there are candidates."""
         num_bytes = _size(messages) * (1 + len(candidates))
-        return await self._workers.run(num_bytes, link_by, *args, **kwargs)
+        return await self._workers.run(num_bytes, link_by, messages, index, candidates)
 
     async def _as_stored(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages in the form in which they are stored, to be compared with those."""
@@ -235,7 +235,7 @@ class LineageFinder:
         self, scope: str, messages: Sequence[Message], index: int, parent_turn_id: str
     ) -> Link:
         """The turn that the client named, though what stands before its answer has changed."""
-        refs = await self._store.turns_by_fingerprint(scope, fingerprint(messages[index]), 0.0)
+        refs = await self._same_answers(scope, messages[index], 0.0)
         named = [ref for ref in self._current(refs) if ref.turn_id == parent_turn_id]
         if not named:
             return Link()
@@ -250,11 +250,8 @@ class LineageFinder:
         turn_ids = turns_called_in(" ".join(ids) or content_text(message.get("content")))
         if len(turn_ids) != 1:
             return Link()
-        found = await self._candidates(await self._store.turns_by_id(scope, turn_ids))
-        if not found:
-            return Link()
-        messages = await self._as_stored(messages)
-        return await self._compared(messages, found, link_by_calls, messages, index, found[0])
+        refs = await self._store.turns_by_id(scope, turn_ids)
+        return await self._compared(messages, index, refs, link_by_calls)
 
     async def _by_equal_calls(
         self,
@@ -267,16 +264,14 @@ class LineageFinder:
         """Agents that rename the ids of calls leave their names and arguments."""
         if not messages[index].get("tool_calls"):
             return Link()
-        messages = await self._as_stored(messages)
-        key = calls_key(messages[index])
+        [stored] = await self._as_stored(messages[index : index + 1])
+        key = await self._workers.run(_size([stored]), calls_key, stored)
         assert key is not None, "it has calls"
         refs = await self._store.turns_by_calls(
             scope, key, now - self._idle_timeout_s, self._max_candidates
         )
-        candidates = await self._candidates(refs)
-        return await self._compared(
-            messages, candidates, link_by_equal_calls, messages, index, candidates, session_id
-        )
+        link_by = partial(link_by_equal_calls, session_id=session_id)
+        return await self._compared(messages, index, refs, link_by)
 
     async def _asked_before(
         self,
@@ -309,7 +304,8 @@ class LineageFinder:
         if not found:
             return None
         messages = await self._as_stored(messages)
-        held = {session_id for session_id, reply in found if holds_summary(messages, reply)}
+        replies = [reply for _, reply in found]
+        held = await self._workers.run(_size([*messages, *replies]), summarised, messages, found)
         # Equal summaries of two conversations tell nothing.
         return held.pop() if len(held) == 1 else None
 
@@ -320,8 +316,15 @@ class LineageFinder:
 
 
 def _size(messages: Sequence[Message]) -> int:
-    """About how many bytes they are."""
-    return sum(100 + len(content_text(message.get("content"))) for message in messages)
+    """About how many bytes they are, arguments of calls included."""
+    return sum(
+        100
+        + len(content_text(message.get("content")))
+        + sum(
+            len(str(call["function"].get("arguments"))) for call in message.get("tool_calls") or ()
+        )
+        for message in messages
+    )
 
 
 def _keep(memory: OrderedDict[Key, Value], key: Key, value: Value) -> None:

@@ -12,7 +12,6 @@ Nothing here reads the store; `lineage` does.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -31,7 +30,7 @@ from records.types import TurnRef
 How: TypeAlias = Literal["none", "path", "fingerprint", "calls", "equal_calls"]
 Identity: TypeAlias = Callable[[Message], str]
 
-_SUMMARY = re.compile(r"<summary>(.*)</summary>", re.DOTALL)
+_OPENING, _CLOSING = "<summary>", "</summary>"
 _DISTINCTIVE_CHARS = 32
 """A text answer at least this long is taken to identify its turn without an agreeing history."""
 
@@ -136,13 +135,15 @@ def link_by_fingerprint(
     return _of_longest_agreement("fingerprint", messages, index, pool, fingerprint, is_distinctive)
 
 
-def link_by_calls(messages: Sequence[Message], index: int, candidate: Candidate | None) -> Link:
-    """Link a request by the ids of calls in its assistant message at `index`: those of `candidate`.
+def link_by_calls(messages: Sequence[Message], index: int, candidates: Sequence[Candidate]) -> Link:
+    """Link a request by the ids of calls in its assistant message at `index`: those of the one
+    candidate, if there is one.
 
     The calls stand there as calls, of the names and arguments that were sent, or are told as text.
     """
-    if candidate is None:
+    if not candidates:
         return Link()
+    (candidate,) = candidates
     changes: tuple[EchoChange, ...] | None = ("retold",)
     if messages[index].get("tool_calls"):
         changes = echo_changes(candidate.response or {}, messages[index])
@@ -256,19 +257,30 @@ def num_agreeing(
     return count
 
 
-def holds_summary(messages: Sequence[Message], reply: Message) -> bool:
-    """Whether one of the messages that no assistant wrote holds what `reply` summed up.
+def summarised(messages: Sequence[Message], summaries: Sequence[tuple[str, Message]]) -> set[str]:
+    """Sessions of whose `summaries` (session id, reply) one of the messages that no assistant wrote
+    holds what the reply summed up.
 
     Agents keep what stands between the reply's summary tags, if it has some, and space it anew.
     """
-    text = content_text(reply.get("content"))
-    tagged = _SUMMARY.search(text)
-    summary = _spaced(tagged[1] if tagged else text)
-    return len(summary) >= _DISTINCTIVE_CHARS and any(
-        summary in _spaced(content_text(message.get("content")))
+    texts = [
+        _spaced(content_text(message.get("content")))
         for message in messages
         if message["role"] != "assistant"
-    )
+    ]
+    found = [(session_id, _summary_of(reply)) for session_id, reply in summaries]
+    return {
+        session_id
+        for session_id, summary in found
+        if len(summary) >= _DISTINCTIVE_CHARS and any(summary in text for text in texts)
+    }
+
+
+def _summary_of(reply: Message) -> str:
+    """What stands between the first opening tag and the last closing one; without them, all."""
+    text = content_text(reply.get("content"))
+    start, end = text.find(_OPENING), text.rfind(_CLOSING)
+    return _spaced(text[start + len(_OPENING) : end] if 0 <= start < end else text)
 
 
 def may_hold_summary(messages: Sequence[Message]) -> bool:

@@ -1,7 +1,8 @@
 """Writes turns: what a request tells while it is answered, and the turn itself at its end.
 
 A store that does not answer costs the agent nothing: what it does not take is spilled (spool.py).
-Only if the spill file takes nothing either, the request fails: what is answered is kept. The
+Only if the spill file takes nothing either, or the store refuses the turn for good, the request
+fails: what is answered is kept. The
 content of a request is never logged.
 """
 
@@ -186,6 +187,11 @@ class TurnRecorder:
             )
 
     def _lost(self, turn: Turn, error: Exception) -> None:
+        """The store has refused the turn for good; asked again, its request begins a new session:
+        this one may be deleted.
+        """
+        turn.is_lost = True
+        turn.first_node = None
         self._metrics.failed_turns.inc()
         logger.error("turn %s was not stored: %s", turn.turn_id, error)
 

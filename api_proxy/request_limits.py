@@ -81,15 +81,18 @@ class RequestLimits:
         return num_bytes
 
     def check_arguments(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ApiError 400 for calls whose arguments, which are parsed too, hold too much."""
-        for message in messages:
-            for call in message.get("tool_calls") or ():
-                text, most = call["function"].get("arguments"), self.config.max_json_values
-                if not isinstance(text, str) or len(text) <= most:
-                    continue
-                if json_size(text.encode("utf-8", "surrogatepass")).num_values > most:
-                    fault = f"The arguments of a call hold more than {most} JSON values."
-                    raise beyond("json_values", fault, "messages", "invalid_value")
+        """Raises ApiError 400 if the arguments of all calls, which are parsed, hold too much."""
+        calls = [call for message in messages for call in message.get("tool_calls") or ()]
+        texts = [str(call["function"].get("arguments")) for call in calls]
+        most = self.config.max_json_values
+        if sum(1 + sum(map(text.count, "[{,")) for text in texts) <= most:
+            return  # without a look at what of it stands in strings
+        number = 0
+        for text in texts:
+            number += json_size(text.encode("utf-8", "surrogatepass")).num_values
+            if number > most:
+                fault = f"The arguments of all calls hold more than {most} JSON values."
+                raise beyond("json_values", fault, "messages", "invalid_value")
 
     def check_schemas(self, schemas: Sequence[Any], param: str) -> None:
         """Raises ApiError 400 for schemas too long to be made a grammar of."""

@@ -20,13 +20,15 @@ from uuid import uuid4
 
 import numpy as np
 
+from api_proxy.incremental_text import REPLACEMENT, IncrementalText
 from api_proxy.reply import CallDelta, Delta, Reply, SentCall, call_id
 from records.types import Ids
 from rollout_bridge.call_text import CallReader
 
 _MARKERS = ("<think>", "</think>", "<tool_call>")
 """Text that may open another part of a reply where a tokenizer has no single token for it."""
-_REPLACEMENT = "�"
+_PARSED_PER_ID, _PARSED_FREELY = 64, 4096
+"""A reply is parsed again while it goes on as long as no more ids than this have been parsed."""
 
 
 class Call(Protocol):
@@ -89,30 +91,6 @@ class Detokenizer:
         return self._token_texts[token]
 
 
-class IncrementalText:
-    """Decodes ids as they come; `text` is all that is certain so far."""
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._window: list[int] = []
-        self._num_read = 0
-        self.text = ""
-
-    def push(self, ids: Sequence[int]) -> None:
-        """Add ids. Text that ends in the middle of a character waits for the next ids.
-
-        A token's text may depend on the one before it, therefore the window keeps the last tokens
-        that were read, and what it gains is new.
-        """
-        self._window.extend(ids)
-        known = self._decode(self._window[: self._num_read])
-        whole = self._decode(self._window)
-        if len(whole) > len(known) and not whole.endswith(_REPLACEMENT):
-            self.text += whole[len(known) :]
-            self._window = self._window[self._num_read :]
-            self._num_read = len(self._window)
-
-
 class _OpenCall:
     """The text of a call that is being written, from the id at `start` on."""
 
@@ -164,6 +142,9 @@ class ReplyAssembler:
         self._allow_calls = allow_calls
         self._turn_id = turn_id or uuid4().hex
         self._ids: list[int] = []
+        self._unseen: list[int] = []
+        """Ids since the last parse, while another one is due."""
+        self._num_parsed = 0
         self._text = IncrementalText(detokenizer.decode)
         self._mode: Literal["probe", "content", "reasoning", "calls"] = "probe"
         self._start = 0
@@ -193,9 +174,9 @@ class ReplyAssembler:
             if "</think>" not in reasoning:
                 return self._send_reasoning(self._certain(reasoning))
             self._mode = "probe"
-        if self._mode == "calls" and not self._may_end_a_call(fresh):
+        if self._mode == "calls" and not self._unseen and not self._may_end_a_call(fresh):
             return self._go_on_with_call(fresh)
-        return self._probe(fresh)
+        return self._probe_in_time(fresh)
 
     def finish(
         self, response_ids: Sequence[int], matched_stop: str | None = None
@@ -266,6 +247,17 @@ class ReplyAssembler:
             return not self._detokenizer.marker_ids.isdisjoint(fresh)
         return ">" in self._detokenizer.decode(fresh)
 
+    def _probe_in_time(self, fresh: Sequence[int]) -> list[Delta]:
+        """Probe, if a reply of markers alone would not be parsed for each of them: then what it
+        says waits for more of it.
+        """
+        self._unseen.extend(fresh)
+        if self._num_parsed > _PARSED_PER_ID * len(self._ids) + _PARSED_FREELY:
+            return []
+        unseen, self._unseen = self._unseen, []
+        self._num_parsed += len(self._ids)
+        return self._probe(unseen)
+
     def _probe(self, fresh: Sequence[int]) -> list[Delta]:
         """Let the parser say what the ids so far are, and which part of the reply goes on."""
         parsed = self._parse()
@@ -295,7 +287,7 @@ class ReplyAssembler:
     def _follow(self, mode: Literal["content", "reasoning"], parsed: str) -> None:
         """From here on decode instead of parsing, if the decoded text ends with the parsed one."""
         decoded = self._text.text.rstrip()
-        tail = parsed.rstrip(_REPLACEMENT).rstrip()
+        tail = parsed.rstrip(REPLACEMENT).rstrip()
         if tail and decoded.endswith(tail):
             self._mode = mode
             self._start = len(decoded) - len(tail)
@@ -391,7 +383,7 @@ class ReplyAssembler:
 
 def held_back(text: str, markers: Sequence[str]) -> str:
     """`text` without an end that more text could change."""
-    text = text.rstrip(_REPLACEMENT)
+    text = text.rstrip(REPLACEMENT)
     keep = len(text)
     for marker in markers:
         if marker[0] not in text[-len(marker) :]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from api_proxy.incremental_text import IncrementalText
 from api_proxy.reply import Delta, Reply
-from api_proxy.streaming import Detokenizer, IncrementalText, held_back
+from api_proxy.streaming import Detokenizer, held_back
 
 
 class TextAssembler:

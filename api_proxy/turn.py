@@ -39,7 +39,7 @@ class Turn:
     turn; `is_session_kept` says that the session is in the store, `is_link_deferred` that the store
     could not be asked where the turn belongs; `first_node` is its prompt's node if it begins a
     conversation that its client did not name; `captured` is the turn as the store takes it;
-    `is_lost`: neither the store nor the spill file took it.
+    `is_lost`: the store refused it, or neither the store nor the spill file took it.
     `created` is in unix seconds, `started` of a monotonic clock. `is_cut`: the proxy stops. `place`
     is left when the reply is over.
 

@@ -135,7 +135,6 @@ class TurnService:
 
     async def prepare(self, completion: Completion, caller: Caller) -> Turn:
         """Everything up to sampling. Raises ApiError."""
-        await self._refuse_too_long(completion, caller)
         now = self.deps.clock()
         kind = kind_of(completion, self._side_rules)
         is_side = kind.turn_type is TurnType.SIDE
@@ -161,7 +160,7 @@ class TurnService:
         if turn.first_node is not None:
             self._lineage.left(turn.first_node, turn.session_id)
 
-    async def _refuse_too_long(self, completion: Completion, caller: Caller) -> None:
+    async def refuse_too_long(self, completion: Completion, caller: Caller) -> None:
         """Raises ApiError for more text than is looked through before it is stored."""
         if caller.consent is Consent.NONE:
             return

@@ -55,6 +55,16 @@ class RedactionConfig(BaseModel):
     max_chars: int = Field(default=1_000_000, ge=1000)
     """Most characters of a request's messages and tools together; a longer one is refused."""
 
+    @field_validator("allow")
+    @classmethod
+    def _digests_are_whole(cls, value: list[str]) -> list[str]:
+        for text in value:
+            if re.fullmatch(r"sha256:(?![0-9a-f]{32}$).*", text, re.DOTALL):
+                raise ValueError(
+                    f"{text!r} is no digest: 32 hexadecimal digits follow, as `opd doctor` prints"
+                )
+        return value
+
     @model_validator(mode="after")
     def _known_kinds(self) -> RedactionConfig:
         known = {*SECRETS, *PERSONAL, *self.patterns}

@@ -16,7 +16,10 @@ MAX_NESTING = 200
 """The deepest nesting that is read. Well below Python's limit on recursion, because templates and
 identities write the value as text again, within brackets of their own.
 """
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{\]}]', re.DOTALL)
+_BRACKETS = re.compile(r'"(?:[^"\\]+|\\.?)*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
+"""Brackets, and strings: one that is not closed goes to the end, or each quote in it would begin
+another search for its end.
+"""
 
 
 def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:

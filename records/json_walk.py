@@ -112,11 +112,13 @@ def _rebuilt(value: Any, clean: Iterator[str | None]) -> Any:
         return value if text is None else text
     if isinstance(value, dict):
         rebuilt: dict[str, Any] = {}
+        numbers: dict[str, int] = {}
         for key, item in value.items():
-            name = next(clean)
-            name = key if name is None else name
-            while name in rebuilt:  # two keys of which the same is left
-                name += "_"
+            left = next(clean)
+            name = left = key if left is None else left
+            while name in rebuilt:  # several keys of which the same is left
+                numbers[left] = numbers.get(left, 1) + 1
+                name = f"{left}_{numbers[left]}"
             rebuilt[name] = _rebuilt(item, clean)
         return rebuilt
     if isinstance(value, list | tuple):

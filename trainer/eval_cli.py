@@ -61,7 +61,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override a value of the run: section.key=value (repeatable)."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Override section.key of the run."),
     ] = None,
 ) -> None:
     """Measure a version of the policy: pass@k on held-out tasks, or wins at recorded states."""

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 RunFolder = Annotated[Path, typer.Option("--run", help="The folder of a run.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Override a value: section.key=value (repeatable)."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override section.key (repeatable)."),
 ]
 WithParent = Annotated[
     bool, typer.Option("--exit-with-parent", hidden=True, help="End when standard input closes.")

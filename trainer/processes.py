@@ -31,7 +31,7 @@ from trainer.model_config import config_value
 from trainer.model_folder import check_model
 from trainer.run_checks import run_warnings
 from trainer.run_config import ConfigError, EngineConfig, RunConfig
-from trainer.start_checks import check_listening, check_store
+from trainer.start_checks import check_listening, check_spill, check_store
 from trainer.status import status_line
 from trainer.supervisor import watch_parent
 
@@ -70,6 +70,7 @@ def run_proxy(config_file: Path, overrides: list[str], exit_with_parent: bool) -
     if not exit_with_parent:
         check_listening("proxy", config.proxy.host, config.proxy.port)
         check_store(config.store)
+    check_spill(config.store)
     from api_proxy.event_loop import run
 
     run(_serve_proxy(config, config_file))

@@ -106,7 +106,9 @@ def export(
     ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option(help="Only turns in this state: ready, trained, dropped ... (repeatable)."),
+        typer.Option(
+            metavar="STATE", help="Only turns in it: ready, trained, dropped ... (repeatable)."
+        ),
     ] = None,
     no_ids: Annotated[
         bool, typer.Option("--no-ids", help="Sessions without token ids: the model is not needed.")

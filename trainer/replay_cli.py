@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainer.guarded import guarded
-from trainer.options import PLAIN
+from trainer.options import PLAIN, Overrides
 from trainer.replay.comparison.cli import compare_runs
 from trainer.replay.modes import ReplayMode
 
@@ -44,7 +44,9 @@ def run(
     ],
     votes: Annotated[
         list[Path] | None,
-        typer.Option("--votes", help="A judge's votes on them; takes the place of asking one."),
+        typer.Option(
+            "--votes", metavar="FILE", help="A judge's votes on them, in place of asking one."
+        ),
     ] = None,
     ask_judge: Annotated[
         bool, typer.Option("--ask-judge", help="With --votes: ask the judge about other turns.")
@@ -67,10 +69,7 @@ def run(
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with further settings.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Override a value: section.key=value (repeatable)."),
-    ] = None,
+    overrides: Overrides = None,
 ) -> None:
     """Import recordings, judge, score and train on them, and leave a report.
 

@@ -8,6 +8,7 @@ import asyncio
 
 from records.config import StoreConfig
 from records.opening import check_readable, check_unlocked
+from records.spill import SpillFile
 from trainer.devices import check_device
 from trainer.errors import StartupError
 from trainer.model_folder import check_model
@@ -21,6 +22,8 @@ def check_start(config: RunConfig, *, serves: bool) -> None:
     check_device("trainer.device", config.trainer.device)
     check_engines(config)
     check_store(config.store)
+    if serves and config.store.spill_path.parent.is_dir():  # else of a new run, as the store
+        check_spill(config.store)
 
 
 def check_engines(config: RunConfig) -> None:
@@ -40,6 +43,11 @@ def check_store(config: StoreConfig) -> None:
         return  # of a new run: it is made with its folder
     check_unlocked(config)
     asyncio.run(check_readable(config))
+
+
+def check_spill(config: StoreConfig) -> None:
+    """Raise StoreError where nothing can be kept that the database refuses."""
+    SpillFile.create(config.spill_path, config.spill_reserve_bytes).remove()
 
 
 def check_listening(role: str, host: str, port: int) -> None:

@@ -32,7 +32,7 @@ REFUSED_VALUES: dict[str, Any] = {
     "modalities": ["text", "audio"],
     "audio": {"voice": "alloy"},
     "prediction": {"type": "content", "content": "x"},
-    "web_search_options": {"search_context_size": "low"},
+    "web_search_options": {},
     "guided_grammar": "root ::= 'a'",
     "ebnf": "root ::= 'a'",
     "structural_tag": "{}",

@@ -173,13 +173,13 @@ def test_num_agreeing_counts_from_the_end() -> None:
 def test_calls_link_to_their_one_turn() -> None:
     history = [user("q"), assistant("Calling tools: call_1"), user("Observation: 21")]
     sent = Candidate(ref=ref("a"), messages=[user("q")], response=calling("call_1"))
-    link = link_by_calls(history, 1, sent)
+    link = link_by_calls(history, 1, [sent])
     assert (link.how, link.parent) == ("calls", ref("a"))
     assert link.next_state == (user("Observation: 21"),)
     assert link.echo_changes == ("retold",)
-    assert link_by_calls(history, 1, None).how == "none"
+    assert link_by_calls(history, 1, []).how == "none"
     edited = {**calling("call_1"), "tool_calls": [call_of("call_1", '{"city": "Rome"}')]}
-    assert link_by_calls([user("q"), edited, TOOL_RESULT], 1, sent).how == "none"
+    assert link_by_calls([user("q"), edited, TOOL_RESULT], 1, [sent]).how == "none"
 
 
 def test_equal_calls_with_other_ids_link_where_something_before_them_agrees() -> None:

@@ -1,5 +1,5 @@
 """Neither the database nor the spill file takes a turn: the request fails, so what is answered is
-kept. The disk is a small one, and it is full.
+kept. The disk is a small one, and it is full; or the database refuses the turn.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from records.config import StoreConfig
+from records.housekeeping import Housekeeping
 from rollout_bridge.rendering import Rendering
 from tests.api_proxy.conftest import Door
 from tests.api_proxy.test_spool import a_process, metric, small_disk
@@ -104,3 +105,30 @@ async def test_with_room_again_requests_are_answered_and_kept(full: FullDisk) ->
             await asyncio.sleep(0.02)
     assert sum((await full.door.store.counts()).values()) == 1
     assert await lost(full.door, 1)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", DOORS)
+async def test_a_turn_that_the_database_refuses_fails_the_request_once(
+    door: Door, clock: Callable[[], float], path: str, stream: bool
+) -> None:
+    """Its session is deleted while it is answered; sent again it begins a new one."""
+    door.engine.gate = asyncio.Event()
+    door.will_say(LONG, LONG)
+    body = {"model": "policy", "stream": stream, **DOORS[path]}
+    asked = asyncio.create_task(door.client.post(path, json=body))
+    while not door.engine.prompts:
+        await asyncio.sleep(0.01)
+    [turn] = door.app.state.service.in_flight.values()
+    await asyncio.wait({turn.notes})
+    await Housekeeping(door.store, clock).delete([turn.session_id], "forget", patience_s=0.0)
+    door.engine.gate.set()
+    refused = await asked
+    assert "was not recorded" in refused.text
+    assert not any(word in refused.text for word in LAST_WORDS)
+    assert stream or refused.status_code >= 500
+    assert await lost(door, 1)
+    again = await door.client.post(path, json=body)
+    assert again.status_code == 200
+    assert "was not recorded" not in again.text
+    assert sum((await door.store.counts()).values()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -98,3 +99,20 @@ async def test_more_text_than_is_looked_through_is_refused_before_anything_else(
     path = door.store.config.sqlite_path
     assert path is not None
     assert b"xxxxxxxx" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("settings", [{"max_running": 1}])
+async def test_more_text_than_is_looked_through_waits_for_no_place(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door.store, "redactor", Redactor(RedactionConfig(max_chars=1000)))
+    door.engine.gate = asyncio.Event()
+    door.will_say("Hello.")
+    holding = asyncio.create_task(door.post([user("Hi")]))
+    while not door.engine.prompts:
+        await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        refused = await door.post([user("x" * 1001)])
+    assert refused.status_code == 400
+    door.engine.gate.set()
+    assert (await holding).status_code == 200

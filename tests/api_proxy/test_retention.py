@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from api_proxy.sessions import Sessions
 from records.config import RetentionConfig
 from records.errors import StoreUnavailable
 from records.housekeeping import Housekeeping
+from records.types import TurnRef
 from tests.api_proxy.conftest import Clock, Door
 
 DAY_S = 86_400.0
@@ -58,3 +60,24 @@ async def test_a_store_that_fails_does_not_end_the_sweep(
     sessions: Sessions = door.app.state.service.sessions
     await retention.sweep(keeper, config, ProxyMetrics(), sessions, stop)
     assert rounds == 2
+
+
+async def test_a_turn_that_is_deleted_while_a_request_is_compared_with_it_is_none(
+    door: Door, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door.will_say("It is 70 F.", "It is 21 C.")
+    said, turn = await door.say([USER])
+    find = door.store.turns_by_fingerprint
+
+    async def then_deleted(*args: Any) -> list[TurnRef]:
+        refs = await find(*args)
+        assert [ref.turn_id for ref in refs] == [turn.turn_id]
+        await Housekeeping(door.store, clock).delete([turn.session_id], "forget", patience_s=0.0)
+        return refs
+
+    monkeypatch.setattr(door.store, "turns_by_fingerprint", then_deleted)
+    rewritten = [{"role": "system", "content": "Be brief."}, USER, said, USER]
+    _, second = await door.say(rewritten)
+    assert second.parent_turn_id is None
+    metrics = (await door.client.get("/metrics")).text
+    assert "opd_store_failed_lookups_total 0.0" in metrics

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from api_proxy.incremental_text import IncrementalText
 from api_proxy.reply import Delta, Reply, SentCall
-from api_proxy.streaming import Detokenizer, IncrementalText, ReplyAssembler
+from api_proxy.streaming import Detokenizer, ReplyAssembler
 from rollout_bridge.rendering import Rendering
 from tests.api_proxy.conftest import WEATHER
+from tests.linear_time import growth
 
 USER = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -222,3 +225,35 @@ def test_incremental_text_equals_the_decoded_whole(rendering: Rendering) -> None
         text.push([token])
         assert rendering.decode(ids).startswith(text.text)
     assert text.text == rendering.decode(ids)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *("<tool_call>", "</tool_call>", "<think>", "</think>", "\n", "hello ", "\U0001f468"),
+        '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>\n',
+        '<tool_call>\n{"name": "f", "arguments": {"a": ',
+    ],
+)
+def test_a_reply_of_markers_alone_takes_linear_time(rendering: Rendering, unit: str) -> None:
+    ids = rendering.tokenizer.encode(unit, add_special_tokens=False)
+    check_growth(rendering, ids)
+
+
+def test_bytes_that_are_never_a_character_take_linear_time(rendering: Rendering) -> None:
+    first, *_ = rendering.tokenizer.encode("\U0001f468", add_special_tokens=False)
+    assert rendering.decode([first]) == "\ufffd"
+    check_growth(rendering, [first])
+
+
+def check_growth(rendering: Rendering, ids: list[int]) -> None:
+    """A client can ask for any of these, by a grammar or by `logit_bias`."""
+    prompt_ids = np.asarray([5], dtype=np.int32)
+    detokenizer = Detokenizer(rendering)
+
+    def answer(number: int) -> None:
+        assembler = ReplyAssembler(detokenizer, prompt_ids=prompt_ids)
+        for token in (ids * number)[:number]:
+            assembler.push([token])
+
+    assert growth(lambda: answer(1_000), lambda: answer(4_000), below=6.6) < 6.6

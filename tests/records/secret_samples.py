@@ -38,7 +38,33 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.c2lnbmF0dXJlX29mX2l0"
 PEM = "-----BEGIN {0} KEY-----\nMIIEow\nAAA=\n-----END {0} KEY-----"
 BASIC = base64.b64encode(b"aladdin:opensesame").decode()
 
+_HEADS = {
+    "openai_key": "sess-",
+    "google_key": "1//0",
+    "huggingface_token": "api_org_",
+    "github_token": "ghu_",
+    "slack_token": "xoxa- xoxe- xoxo- xoxp- xoxr- xoxs- xoxc- xoxd- xoxe.xoxp- xwfp-",
+    "vault_token": "hvr.",
+    "square_token": "sq0idp- EAAA",
+    "stripe_key": "rk_test_",
+    "service_token": (
+        "aio_ AGE-SECRET-KEY-1 LTAI ATCTT3 ATBB bkua_ csk- CCIPAT_ CLOJARS_ CFPAT- doo_v1_ dor_v1_ "
+        "dckr_oat_ dp.pt. dp.st. dp.ct. dt0c01. EZAK EZTK fw_ fm1_ glc_ HRKU- pat-eu1- jina_ "
+        "lsv2_sk_ lin_oauth_ pubkey- sk.eyJ napi_ NRJS- secret_ ops_eyJ pscale_tkn_ pscale_pw_ "
+        "pscale_oauth_ pnu_ pnb_ pul- rubygems_ xkeysib- sntryu_ shippo_live_ shippo_test_ shpca_ "
+        "shppa_ shpss_ sqp_ squ_ sqa_ sgp_ sb_secret_ tskey- tgp_v1_ tfp_"
+    ),
+}
+"""Heads of tokens by kind; what follows any of them may be hexadecimal."""
+_IN_CAPITALS = ("AGE-SECRET-KEY-1", "dt0c01.")
+_BY_HEAD = tuple(
+    token(head, kind, head, HEX[:64].upper() if head in _IN_CAPITALS else HEX[:64])
+    for kind, heads in _HEADS.items()
+    for head in heads.split()
+)
+
 SAMPLES = (
+    *_BY_HEAD,
     token("own key", "opd_key", "opd" + "_", "0123456789ab_" + mixed(43)),
     token("Anthropic", "anthropic_key", "sk-" + "ant-api03-", mixed(50) + "-" + mixed(40) + "AA"),
     token("Anthropic, admin", "anthropic_key", "sk-" + "ant-admin01-", mixed(80)),
@@ -153,11 +179,19 @@ SAMPLES = (
     within("Bearer", "auth_header", "Authorization: Bearer {}", mixed(32)),
     within("Bearer, curl", "auth_header", "curl -H 'authorization: bearer {}'", mixed(32)),
     within("Basic", "auth_header", "Authorization: Basic {}", BASIC),
+    within("Bearer, capitals", "auth_header", "AUTHORIZATION: BEARER {}", mixed(32)),
+    within("Basic, small", "auth_header", "authorization: basic {}", BASIC),
+    within("Basic, capitals", "auth_header", "AUTHORIZATION: BASIC {}", BASIC),
+    token("Airtable", "service_token", "pat", mixed(14) + "." + HEX[:64]),
     within("env secret", "secret_value", "CLIENT_SECRET={}", "correcthorse"),
     within("env token", "secret_value", "export DEPLOY_TOKEN={}", "zyxwvutsrq"),
     within("env password", "secret_value", "DB_PASSWORD={}", "hunter2"),
     within("env key", "secret_value", "ACME_API_KEY='{}'", mixed(24)),
     within("env private", "secret_value", "SIGNING_KEY={}", mixed(24)),
+    within("env passwd", "secret_value", "MYSQL_PASSWD={}", "hunter2"),
+    within("env passphrase", "secret_value", "KEY_PASSPHRASE={}", "correct-horse"),
+    within("env pwd", "secret_value", "PGPWD={}", "hunter2"),
+    within("access key", "secret_value", "access_key: '{}'", mixed(24)),
     within("TOML", "secret_value", 'password = "{}"', "hunter2!"),
     within("YAML", "secret_value", "password: {}", "Summer2024!"),
     within("JSON", "secret_value", '{{"client_secret": "{}"}}', mixed(24)),

@@ -21,6 +21,7 @@ from records.detectors import SECRETS
 from records.personal_data import PERSONAL
 from records.redaction import Redactor
 from records.secret_forms import FORMS, SERVICE_TOKENS
+from tests.linear_time import growth
 from tests.records.secret_samples import KEY, MAIL, PLACES, SAMPLES, Sample
 
 DOCS = Path(__file__).parents[2] / "docs" / "records.md"
@@ -52,6 +53,16 @@ def test_every_kind_has_a_sample() -> None:
     assert {sample.kind for sample in SAMPLES} == {*SECRETS, *PERSONAL}
 
 
+def test_every_form_has_a_sample_of_its_own_under_each_of_its_heads() -> None:
+    for kind, forms in FORMS.items():
+        texts = [sample.text for sample in SAMPLES if sample.kind == kind]
+        for form in forms:
+            for anchor in form.anchors:
+                starts = [(text, text.find(anchor)) for text in texts if anchor in text]
+                found = [form.pattern.match(text, start) for text, start in starts]
+                assert any(found), (kind, anchor)
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_it_is_found_wherever_it_stands(place: str) -> None:
     message, secret = PLACES[place]
@@ -79,9 +90,20 @@ def test_a_call_and_its_result_keep_one_id() -> None:
 
 
 def test_two_keys_of_an_object_do_not_become_one() -> None:
-    part = {"type": "x", KEY: 1, KEY[:-1] + "Q": 2}
+    part = {"type": "x", KEY: 1, "[aws_key]_2": 2, KEY[:-1] + "Q": 3}
     [message] = REDACTOR.messages([{"role": "user", "content": [part]}])
-    assert message["content"] == [{"type": "x", "[aws_key]": 1, "[aws_key]_": 2}]
+    kept = {"type": "x", "[aws_key]": 1, "[aws_key]_2": 2, "[aws_key]_3": 3}
+    assert message["content"] == [kept]
+
+
+def test_many_keys_of_which_the_same_is_left_take_linear_time() -> None:
+    def read(number: int) -> None:
+        part = {f"user{one}@kestrel-freight.com": one for one in range(number)}
+        [message] = Redactor(RedactionConfig()).messages([{"role": "user", "content": [part]}])
+        assert list(message["content"][0].values()) == list(range(number))
+
+    read(10)
+    assert growth(lambda: read(1_000), lambda: read(4_000), below=6.6) < 6.6
 
 
 def test_only_a_whole_data_url_is_passed_over() -> None:

@@ -139,6 +139,32 @@ def test_a_text_of_twice_the_length_takes_twice_the_time(unit: str) -> None:
     assert growth(lambda: read(4_000), lambda: read(16_000), below=6.6) < 6.6
 
 
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *("650-253-0000 ", "(650) 253-0000 ", "1/1/", "1 ", "(1", "((650", "6 5 0 2 5 3 ", "1\n"),
+        *(
+            "(6)(5)(0)",
+            "650 253 0000;ext=",
+            "650-253-0000 x",
+            "+1",
+            "0(",
+            "1-",
+            "[1](2)",
+            "(",
+            "1) ",
+        ),
+    ],
+)
+def test_numbers_of_a_region_take_linear_time(unit: str) -> None:
+    def read(length: int) -> None:
+        redactor = a_redactor(phone_region="US")
+        redactor.messages([said((unit * (length // len(unit) + 1))[:length])])
+
+    read(5_000)
+    assert growth(lambda: read(10_000), lambda: read(40_000), below=6.6) < 6.6
+
+
 def test_sixteen_thousand_addresses_are_read_in_linear_time() -> None:
     def read(number: int) -> None:
         text = " ".join(f"user{one}@kestrel-freight.com" for one in range(number))

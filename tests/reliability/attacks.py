@@ -51,10 +51,13 @@ def _nested(depth: int) -> dict[str, Any]:
     return value
 
 
-def _with_arguments(text: str) -> list[dict[str, Any]]:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
-    result = {"role": "tool", "tool_call_id": "c", "content": "r"}
-    return [USER, {"role": "assistant", "tool_calls": [call]}, result]
+def _with_arguments(*texts: str) -> list[dict[str, Any]]:
+    calls = [
+        {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": text}}
+        for n, text in enumerate(texts)
+    ]
+    result = {"role": "tool", "tool_call_id": "c0", "content": "r"}
+    return [USER, {"role": "assistant", "tool_calls": calls}, result]
 
 
 def _schema(number: int) -> dict[str, Any]:
@@ -149,6 +152,20 @@ ATTACKS: dict[str, Attack] = {
         within=40_000,
         beyond=150_000,
         code="invalid_value",
+    ),
+    "arguments of many calls": Attack(
+        path=CHAT,
+        body=lambda n: _chat(_with_arguments(*["[" + "[]," * (n // 9) + "1]"] * 9)),
+        within=40_000,
+        beyond=280_000,
+        code="invalid_value",
+    ),
+    "quotes in arguments": Attack(
+        path=CHAT,
+        body=lambda n: _chat(_with_arguments("[]" * 201 + '"' + '\\"' * n)),
+        within=8_000,
+        beyond=400_000,
+        code=TOO_LONG,
     ),
     "unknown fields": Attack(
         path=CHAT,

@@ -70,6 +70,15 @@ def everything(sock: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+def answered(sock: socket.socket) -> None:
+    """One request and its answer; the connection is kept."""
+    sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += sock.recv(4_096)
+    assert b"200" in answer
+
+
 def ask(proxy: Attacked, key: str) -> httpx.Response:
     return proxy.client.post(
         "/v1/chat/completions",
@@ -105,11 +114,7 @@ def test_half_sent_headers_are_closed(proxy: Attacked, sent: bytes) -> None:
     with connection(proxy) as sock:
         if not sent:
             # Silence after an answer is a kept connection, silence within a request is not.
-            sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            answer = b""
-            while not answer.endswith(b"}"):
-                answer += sock.recv(4_096)
-            assert b"200" in answer
+            answered(sock)
             sent = b"GET"
         begun = time.monotonic()
         sock.sendall(sent)
@@ -117,8 +122,12 @@ def test_half_sent_headers_are_closed(proxy: Attacked, sent: bytes) -> None:
         assert 0.5 < time.monotonic() - begun < 30
 
 
-def test_headers_that_come_drop_by_drop_are_closed(proxy: Attacked) -> None:
+@pytest.mark.parametrize("is_kept", [False, True], ids=["first", "kept"])
+def test_headers_that_come_drop_by_drop_are_closed(proxy: Attacked, is_kept: bool) -> None:
+    """Those of a request after an answered one too."""
     with connection(proxy) as sock:
+        if is_kept:
+            answered(sock)
         deadline, is_open = time.monotonic() + 30, True
         while is_open and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -127,6 +136,16 @@ def test_headers_that_come_drop_by_drop_are_closed(proxy: Attacked) -> None:
             except (ConnectionResetError, BrokenPipeError):
                 is_open = False
         assert not is_open
+
+
+def test_headers_that_begin_behind_a_request_are_closed(proxy: Attacked) -> None:
+    """The first drop came with the request before it."""
+    asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connection(proxy) as sock:
+        begun = time.monotonic()
+        sock.sendall(asked + asked[:20])
+        assert b"200" in everything(sock)
+        assert time.monotonic() - begun < 30
 
 
 def test_three_thousand_half_sent_headers_are_all_closed(proxy: Attacked) -> None:

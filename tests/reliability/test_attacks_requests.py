@@ -94,6 +94,25 @@ def test_many_large_requests_at_once_leave_the_loop_alone(proxy: Attacked) -> No
     assert proxy.heart()["callback_cpu_s"] <= LONGEST_S
 
 
+SUMMARY_TASK = "Your task is to create a detailed summary of the conversation so far, paying close"
+
+
+def test_a_long_text_is_searched_for_summaries_beside_the_loop(tmp_path: Path) -> None:
+    """A request without history may hold what was summed up before: of all it is looked for."""
+    with attacked(tmp_path) as proxy:
+        for number in range(32):
+            asked = {"role": "user", "content": f"{number} {SUMMARY_TASK} attention."}
+            fields = {"model": "policy", "max_tokens": 4_000, "messages": [asked]}
+            assert proxy.client.post(CHAT, json=fields).status_code == 200
+        for _ in range(2):
+            proxy.heart()
+        long = {"role": "user", "content": "a " * 490_000}
+        fields = {"model": "policy", "max_tokens": 8, "messages": [long]}
+        assert proxy.client.post(CHAT, json=fields).status_code == 400
+        heart = proxy.heart()
+    assert heart["callback_cpu_s"] <= LONGEST_S, heart
+
+
 LOOKED_THROUGH = {
     "addresses": "a.b@c1.de ",
     "phones": "+1 650 253 0000 ",

@@ -204,6 +204,14 @@ CASES: dict[str, tuple[str, str]] = {
     "no server": (SERVE + " --set " + PG + "postgres@no.such.invalid/a", "cannot be reached"),
     "another driver": (SERVE + " --set store.url=postgres://h/d", "'postgres' is not supported"),
     "port that is none": (SERVE + " --set " + PG + "h:abc/d", "not a database URL"),
+    "no place for spills": (
+        SERVE + " --set store.spill_folder=/proc/spill",
+        r"keep what the database may refuse: /proc/spill: .*; free the disk, or set store\.spill_f",
+    ),
+    "no place for spills of one proxy": (
+        "proxy --run {run} --set store.spill_folder=/proc/spill",
+        "/proc/spill: .*; free the disk",
+    ),
     "no URL": (SERVE + " --set store.url=nonsense", "not a database URL"),
     "no file": (SERVE + " --set store.url=sqlite:///", "the store needs a file"),
     **{
@@ -226,6 +234,10 @@ CASES: dict[str, tuple[str, str]] = {
     "a folder that is no run": ("judge --run {model}", r"it has no config\.toml; name"),
     "no run to export": ("records export --run {new} --out {new}", "name the folder of a run"),
     "nothing recorded": ("records verify --run {run}", "no database"),
+    "a digest that is none": (
+        "records allow sha256:0f1e --run {run}",
+        "allow: 'sha256:0f1e' is no digest: 32 hexadecimal digits follow, as `opd doctor` prints",
+    ),
     "nothing to forget": ("records forget --run {run} --session a", "nothing was recorded"),
     "a file as a run": ("serve --run {talk} --model {model}", "it is a file; name a folder"),
     "no role of an engine": ("engine --run {run} --role judge", "must be policy or frozen"),

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from trainer.cli import app
 
 HEAVY = "torch transformers peft sqlalchemy numpy openai httpx fastapi aiohttp matplotlib"
 SHOW = """
@@ -36,3 +43,23 @@ def test_the_list_of_commands_does_without_settings() -> None:
     code = "import sys, trainer.cli; print('pydantic' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"
+
+
+def commands(group: TyperGroup, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words that call each command below a group."""
+    for word, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, (*words, word))
+        else:
+            yield (*words, word)
+
+
+def test_help_shows_words_and_no_types_of_python() -> None:
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    found = list(commands(group))
+    assert len(found) > 20
+    for words in found:
+        result = CliRunner().invoke(app, [*words, "--help"])
+        assert result.exit_code == 0, words
+        assert not re.search(r"<bool>|<list\[str|\[ARGS\]| \.(?:\s|$)", result.output), words

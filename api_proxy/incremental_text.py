@@ -1,0 +1,38 @@
+"""Ids into text as they come: what is certain of it, each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "\ufffd"
+_LONGEST_CHARACTER = 8
+"""Pushes, at most, that one character takes: what is none after these never becomes one."""
+
+
+class IncrementalText:
+    """Decodes ids as they come; `text` is all that is certain so far."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._window: list[int] = []
+        self._num_read = 0
+        self._num_waits = 0
+        self.text = ""
+
+    def push(self, ids: Sequence[int]) -> None:
+        """Add ids. Text that ends in the middle of a character waits for the next ids, though not
+        for ever: bytes of which none is ever whole would be decoded again with each id.
+
+        A token's text may depend on the one before it, therefore the window keeps the last tokens
+        that were read, and what it gains is new.
+        """
+        self._window.extend(ids)
+        known = self._decode(self._window[: self._num_read])
+        whole = self._decode(self._window)
+        is_whole = len(whole) > len(known) and not whole.endswith(REPLACEMENT)
+        self._num_waits = 0 if is_whole else self._num_waits + 1
+        if is_whole or self._num_waits >= _LONGEST_CHARACTER:
+            self.text += whole[len(known) :]
+            self._window = self._window[self._num_read :]
+            self._num_read = len(self._window)
+            self._num_waits = 0
