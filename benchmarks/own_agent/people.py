@@ -23,7 +23,7 @@ REQUESTS: dict[Errand, tuple[str, ...]] = {
         "What is the temperature in {city} today?",
         "How cold is it in {city} today?",
         "Tell me the weather for {city} please.",
-        "I want to go to {city}. Is it warm?",
+        "Is it warm in {city} today?",
     ),
     "hotels": (
         "Which hotel can I stay at in {city}?",

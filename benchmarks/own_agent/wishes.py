@@ -2,9 +2,10 @@
 opposite.
 
 Whole sentences, none of which the lab's users say: its model has not read them. They are made of
-words that it has, in shapes that its judge can read at all: of "Say it in Celsius next time." it makes
-nothing, of "Next time I want degrees Celsius." the right hint. Every wish is for what the untrained
-model does in a minority of cases.
+words that it has, in shapes that it reads at all: its judge makes nothing of "Say it in Celsius
+next time.", and the right hint of "Next time I want degrees Celsius."; the policy does not heed
+"Say it in Celsius." in a request. `reading.py` says how each is read. Every wish is for what the
+untrained model does in a minority of cases.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ UNIT = Wish(
     ),
     open_opposites=(
         "I would rather have Fahrenheit.",
-        "Fahrenheit for me please.",
-        "We always want Fahrenheit.",
+        "Can you give me Fahrenheit?",
+        "Please, I need degrees in Fahrenheit.",
+        "Today I want Fahrenheit.",
     ),
 )
 ORDER = Wish(
@@ -73,8 +75,9 @@ ORDER = Wish(
     ),
     open_opposites=(
         "I would rather have the best rated first.",
-        "The best rated first for me please.",
-        "We always want hotels by rating.",
+        "Can you give me hotels by rating?",
+        "Please, I need the best rated first.",
+        "Today I want hotels by rating.",
     ),
 )
 ROOM = Wish(
@@ -94,8 +97,9 @@ ROOM = Wish(
     ),
     open_opposites=(
         "I would rather have a single.",
-        "A single room for me please.",
-        "We always want a single room.",
+        "Can you give me a single room?",
+        "Please, I need a room for one.",
+        "Today I want a single room.",
     ),
 )
 ROUNDING = Wish(
@@ -114,8 +118,9 @@ ROUNDING = Wish(
     ),
     open_opposites=(
         "I would rather have the exact amount.",
-        "The cents too for me please.",
-        "We always want all the decimals.",
+        "Can you give me all the decimals?",
+        "Please, I need the cents too.",
+        "Today I want the exact amount.",
     ),
 )
 DETAIL = Wish(
@@ -134,8 +139,9 @@ DETAIL = Wish(
     ),
     open_opposites=(
         "I would rather have the price too.",
-        "The price too for me please.",
-        "We always want the price of a night.",
+        "Can you give me the price of a night?",
+        "Please, I need the price too.",
+        "Today I want to know what it costs.",
     ),
 )
 CODE = Wish(
@@ -153,9 +159,10 @@ CODE = Wish(
         "Next time I want it without the code.",
     ),
     open_opposites=(
-        "I would rather have the code too.",
-        "The booking code for me please.",
-        "We always want to see the code.",
+        "I would rather have the booking code.",
+        "Can you give me the code too?",
+        "Please, I need to see the code.",
+        "Today I want the booking code.",
     ),
 )
 TITLE = Wish(
@@ -174,8 +181,9 @@ TITLE = Wish(
     ),
     open_opposites=(
         "I would rather have no title.",
-        "Just a hello for me please.",
-        "We always want a greeting without title.",
+        "Can you give me just a hello?",
+        "Please, I need a greeting without title.",
+        "Today I want no title.",
     ),
 )
 WISHES: dict[str, Wish] = {
