@@ -46,7 +46,9 @@ from examples.tool_lab.evaluate import Rate
 from examples.tool_lab.names import is_held_out
 from examples.tool_lab.preferences import PREFERENCES
 
-PROTOCOL = Protocol(quiet_sessions=2, sessions=4, n=8, pace=0.0, wait_s=1.0, steady_s=1.0, every=2)
+PROTOCOL = Protocol(
+    quiet_sessions=2, sessions=4, n=8, pace=0.0, wait_s=1.0, steady_s=1.0, every=2, model="0"
+)
 
 
 def lab_sentences(kind: str) -> set[str]:
@@ -253,12 +255,14 @@ def test_rates_count_what_shows_nothing_against_them() -> None:
     order = task_of(ORDER, city="Bova")
     by_rating = Attempt(first=called("find_hotels", city="Bova", sort="rating"))
     rates = rates_of(
-        [unit, unit, unit, openly, order], [right, invented, without, right, by_rating], ["unit"]
+        [unit, unit, unit, openly, order], [right, invented, without, right, by_rating]
     )
     assert rates == {
-        "wish_unit": Rate(hits=1, count=3),
+        "wanted_unit": Rate(hits=1, count=3),
+        "usual_unit": Rate(hits=0, count=3),
         "contrary_unit": Rate(hits=0, count=1),
-        "untouched_order": Rate(hits=1, count=1),
+        "wanted_order": Rate(hits=0, count=1),
+        "usual_order": Rate(hits=1, count=1),
         "valid_calls": Rate(hits=3, count=4),
         "copied_names": Rate(hits=2, count=4),
         "facts": Rate(hits=1, count=1),
@@ -317,7 +321,13 @@ def test_answers_tell_facts_in_whichever_form(
     assert tells_facts(task_of(wish, **slots).request, result, answer) is bool(told)
 
 
-def result_of(seed: int, objections: int | None, wish: int, *settings: str) -> dict[str, Any]:
+LESSONS = {
+    "lessons": {"hint trained": 8, "keep trained": 4, "hint dropped": 2},
+    "lesson_drops": {"stale": 2},
+}
+
+
+def result_of(seed: int, objections: int | None, held: int, *settings: str) -> dict[str, Any]:
     protocol = Protocol(**{**vars_of(PROTOCOL), "settings": settings})
     return {
         "kinds": ["unit"],
@@ -325,16 +335,16 @@ def result_of(seed: int, objections: int | None, wish: int, *settings: str) -> d
         "asked_objections": objections,
         "digest": protocol.digest,
         "protocol": vars_of(protocol),
-        "start": {"wish_unit": [20, 100], "contrary_unit": [96, 100], **kept(80)},
-        "end": {"wish_unit": [wish, 100], "contrary_unit": [48, 100], **kept(70)},
+        "start": {"wanted_unit": [20, 100], "contrary_unit": [96, 100], **kept(80)},
+        "end": {"wanted_unit": [held, 100], "contrary_unit": [48, 100], **kept(70)},
         "quiet": {"sessions": 2, "seconds": 4.0, "objections": {}},
         "objecting": {"sessions": 4, "seconds": 6.0, "objections": {"unit": objections or 7}},
         "looks": [
-            {"sessions": 4, "rates": {"wish_unit": [79, 100]}},
-            {"sessions": 6, "rates": {"wish_unit": [80, 100]}},
+            {"sessions": 4, "rates": {"wanted_unit": [79, 100]}},
+            {"sessions": 6, "rates": {"wanted_unit": [80, 100]}},
         ],
         "waited": {"seconds": 61.0, "ended": "all hints rest"},
-        "store": {"version": 5, "accepted": 10, "drops": {"stale": 1}},
+        "store": {"version": 5, "accepted": 10, "drops": {"stale": 1}, **LESSONS},
     }
 
 
@@ -343,8 +353,12 @@ def vars_of(protocol: Protocol) -> dict[str, Any]:
 
 
 def kept(order: int) -> dict[str, list[int]]:
-    names = ("valid_calls", "copied_names", "facts", "untouched_room")
-    return {name: [90, 100] for name in names} | {"untouched_order": [order, 100]}
+    names = ("valid_calls", "copied_names", "facts", "usual_room")
+    return {name: [90, 100] for name in names} | {
+        "usual_order": [order, 100],
+        # Of the wish itself: nothing untouched.
+        "usual_unit": [order // 10, 100],
+    }
 
 
 def test_the_table_pools_seeds_and_keeps_protocols_apart() -> None:
@@ -365,7 +379,8 @@ def test_the_table_pools_seeds_and_keeps_protocols_apart() -> None:
     assert cells[7] == "0.850 → 0.800, n 400"
     assert cells[8].startswith("+0.050 [-0.003, +0.103]; worst order +0.100 [")
     assert cells[9] == "1.000 (valid calls)"
-    assert cells[10:] == ["5, 5", "2 of 20", "61 (all hints rest); 61 (all hints rest)"]
+    assert cells[10:13] == ["5, 5", "2 of 20", "24; 4 stale"]
+    assert cells[13:] == ["61 (all hints rest); 61 (all hints rest)"]
 
 
 def test_sessions_until_wishes_hold_are_told_by_seed() -> None:
@@ -387,8 +402,8 @@ def test_what_was_not_measured_is_not_a_number() -> None:
 def test_drawings_begin_with_the_start() -> None:
     drawn = plots([result_of(0, 1, 80), result_of(0, 3, 90), result_of(0, 1, 20, "a.b=1")])
     assert set(drawn) == {
-        *("wish", "contrary", "untouched"),
-        *("wish-1", "contrary-1", "untouched-1"),
+        *("wanted", "contrary", "usual"),
+        *("wanted-1", "contrary-1", "usual-1"),
     }
     assert all(drawing.startswith("<svg") for drawing in drawn.values())
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.own_agent.cell import Cell, Protocol, measured_cell
+from benchmarks.own_agent.serving import model_checksum
 from benchmarks.own_agent.table import plots, table, until_table
 from benchmarks.own_agent.wishes import WISHES
 
@@ -54,6 +55,7 @@ async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         wait_s=arguments.wait,
         steady_s=arguments.steady,
         every=arguments.every,
+        model=model_checksum(),
         asks_first=arguments.asks_first,
         settings=tuple(arguments.set),
     )

@@ -39,7 +39,8 @@ class Protocol:
     many in which people object. n: requests for each rate. pace: least seconds from the start of
     one session to the next. wait_s: longest wait for the hints; steady_s: it ends earlier when
     nothing has changed for so long. every: sessions between two looks at the wishes, where people
-    never tire. asks_first: the agent asks before it calls. settings: handed to `opd serve`.
+    never tire. asks_first: the agent asks before it calls. settings: handed to `opd serve`. model:
+    which start weights, by a checksum.
     """
 
     quiet_sessions: int
@@ -49,6 +50,7 @@ class Protocol:
     wait_s: float
     steady_s: float
     every: int
+    model: str
     asks_first: bool = False
     settings: tuple[str, ...] = ()
 
@@ -102,7 +104,7 @@ async def measured_cell(cell: Cell, protocol: Protocol, out: Path) -> dict[str, 
     folder = free_folder(out / "runs" / cell.name(protocol))
     started = time.monotonic()
     async with serving(folder, protocol.settings) as served:
-        result = await _phases(served, cell, protocol)
+        result = await _phases(served, cell, protocol, out)
     result |= {
         "kinds": list(cell.kinds),
         "seed": cell.seed,
@@ -113,9 +115,7 @@ async def measured_cell(cell: Cell, protocol: Protocol, out: Path) -> dict[str, 
         "store": await what_became(folder),
         "seconds": round(time.monotonic() - started, 1),
     }
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, result)
     return result
 
 
@@ -128,11 +128,29 @@ def free_folder(folder: Path) -> Path:
     return found
 
 
-async def _phases(served: Served, cell: Cell, protocol: Protocol) -> dict[str, Any]:
-    clock = time.monotonic()
-    start = await measure(served.endpoint, cell.kinds, protocol.n, cell.seed)
-    measuring_s = time.monotonic() - clock
-    say(f"start: {shown_rates(start)} ({measuring_s:.0f} s)")
+async def start_rates(
+    endpoint: Endpoint, cell: Cell, protocol: Protocol, out: Path
+) -> dict[str, list[int]]:
+    """What the untrained model does, for all kinds; cells of one seed share it."""
+    path = out / "starts" / f"seed{cell.seed}-n{protocol.n}-{protocol.model}.json"
+    if not path.exists():
+        clock = time.monotonic()
+        rates = await measure(endpoint, WISHES, protocol.n, cell.seed)
+        say(f"start, {time.monotonic() - clock:.0f} s: {shown_rates(rates)}")
+        write_whole(path, as_counts(rates))
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_whole(path: Path, value: Any) -> None:
+    """Write JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+async def _phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> dict[str, Any]:
+    start = await start_rates(served.endpoint, cell, protocol, out)
     quiet, objecting = Traffic(patience=Patience(0)), Traffic(patience=Patience(cell.objections))
     for number in range(protocol.quiet_sessions):
         await _session(served.endpoint, cell, protocol, number, quiet)
@@ -140,10 +158,12 @@ async def _phases(served: Served, cell: Cell, protocol: Protocol) -> dict[str, A
     say(f"people: {quiet.as_numbers()} left quietly, {objecting.as_numbers()}")
     waited = await wait_for_hints(served, protocol)
     say(f"waited {waited['seconds']:.0f} s: {waited['ended']}")
+    clock = time.monotonic()
     end = await measure(served.endpoint, cell.kinds, protocol.n, cell.seed)
-    say(f"end: {shown_rates(end)}")
+    measuring_s = time.monotonic() - clock
+    say(f"end, {measuring_s:.0f} s: {shown_rates(end)}")
     return {
-        "start": as_counts(start),
+        "start": start,
         "end": as_counts(end),
         "measuring_seconds": round(measuring_s, 1),
         "quiet": quiet.as_numbers(),

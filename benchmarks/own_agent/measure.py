@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,30 +128,30 @@ def _facts(request: Request, result: Mapping[str, Any], answer: str) -> list[Any
     return [slots["amount"], slots["source"], value, slots["target"]]
 
 
-def rates_of(tasks: Sequence[Task], attempts: Sequence[Attempt], kinds: Sequence[str]) -> Rates:
-    """Rates by name: `wish_K` and `contrary_K` of the wishes in `kinds`, `untouched_K` of the
-    others (the share of the untrained model's usual value), and `valid_calls`, `copied_names`,
-    `facts` of all requests without an open wish.
+def rates_of(tasks: Sequence[Task], attempts: Sequence[Attempt]) -> Rates:
+    """Rates by name: `wanted_K` and `usual_K`, the shares that show a wish's value and its
+    opposite, unasked; `contrary_K`, the share that does the opposite where it is openly asked for;
+    and `valid_calls`, `copied_names`, `facts` of all requests without an open wish.
 
     An answer that does not come, or shows neither value, counts against its rate.
     """
     hits: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for task, made in zip(tasks, attempts, strict=True):
-        for name, passed in _outcomes(task, made, kinds).items():
+        for name, passed in _outcomes(task, made).items():
             hits[name] += passed
             counts[name] += 1
     return {name: Rate(hits=hits[name], count=count) for name, count in counts.items()}
 
 
-def _outcomes(task: Task, made: Attempt, kinds: Sequence[str]) -> dict[str, bool]:
+def _outcomes(task: Task, made: Attempt) -> dict[str, bool]:
     wish, shown = task.wish, value_shown(task, made)
     if task.opposite:
         return {f"contrary_{wish.kind}": shown == wish.opposite}
-    if wish.kind in kinds:
-        outcomes = {f"wish_{wish.kind}": shown == wish.wanted}
-    else:
-        outcomes = {f"untouched_{wish.kind}": shown == wish.opposite}
+    outcomes = {
+        f"wanted_{wish.kind}": shown == wish.wanted,
+        f"usual_{wish.kind}": shown == wish.opposite,
+    }
     if wish.errand in TOOLS_OF:
         outcomes["valid_calls"] = is_valid_call(task.request, made.first)
         outcomes["copied_names"] = copies_names(task.request, made.first)
@@ -160,22 +160,23 @@ def _outcomes(task: Task, made: Attempt, kinds: Sequence[str]) -> dict[str, bool
     return outcomes
 
 
-async def measure(endpoint: Endpoint, kinds: Sequence[str], n: int, seed: int) -> Rates:
-    """All rates, `n` requests for each wish and each open one. Raises openai.APIError."""
+async def measure(endpoint: Endpoint, kinds: Iterable[str], n: int, seed: int) -> Rates:
+    """All rates: `n` requests in which each wish shows, and `n` with an open one for the opposite
+    of each of `kinds`. Raises openai.APIError.
+    """
+    openly = [WISHES[kind] for kind in kinds]
     tasks = [
-        task
-        for wish in WISHES.values()
-        for task in tasks_for(wish, n, seed, opposite=False)
-        + (tasks_for(wish, n, seed, opposite=True) if wish.kind in kinds else [])
+        *(task for wish in WISHES.values() for task in tasks_for(wish, n, seed, opposite=False)),
+        *(task for wish in openly for task in tasks_for(wish, n, seed, opposite=True)),
     ]
-    return rates_of(tasks, await attempts_at(endpoint, tasks), kinds)
+    return rates_of(tasks, await attempts_at(endpoint, tasks))
 
 
-async def measure_wishes(endpoint: Endpoint, kinds: Sequence[str], n: int, seed: int) -> Rates:
-    """The rates of the wishes alone. Raises openai.APIError."""
+async def measure_wishes(endpoint: Endpoint, kinds: Iterable[str], n: int, seed: int) -> Rates:
+    """`wanted_K` of these kinds alone. Raises openai.APIError."""
     tasks = [task for kind in kinds for task in tasks_for(WISHES[kind], n, seed, opposite=False)]
-    rates = rates_of(tasks, await attempts_at(endpoint, tasks), kinds)
-    return {name: rate for name, rate in rates.items() if name.startswith("wish_")}
+    rates = rates_of(tasks, await attempts_at(endpoint, tasks))
+    return {name: rate for name, rate in rates.items() if name.startswith("wanted_")}
 
 
 async def attempts_at(endpoint: Endpoint, tasks: Sequence[Task]) -> list[Attempt]:

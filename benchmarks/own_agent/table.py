@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.own_agent.cell import HOLDS
+from benchmarks.own_agent.wishes import WISHES
 from examples.tool_lab.evaluate import Rate
 from trainer.report import Curve, plot_svg
 
@@ -24,6 +26,7 @@ HEADER = (
     "calls, names, facts: worst of before",
     "versions",
     "live lessons expired",
+    "rehearsed lessons: trained; dropped",
     "waited, seconds",
 )
 UNTIL_HEADER = ("settings", "wishes", "seed", f"all hold >= {HOLDS:.2f} after", "objections", "s")
@@ -44,16 +47,27 @@ def _place(group: Sequence[Result]) -> tuple[Any, ...]:
     return (_settings(first), first["kinds"], asked is None, asked or 0)
 
 
-def pooled(group: Sequence[Result], when: str, prefix: str) -> Rate | None:
-    """The rates whose names begin so, of all seeds and kinds together; None without answers."""
-    pairs = [
-        counts
-        for one in group
-        for name, counts in one[when].items()
-        if name == prefix or name.startswith(f"{prefix}_")
-    ]
+def pooled(group: Sequence[Result], when: str, names: Iterable[str]) -> Rate | None:
+    """Rates of these names, of all seeds together; None without answers."""
+    pairs = [one[when][name] for name in names for one in group if name in one[when]]
     count = sum(pair[1] for pair in pairs)
     return Rate(hits=sum(pair[0] for pair in pairs), count=count) if count else None
+
+
+def names_of(group: Sequence[Result], rate: str) -> list[str]:
+    """The names that a column puts together: `wanted` and `contrary` of the wishes that people had,
+    `usual` of all other kinds.
+    """
+    kinds = group[0]["kinds"]
+    if rate == "usual":
+        kinds = [kind for kind in WISHES if kind not in kinds]
+    return [f"{rate}_{kind}" for kind in kinds]
+
+
+def before_after(group: Sequence[Result], rate: str) -> tuple[Rate | None, Rate | None]:
+    """A column's rate, kinds and seeds together, at the start and at the end."""
+    names = names_of(group, rate)
+    return pooled(group, "start", names), pooled(group, "end", names)
 
 
 def ratio(before: Rate | None, after: Rate | None) -> float | None:
@@ -102,9 +116,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _row(group: Sequence[Result]) -> Sequence[str]:
     first = group[0]
     asked = first["asked_objections"]
-    contrary = [pooled(group, when, "contrary") for when in ("start", "end")]
-    untouched = [pooled(group, when, "untouched") for when in ("start", "end")]
-    wish = [pooled(group, when, "wish") for when in ("start", "end")]
+    wish, contrary, usual = (before_after(group, rate) for rate in ("wanted", "contrary", "usual"))
     made = _objections(group)
     return (
         _settings(first),
@@ -114,20 +126,21 @@ def _row(group: Sequence[Result]) -> Sequence[str]:
         f"{_value(wish[0])} → {_shown(wish[1])}",
         f"{_value(contrary[0])} → {_shown(contrary[1])}",
         _number(ratio(*contrary)),
-        f"{_value(untouched[0])} → {_value(untouched[1])}, n {_count(untouched[1])}",
-        f"{_shown_fall(fall_of(*untouched))}; worst {worst_untouched(group)}",
+        f"{_value(usual[0])} → {_value(usual[1])}, n {_count(usual[1])}",
+        f"{_shown_fall(fall_of(*usual))}; worst {worst_untouched(group)}",
         _worst_skill(group),
         ", ".join(str(one["store"]["version"]) for one in group),
         _expired(group),
+        _lessons(group),
         "; ".join(f"{one['waited']['seconds']:.0f} ({one['waited']['ended']})" for one in group),
     )
 
 
 def worst_untouched(group: Sequence[Result]) -> str:
     """The kind whose usual value fell most, seeds pooled, with the fall's interval."""
-    kinds = [name for name in group[0]["end"] if name.startswith("untouched_")]
     falls = {
-        name: fall_of(pooled(group, "start", name), pooled(group, "end", name)) for name in kinds
+        name: fall_of(pooled(group, "start", [name]), pooled(group, "end", [name]))
+        for name in names_of(group, "usual")
     }
     known = {name: fall for name, fall in falls.items() if fall is not None}
     if not known:
@@ -138,7 +151,7 @@ def worst_untouched(group: Sequence[Result]) -> str:
 
 def _worst_skill(group: Sequence[Result]) -> str:
     ratios = {
-        name: ratio(pooled(group, "start", name), pooled(group, "end", name)) for name in SKILLS
+        name: ratio(pooled(group, "start", [name]), pooled(group, "end", [name])) for name in SKILLS
     }
     known = {name: value for name, value in ratios.items() if value is not None}
     if not known:
@@ -152,6 +165,18 @@ def _expired(group: Sequence[Result]) -> str:
     accepted = sum(one["store"]["accepted"] for one in group)
     stale = sum(one["store"]["drops"].get("stale", 0) for one in group)
     return f"{stale} of {accepted}"
+
+
+def _lessons(group: Sequence[Result]) -> str:
+    """Of the rehearsal: how many lessons trained, and why others did not."""
+    lessons: Counter[str] = Counter()
+    drops: Counter[str] = Counter()
+    for one in group:
+        lessons.update(one["store"]["lessons"])
+        drops.update(one["store"]["lesson_drops"])
+    trained = sum(n for name, n in lessons.items() if name.endswith(" trained"))
+    why = ", ".join(f"{n} {reason}" for reason, n in drops.most_common())
+    return f"{trained}; {why or 'none'}"
 
 
 def _objections(group: Sequence[Result]) -> str:
@@ -205,9 +230,9 @@ def _shown_fall(fall: tuple[float, float, float] | None) -> str:
 
 
 PLOTS = {
-    "wish": ("Silent wish held", "share of answers"),
+    "wanted": ("Silent wish held", "share of answers"),
     "contrary": ("Open wish for the opposite, followed", "share of answers"),
-    "untouched": ("Untouched preferences, usual value", "share of answers"),
+    "usual": ("Untouched preferences, usual value", "share of answers"),
 }
 
 
@@ -234,7 +259,7 @@ def _curve(title: str, unit: str, groups: Sequence[Sequence[Result]], rate: str)
         label = " and ".join(group[0]["kinds"])
         line = series.setdefault(label, [None] * (1 + len(asked)))
         for place, when in ((0, "start"), (1 + asked.index(group[0]["asked_objections"]), "end")):
-            found = pooled(group, when, rate)
+            found = pooled(group, when, names_of(group, rate))
             line[place] = None if found is None else found.value
     return Curve(
         title=title,
@@ -242,5 +267,5 @@ def _curve(title: str, unit: str, groups: Sequence[Sequence[Result]], rate: str)
         steps=[0, *asked],
         series={label: list(values) for label, values in series.items()},
         step_unit="objections",
-        marks={"holds": HOLDS} if rate == "wish" else {},
+        marks={"holds": HOLDS} if rate == "wanted" else {},
     )
