@@ -146,7 +146,7 @@ def worst_untouched(group: Sequence[Result]) -> str:
     if not known:
         return "-"
     name = max(known, key=lambda name: known[name][0])
-    return f"{name.removeprefix('untouched_')} {_shown_fall(known[name])}"
+    return f"{name.removeprefix('usual_')} {_shown_fall(known[name])}"
 
 
 def _worst_skill(group: Sequence[Result]) -> str:

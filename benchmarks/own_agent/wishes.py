@@ -3,9 +3,8 @@ opposite.
 
 Whole sentences, none of which the lab's users say: its model has not read them. They are made of
 words that it has, in shapes that it reads at all: its judge makes nothing of "Say it in Celsius
-next time.", and the right hint of "Next time I want degrees Celsius."; the policy does not heed
-"Say it in Celsius." in a request. `reading.py` says how each is read. Every wish is for what the
-untrained model does in a minority of cases.
+next time.", and the right hint of "Next time I want degrees Celsius." `reading.py` says how each is
+read. Every wish is for what the untrained model does in a minority of cases.
 """
 
 from __future__ import annotations
