@@ -47,7 +47,15 @@ from examples.tool_lab.names import is_held_out
 from examples.tool_lab.preferences import PREFERENCES
 
 PROTOCOL = Protocol(
-    quiet_sessions=2, sessions=4, n=8, pace=0.0, wait_s=1.0, steady_s=1.0, every=2, model="0"
+    quiet_sessions=2,
+    sessions=4,
+    n=8,
+    pace=0.0,
+    wait_s=1.0,
+    steady_s=1.0,
+    every=2,
+    model="0",
+    words="0",
 )
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.own_agent.cell import Cell, Protocol, measured_cell
+from benchmarks.own_agent.people import words_checksum
 from benchmarks.own_agent.serving import model_checksum
 from benchmarks.own_agent.table import plots, table, until_table
 from benchmarks.own_agent.wishes import WISHES
@@ -56,6 +57,7 @@ async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         steady_s=arguments.steady,
         every=arguments.every,
         model=model_checksum(),
+        words=words_checksum(),
         asks_first=arguments.asks_first,
         settings=tuple(arguments.set),
     )

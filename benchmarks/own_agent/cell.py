@@ -39,8 +39,8 @@ class Protocol:
     many in which people object. n: requests for each rate. pace: least seconds from the start of
     one session to the next. wait_s: longest wait for the hints; steady_s: it ends earlier when
     nothing has changed for so long. every: sessions between two looks at the wishes, where people
-    never tire. asks_first: the agent asks before it calls. settings: handed to `opd serve`. model:
-    which start weights, by a checksum.
+    never tire. asks_first: the agent asks before it calls. settings: handed to `opd serve`. model,
+    words: which start weights and which sentences, by checksums.
     """
 
     quiet_sessions: int
@@ -51,6 +51,7 @@ class Protocol:
     steady_s: float
     every: int
     model: str
+    words: str
     asks_first: bool = False
     settings: tuple[str, ...] = ()
 
@@ -132,7 +133,7 @@ async def start_rates(
     endpoint: Endpoint, cell: Cell, protocol: Protocol, out: Path
 ) -> dict[str, list[int]]:
     """What the untrained model does, for all kinds; cells of one seed share it."""
-    path = out / "starts" / f"seed{cell.seed}-n{protocol.n}-{protocol.model}.json"
+    path = out / "starts" / f"seed{cell.seed}-n{protocol.n}-{protocol.model}-{protocol.words}.json"
     if not path.exists():
         clock = time.monotonic()
         rates = await measure(endpoint, WISHES, protocol.n, cell.seed)

@@ -8,6 +8,7 @@ Seeded; they know neither models nor hints.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.own_agent.travel import Call, Travel
-from benchmarks.own_agent.wishes import Errand, Wish, shown_by_answer, shown_by_call
+from benchmarks.own_agent.wishes import WISHES, Errand, Wish, shown_by_answer, shown_by_call
 
 REQUESTS: dict[Errand, tuple[str, ...]] = {
     "greet": ("Hello there.", "Good day.", "Hi, can you help?", "I need help with a journey."),
@@ -54,6 +55,11 @@ LAST_WORDS = ("Thank you.", "Thanks, that is all.", "Good, thanks.")
 SHARE_WITH_LAST_WORDS = 0.5
 SHARE_THAT_GO_ON_AT_ONCE = 0.5
 """Of objections, with which the next request comes in the same message."""
+
+
+def words_checksum() -> str:
+    """Tells what people say from what they said earlier: eight hexadecimal digits."""
+    return hashlib.sha256(repr((WISHES, REQUESTS, LAST_WORDS)).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,9 +138,9 @@ DETAIL = Wish(
     ),
     open_opposites=(
         "I would rather have the price too.",
-        "Can you give me the price of a night?",
-        "Please, I need the price too.",
-        "Today I want to know what it costs.",
+        "I asked for the price too.",
+        "Please, I need the price of a night.",
+        "Today I need the price too.",
     ),
 )
 CODE = Wish(
