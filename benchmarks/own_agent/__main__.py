@@ -1,0 +1,142 @@
+"""Whether `opd serve` learns from people who are not the lab's: measure what is missing, print the
+table.
+
+    python -m benchmarks.own_agent --kinds unit order --seeds 0 1 2
+    python -m benchmarks.own_agent --kinds unit+order --objections until --seeds 0
+    python -m benchmarks.own_agent --kinds unit --set rehearsal.enabled=false --seeds 0
+    python -m benchmarks.own_agent --only-table
+
+For each kind of wish (or several at once, as unit+order), seed and number of objections `opd
+serve` runs as documented in a folder of its own, one session at a time. Results lie in OUT as one
+JSON file each, and one that is there is not measured again: an interrupted command is given once
+more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.own_agent.cell import Cell, Protocol, measured_cell
+from benchmarks.own_agent.people import words_checksum
+from benchmarks.own_agent.serving import model_checksum
+from benchmarks.own_agent.table import plots, table, until_table
+from benchmarks.own_agent.wishes import WISHES
+
+UNTIL = "until"
+
+
+def main() -> None:
+    """Measure, and print."""
+    arguments = parsed()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.only_table:
+        files = sorted(arguments.out.glob("*.json"))
+        results = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    else:
+        results = asyncio.run(measured(arguments))
+    if not results:
+        raise SystemExit(f"no results in {arguments.out}")
+    for name, drawing in plots(results).items():
+        (arguments.out / f"{name}.svg").write_text(drawing, encoding="utf-8")
+    print("\n" + "\n\n".join(part for part in (table(results), until_table(results)) if part))
+
+
+async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """All cells that the arguments name, one after the other."""
+    protocol = Protocol(
+        quiet_sessions=arguments.quiet_sessions,
+        sessions=arguments.sessions,
+        n=arguments.n,
+        pace=arguments.pace,
+        wait_s=arguments.wait,
+        steady_s=arguments.steady,
+        every=arguments.every,
+        model=model_checksum(),
+        words=words_checksum(),
+        asks_first=arguments.asks_first,
+        settings=tuple(arguments.set),
+    )
+    results = []
+    for kinds in arguments.kinds:
+        for seed in arguments.seeds:
+            for objections in arguments.objections:
+                cell = Cell(kinds=kinds, seed=seed, objections=objections)
+                print(cell.name(protocol), flush=True)
+                clock = time.monotonic()
+                results.append(await measured_cell(cell, protocol, arguments.out))
+                _say_pace(results[-1], time.monotonic() - clock)
+    return results
+
+
+def _say_pace(result: dict[str, Any], seconds: float) -> None:
+    people = (result["quiet"], result["objecting"])
+    sessions, talked = (sum(one[key] for one in people) for key in ("sessions", "seconds"))
+    pace = f", {60 * sessions / talked:.1f} sessions a minute" if talked else ""
+    print(f"  {sessions} sessions{pace}; {seconds:.0f} s", flush=True)
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.own_agent",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--kinds", nargs="+", type=kinds_of, default=[(kind,) for kind in WISHES])
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    add(
+        "--objections",
+        nargs="+",
+        type=objections_of,
+        default=[1, 3, 10],
+        help=f"to each wish, before people stop; {UNTIL}: until the wishes hold",
+    )
+    add("--sessions", type=int, default=60, help="at most so many in which people object")
+    add(
+        "--quiet-sessions",
+        type=int,
+        default=12,
+        help="before: of people who leave without a word at what they do not like",
+    )
+    add("--n", type=int, default=256, help="requests for each rate")
+    add("--pace", type=float, default=2.0, help="least seconds from session to session")
+    add("--wait", type=float, default=300.0, help="longest wait for the hints, seconds")
+    add("--steady", type=float, default=90.0, help="it ends when nothing changes for so long")
+    add("--every", type=int, default=10, help=f"sessions between two looks, with {UNTIL}")
+    add(
+        "--asks-first",
+        action="store_true",
+        help="the agent asks before it calls, and objections stand in place of the call's result",
+    )
+    add("--set", action="append", default=[], help="for opd serve: section.key=value")
+    add("--out", type=Path, default=Path("runs/own_agent"))
+    add("--only-table", action="store_true", help="measure nothing: print what is in OUT")
+    return parser.parse_args()
+
+
+def kinds_of(text: str) -> tuple[str, ...]:
+    """`unit+order` as kinds. Raises ArgumentTypeError for unknown ones."""
+    kinds = tuple(text.split("+"))
+    unknown = [kind for kind in kinds if kind not in WISHES]
+    if unknown or len(set(kinds)) < len(kinds):
+        raise argparse.ArgumentTypeError(f"{text}: choose some of {', '.join(WISHES)}, each once")
+    return kinds
+
+
+def objections_of(text: str) -> int | None:
+    """A number from 1 on; None for `until`. Raises ArgumentTypeError for anything else."""
+    if text == UNTIL:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a number from 1 on, or {UNTIL}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""One cell of the benchmark: a run of `opd serve`, a few people, and what became of their wishes.
+
+    measure -> people who leave without a word -> people who object -> wait -> measure
+
+The wait is for the hints: until all rest, or nothing changes any more, or time is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.own_agent.agent import Endpoint, run_session
+from benchmarks.own_agent.measure import Rates, measure, measure_wishes
+from benchmarks.own_agent.people import Patience, Person, errands_for
+from benchmarks.own_agent.serving import Served, log_of, serving, what_became
+from benchmarks.own_agent.travel import Travel
+from benchmarks.own_agent.wishes import WISHES
+
+HOLDS = 0.80
+POLL_S = 3.0
+AT_WORK = frozenset({"judging", "scoring", "leased"})
+"""States of turns in which they are with, or wait for, judge, teacher or trainer; ready ones wait
+for others to fill a batch.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How cells are made; cells of different protocols are never put together.
+
+    quiet_sessions: people who leave without a word, before anybody objects. sessions: at most so
+    many in which people object. n: requests for each rate. pace: least seconds from the start of
+    one session to the next. wait_s: longest wait for the hints; steady_s: it ends earlier when
+    nothing has changed for so long. every: sessions between two looks at the wishes, where people
+    never tire. asks_first: the agent asks before it calls. settings: handed to `opd serve`. model,
+    words: which start weights and which sentences, by checksums.
+    """
+
+    quiet_sessions: int
+    sessions: int
+    n: int
+    pace: float
+    wait_s: float
+    steady_s: float
+    every: int
+    model: str
+    words: str
+    asks_first: bool = False
+    settings: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Tells protocols apart in file names."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """People with silent wishes of `kinds` who object `objections` times to each; None: as long as
+    there is something to object to, until the wishes hold.
+    """
+
+    kinds: tuple[str, ...]
+    seed: int
+    objections: int | None
+
+    def name(self, protocol: Protocol) -> str:
+        """The name of its file and of its run folder."""
+        said = "until" if self.objections is None else f"objections{self.objections}"
+        return f"{'+'.join(self.kinds)}-seed{self.seed}-{said}-{protocol.digest}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """What people did: sessions, replies that they took, seconds, and how often they objected."""
+
+    patience: Patience
+    sessions: int = 0
+    replies: int = 0
+    seconds: float = 0.0
+
+    def as_numbers(self) -> dict[str, Any]:
+        """For the file."""
+        return {
+            "sessions": self.sessions,
+            "replies": self.replies,
+            "seconds": round(self.seconds, 1),
+            "objections": dict(self.patience.said),
+        }
+
+
+async def measured_cell(cell: Cell, protocol: Protocol, out: Path) -> dict[str, Any]:
+    """The cell's results, from its file where it is there, else measured and written there."""
+    path = out / f"{cell.name(protocol)}.json"
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
+    folder = free_folder(out / "runs" / cell.name(protocol))
+    started = time.monotonic()
+    async with serving(folder, protocol.settings) as served:
+        result = await _phases(served, cell, protocol, out)
+    result |= {
+        "kinds": list(cell.kinds),
+        "seed": cell.seed,
+        "asked_objections": cell.objections,
+        "protocol": asdict(protocol),
+        "digest": protocol.digest,
+        "run": folder.name,
+        "store": await what_became(folder),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    write_whole(path, result)
+    return result
+
+
+def free_folder(folder: Path) -> Path:
+    """`folder`, or one with a number where an interrupted command has left it or its log."""
+    number, found = 1, folder
+    while found.exists() or log_of(found).exists():
+        number += 1
+        found = folder.with_name(f"{folder.name}.{number}")
+    return found
+
+
+async def start_rates(
+    endpoint: Endpoint, cell: Cell, protocol: Protocol, out: Path
+) -> dict[str, list[int]]:
+    """What the untrained model does, for all kinds; cells of one seed share it."""
+    path = out / "starts" / f"seed{cell.seed}-n{protocol.n}-{protocol.model}-{protocol.words}.json"
+    if not path.exists():
+        clock = time.monotonic()
+        rates = await measure(endpoint, WISHES, protocol.n, cell.seed)
+        say(f"start, {time.monotonic() - clock:.0f} s: {shown_rates(rates)}")
+        write_whole(path, as_counts(rates))
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_whole(path: Path, value: Any) -> None:
+    """Write JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+async def _phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> dict[str, Any]:
+    start = await start_rates(served.endpoint, cell, protocol, out)
+    quiet, objecting = Traffic(patience=Patience(0)), Traffic(patience=Patience(cell.objections))
+    for number in range(protocol.quiet_sessions):
+        await _session(served.endpoint, cell, protocol, number, quiet)
+    looks = await _people_object(served, cell, protocol, objecting)
+    say(f"people: {quiet.as_numbers()} left quietly, {objecting.as_numbers()}")
+    waited = await wait_for_hints(served, protocol)
+    say(f"waited {waited['seconds']:.0f} s: {waited['ended']}")
+    clock = time.monotonic()
+    end = await measure(served.endpoint, cell.kinds, protocol.n, cell.seed)
+    measuring_s = time.monotonic() - clock
+    say(f"end, {measuring_s:.0f} s: {shown_rates(end)}")
+    return {
+        "start": start,
+        "end": as_counts(end),
+        "measuring_seconds": round(measuring_s, 1),
+        "quiet": quiet.as_numbers(),
+        "objecting": objecting.as_numbers(),
+        "looks": looks,
+        "waited": waited,
+        "hints": await served.hints(),
+    }
+
+
+async def _people_object(
+    served: Served, cell: Cell, protocol: Protocol, traffic: Traffic
+) -> list[dict[str, Any]]:
+    """Sessions until patience is over; returns the looks at the wishes between them, if any."""
+    looks: list[dict[str, Any]] = []
+    while traffic.sessions < protocol.sessions and not traffic.patience.is_over(cell.kinds):
+        number = protocol.quiet_sessions + traffic.sessions
+        await _session(served.endpoint, cell, protocol, number, traffic)
+        if cell.objections is None and traffic.sessions % protocol.every == 0:
+            rates = await measure_wishes(served.endpoint, cell.kinds, protocol.n, cell.seed)
+            looks.append({"sessions": number + 1, "rates": as_counts(rates)})
+            say(f"after {number + 1} sessions: {shown_rates(rates)}")
+            if all(rate.value >= HOLDS for rate in rates.values()):
+                break
+    return looks
+
+
+async def _session(
+    endpoint: Endpoint, cell: Cell, protocol: Protocol, number: int, traffic: Traffic
+) -> None:
+    """One session of somebody with the cell's wishes; sessions follow each other at the pace."""
+    clock = time.monotonic()
+    rng = random.Random(f"{'+'.join(cell.kinds)}-{cell.seed}-{number}")
+    wishes = [WISHES[kind] for kind in cell.kinds]
+    person = Person(
+        rng=rng,
+        travel=Travel(rng=random.Random(rng.randrange(2**40)), held_out=False),
+        errands=errands_for(rng, wishes),
+        wishes=wishes,
+        patience=traffic.patience,
+    )
+    traffic.replies += await run_session(endpoint, person, asks_first=protocol.asks_first)
+    traffic.sessions += 1
+    await asyncio.sleep(max(0.0, clock + protocol.pace - time.monotonic()))
+    traffic.seconds += time.monotonic() - clock
+
+
+async def wait_for_hints(served: Served, protocol: Protocol) -> dict[str, Any]:
+    """Wait; returns for how many seconds, and why no longer: `all hints rest`, `nothing changes`
+    or `time is up`.
+    """
+    started = changed = time.monotonic()
+    before: object = None
+    while True:
+        now = time.monotonic()
+        hints, store = await served.hints(), await what_became(served.folder)
+        if (hints, store) != before:
+            before, changed = (hints, store), now
+        ended = None
+        if all_rest(hints) and not AT_WORK & store["turns"].keys():
+            ended = "all hints rest"
+        elif now - changed >= protocol.steady_s:
+            ended = "nothing changes"
+        elif now - started >= protocol.wait_s:
+            ended = "time is up"
+        if ended is not None:
+            return {"seconds": round(now - started, 1), "ended": ended}
+        await asyncio.sleep(POLL_S)
+
+
+def all_rest(hints: list[dict[str, Any]]) -> bool:
+    """Whether there are hints, and none of them is still to be practised."""
+    return bool(hints) and not any(
+        hint["status"] == "active" and hint["not_rehearsed"] is None for hint in hints
+    )
+
+
+def as_counts(rates: Rates) -> dict[str, list[int]]:
+    """Hits and counts by name, for the file."""
+    return {name: [rate.hits, rate.count] for name, rate in rates.items()}
+
+
+def shown_rates(rates: Rates) -> str:
+    """The rates in one line."""
+    return ", ".join(f"{name} {rate.value:.2f}" for name, rate in rates.items())
+
+
+def say(text: str) -> None:
+    """A line about progress, at once."""
+    print(f"  {text}", flush=True)

@@ -1,0 +1,82 @@
+"""How the untrained judge reads what people say: objections that it does not understand would
+measure nothing but that.
+
+    python -m benchmarks.own_agent.reading --n 16
+
+For each objection, said of an answer or a call that is not as wished: how often three votes come to
+a hint, and how often that hint asks for what is wished. How open wishes are heeded is measured in
+every cell, at its start. Nothing that learns reads this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+
+import torch
+
+from benchmarks.own_agent.wishes import WISHES, Wish
+from examples.tool_lab.cases import evaluation_episode
+from examples.tool_lab.episode import Reaction
+from examples.tool_lab.local_generate import LocalGenerator
+from examples.tool_lab.loop_check import SeenTurn, vote_hints
+from examples.tool_lab.preferences import PREFERENCES
+from examples.tool_lab.script import scripted_reply
+
+OBJECTED = Reaction(kind="corrected")
+
+
+def objected_turn(rng: random.Random, wish: Wish, words: str, *, asks_first: bool) -> SeenTurn:
+    """A turn that shows the opposite of a wish, and what follows it with these words."""
+    episode = evaluation_episode(rng, wish.errand, wish.site)
+    messages = list(episode.messages)
+    response = scripted_reply(episode, rng, {wish.kind: wish.opposite})
+    told = [message for message in episode.observe(response) if message["role"] == "tool"]
+    following = [*told, {"role": "user", "content": words}]
+    if told and asks_first:
+        following = [{**told[0], "content": json.dumps({"declined": words})}]
+    return SeenTurn(messages=messages, response=response, next_state=following, reaction=OBJECTED)
+
+
+def readings(
+    generator: LocalGenerator, wish: Wish, n: int, seed: int, *, asks_first: bool
+) -> dict[str, tuple[int, int]]:
+    """For each objection: hints that ask for what is wished, and hints, of `n` turns."""
+    rng = random.Random(f"{wish.kind}-{seed}")
+    said = [words for words in wish.objections for _ in range(n)]
+    turns = [objected_turn(rng, wish, words, asks_first=asks_first) for words in said]
+    right = PREFERENCES[wish.kind].hints[wish.wanted]
+    found = {words: [0, 0] for words in wish.objections}
+    for words, hint in zip(said, vote_hints(generator, turns), strict=True):
+        found[words][0] += hint in right
+        found[words][1] += hint is not None
+    return {words: (hits, hints) for words, (hits, hints) in found.items()}
+
+
+def main() -> None:
+    """Print a line for each sentence."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.own_agent.reading",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--kinds", nargs="+", choices=list(WISHES), default=list(WISHES))
+    parser.add_argument("--model", default="examples/tool_lab/model")
+    parser.add_argument("--n", type=int, default=16, help="turns for each sentence")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--asks-first", action="store_true", help="as the benchmark's option")
+    arguments = parser.parse_args()
+    torch.manual_seed(arguments.seed)
+    generator = LocalGenerator.load(arguments.model)
+    print("right  hint  kind      objection")
+    for kind in arguments.kinds:
+        of_kind = readings(
+            generator, WISHES[kind], arguments.n, arguments.seed, asks_first=arguments.asks_first
+        )
+        for words, (hits, hints) in of_kind.items():
+            print(f"{hits / arguments.n:5.2f} {hints / arguments.n:5.2f}  {kind:9} {words}")
+
+
+if __name__ == "__main__":
+    main()
