@@ -91,7 +91,7 @@ def delete_sessions_op(
     _free_others(connection, turn_ids)
     path = _path_of(connection, turn_ids)
     variants, toolsets = _shared_bodies(connection, turn_ids)
-    hints = forget_turns(connection, [*turn_ids, *fed])
+    hints = forget_turns(connection, [*turn_ids, *fed], now)
     _delete_turns(connection, turn_ids)
     num_messages = _delete_nodes(connection, path)
     _delete_variants(connection, variants)

@@ -18,6 +18,8 @@ from records.hints.types import (
     HintStatus,
     RehearsalBlock,
 )
+from records.lessons.dropping import drop_of_hint_op, erase_of_hint
+from records.lessons.names import LessonDrop
 from records.models import SampleRow, TurnRow
 from records.sql import chunks, upsert
 
@@ -149,6 +151,7 @@ def _merge(
     connection.execute(delete(HintSourceRow).where(own, HintSourceRow.turn_id.in_(has)))
     connection.execute(update(HintSourceRow).where(own).values(hint_id=into))
     _take_away(connection, hint_id)
+    drop_of_hint_op(connection, hint_id, LessonDrop.HINT_ENDED, now)
     connection.execute(
         update(HintRow)
         .where(HintRow.hint_id == hint_id)
@@ -188,7 +191,10 @@ def _end(
         )
         .values(status=status, opposed_by=by, text_key=None, block=None, updated_at=now)
     )
-    return hint_id if changed.rowcount else None
+    if not changed.rowcount:
+        return None
+    drop_of_hint_op(connection, hint_id, LessonDrop.HINT_ENDED, now)
+    return hint_id
 
 
 def _pause(connection: Connection, hint_id: str, by: str, now: float) -> None:
@@ -197,6 +203,7 @@ def _pause(connection: Connection, hint_id: str, by: str, now: float) -> None:
         .where(HintRow.hint_id == hint_id, HintRow.status.in_(LIVE_STATUSES))
         .values(block=RehearsalBlock.OTHER_SCOPE, opposed_by=by, updated_at=now)
     )
+    drop_of_hint_op(connection, hint_id, LessonDrop.HINT_ENDED, now)
 
 
 def _take_away(connection: Connection, hint_id: str) -> None:
@@ -258,6 +265,8 @@ def set_block_op(
         .where(HintRow.hint_id == hint_id)
         .values(block=block, detail=detail, updated_at=now)
     )
+    if block is not None:
+        drop_of_hint_op(connection, hint_id, LessonDrop.HINT_ENDED, now)
 
 
 def set_gap_op(
@@ -290,6 +299,8 @@ def set_status_op(
     if status not in LIVE_STATUSES:
         values["text_key"] = None
     connection.execute(update(HintRow).where(HintRow.hint_id == hint_id).values(**values))
+    if status is not HintStatus.ACTIVE:
+        drop_of_hint_op(connection, hint_id, LessonDrop.HINT_ENDED, now)
     return True
 
 
@@ -308,6 +319,7 @@ def delete_hint_op(
         return None
     versions = _versions_of(connection, hint_id, row.trained_since)
     _take_away(connection, hint_id)
+    erase_of_hint(connection, hint_id, now)
     connection.execute(
         update(HintSourceRow).where(HintSourceRow.hint_id == hint_id).values(text="", words="")
     )

@@ -19,6 +19,7 @@ from records.columns import clean_text
 from records.feedback import load as load_feedback
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import LIVE_STATUSES, HintStatus, RehearsalBlock
+from records.lessons.dropping import erase_of_hint
 from records.messages import Message, content_text
 from records.models import TurnRow
 from records.sql import chunks, insert_missing, rows_in, upsert
@@ -44,7 +45,7 @@ def text_key(text: str) -> str:
 def remember(connection: Connection, verdicts: Sequence[Verdict], now: float) -> None:
     """The accepted hint of each verdict: a new hint, or one more source of what the scope has."""
     turn_ids = [one.turn_id for one in verdicts]
-    _forget_sources(connection, turn_ids)
+    _forget_sources(connection, turn_ids, now)
     by_turn = {one.turn_id: one for one in verdicts if one.hint}
     if not by_turn:
         return
@@ -126,7 +127,7 @@ def _hint_row(scope: str, text: str, turn_id: str, now: float) -> dict[str, Any]
     }
 
 
-def _forget_sources(connection: Connection, turn_ids: Sequence[str]) -> None:
+def _forget_sources(connection: Connection, turn_ids: Sequence[str], now: float) -> None:
     """Turns that are judged again tell anew what they were a source of."""
     touched: set[str] = set()
     for part in chunks(turn_ids):
@@ -134,7 +135,7 @@ def _forget_sources(connection: Connection, turn_ids: Sequence[str]) -> None:
         touched.update(connection.scalars(select(HintSourceRow.hint_id).where(among)))
         if touched:
             connection.execute(delete(HintSourceRow).where(among))
-    delete_sourceless(connection, touched)
+    delete_sourceless(connection, touched, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,7 @@ class Forgotten:
     versions: tuple[int, ...]
 
 
-def forget_turns(connection: Connection, turn_ids: Sequence[str]) -> Forgotten:
+def forget_turns(connection: Connection, turn_ids: Sequence[str], now: float) -> Forgotten:
     """Take these turns out of the memory: sources, states, and hints that came from them alone.
 
     A hint with other sources stays, with the text of its oldest other source if its own text came
@@ -159,13 +160,13 @@ def forget_turns(connection: Connection, turn_ids: Sequence[str]) -> Forgotten:
         touched.update(connection.scalars(origins))
         connection.execute(delete(HintSourceRow).where(of_turns))
         connection.execute(delete(HintStateRow).where(HintStateRow.turn_id.in_(part)))
-    gone = delete_sourceless(connection, touched)
+    gone = delete_sourceless(connection, touched, now)
     _tell_anew(connection, touched - set(gone.hint_ids), set(turn_ids))
     return gone
 
 
-def delete_sourceless(connection: Connection, hint_ids: Iterable[str]) -> Forgotten:
-    """Delete those of these hints that no turn is a source of any more."""
+def delete_sourceless(connection: Connection, hint_ids: Iterable[str], now: float) -> Forgotten:
+    """Delete those of these hints that no turn is a source of any more, with their lessons."""
     gone: list[str] = []
     versions: set[int] = set()
     for part in chunks(sorted(hint_ids)):
@@ -188,6 +189,8 @@ def delete_sourceless(connection: Connection, hint_ids: Iterable[str]) -> Forgot
         connection.execute(
             update(HintRow).where(HintRow.opposed_by.in_(part)).values(opposed_by=None, block=None)
         )
+        for hint_id in part:
+            erase_of_hint(connection, hint_id, now)
         connection.execute(delete(HintRow).where(HintRow.hint_id.in_(part)))
     return Forgotten(hint_ids=tuple(gone), versions=tuple(sorted(versions)))
 

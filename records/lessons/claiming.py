@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, insert, or_, select, update
 
 from records.deletion import admit_writer
+from records.lessons.dropping import UNTRAINED, drop_where
 from records.lessons.names import LessonDrop, LessonState
 from records.lessons.rows import LessonRow, LessonScoreRow, LessonTokensRow
 from records.lessons.types import NewLesson
@@ -21,8 +22,6 @@ from records.round_robin import Taken, ceil_div, deal, ring_of_scopes
 from records.sql import chunks, table_of
 
 CLAIMABLE = (LessonState.SAMPLING, LessonState.SCORING)
-UNTRAINED = (LessonState.SAMPLING, LessonState.SCORING, LessonState.READY)
-"""What may be dropped by anybody: nobody trains on it now, and nothing has."""
 UNFINISHED = (*UNTRAINED, LessonState.LEASED)
 
 
@@ -206,15 +205,6 @@ def drop_op(
     return drop_where(connection, reason, now, *held, detail=detail) == 1
 
 
-def drop_of_hint_op(connection: Connection, hint_id: str, reason: LessonDrop, now: float) -> int:
-    """All lessons of a hint that nobody trains on -> dropped(reason); returns how many. Those of a
-    batch that is being trained on are dropped if it is given back.
-    """
-    of_hint = LessonRow.hint_id == hint_id
-    drop_if_given_back(connection, reason, of_hint)
-    return drop_where(connection, reason, now, of_hint, LessonRow.state.in_(UNTRAINED))
-
-
 def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
     """Sampled lessons with tokens of a version before `oldest_allowed` -> dropped(stale)."""
     return drop_where(
@@ -224,43 +214,3 @@ def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
         LessonRow.state.in_((LessonState.SCORING, LessonState.READY)),
         LessonRow.oldest_version < oldest_allowed,
     )
-
-
-def drop_if_given_back(
-    connection: Connection, reason: LessonDrop, *conditions: ColumnElement[bool]
-) -> None:
-    """Leased lessons are not to become ready again."""
-    connection.execute(
-        update(LessonRow)
-        .where(*conditions, LessonRow.state == LessonState.LEASED)
-        .values(drop_reason=reason)
-    )
-
-
-def drop_where(
-    connection: Connection,
-    reason: LessonDrop,
-    now: float,
-    *conditions: ColumnElement[bool],
-    detail: str = "",
-) -> int:
-    """Lessons -> dropped(reason), with what they held; returns how many."""
-    statement = select(LessonRow.lesson_id).where(*conditions)
-    lesson_ids = list(connection.scalars(statement.order_by(LessonRow.lesson_id).with_for_update()))
-    for part in chunks(lesson_ids):
-        connection.execute(
-            update(LessonRow)
-            .where(LessonRow.lesson_id.in_(part))
-            .values(
-                state=LessonState.DROPPED,
-                drop_reason=reason,
-                drop_detail=detail or None,
-                claim_owner=None,
-                claim_until=None,
-                trained_version=None,
-                updated_at=now,
-            )
-        )
-        for model in (LessonScoreRow, LessonTokensRow):
-            connection.execute(delete(model).where(model.lesson_id.in_(part)))
-    return len(lesson_ids)

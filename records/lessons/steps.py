@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 
 from records.errors import StoreConflict
-from records.lessons.claiming import drop_where
+from records.lessons.dropping import drop_where
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.rows import LessonRow, LessonSampleRow
 from records.sql import chunks, table_of

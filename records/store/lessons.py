@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from records import loading
 from records.errors import UnknownTurn
-from records.lessons import claiming, reading
+from records.lessons import claiming, dropping, reading
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.types import Lesson, LessonSample, LessonScore, NewLesson
 from records.store.base import StoreBase
@@ -109,7 +109,7 @@ class LessonStore(StoreBase):
     async def drop_lessons_of(self, hint_id: str, reason: LessonDrop) -> int:
         """The lessons of a hint that are not trained, nor being trained on -> dropped(reason)."""
         return await self.write(
-            claiming.drop_of_hint_op, hint_id=hint_id, reason=reason, now=self._clock()
+            dropping.drop_of_hint_op, hint_id=hint_id, reason=reason, now=self._clock()
         )
 
     async def expire_lessons(self, *, oldest_allowed: int) -> int:

@@ -1,0 +1,73 @@
+"""Lessons that end before they are trained on, with a reason; nothing of them stays but that."""
+
+from __future__ import annotations
+
+from sqlalchemy import ColumnElement, Connection, delete, select, update
+
+from records.lessons.names import LessonDrop, LessonState
+from records.lessons.rows import LessonRow, LessonScoreRow, LessonTokensRow
+from records.sql import chunks
+
+UNTRAINED = (LessonState.SAMPLING, LessonState.SCORING, LessonState.READY)
+"""What may be dropped by anybody: nobody trains on it now, and nothing has."""
+
+
+def drop_of_hint_op(connection: Connection, hint_id: str, reason: LessonDrop, now: float) -> int:
+    """All lessons of a hint that nobody trains on -> dropped(reason); returns how many. Those of a
+    batch that is being trained on are dropped if it is given back.
+    """
+    of_hint = LessonRow.hint_id == hint_id
+    drop_if_given_back(connection, reason, of_hint)
+    return drop_where(connection, reason, now, of_hint, LessonRow.state.in_(UNTRAINED))
+
+
+def drop_if_given_back(
+    connection: Connection, reason: LessonDrop, *conditions: ColumnElement[bool]
+) -> None:
+    """Leased lessons are not to become ready again."""
+    connection.execute(
+        update(LessonRow)
+        .where(*conditions, LessonRow.state == LessonState.LEASED)
+        .values(drop_reason=reason)
+    )
+
+
+def drop_where(
+    connection: Connection,
+    reason: LessonDrop,
+    now: float,
+    *conditions: ColumnElement[bool],
+    detail: str = "",
+) -> int:
+    """Lessons -> dropped(reason), with what they held; returns how many."""
+    statement = select(LessonRow.lesson_id).where(*conditions)
+    lesson_ids = list(connection.scalars(statement.order_by(LessonRow.lesson_id).with_for_update()))
+    for part in chunks(lesson_ids):
+        connection.execute(
+            update(LessonRow)
+            .where(LessonRow.lesson_id.in_(part))
+            .values(
+                state=LessonState.DROPPED,
+                drop_reason=reason,
+                drop_detail=detail or None,
+                claim_owner=None,
+                claim_until=None,
+                trained_version=None,
+                updated_at=now,
+            )
+        )
+        for model in (LessonScoreRow, LessonTokensRow):
+            connection.execute(delete(model).where(model.lesson_id.in_(part)))
+    return len(lesson_ids)
+
+
+def erase_of_hint(connection: Connection, hint_id: str, now: float) -> None:
+    """A hint's text is forgotten: its lessons are dropped, and of those that are trained on stays
+    what training did, not what was read and said.
+    """
+    drop_of_hint_op(connection, hint_id, LessonDrop.FORGOTTEN, now)
+    of_hint = select(LessonRow.lesson_id).where(
+        LessonRow.hint_id == hint_id, LessonRow.state == LessonState.TRAINED
+    )
+    for model in (LessonScoreRow, LessonTokensRow):
+        connection.execute(delete(model).where(model.lesson_id.in_(of_hint)))
