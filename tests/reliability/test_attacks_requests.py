@@ -144,7 +144,7 @@ def test_texts_full_of_findings_leave_the_loop_alone(tmp_path: Path) -> None:
             texts = [(text * most)[:most] for text in LOOKED_THROUGH.values()]
             assert list(threads.map(send, texts)) == [400] * len(texts)
         heart = proxy.heart()
-        assert proxy.metric('opd_redaction_total{kind="email",mode="redact"}') >= most // 20
+        assert proxy.metric('opd_findings_total{kind="email",mode="redact"}') >= most // 20
     assert heart["beat_cpu_p999_s"] <= LONGEST_S, heart
     if was_idle and is_idle():
         assert heart["late_p999_s"] <= LONGEST_S, heart
