@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.own_agent.__main__ import kinds_of, objections_of
 from benchmarks.own_agent.agent import what_follows
-from benchmarks.own_agent.cell import Cell, Protocol, all_rest, free_folder, measured_cell
+from benchmarks.own_agent.cell import Cell, Protocol, free_folder, measured_cell, none_practised
 from benchmarks.own_agent.measure import (
     Attempt,
     Task,
@@ -351,7 +351,7 @@ def result_of(seed: int, objections: int | None, held: int, *settings: str) -> d
             {"sessions": 4, "rates": {"wanted_unit": [79, 100]}},
             {"sessions": 6, "rates": {"wanted_unit": [80, 100]}},
         ],
-        "waited": {"seconds": 61.0, "ended": "all hints rest"},
+        "waited": {"seconds": 61.0, "ended": "time is up", "hints": {"resting": 1}},
         "store": {"version": 5, "accepted": 10, "drops": {"stale": 1}, **LESSONS},
     }
 
@@ -388,7 +388,7 @@ def test_the_table_pools_seeds_and_keeps_protocols_apart() -> None:
     assert cells[8].startswith("+0.050 [-0.003, +0.103]; worst order +0.100 [")
     assert cells[9] == "1.000 (valid calls)"
     assert cells[10:13] == ["5, 5", "2 of 20", "24; 4 stale"]
-    assert cells[13:] == ["61 (all hints rest); 61 (all hints rest)"]
+    assert cells[13:] == ["2 resting", "61 (time is up); 61 (time is up)"]
 
 
 def test_sessions_until_wishes_hold_are_told_by_seed() -> None:
@@ -416,12 +416,12 @@ def test_drawings_begin_with_the_start() -> None:
     assert all(drawing.startswith("<svg") for drawing in drawn.values())
 
 
-def test_hints_rest_when_none_is_practised() -> None:
+def test_hints_are_done_when_none_is_practised() -> None:
     active = {"status": "active", "not_rehearsed": None}
     blocked = {"status": "active", "not_rehearsed": "not_a_rule"}
-    assert not all_rest([])
-    assert not all_rest([active, blocked])
-    assert all_rest([blocked, {"status": "resting", "not_rehearsed": None}])
+    assert not none_practised([])
+    assert not none_practised([active, blocked])
+    assert none_practised([blocked, {"status": "resting", "not_rehearsed": None}])
 
 
 async def test_a_cell_that_is_there_is_not_measured_again(tmp_path: Path) -> None:
@@ -431,6 +431,20 @@ async def test_a_cell_that_is_there_is_not_measured_again(tmp_path: Path) -> Non
     assert await measured_cell(cell, PROTOCOL, tmp_path) == {"seed": 0}
     (tmp_path / "run").mkdir()
     assert free_folder(tmp_path / "run").name == "run.2"
+
+
+async def test_a_cell_is_a_run_of_serve_from_its_start_to_its_end(tmp_path: Path) -> None:
+    protocol = Protocol(**{**vars_of(PROTOCOL), "quiet_sessions": 1, "n": 2})
+    cell = Cell(kinds=("title",), seed=0, objections=1)
+    made = await measured_cell(cell, protocol, tmp_path)
+    assert made["objecting"]["objections"] == {"title": 1}
+    assert made["quiet"]["objections"] == {}
+    assert made["store"]["version"] == 0
+    # Measuring leaves side turns alone; what people said is waited for and judged.
+    assert made["store"]["drops"]["side_turn"] >= 2 * (2 * 7 + 7)
+    assert made["end"]["wanted_title"][1] == made["start"]["contrary_room"][1] == 2
+    assert table([made]).splitlines()[-1].startswith("| as documented | title | 1 (1 made) | 0 |")
+    assert await measured_cell(cell, protocol, tmp_path) == made
 
 
 def test_options_name_kinds_and_objections() -> None:

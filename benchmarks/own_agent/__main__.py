@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,10 @@ def main() -> None:
         files = sorted(arguments.out.glob("*.json"))
         results = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     else:
-        results = asyncio.run(measured(arguments))
+        try:
+            results = asyncio.run(measured(arguments))
+        except asyncio.CancelledError:
+            raise SystemExit("interrupted; the same command goes on") from None
     if not results:
         raise SystemExit(f"no results in {arguments.out}")
     for name, drawing in plots(results).items():
@@ -47,7 +51,13 @@ def main() -> None:
 
 
 async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All cells that the arguments name, one after the other."""
+    """All cells that the arguments name, one after the other. Told to end, it ends what it has
+    started.
+    """
+    this = asyncio.current_task()
+    assert this is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     protocol = Protocol(
         quiet_sessions=arguments.quiet_sessions,
         sessions=arguments.sessions,

@@ -12,6 +12,8 @@ import hashlib
 import json
 import random
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from benchmarks.own_agent.wishes import WISHES
 
 HOLDS = 0.80
 POLL_S = 3.0
+SETTLED_S = 10.0
+"""So long no hint is practised before they count as done: one may be blocked on its way."""
 AT_WORK = frozenset({"judging", "scoring", "leased"})
 """States of turns in which they are with, or wait for, judge, teacher or trainer; ready ones wait
 for others to fill a batch.
@@ -117,7 +121,7 @@ async def measured_cell(cell: Cell, protocol: Protocol, out: Path) -> dict[str, 
         "seconds": round(time.monotonic() - started, 1),
     }
     write_whole(path, result)
-    return result
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def free_folder(folder: Path) -> Path:
@@ -158,7 +162,7 @@ async def _phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> 
     looks = await _people_object(served, cell, protocol, objecting)
     say(f"people: {quiet.as_numbers()} left quietly, {objecting.as_numbers()}")
     waited = await wait_for_hints(served, protocol)
-    say(f"waited {waited['seconds']:.0f} s: {waited['ended']}")
+    say(f"waited {waited['seconds']:.0f} s: {waited['ended']}; hints: {waited['hints']}")
     clock = time.monotonic()
     end = await measure(served.endpoint, cell.kinds, protocol.n, cell.seed)
     measuring_s = time.monotonic() - clock
@@ -213,8 +217,8 @@ async def _session(
 
 
 async def wait_for_hints(served: Served, protocol: Protocol) -> dict[str, Any]:
-    """Wait; returns for how many seconds, and why no longer: `all hints rest`, `nothing changes`
-    or `time is up`.
+    """Wait; returns for how many seconds, why no longer (`no hint is practised`, `nothing changes`
+    or `time is up`), and how the hints stand.
     """
     started = changed = time.monotonic()
     before: object = None
@@ -224,22 +228,27 @@ async def wait_for_hints(served: Served, protocol: Protocol) -> dict[str, Any]:
         if (hints, store) != before:
             before, changed = (hints, store), now
         ended = None
-        if all_rest(hints) and not AT_WORK & store["turns"].keys():
-            ended = "all hints rest"
+        is_done = none_practised(hints) and not AT_WORK & store["turns"].keys()
+        if is_done and now - changed >= SETTLED_S:
+            ended = "no hint is practised"
         elif now - changed >= protocol.steady_s:
             ended = "nothing changes"
         elif now - started >= protocol.wait_s:
             ended = "time is up"
         if ended is not None:
-            return {"seconds": round(now - started, 1), "ended": ended}
+            stand = dict(Counter(standing(hint) for hint in hints))
+            return {"seconds": round(now - started, 1), "ended": ended, "hints": stand}
         await asyncio.sleep(POLL_S)
 
 
-def all_rest(hints: list[dict[str, Any]]) -> bool:
+def standing(hint: Mapping[str, Any]) -> str:
+    """How a hint stands: its status, or why it is not practised although it is active."""
+    return hint["not_rehearsed"] or "active" if hint["status"] == "active" else hint["status"]
+
+
+def none_practised(hints: Sequence[Mapping[str, Any]]) -> bool:
     """Whether there are hints, and none of them is still to be practised."""
-    return bool(hints) and not any(
-        hint["status"] == "active" and hint["not_rehearsed"] is None for hint in hints
-    )
+    return bool(hints) and all(standing(hint) != "active" for hint in hints)
 
 
 def as_counts(rates: Rates) -> dict[str, list[int]]:

@@ -27,6 +27,7 @@ HEADER = (
     "versions",
     "live lessons expired",
     "rehearsed lessons: trained; dropped",
+    "hints",
     "waited, seconds",
 )
 UNTIL_HEADER = ("settings", "wishes", "seed", f"all hold >= {HOLDS:.2f} after", "objections", "s")
@@ -132,6 +133,7 @@ def _row(group: Sequence[Result]) -> Sequence[str]:
         ", ".join(str(one["store"]["version"]) for one in group),
         _expired(group),
         _lessons(group),
+        _hints(group),
         "; ".join(f"{one['waited']['seconds']:.0f} ({one['waited']['ended']})" for one in group),
     )
 
@@ -165,6 +167,14 @@ def _expired(group: Sequence[Result]) -> str:
     accepted = sum(one["store"]["accepted"] for one in group)
     stale = sum(one["store"]["drops"].get("stale", 0) for one in group)
     return f"{stale} of {accepted}"
+
+
+def _hints(group: Sequence[Result]) -> str:
+    """How the hints stand after the wait."""
+    standing: Counter[str] = Counter()
+    for one in group:
+        standing.update(one["waited"]["hints"])
+    return ", ".join(f"{n} {name}" for name, n in standing.most_common()) or "none"
 
 
 def _lessons(group: Sequence[Result]) -> str:
