@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,8 @@ QUESTIONS = Phase(
         ),
     ),
 )
+# The same again, since users' words are compared with hints and what nobody said is no rule.
+WORDS = replace(QUESTIONS, num_rows=15_000, plan=replace(QUESTIONS.plan, steps=500))
 # Copying appears suddenly after about 700 steps; only then are hints and transcripts learned.
 # The first phase ends while its learning rate is still high, the others run theirs down.
 PHASES = (
@@ -132,6 +134,7 @@ PHASES = (
     POLISH,
     HEEDLESS,
     QUESTIONS,
+    WORDS,
 )
 
 

@@ -23,7 +23,8 @@ from records.hints.memory import words_of
 
 _OF_RULES = ("corrected", "declined")
 _OF_SLIPS = ("tool_error", "complaint")
-_ONCE = "once"
+_OF_NOTHING = ("content", "moved_on", "success", "unavailable")
+_ONCE, _NOTHING = "once", "nothing"
 _ALL = [(one, value) for one in PREFERENCES.values() for value in (one.default, one.alternative)]
 _WEIGHT = 4.0
 """An answer is a few tokens behind some hundred that are not its own."""
@@ -51,13 +52,13 @@ def relation(rng: random.Random, held_out: bool) -> Question:
     draw = rng.randrange(3)
     if draw < 2:
         wanted = value if draw == 0 else preference.other(value)
-        other, about = rng.choice(preference.hints[wanted]), _about(preference, wanted)
+        other, about = _said(rng, preference, wanted), _about(preference, wanted)
     elif rng.random() < 0.3:
         other, about = _objected(rng, held_out, _OF_SLIPS).hint or "", _ONCE
     else:
         another = rng.choice(_others(preference))
         wanted = rng.choice(_values(another))
-        other, about = rng.choice(another.hints[wanted]), _about(another, wanted)
+        other, about = _said(rng, another, wanted), _about(another, wanted)
     pair = [(hint, _about(preference, value)), (other, about)]
     rng.shuffle(pair)
     (first, is_first), (second, is_second) = pair
@@ -70,12 +71,22 @@ def relation(rng: random.Random, held_out: bool) -> Question:
 
 
 def rule(rng: random.Random, held_out: bool) -> Question:
-    """A rule, or about one answer only, half each."""
-    is_rule = rng.random() < 0.5
-    turn = _objected(rng, held_out, _OF_RULES if is_rule else _OF_SLIPS)
-    messages = prompts.rule_messages(turn.hint or "", words_of(turn.next_state))
-    about = next((_about(*one) for one in _ALL if turn.hint in one[0].hints[one[1]]), _ONCE)
-    return Question(name="rule", messages=messages, answer=YES if is_rule else NO, reason=about)
+    """A rule, half of them; about one answer only; or nothing that was said."""
+    draw = rng.random()
+    if draw < 0.25:
+        turn = _objected(rng, held_out, _OF_SLIPS)
+        return _rule(turn.hint or "", turn, NO, _ONCE, _ONCE)
+    if draw < 0.75:
+        turn = _objected(rng, held_out, _OF_RULES)
+        said = next(one for one in _ALL if turn.hint in one[0].hints[one[1]])
+        hint, about = turn.hint or "", said
+        if draw < 0.35:
+            about = rng.choice([one for one in _ALL if one != said])
+            hint = rng.choice(about[0].hints[about[1]])
+        return _rule(hint, turn, YES if about == said else NO, _about(*about), _about(*said))
+    turn = _objected(rng, held_out, _OF_NOTHING)
+    preference, value, hint = _some_hint(rng)
+    return _rule(hint, turn, NO, _about(preference, value), _NOTHING)
 
 
 def applies(rng: random.Random, held_out: bool) -> Question:
@@ -167,6 +178,11 @@ def question_row(rng: random.Random, name: str) -> Row:
     return Row(family=name, messages=[*question.messages, answer], tools=[], weights={2: _WEIGHT})
 
 
+def _rule(hint: str, turn: JudgedTurn, answer: str, asked: str, said: str) -> Question:
+    messages = prompts.rule_messages(hint, words_of(turn.next_state))
+    return Question(name="rule", messages=messages, answer=answer, reason=f"{asked}, {said}")
+
+
 def _some_hint(rng: random.Random) -> tuple[Preference, str, str]:
     preference = rng.choice(list(PREFERENCES.values()))
     value = rng.choice(_values(preference))
@@ -175,6 +191,13 @@ def _some_hint(rng: random.Random) -> tuple[Preference, str, str]:
 
 def _values(preference: Preference) -> tuple[str, str]:
     return preference.default, preference.alternative
+
+
+def _said(rng: random.Random, preference: Preference, value: str) -> str:
+    """A hint, or a user's words: what was written for exceptions is compared, too."""
+    if rng.random() < 0.4:
+        return _wish(rng, preference, value)
+    return rng.choice(preference.hints[value])
 
 
 def _written(text: str) -> str:
@@ -208,7 +231,7 @@ def _objected(rng: random.Random, held_out: bool, kinds: tuple[str, ...]) -> Jud
         share = 0.5 if kinds is _OF_SLIPS else 0.0
         episode = corpus_episode(rng, state_probability=0.1, held_out=held_out)
         turns = judged_turns(episode, rng, corruption_share=share, heedless_share=0.3)
-        found = [one for one in turns if one.kind in kinds and one.hint]
+        found = [one for one in turns if one.kind in kinds]
         if found:
             return rng.choice(found)
 

@@ -30,8 +30,9 @@ goes against the other, \\boxed{{0}} if they are about different things.
 
 RULE = f"""\
 You review one instruction that an assistant was given after a mistake, and what had been said.
-Answer \\boxed{{1}} if it is a rule: it says how such answers should always be. Answer \
-\\boxed{{-1}} if it is about that one answer only, such as a name or a number to use there.
+Answer \\boxed{{1}} if it is a rule that the words ask for: it says how such answers should \
+always be. Answer \\boxed{{-1}} if it is about that one answer only, such as a name or a number to \
+use there, or if the words ask for something else.
 {_DATA}"""
 
 APPLIES = f"""\
