@@ -257,15 +257,21 @@ def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool)
         check_store(config.store)
     run_until_stopped(
         lambda stop: _with_status(
-            config, exit_with_parent, _train(config, config_file.parent, stop)
+            config,
+            exit_with_parent,
+            _train(config, config_file.parent, stop, stays=exit_with_parent),
         )
     )
 
 
-async def _train(config: RunConfig, folder: Path, stop: asyncio.Event) -> None:
+async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays: bool) -> None:
+    """Train until told to. One that `stays` when RUN/stop ends training goes on once that file is
+    deleted: whoever started it would take its end for a failure.
+    """
     from trainer.calibration_texts import calibration_sequences
     from trainer.loop import EmbeddedTrainer
     from trainer.run_folder import only_trainer
+    from trainer.stop_order import read_stop, waited_while_stopped
 
     for warning in run_warnings(config.trainer):
         logger.warning("%s", warning)
@@ -289,6 +295,9 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event) -> None:
             calibration = await trainer.calibrate(sequences, frozen={"frozen": frozen})
             logger.info("calibrated: noise %.3g nats", calibration.noise)
             await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
+            while stays and read_stop(folder) is not None and not stop.is_set():
+                await waited_while_stopped(folder, stop)
+                await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
         finally:
             await trainer.close()
 

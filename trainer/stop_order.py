@@ -6,12 +6,15 @@ reason does not begin again by itself.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 STOP_FILE = "stop"
+_LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +45,10 @@ def read_stop(folder: Path) -> StopOrder | None:
         return StopOrder(**json.loads(text)) if text else StopOrder()
     except (TypeError, ValueError):
         return StopOrder(reason=text)
+
+
+async def waited_while_stopped(folder: Path, stop: asyncio.Event) -> None:
+    """Return once the order is deleted, or `stop` is set."""
+    while read_stop(folder) is not None and not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)

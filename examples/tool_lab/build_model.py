@@ -123,8 +123,27 @@ QUESTIONS = Phase(
         ),
     ),
 )
-# The same again, since users' words are compared with hints and what nobody said is no rule.
-WORDS = replace(QUESTIONS, num_rows=15_000, plan=replace(QUESTIONS.plan, steps=500))
+# The same again, gently, since users' words are compared with hints, and what nobody said is no
+# rule; at the rate of the phase before, the policy forgot some of its open wishes.
+WORDS = Phase(
+    num_rows=24_000,
+    mix=replace(QUESTIONS.mix, agent=0.22, hinted=0.20),
+    plan=TrainingPlan(
+        steps=500,
+        peak_learning_rate=5e-4,
+        rows_per_step=(
+            ("agent", 11),
+            ("judge", 7),
+            ("relation", 3),
+            ("rule", 3),
+            ("applies", 2),
+            ("followed", 2),
+            ("opposite", 1),
+            ("outside", 1),
+            ("copy", 1),
+        ),
+    ),
+)
 # Copying appears suddenly after about 700 steps; only then are hints and transcripts learned.
 # The first phase ends while its learning rate is still high, the others run theirs down.
 PHASES = (

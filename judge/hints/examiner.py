@@ -163,8 +163,12 @@ class HintExaminer:
     ) -> tuple[HintPrompt, ...]:
         turns = await self._store.load_turns([source.turn_id for source in sources[:1]])
         tools = turns[0].tools if turns else []
-        wishes = await self._usable(await self._questions.opposites(hint.text, words))
-        others = await self._usable(await self._questions.outsides(hint.text, tools))
+        wishes = await self._usable(
+            hint, Relation.OPPOSITE, await self._questions.opposites(hint.text, words)
+        )
+        others = await self._usable(
+            hint, Relation.UNRELATED, await self._questions.outsides(hint.text, tools)
+        )
         return (
             *(
                 _prompt(hint, PromptKind.OPPOSITE, text, held_out=at % _HELD_OUT_OF == 1)
@@ -173,9 +177,9 @@ class HintExaminer:
             *(_prompt(hint, PromptKind.OUTSIDE, text, held_out=False) for text in others),
         )
 
-    async def _usable(self, texts: Sequence[str]) -> list[str]:
+    async def _usable(self, hint: Hint, wanted: Relation, texts: Sequence[str]) -> list[str]:
         """Those that may be said to a policy: short, without control texts, instructions to the
-        pipeline, or anything that is not to be stored.
+        pipeline, or anything that is not to be stored; and, says the judge, what was asked for.
         """
         usable = []
         for text in texts:
@@ -185,6 +189,8 @@ class HintExaminer:
                 message = {"role": "user", "content": text}
                 [clean] = await self._store.redact(self._store.redactor.messages, [message])
                 reason = None if clean is message else DropReason.SENSITIVE.value
+            if reason is None and await self._questions.relation(hint.text, text) is not wanted:
+                reason = f"not_{wanted.value}"
             if reason is None:
                 usable.append(text)
             else:

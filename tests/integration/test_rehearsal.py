@@ -34,7 +34,7 @@ from trainer.rehearsal.starting import Connections, rehearsal_worker
 from trainer.rehearsal.worker import RehearsalWorker
 from trainer.run_config import RunConfig
 
-STEPS = 5
+STEPS = 16
 BATCH = 16
 
 
@@ -179,17 +179,19 @@ async def test_one_objection_is_learned_and_open_wishes_are_still_done(
     policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
 ) -> None:
     async with opened(tmp_path, policy_url, lab_engine, rendering) as parts:
+        opposites = ((text, False) for text in lab.OPPOSITES)
         hint_id = await remembered(
-            parts, (lab.OPPOSITE, False), (lab.ALSO_OPPOSITE, True), (lab.NOT_FOLLOWED, False)
+            parts, *opposites, (lab.ALSO_OPPOSITE, True), (lab.NOT_FOLLOWED, False)
         )
         wishes, contrary = lab.wish_cases(48), lab.contrary_cases(48)
         before = await lab.rate(parts.sampler, rendering, wishes)
         trainer, stop = await parts.trainer(), asyncio.Event()
         rehearsing = asyncio.create_task(parts.worker().run(stop))
+        resting = asyncio.create_task(stopped_at_rest(parts, hint_id, stop))
         async with asyncio.timeout(400):
             await trainer.run(stop)
         stop.set()
-        await rehearsing
+        await asyncio.gather(rehearsing, resting)
         await trainer.close()
         after = await lab.rate(parts.sampler, rendering, wishes)
         kept = await lab.rate(parts.sampler, rendering, contrary)
@@ -212,6 +214,16 @@ async def test_one_objection_is_learned_and_open_wishes_are_still_done(
     assert rows[0].hints[0].first_gap == pytest.approx(hint.first_gap)
     assert rows[0].pooled is not None
     assert rows[0].keep is not None
+
+
+async def stopped_at_rest(parts: Parts, hint_id: str, stop: asyncio.Event) -> None:
+    """A hint that rests before the last step has no lessons for it."""
+    while not stop.is_set():
+        hint = await parts.store.hint(hint_id)
+        assert hint is not None
+        if hint.status is HintStatus.RESTING:
+            stop.set()
+        await asyncio.sleep(0.1)
 
 
 def manifests(folder: Path) -> list[dict]:

@@ -57,6 +57,16 @@ async def test_requests_are_answered_before_the_learning_side_has_started(tmp_pa
             said = await process.stdout.readline()
         assert said.startswith(b"learning: ")
         assert (tmp_path / "calibration.json").exists()
+        # An order to stop training ends neither serving nor the trainer's process.
+        [trainer] = [one for one in serve.children() if "train" in one.cmdline()]
+        (tmp_path / "stop").write_text("enough for today")
+        log = tmp_path / "logs" / "trainer.log"
+        async with asyncio.timeout(30):
+            while "training has stopped: enough for today" not in log.read_text():
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(3)
+        assert trainer.is_running()
+        assert trainer.status() != psutil.STATUS_ZOMBIE
     finally:
         process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(process.wait(), 60) == 0

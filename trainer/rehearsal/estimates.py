@@ -102,6 +102,11 @@ class Obedience:
         return Rate(hits=self.followed, count=self.asked)
 
 
+def is_obedient(one: Obedience, floor: float) -> bool:
+    """Whether one version does as many open wishes as are asked for, a share of the start's."""
+    return not one.asked or one.followed >= floor * one.before
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledObedience:
     """Obedience over some versions, and the least that is allowed; `before` is the start's rate."""

@@ -26,14 +26,21 @@ def closed_below(first_gap: float, config: RehearsalConfig) -> float:
 
 
 def fate_of(
-    hint: Hint, gap: Gap | None, first_gap: float | None, active_from: int, config: RehearsalConfig
+    hint: Hint,
+    gap: Gap | None,
+    first_gap: float | None,
+    active_from: int,
+    config: RehearsalConfig,
+    *,
+    obeys: bool = True,
 ) -> Fate | None:
     """What a measurement means for a hint; None: it stays what it is. `active_from` is its number
-    of steps when it last became active.
+    of steps when it last became active. One whose gap has closed is practised on while the version
+    does not do open wishes (`obeys`): its counter-lessons then are what teaches.
     """
     bound = None if first_gap is None else closed_below(first_gap, config)
     if gap is not None and bound is not None:
-        if hint.status is HintStatus.ACTIVE and gap.high <= bound:
+        if hint.status is HintStatus.ACTIVE and gap.high <= bound and obeys:
             return Fate(
                 status=HintStatus.RESTING,
                 detail=f"its gap is {gap.value:.3g} (up to {gap.high:.3g}) nats of {first_gap:.3g}",

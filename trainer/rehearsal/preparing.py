@@ -146,7 +146,10 @@ class Preparation:
                 return True
             if by_judge and not await self._applies(hint, turn):
                 return False
-            is_later = turn.turn_id in accepted and turn.created_at > hint.created_at
+            # What a tool says is no user's word.
+            was_answered = any(message["role"] == "user" for message in turn.next_state)
+            is_accepted = was_answered and turn.turn_id in accepted
+            is_later = is_accepted and turn.created_at > hint.created_at
             return not is_later or await self._heeds(hint, turn) is not False
 
         found: list[TurnRecord] = []

@@ -13,7 +13,7 @@ from records.hints.types import Hint, HintStatus
 from records.lessons.names import LessonDrop
 from records.types import TurnRecord
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Gap, pooled
+from trainer.rehearsal.estimates import Gap, is_obedient, pooled
 from trainer.rehearsal.fate import closed_below, fate_of
 from trainer.rehearsal.journal import (
     GapRow,
@@ -68,10 +68,13 @@ class Review:
     ) -> Reviewed:
         """Measure a version, store the fates of its hints, and write its row."""
         config = self._config
-        rows = [await self.hint(one, version) for one in self._to_measure(hints, version)]
         lists = [_wishes(one) for one in hints]
         wishes = wishes_in_turn(lists, config.obedience_samples, version * config.obedience_samples)
         obedience = await self._measurer.obedience(wishes)
+        obeys = obedience is None or is_obedient(obedience, config.obedience_floor)
+        rows = [
+            await self.hint(one, version, obeys=obeys) for one in self._to_measure(hints, version)
+        ]
         earlier = [row.obedience for row in self._journal.rows if row.obedience is not None]
         so_far = [one.obedience() for one in earlier]
         so_far += [obedience] if obedience is not None else []
@@ -95,8 +98,10 @@ class Review:
         self._journal.add(row)
         return Reviewed(row=row, ended=ended)
 
-    async def hint(self, one: Prepared, version: int) -> HintRow:
-        """Measure one hint, and store its gap and what follows from it."""
+    async def hint(self, one: Prepared, version: int, *, obeys: bool = True) -> HintRow:
+        """Measure one hint, and store its gap and what follows from it; `obeys`: the version does
+        open wishes.
+        """
         hint, config = one.hint, self._config
         gap = await self._measurer.gap(one.measured_at, hint.text, config.gap_samples, version)
         is_first = hint.first_gap is None
@@ -106,7 +111,7 @@ class Review:
                 hint.hint_id, gap=gap.value, gap_high=gap.high, first=is_first
             )
         active_from = self._active_from(hint)
-        fate = fate_of(hint, gap, first_gap, active_from, config)
+        fate = fate_of(hint, gap, first_gap, active_from, config, obeys=obeys)
         status = hint.status
         if fate is not None:
             await self._store.set_hint_status(hint.hint_id, fate.status, fate.detail)

@@ -23,6 +23,12 @@ from trainer.policy_sampler import PolicySampler
 SCOPE = "key"
 HINT = "Give temperatures in Celsius."
 OPPOSITE = "I want it in Fahrenheit."
+OPPOSITES = (
+    OPPOSITE,
+    "Give me Fahrenheit.",
+    "I would like degrees in Fahrenheit.",
+    "I need Fahrenheit.",
+)
 ALSO_OPPOSITE = "Please use Fahrenheit."
 NOT_FOLLOWED = "Answer in Kelvin."
 

@@ -45,3 +45,10 @@ def test_what_has_nothing_to_teach_rests_at_once():
     fate = fate_of(a_hint(), a_gap(5e-4), 5e-4, 0, CONFIG)
     assert fate is not None
     assert fate.status is HintStatus.RESTING
+
+
+def test_a_hint_goes_on_while_open_wishes_are_not_done() -> None:
+    assert fate_of(a_hint(), a_gap(0.01), 1.0, 0, CONFIG, obeys=False) is None
+    fate = fate_of(a_hint(), a_gap(0.01), 1.0, 0, CONFIG)
+    assert fate is not None
+    assert fate.status is HintStatus.RESTING
