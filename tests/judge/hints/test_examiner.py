@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.tool_lab.domain import TOOLS
 from judge.calls import judge_client
 from judge.config import JudgeConfig
 from judge.hints.examiner import HintExaminer
@@ -55,7 +56,7 @@ def config_of(url: str) -> JudgeConfig:
 
 async def remembered(store: Store, text: str, scope: str = "key", num_positive: int = 3) -> Hint:
     """A hint of a turn of its own, not examined yet."""
-    turn = a_turn(await a_session(store, scope))
+    turn = a_turn(await a_session(store, scope), tools=TOOLS)
     await store.record_turn(turn, scope=scope)
     assert await store.set_next_state(turn.turn_id, [{"role": "user", "content": SAID[text]}])
     assert await claimed(store, TurnState.JUDGING) == [turn.turn_id]
