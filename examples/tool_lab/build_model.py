@@ -1,7 +1,7 @@
 """Builds the lab's model from nothing: corpus, tokenizer, training, and the files that the
 repository ships.
 
-`python -m examples.tool_lab.build_model --out DIR --seed 0` reproduces the shipped files (about 95
+`python -m examples.tool_lab.build_model --out DIR --seed 0` reproduces the shipped files (about 150
 minutes on one core). Weights are saved in float16 to keep the repository small; they are loaded as
 float32.
 """
