@@ -47,7 +47,11 @@ def check_store(config: StoreConfig) -> None:
 
 def check_spill(config: StoreConfig) -> None:
     """Raise StoreError where nothing can be kept that the database refuses."""
-    SpillFile.create(config.spill_path, config.spill_reserve_bytes).remove()
+    folder = config.spill_path
+    is_new = not folder.exists()
+    SpillFile.create(folder, config.spill_reserve_bytes).remove()
+    if is_new:
+        folder.rmdir()  # a start that comes to nothing leaves nothing behind
 
 
 def check_listening(role: str, host: str, port: int) -> None:

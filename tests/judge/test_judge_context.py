@@ -117,7 +117,7 @@ def test_a_response_or_next_state_over_the_limit_cannot_be_judged(where):
     huge = {"role": "tool", "content": "y" * 50_000}
     response = huge if where == "response" else RESPONSE
     next_state = [huge] if where == "next_state" else NEXT_STATE
-    with pytest.raises(JudgePromptTooLong, match="exceed the judge's prompt limit of 3000"):
+    with pytest.raises(JudgePromptTooLong, match="exceeds the judge's prompt limit of 3000"):
         fit(conversation(3), 3000, response, next_state)
 
 
