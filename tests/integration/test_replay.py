@@ -196,7 +196,17 @@ def test_recordings_are_learned_from_to_the_end(tmp_path: Path) -> None:
     lines = AIRLINE.read_text(encoding="utf-8").splitlines(keepends=True)
     chosen = [line for line in lines if json.loads(line)["session_id"] in USED]
     sessions.write_text("".join(chosen), encoding="utf-8")
-    options = ["--set", "trainer.rollout_batch_size=4", "--set", "replay.held_out=0.5"]
+    settings = (
+        "trainer.rollout_batch_size=4",
+        "trainer.learning_rate=1e-5",
+        # Exact: one step by sampled tokens alone may go either way, and a long one too far.
+        "trainer.objective.name=topk_tail_reverse_kl",
+        "trainer.objective.topk=8",
+        "trainer.beta_kl=0.0",
+        "scoring.top_k=8",
+        "replay.held_out=0.5",
+    )
+    options = [word for one in settings for word in ("--set", one)]
     done = replay(folder, sessions, "--votes", AIRLINE_VOTES, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = summary_of(folder)
