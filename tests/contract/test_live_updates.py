@@ -240,22 +240,28 @@ async def test_mixed_replies_train_where_that_is_configured(
 async def test_requests_that_wait_for_their_turn_survive_an_abort(
     live_url, rendering, folders, forward, tmp_path
 ) -> None:
-    async with live_door(live_url, rendering, folders, tmp_path, "abort") as door:
-        messages = [{"role": "user", "content": "Tell me about Paris."}]
-        asking = [
-            asyncio.create_task(door.ask(messages, n % 2 == 0, max_tokens=50)) for n in range(24)
-        ]
-        for _ in range(2):
-            await door.in_the_midst(10)
-            await door.publish()
-        answers = await asyncio.gather(*asking)
-        turns = [await door.turn(answer) for answer in answers]
-    for answer, turn in zip(answers, turns, strict=True):
-        check_answer(door, answer, turn, rendering)
-        assert turn.drop_reason is None
-        assert largest_gap(forward, turn) < 1e-3
-    # Some were broken off before their first token.
-    assert any(turn.sampling["num_continuations"] >= len(turn.version_spans) for turn in turns)
+    # Which requests wait at that moment is the engine's affair; some do in nearly every round.
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        async with live_door(live_url, rendering, folders, folder, "abort") as door:
+            messages = [{"role": "user", "content": "Tell me about Paris."}]
+            asking = [
+                asyncio.create_task(door.ask(messages, n % 2 == 0, max_tokens=50))
+                for n in range(24)
+            ]
+            for _ in range(2):
+                await door.in_the_midst(10)
+                await door.publish()
+            answers = await asyncio.gather(*asking)
+            turns = [await door.turn(answer) for answer in answers]
+        for answer, turn in zip(answers, turns, strict=True):
+            check_answer(door, answer, turn, rendering)
+            assert turn.drop_reason is None
+            assert largest_gap(forward, turn) < 1e-3
+        if any(turn.sampling["num_continuations"] >= len(turn.version_spans) for turn in turns):
+            return
+    pytest.fail("no request was broken off before its first token")
 
 
 @pytest.mark.parametrize("mode", MODES)
