@@ -65,7 +65,7 @@ class JudgeConfig(BaseModel):
     """
     max_candidates: int = Field(default=3, ge=1)
     """Most hints of a turn that are kept and scored, where the selection gives several."""
-    exception_texts: int = Field(default=6, ge=1)
+    exception_texts: int = Field(default=12, ge=1)
     """Texts that are asked for of each kind of a hint's exceptions: open wishes for the opposite,
     and wishes of which it says nothing. Of the opposite ones every third is kept out of training.
     """

@@ -14,8 +14,10 @@ from typing import Any
 
 import httpx
 import openai
+from sqlalchemy import Connection, func, select
 
 from benchmarks.own_agent.agent import Endpoint
+from records.lessons.rows import LessonRow
 from records.store import Store
 from trainer import run_config
 from trainer.supervisor import free_ports
@@ -121,16 +123,22 @@ async def what_became(folder: Path) -> dict[str, Any]:
     config = run_config.load(folder / "config.toml")
     async with await Store.open(config.store) as store:
         latest, votes = await store.latest_version(), await store.vote_summary()
-        lessons = await store.lesson_counts()
+        lessons = await store.read(_lessons)
         return {
             "version": 0 if latest is None else latest.version,
             "turns": {state.value: n for state, n in (await store.counts()).items() if n},
             "drops": {reason.value: n for reason, n in (await store.drops()).items() if n},
             "accepted": votes.accepted,
-            "lessons": {
-                f"{kind.value} {state.value}": n for (kind, state), n in lessons.items() if n
-            },
+            "lessons": lessons,
             "lesson_drops": {
                 reason.value: n for reason, n in (await store.lesson_drops()).items() if n
             },
         }
+
+
+def _lessons(connection: Connection) -> dict[str, int]:
+    """Lessons by kind and state, those that are trained or dropped, too."""
+    statement = select(LessonRow.kind, LessonRow.state, func.count()).group_by(
+        LessonRow.kind, LessonRow.state
+    )
+    return {f"{kind.value} {state.value}": n for kind, state, n in connection.execute(statement)}
