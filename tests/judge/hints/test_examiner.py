@@ -50,7 +50,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 def config_of(url: str) -> JudgeConfig:
     loop = ClaimLoopConfig(poll_min_s=0.02, poll_max_s=0.05, pause_min_s=0.05, concurrency=1)
     return JudgeConfig(
-        base_url=url, model=str(MODEL), temperature=0.3, max_tokens=48, votes=3, loop=loop
+        base_url=url, model=str(MODEL), temperature=0.0, max_tokens=48, votes=3, loop=loop
     )
 
 
@@ -73,7 +73,7 @@ async def examined(store: Store, config: JudgeConfig, *hints: Hint) -> list[Hint
         stop = asyncio.Event()
         working = asyncio.create_task(examiner.loop.run(stop))
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while True:
                     found = [await store.hint(one.hint_id) for one in hints]
                     known = [one for one in found if one is not None and is_examined(one)]
