@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from records.hints.types import Hint, HintPrompt, RehearsalBlock
+from records.hints.types import Hint, HintPrompt, PromptKind, RehearsalBlock
 from records.types import TurnRecord
 from trainer.policy_sampler import PolicySampler
 from trainer.rehearsal.config import RehearsalConfig
@@ -92,12 +92,13 @@ class Preparation:
             for one in await self._store.hint_prompts(hint.hint_id)
             if one.dropped is None and one.asked
         ]
+        measuring = measuring_texts(tried)
         return Prepared(
             hint=hint,
             training=tuple(turn for turn in turns if turn.turn_id not in held),
             held_back=tuple(turn for turn in turns if turn.turn_id in held),
-            prompts=tuple(one for one in tried if not one.held_out),
-            wishes=tuple(one for one in tried if one.held_out),
+            prompts=tuple(one for one in tried if one.prompt_id not in measuring),
+            wishes=tuple(one for one in tried if one.prompt_id in measuring),
         )
 
     async def _has_states(self, hint: Hint) -> bool:
@@ -242,6 +243,17 @@ class Preparation:
             if await self._applies(one.hint, turn) is not False:
                 return False
         return True
+
+
+def measuring_texts(tried: Sequence[HintPrompt]) -> set[str]:
+    """Ids of the texts that measure obedience and never train: those that were held out for it;
+    where none of these is usable, one open wish for the opposite of several. A single text trains.
+    """
+    held = {one.prompt_id for one in tried if one.held_out}
+    wishes = sorted(one.prompt_id for one in tried if one.kind is PromptKind.OPPOSITE)
+    if len(held) == len(tried):
+        return held - {min(held)} if held else held
+    return held or set(wishes[-1:] if len(wishes) > 1 else ())
 
 
 def _usable(turns: Sequence[TurnRecord]) -> list[TurnRecord]:

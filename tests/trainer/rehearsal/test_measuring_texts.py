@@ -1,0 +1,35 @@
+"""Which texts measure obedience, of those that turned out to be usable."""
+
+import pytest
+
+from records.hints.types import HintPrompt, PromptKind
+from trainer.rehearsal.preparing import measuring_texts
+
+
+def a_text(prompt_id: str, *, held_out: bool = False, kind: PromptKind = PromptKind.OPPOSITE):
+    return HintPrompt(
+        prompt_id=prompt_id,
+        hint_id="h",
+        kind=kind,
+        text=prompt_id,
+        held_out=held_out,
+        asked=8,
+        followed=8,
+        dropped=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([], set()),
+        ([a_text("a")], set()),
+        ([a_text("a", held_out=True)], set()),
+        ([a_text("a"), a_text("b", held_out=True)], {"b"}),
+        ([a_text("a"), a_text("b")], {"b"}),
+        ([a_text("a", held_out=True), a_text("b", held_out=True)], {"b"}),
+        ([a_text("a"), a_text("b", kind=PromptKind.OUTSIDE)], set()),
+    ],
+)
+def test_one_text_trains_and_of_several_one_measures(texts, expected) -> None:
+    assert measuring_texts(texts) == expected
