@@ -19,7 +19,12 @@ def parse_answer(text: str) -> tuple[int | None, str]:
     The score is that of the LAST `\boxed{..}`: +1, -1, or None for anything else (no box, 0, 2,
     10): the vote abstains. The hint is the last `[HINT_START]..[HINT_END]` block, stripped, or "".
     """
-    decisions = _DECISION.findall(text)
-    score = int(decisions[-1]) if decisions else None
+    score = last_decision(text)
     hints = _HINT.findall(text)
     return (score if score in (1, -1) else None, hints[-1].strip() if hints else "")
+
+
+def last_decision(text: str) -> int | None:
+    r"""The digit of the last `\boxed{..}`, with its sign; None without one."""
+    decisions = _DECISION.findall(text)
+    return int(decisions[-1]) if decisions else None

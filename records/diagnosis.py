@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select
 
 from records.deletion import find_sessions
 from records.feedback import KeptFeedback, kept_on
+from records.lessons.reading import outcomes_at
 from records.messages import EchoChange, echo_changes_of
 from records.models import SessionRow, TurnRow, VerdictRow, VoteRow
 from records.names import DropReason, TurnState, TurnType
@@ -48,6 +49,8 @@ class TurnFacts:
     reward: float | None
     votes: VoteFacts | None
     feedback: tuple[KeptFeedback, ...]
+    lessons: dict[str, int]
+    """What became of lessons that were practised at this turn's state, see `outcomes_at`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,7 @@ def _turns(connection: Connection, session_id: str) -> list[TurnFacts]:
     ).all()
     turn_ids = [row.turn_id for row in rows]
     votes = _votes(connection, turn_ids)
+    lessons = outcomes_at(connection, turn_ids)
     said: dict[str, list[KeptFeedback]] = {}
     for one in kept_on(connection, turn_ids):
         said.setdefault(one.turn_id, []).append(one)
@@ -130,6 +134,7 @@ def _turns(connection: Connection, session_id: str) -> list[TurnFacts]:
             },
             votes=votes.get(row.turn_id),
             feedback=tuple(said.get(row.turn_id, ())),
+            lessons=lessons.get(row.turn_id, {}),
         )
         for row in rows
     ]

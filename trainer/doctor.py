@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +39,8 @@ class Limits:
 class Explanation:
     """What became of one turn. `waits_for`: next_state, votes, scoring, batch or lease. `count` is
     the number of turns of the run that were dropped for the same reason. `echo_changes`: what the
-    client changed of the answer before it went on.
+    client changed of the answer before it went on. `lessons`: what became of lessons that were
+    practised at its state, by kind.
     """
 
     turn_id: str
@@ -58,6 +59,7 @@ class Explanation:
     votes: dict[str, int] | None = None
     feedback: tuple[dict[str, Any], ...] = ()
     echo_changes: tuple[str, ...] = ()
+    lessons: dict[str, int] = field(default_factory=dict)
 
 
 def diagnose(config_file: Path, session: str) -> list[dict[str, Any]]:
@@ -139,6 +141,7 @@ def explain(
             for one in turn.feedback
         ),
         echo_changes=turn.echo_changes,
+        lessons=turn.lessons,
     )
 
 
@@ -223,6 +226,9 @@ def _turn_lines(number: int, turn: dict[str, Any]) -> list[str]:
         found.append(f"     hint: {' '.join(turn['hint'].split())}")
     if turn["reward"] is not None:
         found.append(f"     reward: {turn['reward']:g}")
+    if turn["lessons"]:
+        became = ", ".join(f"{count} {what}" for what, count in sorted(turn["lessons"].items()))
+        found.append(f"     lessons at its state: {became}")
     for one in turn["feedback"]:
         because = f" ({one['reason']})" if one["reason"] else ""
         found.append(

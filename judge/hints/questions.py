@@ -8,7 +8,6 @@ Knows no store.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -27,6 +26,7 @@ from judge.context import (
 )
 from judge.hints import prompts
 from judge.hints.metrics import QuestionMetrics
+from judge.parsing import last_decision
 from judge.voting import Ballot, cast_votes
 from records.messages import Message
 from records.types import TurnRecord, Vote
@@ -35,7 +35,6 @@ from rollout_bridge.worker import ServiceUnavailable
 
 _WRITING_TEMPERATURE = 1.0
 """At least: texts that are all the same teach one exception."""
-_BOX = re.compile(r"\\boxed\{([-+]?\d)\}")
 
 Answer = TypeVar("Answer")
 
@@ -48,8 +47,7 @@ class Relation(StrEnum):
     UNRELATED = "unrelated"
 
 
-_RELATIONS = {"1": Relation.SAME, "+1": Relation.SAME, "-1": Relation.OPPOSITE}
-_RELATIONS |= {"0": Relation.UNRELATED}
+_RELATIONS = {1: Relation.SAME, -1: Relation.OPPOSITE, 0: Relation.UNRELATED}
 
 
 class HintQuestions:
@@ -190,5 +188,5 @@ def _yes(vote: Vote) -> bool | None:
 
 
 def _relation(vote: Vote) -> Relation | None:
-    boxes = _BOX.findall(vote.text)
-    return _RELATIONS.get(boxes[-1]) if boxes else None
+    decision = last_decision(vote.text)
+    return None if decision is None else _RELATIONS.get(decision)

@@ -234,13 +234,21 @@ def _teaching(score: LessonScore) -> Teaching:
     )
 
 
-def of_hint(connection: Connection, hint_id: str, limit: int) -> list[Lesson]:
-    """The newest lessons of a hint, newest first."""
-    statement = select(LessonRow.lesson_id).where(LessonRow.hint_id == hint_id)
-    order = (LessonRow.created_at.desc(), LessonRow.lesson_id.desc())
-    return load_lessons(
-        connection, list(connection.scalars(statement.order_by(*order).limit(limit)))
-    )
+def outcomes_at(connection: Connection, turn_ids: Sequence[str]) -> dict[str, dict[str, int]]:
+    """What became of the lessons at each of these turns: how many by kind and state, those that
+    were dropped by their reason, as `hint trained` or `counter dropped (stale)`.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for part in chunks(turn_ids):
+        row = LessonRow
+        columns = (row.state_turn_id, row.kind, row.state, row.drop_reason)
+        statement = select(*columns, func.count()).where(row.state_turn_id.in_(part))
+        for turn_id, kind, state, reason, number in connection.execute(
+            statement.group_by(*columns)
+        ):
+            why = f" ({reason.value})" if state is LessonState.DROPPED and reason else ""
+            found.setdefault(turn_id, {})[f"{kind.value} {state.value}{why}"] = number
+    return found
 
 
 def counts(connection: Connection) -> dict[tuple[LessonKind, LessonState], int]:

@@ -126,10 +126,6 @@ class LessonStore(StoreBase):
         """Number of dropped lessons by reason."""
         return await self.read(reading.drops)
 
-    async def lessons_of(self, hint_id: str, *, limit: int) -> list[Lesson]:
-        """The newest lessons of a hint, newest first."""
-        return await self.read(reading.of_hint, hint_id=hint_id, limit=limit)
-
     async def lesson(self, lesson_id: str) -> Lesson | None:
         """A lesson by id."""
         found = await self.read(reading.load_lessons, lesson_ids=[lesson_id])

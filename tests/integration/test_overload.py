@@ -50,8 +50,10 @@ CAPACITY = CONCURRENCY / LATENCY_S
 """Turns that the judge can take in a second."""
 SECONDS = 20.0
 STEP_S = 0.1
-TENANTS = (*("busy",) * 9, "few")
-"""Whose the turns are, in turn: one tenant sends less than its equal part of the capacity."""
+TENANTS = (*("busy",) * 19, "few")
+"""Whose the turns are, in turn: one tenant sends less than its equal part of the capacity, also of
+what a judge takes on a machine that has other work.
+"""
 ANSWERS = (
     "\\boxed{1}\n[HINT_START]Give temperatures in Celsius.[HINT_END]",
     "\\boxed{-1}",
@@ -79,16 +81,12 @@ class Outcome:
 
     def judged_share(self, scope: str) -> float:
         """Share of a tenant's turns that the judge saw in time, of those that it saw or let go."""
-        judged = self.judged(scope)
-        return judged / (judged + self.number("over_capacity", scope=scope))
-
-    def judged(self, scope: str) -> int:
-        """Turns of a tenant that the judge saw in time."""
-        return sum(
+        judged = sum(
             n
             for (of, _, became), n in self.counts.items()
             if of == scope and became not in ("over_capacity", "judging", "hint_only")
         )
+        return judged / (judged + self.number("over_capacity", scope=scope))
 
 
 @pytest.fixture(scope="module")
@@ -253,10 +251,7 @@ async def test_under_three_times_the_capacity_hardly_a_lesson_expires(
     assert share is not None
     assert 0.2 < share < 0.9
     few, busy = during.judged_share("few"), during.judged_share("busy")
-    # On a machine that has other work the judge is slower than it says, for everybody.
-    pace = sum(during.judged(scope) for scope in set(TENANTS)) / (CAPACITY * SECONDS)
-    assert few > (0.9 if pace > 0.8 else busy), "who sends little is judged as before"
-    assert busy < 0.9
+    assert few > 0.9 > busy, "who sends little is judged as before"
     assert after.number("hint_only", hinted=True) > 2
     assert after.number("stale", hinted=True) <= during.number("stale", hinted=True) + 2
 

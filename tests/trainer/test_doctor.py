@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from records.feedback import Feedback
+from records.lessons.names import LessonDrop, LessonKind
 from records.names import DropReason, TurnState, TurnType
 from records.store import Store
 from tests.records.builders import (
@@ -25,6 +26,7 @@ from tests.records.builders import (
     recorded,
     turn_in,
 )
+from tests.records.lessons.builders import ready_lessons
 from trainer import run_config
 from trainer.allowances import allow
 from trainer.cli import app
@@ -213,3 +215,19 @@ def test_what_was_allowed_holds_when_the_run_is_resumed(config_file: Path) -> No
     allow(config_file, MAIL)
     kept = base_values(config_file.parent, "serve", None)
     assert kept["store"]["redaction"]["allow"] == [MAIL]
+
+
+def test_what_became_of_the_lessons_at_a_turn(config_file: Path) -> None:
+    async def work(store: Store) -> str:
+        session_id = await a_session(store)
+        turn_id = await turn_in(store, TurnState.TRAINED, session_id=session_id)
+        await ready_lessons(store, LessonKind.COUNTER, 2, at=turn_id, hint_id="hint-1")
+        await store.drop_lessons_of("hint-1", LessonDrop.HINT_ENDED)
+        await ready_lessons(store, LessonKind.HINT, 3, at=turn_id)
+        return session_id
+
+    session_id = in_store(config_file, work)
+    [turn] = explained(config_file, session_id)
+    assert turn["lessons"] == {"counter dropped (hint_ended)": 2, "hint ready": 3}
+    lines = doctor(config_file, session_id).output
+    assert "lessons at its state: 2 counter dropped (hint_ended), 3 hint ready" in lines

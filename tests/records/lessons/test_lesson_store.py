@@ -5,6 +5,7 @@ import pytest
 from sqlalchemy import func, select
 
 from records.lessons.names import LessonDrop, LessonKind, LessonState
+from records.lessons.reading import outcomes_at
 from records.lessons.rows import LessonScoreRow, LessonTokensRow
 from records.lessons.types import Lesson
 from records.names import TurnState
@@ -152,8 +153,10 @@ async def test_counts_are_by_kind_and_state_and_leave_out_what_is_done(store: St
         (LessonKind.KEEP, READY): 1,
         (LessonKind.HINT, SAMPLING): 1,
     }
-    assert [one.lesson_id for one in await store.lessons_of("hint-1", limit=5)] == [gone]
-    assert len(await store.lessons_of(HINT_ID, limit=2)) == 2
+    left = await lesson(store, gone)
+    found = await store.read(outcomes_at, turn_ids=[left.state_turn_id])
+    reason = LessonDrop.HINT_ENDED.value
+    assert found[left.state_turn_id] == {f"counter dropped ({reason})": 1}
 
 
 @pytest.mark.parametrize(
