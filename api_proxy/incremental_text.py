@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from api_proxy.growing_text import GrowingText
+
 REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 8
 """Pushes, at most, that one character takes: what is none after these never becomes one."""
@@ -17,11 +19,17 @@ class IncrementalText:
         self._window: list[int] = []
         self._num_read = 0
         self._num_waits = 0
-        self.text = ""
+        self._text = GrowingText()
 
-    def push(self, ids: Sequence[int]) -> None:
-        """Add ids. Text that ends in the middle of a character waits for the next ids, though not
-        for ever: bytes of which none is ever whole would be decoded again with each id.
+    @property
+    def text(self) -> str:
+        """All that is certain so far."""
+        return self._text.text
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Add ids; returns what is now certain. Text that ends in the middle of a character waits
+        for the next ids, though not for ever: bytes of which none is ever whole would be decoded
+        again with each id.
 
         A token's text may depend on the one before it, therefore the window keeps the last tokens
         that were read, and what it gains is new.
@@ -31,8 +39,11 @@ class IncrementalText:
         whole = self._decode(self._window)
         is_whole = len(whole) > len(known) and not whole.endswith(REPLACEMENT)
         self._num_waits = 0 if is_whole else self._num_waits + 1
-        if is_whole or self._num_waits >= _LONGEST_CHARACTER:
-            self.text += whole[len(known) :]
-            self._window = self._window[self._num_read :]
-            self._num_read = len(self._window)
-            self._num_waits = 0
+        if not is_whole and self._num_waits < _LONGEST_CHARACTER:
+            return ""
+        self._window = self._window[self._num_read :]
+        self._num_read = len(self._window)
+        self._num_waits = 0
+        new = whole[len(known) :]
+        self._text.add(new)
+        return new

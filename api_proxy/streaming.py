@@ -5,8 +5,9 @@ are incomplete UTF-8, whitespace that may turn out to be trailing, the start of 
 stop string or a marker, and a tool call until its name is known; its arguments are then sent as
 they are written. (Families that do not write calls as JSON: each call when it is complete.) The
 rendering's own parse of all ids is the truth: it decides where text begins and, at the end, what
-the whole reply is. Between these moments text is decoded incrementally, so that a long reply is not
-parsed again for each token. An unstreamed reply goes through the same `finish`: both say the same.
+the whole reply is. Between these moments text is decoded incrementally, and only what was not sent
+yet is looked at, so that a long reply takes linear time. An unstreamed reply goes through the same
+`finish`: both say the same.
 
 It knows neither HTTP nor the engine.
 """
@@ -14,12 +15,13 @@ It knows neither HTTP nor the engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 from uuid import uuid4
 
 import numpy as np
 
+from api_proxy.growing_text import GrowingText
 from api_proxy.incremental_text import REPLACEMENT, IncrementalText
 from api_proxy.reply import CallDelta, Delta, Reply, SentCall, call_id
 from records.types import Ids
@@ -98,14 +100,22 @@ class _OpenCall:
         self.start = start
         self.reader = CallReader()
         self._text = IncrementalText(decode)
-        self._num_read = 0
 
     def push(self, ids: Sequence[int]) -> str:
         """Add ids; returns what is now certain of the arguments."""
-        self._text.push(ids)
-        new = self._text.text[self._num_read :]
-        self._num_read = len(self._text.text)
-        return self.reader.push(new)
+        return self.reader.push(self._text.push(ids))
+
+
+@dataclass(slots=True)
+class _PartlySentCall:
+    """A call as far as it was sent."""
+
+    id: str
+    name: str
+    arguments: GrowingText = field(default_factory=GrowingText)
+
+    def sent(self) -> SentCall:
+        return SentCall(id=self.id, name=self.name, arguments=self.arguments.text)
 
 
 class ReplyAssembler:
@@ -147,11 +157,13 @@ class ReplyAssembler:
         self._num_parsed = 0
         self._text = IncrementalText(detokenizer.decode)
         self._mode: Literal["probe", "content", "reasoning", "calls"] = "probe"
-        self._start = 0
-        self._content = ""
-        self._reasoning = ""
-        self._calls: list[SentCall] = []
-        """As far as they were sent."""
+        self._pending = ""
+        """What follows the content or the reasoning that was sent, while it is decoded only."""
+        self._is_stopped = False
+        """Whether a stop string came: nothing after it is shown."""
+        self._content = GrowingText()
+        self._reasoning = GrowingText()
+        self._calls: list[_PartlySentCall] = []
         self._open: _OpenCall | None = None
         if forced_ids:
             self.push(forced_ids)
@@ -159,20 +171,18 @@ class ReplyAssembler:
     def push(self, ids: Sequence[int]) -> list[Delta]:
         """Add sampled ids; returns what may be sent now. Ids from a stop token on say nothing."""
         fresh = self._until_stop(ids)
-        if not fresh:
+        if not fresh or self._is_stopped:
             return []
         self._ids.extend(fresh)
-        self._text.push(fresh)
+        new = self._text.push(fresh)
         if self._mode in ("content", "reasoning") and not self._detokenizer.marker_ids.isdisjoint(
             fresh
         ):
             self._mode = "probe"
-        if self._mode == "content":
-            return self._send_content(self._certain(self._text.text[self._start :]))
-        if self._mode == "reasoning":
-            reasoning = self._text.text[self._start :]
-            if "</think>" not in reasoning:
-                return self._send_reasoning(self._certain(reasoning))
+        if self._mode in ("content", "reasoning"):
+            self._pending += new
+            if self._mode == "content" or "</think>" not in self._pending:
+                return self._go_on_with_text()
             self._mode = "probe"
         if self._mode == "calls" and not self._unseen and not self._may_end_a_call(fresh):
             return self._go_on_with_call(fresh)
@@ -200,15 +210,15 @@ class ReplyAssembler:
             shown += [] if is_call else [call.raw]
         content = "" if is_cut else "\n".join(text for text in (parsed.content, *shown) if text)
         end = self._stop_position(content, matched_stop)
-        self.mismatched |= not content[:end].startswith(self._content)
+        self.mismatched |= not content[:end].startswith(self._content.text)
         deltas = self._send_reasoning(reasoning) + self._send_content(content[:end])
         if end is None:
             deltas += self._send_calls(sendable)
         self.mismatched |= len(self._calls) != (len(sendable) if end is None else 0)
         reply = Reply(
-            content=self._content,
-            reasoning=self._reasoning or None,
-            tool_calls=tuple(self._calls),
+            content=self._content.text,
+            reasoning=self._reasoning.text or None,
+            tool_calls=tuple(call.sent() for call in self._calls),
             has_open_call=bool(self._calls and sendable and sendable[-1].open_at is not None),
         )
         return deltas, reply
@@ -275,22 +285,40 @@ class ReplyAssembler:
             deltas = self._send_reasoning(reasoning) + self._send_content(parsed.content[:end])
             return deltas if end is not None else deltas + self._probed(parsed.tool_calls, fresh)
         if parsed.content:
-            self._follow("content", parsed.content)
-            return self._send_reasoning(reasoning) + self._send_content(
-                self._certain(parsed.content)
-            )
+            deltas = self._send_reasoning(reasoning)
+            deltas += self._send_content(self._certain(parsed.content))
+            self._follow("content", parsed.content, self._content.text)
+            return deltas
         if reasoning:
-            self._follow("reasoning", reasoning)
-            return self._send_reasoning(self._certain(reasoning))
+            deltas = self._send_reasoning(self._certain(reasoning))
+            self._follow("reasoning", reasoning.lstrip(), self._reasoning.text)
+            return deltas
         return []
 
-    def _follow(self, mode: Literal["content", "reasoning"], parsed: str) -> None:
+    def _follow(self, mode: Literal["content", "reasoning"], parsed: str, sent: str) -> None:
         """From here on decode instead of parsing, if the decoded text ends with the parsed one."""
-        decoded = self._text.text.rstrip()
+        decoded = self._text.text
         tail = parsed.rstrip(REPLACEMENT).rstrip()
-        if tail and decoded.endswith(tail):
+        if tail and decoded.rstrip().endswith(tail) and tail.startswith(sent):
             self._mode = mode
-            self._start = len(decoded) - len(tail)
+            self._pending = decoded[len(decoded.rstrip()) - len(tail) + len(sent) :]
+
+    def _go_on_with_text(self) -> list[Delta]:
+        """Send what is certain of `_pending`. A stop string or a marker begins in it: its beginning
+        is never sent.
+        """
+        new = self._certain(self._pending)
+        if self._mode == "reasoning":
+            new = new.rstrip()
+        self._is_stopped = self._stop_position(self._pending) is not None
+        self._pending = self._pending[len(new) :]
+        if not new:
+            return []
+        if self._mode == "content":
+            self._content.add(new)
+            return [Delta(content=new)]
+        self._reasoning.add(new)
+        return [Delta(reasoning=new)]
 
     def _probed(self, calls: Sequence[Call], fresh: Sequence[int]) -> list[Delta]:
         """Send of `calls` what more ids cannot change: the last may still be written."""
@@ -324,40 +352,32 @@ class ReplyAssembler:
         for index, call in enumerate(calls):
             if index == len(self._calls):
                 deltas.append(self._begin_call(call.name))
-            sent = self._calls[index]
-            if call.name != sent.name or not call.arguments_json.startswith(sent.arguments):
+            name, arguments = self._calls[index].name, self._calls[index].arguments.text
+            if call.name != name or not call.arguments_json.startswith(arguments):
                 self.mismatched = True
                 continue
-            deltas += self._send_arguments(index, call.arguments_json[len(sent.arguments) :])
+            deltas += self._send_arguments(index, call.arguments_json[len(arguments) :])
         return deltas
 
     def _begin_call(self, name: str) -> Delta:
-        call = SentCall(id=call_id(self._turn_id, len(self._calls)), name=name, arguments="")
+        call = _PartlySentCall(call_id(self._turn_id, len(self._calls)), name)
         self._calls.append(call)
         return Delta(call=CallDelta(index=len(self._calls) - 1, id=call.id, name=name))
 
     def _send_arguments(self, index: int, arguments: str) -> list[Delta]:
         if not arguments:
             return []
-        sent = self._calls[index]
-        self._calls[index] = replace(sent, arguments=sent.arguments + arguments)
+        self._calls[index].arguments.add(arguments)
         return [Delta(call=CallDelta(index=index, arguments=arguments))]
 
     def _send_reasoning(self, reasoning: str) -> list[Delta]:
         """Send what `reasoning` has beyond what was sent."""
-        text = reasoning.strip()
-        if not text.startswith(self._reasoning):
-            return []
-        new = text[len(self._reasoning) :]
-        self._reasoning = text
+        new = _beyond(self._reasoning, reasoning.strip())
         return [Delta(reasoning=new)] if new else []
 
     def _send_content(self, text: str) -> list[Delta]:
         """Send what `text` has beyond what was sent."""
-        if not text.startswith(self._content):
-            return []
-        new = text[len(self._content) :]
-        self._content = text
+        new = _beyond(self._content, text)
         return [Delta(content=new)] if new else []
 
     def _certain(self, content: str) -> str:
@@ -379,6 +399,15 @@ class ReplyAssembler:
                 if text and content.endswith(text):
                     return len(content) - len(text)
         return None
+
+
+def _beyond(sent: GrowingText, text: str) -> str:
+    """What `text` has beyond what was sent, and now is; "" where it is another text."""
+    if not text.startswith(sent.text):
+        return ""
+    new = text[len(sent.text) :]
+    sent.add(new)
+    return new
 
 
 def held_back(text: str, markers: Sequence[str]) -> str:

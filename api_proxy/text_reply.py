@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from api_proxy.growing_text import GrowingText
 from api_proxy.incremental_text import IncrementalText
 from api_proxy.reply import Delta, Reply
 from api_proxy.streaming import Detokenizer, held_back
@@ -17,14 +18,22 @@ class TextAssembler:
         self._detokenizer = detokenizer
         self._stop = tuple(stop)
         self._text = IncrementalText(detokenizer.decode)
-        self._sent = ""
+        self._sent = GrowingText()
+        self._pending = ""
+        self._is_stopped = False
 
     def push(self, ids: Sequence[int]) -> list[Delta]:
-        """Add sampled ids; returns what may be sent now."""
-        self._text.push(self._until_stop(ids))
-        text = self._text.text
-        end = self._stop_position(text)
-        return self._send(text[:end] if end is not None else held_back(text, self._stop))
+        """Add sampled ids; returns what may be sent now. A stop string begins in what was not sent:
+        its beginning is held back.
+        """
+        if self._is_stopped:
+            return []
+        pending = self._pending + self._text.push(self._until_stop(ids))
+        end = self._stop_position(pending)
+        self._is_stopped = end is not None
+        new = pending[:end] if self._is_stopped else held_back(pending, self._stop)
+        self._pending = pending[len(new) :]
+        return self._send(new)
 
     def finish(
         self, response_ids: Sequence[int], matched_stop: str | None = None
@@ -32,9 +41,10 @@ class TextAssembler:
         """What is left to send, and the whole continuation. `response_ids` are all ids sampled."""
         text = self._detokenizer.decode(self._until_stop(response_ids))
         text = text[: self._stop_position(text)]
-        self.mismatched = not text.startswith(self._sent)
-        deltas = self._send(text)
-        return deltas, Reply(content=self._sent, reasoning=None, tool_calls=())
+        sent = self._sent.text
+        self.mismatched = not text.startswith(sent)
+        deltas = [] if self.mismatched else self._send(text[len(sent) :])
+        return deltas, Reply(content=self._sent.text, reasoning=None, tool_calls=())
 
     def _until_stop(self, ids: Sequence[int]) -> list[int]:
         stops = self._detokenizer.stop_token_ids
@@ -45,9 +55,6 @@ class TextAssembler:
         found = [at for stop in self._stop if (at := text.find(stop)) >= 0]
         return min(found, default=None)
 
-    def _send(self, text: str) -> list[Delta]:
-        if not text.startswith(self._sent):
-            return []
-        new = text[len(self._sent) :]
-        self._sent = text
+    def _send(self, new: str) -> list[Delta]:
+        self._sent.add(new)
         return [Delta(content=new)] if new else []

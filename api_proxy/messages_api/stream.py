@@ -9,13 +9,13 @@ A tool call is sent when it is whole: its input must be an object, and only then
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from api_proxy.errors import ApiError
 from api_proxy.formats import EndedReply, Logprobs
+from api_proxy.growing_text import GrowingText
 from api_proxy.messages_api.errors import refusal
 from api_proxy.messages_api.reply import (
     input_json,
@@ -39,7 +39,8 @@ class MessageStream:
         self._num_prompt_tokens = num_prompt_tokens
         self._index = 0
         self._open: str | None = None
-        self._call: SentCall | None = None
+        self._call: CallDelta | None = None
+        self._arguments = GrowingText()
 
     def start(self) -> bytes:
         """The first event. What the cache held is known at the end only."""
@@ -77,14 +78,16 @@ class MessageStream:
         before = b""
         if self._call is None or piece.id is not None:
             before = self._close()
-            self._call = SentCall(id=piece.id or "", name=piece.name or "", arguments="")
-        self._call = replace(self._call, arguments=self._call.arguments + piece.arguments)
+            self._call, self._arguments = piece, GrowingText()
+        self._arguments.add(piece.arguments)
         return before
 
     def _close(self) -> bytes:
         """End the open block, or send the call that is whole now."""
         if self._call is not None:
-            call, self._call = self._call, None
+            arguments = self._arguments.text
+            call = SentCall(id=self._call.id or "", name=self._call.name or "", arguments=arguments)
+            self._call = None
             change = {"type": "input_json_delta", "partial_json": input_json(call)}
             block = self._begin(tool_use_block(call, {}))
             return block + self._block_event("content_block_delta", delta=change) + self._stop()

@@ -256,4 +256,4 @@ def check_growth(rendering: Rendering, ids: list[int]) -> None:
         for token in (ids * number)[:number]:
             assembler.push([token])
 
-    assert growth(lambda: answer(1_000), lambda: answer(4_000), below=6.6) < 6.6
+    assert growth(lambda: answer(2_000), lambda: answer(8_000), below=6.6) < 6.6
