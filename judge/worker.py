@@ -11,10 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from openai import AsyncOpenAI
 
+from judge.asking import JudgeUnavailable, ask
 from judge.calls import judge_client
 from judge.capacity import Capacity
 from judge.config import JudgeConfig
@@ -22,7 +24,6 @@ from judge.context import (
     NO_CONTROL_TEXTS,
     CountTokens,
     JudgePrompt,
-    JudgePromptTooLong,
     estimate_tokens,
     fit_judge_prompt,
 )
@@ -31,7 +32,7 @@ from judge.metrics import HintMetrics
 from judge.recorded import NAME as RECORDED_VOTES
 from judge.recorded import recorded_ballot
 from judge.screening import Evidence, screened
-from judge.voting import Ballot, cast_votes
+from judge.voting import Ballot
 from records.freshness import Freshness
 from records.names import DropReason, TurnState
 from records.types import TurnRecord, Verdict, Vote
@@ -52,18 +53,6 @@ class JudgeStore(FreshStore, Protocol):
         drop: DropReason | None,
         num_reactions: int | None = None,
     ) -> bool: ...
-
-
-class JudgeUnavailable(ServiceUnavailable):
-    """Every vote's call failed; `ballot` holds the failed votes."""
-
-    def __init__(self, ballot: Ballot, num_omitted: int) -> None:
-        errors = dict.fromkeys(vote.error for vote in ballot.votes if vote.error)
-        super().__init__(
-            f"no vote got an answer: {'; '.join(errors)}", retry_after_s=ballot.retry_after_s
-        )
-        self.ballot = ballot
-        self.num_omitted = num_omitted
 
 
 class JudgeWorker:
@@ -137,34 +126,26 @@ class JudgeWorker:
             await self._commit(turn, None, 0, DropReason.NO_RECORDED_VOTES, RECORDED_VOTES)
             return
         assert self._client is not None, "process is called by run"
-        max_tokens = self._config.max_prompt_tokens
-        ballot, num_omitted = None, 0
-        while ballot is None or ballot.too_long:
-            try:
-                prompt = await self._prompt(turn, max_tokens)
-            except JudgePromptTooLong as error:
-                logger.info("turn %s: %s", turn.turn_id, error)
-                reason = DropReason.JUDGE_PROMPT_TOO_LONG
-                await self._commit(turn, ballot, num_omitted, reason)
-                return
-            num_omitted = prompt.num_omitted
-            ballot = await cast_votes(
-                self._client, prompt.messages, self._config, routing_key=turn.session_id
-            )
-            self.metrics.cached_tokens.inc(ballot.cached_tokens)
-            if ballot.too_long:
-                # The judge's context is smaller than configured, or the estimate was too low.
-                max_tokens = prompt.num_tokens(self._count_tokens) // 2
-        if ballot.all_failed:
-            raise JudgeUnavailable(ballot, num_omitted)
-        await self._commit(turn, ballot, num_omitted, None)
+        asked = await ask(
+            self._client,
+            self._config,
+            partial(self._prompt, turn),
+            self._count_tokens,
+            routing_key=turn.session_id,
+        )
+        if asked.too_long is not None:
+            logger.info("turn %s: %s", turn.turn_id, asked.too_long)
+            reason = DropReason.JUDGE_PROMPT_TOO_LONG
+            await self._commit(turn, asked.ballot, asked.num_omitted, reason)
+            return
+        assert asked.ballot is not None
+        self.metrics.cached_tokens.inc(asked.ballot.cached_tokens)
+        await self._commit(turn, asked.ballot, asked.num_omitted, None)
         if recording is None and not turn.for_hint_alone:
             self.capacity.judged(time.monotonic() - begun)
 
-    async def _prompt(self, turn: TurnRecord, max_tokens: int) -> JudgePrompt:
-        # In a thread: counting the tokens of a long conversation would hold up the other turns.
-        return await asyncio.to_thread(
-            fit_judge_prompt,
+    def _prompt(self, turn: TurnRecord, max_tokens: int) -> JudgePrompt:
+        return fit_judge_prompt(
             turn.messages,
             turn.tools,
             turn.response,

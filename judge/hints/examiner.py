@@ -1,6 +1,6 @@
 """The examiner: looks at each new hint of the memory once.
 
-    near hints of its scope    the same: merged; the opposite: the newer one holds
+    near hints of its scope    the same: merged; the opposite: the one asked for last holds
     hints of other scopes      the opposite: both wait for somebody to decide
     its votes                  no majority asked for it: it is not rehearsed
     a second question          about one answer only: it is not rehearsed
@@ -12,6 +12,7 @@ about again later; nothing is lost by that.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -129,9 +130,11 @@ class HintExaminer:
     async def _examine(self, hint: Hint) -> Examination:
         sources = await self._store.hint_sources(hint.hint_id)
         words = next((source.words for source in sources if source.words), "")
-        same, opposite = await self._compared(hint)
+        same, older, newer = await self._compared(hint, sources)
         if same is not None:
             return Examination(hint_id=hint.hint_id, merged_into=same)
+        if newer is not None:
+            return Examination(hint_id=hint.hint_id, contradicted_by=newer)
         elsewhere = await self._store.near_hints(hint, limit=_NEAR, other_scopes=True)
         opposed = [
             other.hint_id
@@ -139,7 +142,7 @@ class HintExaminer:
             if await self._questions.relation(hint.text, other.text) is Relation.OPPOSITE
         ]
         found = Examination(
-            hint_id=hint.hint_id, contradicts=tuple(opposite), opposed_elsewhere=tuple(opposed)
+            hint_id=hint.hint_id, contradicts=tuple(older), opposed_elsewhere=tuple(opposed)
         )
         if not _has_majority(sources):
             return replace(found, block=RehearsalBlock.NO_MAJORITY)
@@ -147,16 +150,25 @@ class HintExaminer:
             return replace(found, block=RehearsalBlock.NOT_A_RULE)
         return replace(found, is_rule=True, prompts=await self._texts(hint, words, sources))
 
-    async def _compared(self, hint: Hint) -> tuple[str | None, list[str]]:
-        """The hint of its scope that says the same, or else those that say the opposite."""
-        opposite: list[str] = []
+    async def _compared(
+        self, hint: Hint, sources: Sequence[HintSource]
+    ) -> tuple[str | None, list[str], str | None]:
+        """Of its scope: the hint that says the same; or else those that say the opposite and were
+        last asked for before it, and one that was asked for since. What was said last holds.
+        """
+        older: list[str] = []
+        newer = None
         for other in await self._store.near_hints(hint, limit=_NEAR):
             relation = await self._questions.relation(hint.text, other.text)
             if relation is Relation.SAME:
-                return other.hint_id, []
-            if relation is Relation.OPPOSITE and other.created_at <= hint.created_at:
-                opposite.append(other.hint_id)
-        return None, opposite
+                return other.hint_id, [], None
+            if relation is Relation.OPPOSITE:
+                theirs = await self._store.hint_sources(other.hint_id)
+                if _last_asked(theirs) <= _last_asked(sources):
+                    older.append(other.hint_id)
+                else:
+                    newer = other.hint_id
+        return None, older, newer
 
     async def _texts(
         self, hint: Hint, words: str, sources: Sequence[HintSource]
@@ -181,21 +193,33 @@ class HintExaminer:
         """Those that may be said to a policy: short, without control texts, instructions to the
         pipeline, or anything that is not to be stored; and, says the judge, what was asked for.
         """
-        usable = []
-        for text in texts:
-            refused = rejection(text, _NO_EVIDENCE, self._config)
-            reason = None if refused is None else refused.value
-            if reason is None:
-                message = {"role": "user", "content": text}
-                [clean] = await self._store.redact(self._store.redactor.messages, [message])
-                reason = None if clean is message else DropReason.SENSITIVE.value
-            if reason is None and await self._questions.relation(hint.text, text) is not wanted:
-                reason = f"not_{wanted.value}"
-            if reason is None:
-                usable.append(text)
-            else:
+        at_once = asyncio.Semaphore(self._config.loop.concurrency)
+
+        async def refused(text: str) -> str | None:
+            async with at_once:
+                return await self._why_refused(hint, wanted, text)
+
+        reasons = await asyncio.gather(*(refused(text) for text in texts))
+        for reason in reasons:
+            if reason is not None:
                 self._questions.metrics.refused_texts.labels(reason=reason).inc()
-        return usable
+        return [text for text, reason in zip(texts, reasons, strict=True) if reason is None]
+
+    async def _why_refused(self, hint: Hint, wanted: Relation, text: str) -> str | None:
+        refused = rejection(text, _NO_EVIDENCE, self._config)
+        if refused is not None:
+            return refused.value
+        message = {"role": "user", "content": text}
+        [clean] = await self._store.redact(self._store.redactor.messages, [message])
+        if clean is not message:
+            return DropReason.SENSITIVE.value
+        relation = await self._questions.relation(hint.text, text)
+        return None if relation is wanted else f"not_{wanted.value}"
+
+
+def _last_asked(sources: Sequence[HintSource]) -> float:
+    """When a user last gave the hint, in unix seconds; a hint that lost its sources gives way."""
+    return max((source.created_at for source in sources), default=0.0)
 
 
 def _has_majority(sources: Sequence[HintSource]) -> bool:
@@ -223,6 +247,8 @@ def _not_examined(hint_id: str, detail: str) -> Examination:
 def _outcome(found: Examination) -> str:
     if found.merged_into is not None:
         return "merged"
+    if found.contradicted_by is not None:
+        return "contradicted"
     if found.opposed_elsewhere:
         return RehearsalBlock.OTHER_SCOPE.value
     return "rule" if found.block is None else found.block.value

@@ -7,7 +7,6 @@ Knows no store.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -15,11 +14,12 @@ from typing import Any, TypeVar
 
 from openai import AsyncOpenAI
 
+from judge.asking import ask
 from judge.config import JudgeConfig
 from judge.context import (
     NO_CONTROL_TEXTS,
     CountTokens,
-    JudgePromptTooLong,
+    JudgePrompt,
     Shown,
     estimate_tokens,
     fitted,
@@ -27,11 +27,10 @@ from judge.context import (
 from judge.hints import prompts
 from judge.hints.metrics import QuestionMetrics
 from judge.parsing import last_decision
-from judge.voting import Ballot, cast_votes
+from judge.voting import Ballot
 from records.messages import Message
 from records.types import TurnRecord, Vote
 from rollout_bridge.control_text import ControlTexts
-from rollout_bridge.worker import ServiceUnavailable
 
 _WRITING_TEMPERATURE = 1.0
 """At least: texts that are all the same teach one exception."""
@@ -51,7 +50,7 @@ _RELATIONS = {1: Relation.SAME, -1: Relation.OPPOSITE, 0: Relation.UNRELATED}
 
 
 class HintQuestions:
-    """Asks the judge behind `client`. All methods raise ServiceUnavailable when no vote got an
+    """Asks the judge behind `client`. All methods raise JudgeUnavailable when no vote got an
     answer. `count_tokens` and `control_texts` are of the judge's tokenizer, as for votes on turns.
     """
 
@@ -80,10 +79,10 @@ class HintQuestions:
     async def applies(self, hint_text: str, turn: TurnRecord) -> bool | None:
         """Whether a hint is about what a recorded turn answers."""
 
-        def ask(part: Sequence[Message], omitted_after: int, num_omitted: int):
+        def shown(part: Sequence[Message], omitted_after: int, num_omitted: int):
             return prompts.applies_messages(part, turn.tools, hint_text, omitted_after, num_omitted)
 
-        return await self._decided("applies", ask, turn.messages, _yes, turn.session_id)
+        return await self._decided("applies", shown, turn.messages, _yes, turn.session_id)
 
     async def followed(
         self,
@@ -94,12 +93,12 @@ class HintQuestions:
     ) -> bool | None:
         """Whether a response to `messages` does what `words` ask."""
 
-        def ask(part: Sequence[Message], omitted_after: int, num_omitted: int):
+        def shown(part: Sequence[Message], omitted_after: int, num_omitted: int):
             return prompts.followed_messages(
                 part, tools, response, words, omitted_after, num_omitted
             )
 
-        return await self._decided("followed", ask, messages, _yes)
+        return await self._decided("followed", shown, messages, _yes)
 
     async def opposites(self, hint: str, words: str) -> list[str]:
         """Open wishes for the opposite; `words` show how users speak here."""
@@ -112,12 +111,12 @@ class HintQuestions:
     async def _decided(
         self,
         name: str,
-        ask: Shown,
+        shown: Shown,
         messages: Sequence[Message],
         read: Callable[[Vote], Answer | None],
         routing_key: str | None = None,
     ) -> Answer | None:
-        ballot = await self._ballot(ask, messages, self._config, routing_key)
+        ballot = await self._ballot(shown, messages, self._config, routing_key)
         answer = None if ballot is None else majority([read(vote) for vote in ballot.votes])
         self.metrics.count(name, ballot, answer)
         return answer
@@ -139,34 +138,18 @@ class HintQuestions:
 
     async def _ballot(
         self,
-        ask: Shown,
+        shown: Shown,
         messages: Sequence[Message],
         config: JudgeConfig,
         routing_key: str | None,
     ) -> Ballot | None:
         """The votes on one question; None where it does not fit."""
-        max_tokens = config.max_prompt_tokens
-        while True:
-            try:
-                # In a thread: counting the tokens of a long conversation takes its time.
-                prompt = await asyncio.to_thread(
-                    fitted, ask, messages, max_tokens, self._count_tokens, self._control_texts
-                )
-            except JudgePromptTooLong:
-                return None
-            ballot = await cast_votes(
-                self._client, prompt.messages, config, routing_key=routing_key
-            )
-            if not ballot.too_long:
-                break
-            # The judge's context is smaller than configured, or the estimate was too low.
-            max_tokens = prompt.num_tokens(self._count_tokens) // 2
-        if ballot.all_failed:
-            errors = dict.fromkeys(vote.error for vote in ballot.votes if vote.error)
-            raise ServiceUnavailable(
-                f"no vote got an answer: {'; '.join(errors)}", retry_after_s=ballot.retry_after_s
-            )
-        return ballot
+
+        def fit(max_tokens: int) -> JudgePrompt:
+            return fitted(shown, messages, max_tokens, self._count_tokens, self._control_texts)
+
+        asked = await ask(self._client, config, fit, self._count_tokens, routing_key)
+        return asked.ballot if asked.too_long is None else None
 
 
 def majority(answers: Sequence[Answer | None]) -> Answer | None:

@@ -103,16 +103,10 @@ def examination_op(
         return None
     if examination.merged_into is not None:
         return _merge(connection, hint_id, row.scope, examination.merged_into, now)
+    if examination.contradicted_by is not None:
+        return _give_way(connection, hint_id, row.scope, examination.contradicted_by, now)
     ended = [
-        _end(
-            connection,
-            other,
-            row.scope,
-            _how_contradicted(connection, other, hint_id),
-            hint_id,
-            now,
-        )
-        for other in examination.contradicts
+        _contradict(connection, other, row.scope, hint_id, now) for other in examination.contradicts
     ]
     block, opposed_by = examination.block, None
     if examination.opposed_elsewhere:
@@ -178,6 +172,28 @@ def _how_contradicted(connection: Connection, old: str, new: str) -> HintStatus:
         TurnRow.oldest_version >= HintRow.trained_since,
     )
     return HintStatus.WITHDRAWN if connection.scalar(select(taught)) else HintStatus.CONTRADICTED
+
+
+def _give_way(
+    connection: Connection, hint_id: str, scope: str, to: str, now: float
+) -> list[str] | None:
+    """An examined hint yields to one that was asked for since, if that still holds."""
+    status = connection.scalar(
+        select(HintRow.status).where(HintRow.hint_id == to, HintRow.scope == scope)
+    )
+    free = update(HintRow).where(HintRow.hint_id == hint_id)
+    connection.execute(free.values(claim_owner=None, claim_until=None))
+    if status not in LIVE_STATUSES:
+        return None  # it ended meanwhile: the hint is examined again
+    ended = _contradict(connection, hint_id, scope, to, now)
+    return [] if ended is None else [ended]
+
+
+def _contradict(
+    connection: Connection, hint_id: str, scope: str, by: str, now: float
+) -> str | None:
+    status = _how_contradicted(connection, hint_id, by)
+    return _end(connection, hint_id, scope, status, by, now)
 
 
 def _end(

@@ -28,9 +28,9 @@ from records.types import Verdict
 MAX_WORDS_CHARS = 2000
 """Longest text of a source's words; what is beyond is cut."""
 
-_TURNS = select(TurnRow.turn_id, TurnRow.session_id, TurnRow.scope, TurnRow.next_state).where(
-    TurnRow.turn_id.in_(bindparam("values", expanding=True))
-)
+_TURNS = select(
+    TurnRow.turn_id, TurnRow.session_id, TurnRow.scope, TurnRow.next_state, TurnRow.created_at
+).where(TurnRow.turn_id.in_(bindparam("values", expanding=True)))
 _BY_KEY = select(HintRow.hint_id, HintRow.scope, HintRow.text_key).where(
     HintRow.text_key.in_(bindparam("values", expanding=True))
 )
@@ -76,7 +76,8 @@ def remember(connection: Connection, verdicts: Sequence[Verdict], now: float) ->
                 "words": words_of(said),
                 "num_votes": len(verdict.votes),
                 "num_positive": sum(vote.score == 1 for vote in verdict.votes),
-                "created_at": now,
+                # Not of the verdict: turns are judged newest first.
+                "created_at": turn.created_at,
             }
         )
     upsert(connection, HintSourceRow, sources)

@@ -84,7 +84,10 @@ class Hint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintSource:
-    """The turn that a hint came from: what the judge wrote there, and what the user had said."""
+    """The turn that a hint came from: what the judge wrote there, and what the user had said.
+
+    `created_at` is the turn's, in unix seconds.
+    """
 
     hint_id: str
     turn_id: str
@@ -127,13 +130,15 @@ class HintState:
 class Examination:
     """What the judge found about a new hint, all of it committed together.
 
-    Merged into an equal hint of its scope, nothing else counts. `contradicts` are hints of its
+    Merged into an equal hint of its scope, or contradicted by one that was asked for since, nothing
+    else counts. `contradicts` are hints of its
     scope that say the opposite, `opposed_elsewhere` those of other scopes. `block` says why it is
     not to be rehearsed; None: it may be.
     """
 
     hint_id: str
     merged_into: str | None = None
+    contradicted_by: str | None = None
     contradicts: tuple[str, ...] = ()
     opposed_elsewhere: tuple[str, ...] = ()
     is_rule: bool = False

@@ -54,14 +54,22 @@ def config_of(url: str) -> JudgeConfig:
     )
 
 
-async def remembered(store: Store, text: str, scope: str = "key", num_positive: int = 3) -> Hint:
-    """A hint of a turn of its own, not examined yet."""
+async def said(store: Store, scope: str = "key") -> str:
+    """A turn, recorded now."""
     turn = a_turn(await a_session(store, scope), tools=TOOLS)
     await store.record_turn(turn, scope=scope)
-    assert await store.set_next_state(turn.turn_id, [{"role": "user", "content": SAID[text]}])
-    assert await claimed(store, TurnState.JUDGING) == [turn.turn_id]
+    return turn.turn_id
+
+
+async def remembered(
+    store: Store, text: str, scope: str = "key", num_positive: int = 3, at: str | None = None
+) -> Hint:
+    """A hint of a turn of its own, not examined yet."""
+    turn_id = at or await said(store, scope)
+    assert await store.set_next_state(turn_id, [{"role": "user", "content": SAID[text]}])
+    assert await claimed(store, TurnState.JUDGING) == [turn_id]
     votes = tuple(a_vote(at, score=1 if at < num_positive else -1) for at in range(3))
-    assert await store.commit_verdict(OWNER, a_verdict(turn.turn_id, text, votes), None)
+    assert await store.commit_verdict(OWNER, a_verdict(turn_id, text, votes), None)
     [hint] = [one for one in await store.hints(scope=scope) if one.text == text]
     return hint
 
@@ -119,6 +127,20 @@ async def test_the_newer_of_two_opposites_holds(store: Store, engine_url: str) -
     old, other = [one for one in [await store.hint(h.hint_id) for h in (old, other)] if one]
     assert (old.status, old.opposed_by) == (HintStatus.CONTRADICTED, new.hint_id)
     assert (new.status, other.status) == (HintStatus.ACTIVE, HintStatus.ACTIVE)
+
+
+async def test_of_two_opposites_the_one_said_last_holds_though_it_was_judged_first(
+    store: Store, engine_url: str
+) -> None:
+    config = config_of(f"{engine_url}/v1")
+    first = await said(store)
+    [new] = await examined(store, config, await remembered(store, CELSIUS))
+    [old] = await examined(store, config, await remembered(store, FAHRENHEIT, at=first))
+    assert (old.status, old.opposed_by) == (HintStatus.CONTRADICTED, new.hint_id)
+    assert old.is_rule is None
+    holds = await store.hint(new.hint_id)
+    assert holds is not None
+    assert holds.status is HintStatus.ACTIVE
 
 
 async def test_opposites_of_two_tenants_both_wait(store: Store, engine_url: str) -> None:

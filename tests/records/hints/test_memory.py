@@ -180,6 +180,33 @@ async def test_a_later_opposite_contradicts(store: Store) -> None:
     assert (await store.hints(limit=1))[0].hint_id != old.hint_id, "the text is a hint anew"
 
 
+async def test_a_hint_gives_way_to_an_opposite_that_was_asked_for_since(store: Store) -> None:
+    holds = await examined(store, "use Celsius")
+    late = await examined(store, "use Fahrenheit", contradicted_by=holds.hint_id)
+    ended = await one(store, late.hint_id)
+    assert (ended.status, ended.opposed_by) == (HintStatus.CONTRADICTED, holds.hint_id)
+    assert [one.hint_id for one in await store.active_hints(10)] == [holds.hint_id]
+
+
+async def test_a_hint_whose_opposite_ended_meanwhile_is_examined_again(store: Store) -> None:
+    old = await examined(store, "use Celsius")
+    await objected(store, "use Fahrenheit")
+    [new] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    assert await store.delete_hint(old.hint_id) is not None
+    found = Examination(hint_id=new.hint_id, contradicted_by=old.hint_id)
+    assert not await store.commit_examination(EXAMINER, found)
+    [again] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    assert again.hint_id == new.hint_id
+
+
+async def test_a_source_is_as_old_as_its_turn(store: Store) -> None:
+    turn_id = await objected(store, "use Celsius")
+    [turn] = await store.load_turns([turn_id])
+    [hint] = await store.hints(limit=1)
+    [source] = await store.hint_sources(hint.hint_id)
+    assert source.created_at == turn.created_at < hint.created_at
+
+
 async def test_objections_to_what_a_hint_taught_withdraw_it(store: Store) -> None:
     turn_id = await objected(store, "use Celsius")
     assert await claimed(store, TurnState.SCORING) == [turn_id]
