@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 _NEAR = 4
 _NO_EVIDENCE = Evidence(next_words=(), new_values=frozenset())
+_ENOUGH_WISHES = 4
+"""With fewer open wishes for the opposite the judge writes once more: few are learned by heart."""
+_WRITING_ROUNDS = 3
 _HELD_OUT_OF = 3
 """Of so many open wishes for the opposite one is kept out of training."""
 
@@ -175,9 +178,13 @@ class HintExaminer:
     ) -> tuple[HintPrompt, ...]:
         turns = await self._store.load_turns([source.turn_id for source in sources[:1]])
         tools = turns[0].tools if turns else []
-        wishes = await self._usable(
-            hint, Relation.OPPOSITE, await self._questions.opposites(hint.text, words)
-        )
+        wishes: dict[str, None] = {}
+        for _ in range(_WRITING_ROUNDS):
+            written = await self._questions.opposites(hint.text, words)
+            new = [text for text in written if text not in wishes]
+            wishes |= dict.fromkeys(await self._usable(hint, Relation.OPPOSITE, new))
+            if len(wishes) >= _ENOUGH_WISHES:
+                break
         others = await self._usable(
             hint, Relation.UNRELATED, await self._questions.outsides(hint.text, tools)
         )

@@ -23,6 +23,7 @@ from rollout_bridge.engine.types import Generation, SamplingParams
 from rollout_bridge.rendering import Rendering
 from trainer.evaluation.dynamic_n import StoppingRule
 from trainer.evaluation.tasks import Answer, Task, TaskSuite
+from trainer.together import all_or_none
 
 T = TypeVar("T")
 
@@ -115,16 +116,11 @@ async def gather_counted(work: Sequence[Coroutine[Any, Any, T]], progress: Progr
         progress(done, len(work))
         return result
 
-    tasks = [asyncio.ensure_future(one(coroutine)) for coroutine in work]
     try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return await all_or_none([one(coroutine) for coroutine in work])
+    finally:
         for coroutine in work:
-            coroutine.close()
-        raise
+            coroutine.close()  # those that never began
 
 
 async def count_passes(

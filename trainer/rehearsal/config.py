@@ -42,8 +42,8 @@ class RehearsalConfig(BaseModel):
     prompt_samples: PositiveInt = 8
     """Answers of the start model to such a text; it must do in three of four what the text asks."""
     without_counter: bool = False
-    """Rehearse hints for which no such text is left, too. What they teach is then done against open
-    wishes as well; obedience cannot be measured for them.
+    """Rehearse hints with fewer than two usable open wishes for the opposite, too. What they teach
+    is then done against open wishes as well, and obedience cannot be measured for them.
     """
 
     max_steps: PositiveInt = 40

@@ -22,7 +22,7 @@ from trainer.rehearsal.desk import Desk, LessonUnusable
 from trainer.rehearsal.estimates import Gap, Measured, Obedience, gap_of
 from trainer.rehearsal.needs import Questions
 from trainer.rehearsal.prompt_check import followed_at
-from trainer.rehearsal.together import all_or_none
+from trainer.together import all_or_none
 
 logger = logging.getLogger(__name__)
 

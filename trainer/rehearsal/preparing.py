@@ -21,7 +21,7 @@ from trainer.rehearsal.desk import Desk
 from trainer.rehearsal.needs import Questions, RehearsalStore
 from trainer.rehearsal.prompt_check import check_prompt
 from trainer.rehearsal.states import called_tools, choose_states
-from trainer.rehearsal.together import all_or_none
+from trainer.together import all_or_none
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Preparation:
         if not prepared.training:
             await self._block(hint, RehearsalBlock.NO_STATES, "its states are gone")
             return None
-        if not prepared.prompts and not self._config.without_counter:
+        if not prepared.wishes and not self._config.without_counter:
             detail = await self._why_no_prompt(hint)
             await self._block(hint, RehearsalBlock.NO_COUNTER_LESSONS, detail)
             return None
@@ -216,13 +216,12 @@ class Preparation:
 
     async def _why_no_prompt(self, hint: Hint) -> str:
         prompts = await self._store.hint_prompts(hint.hint_id)
-        if not prompts:
-            return "the judge wrote no text for its exceptions"
-        dropped = [one for one in prompts if one.dropped is not None]
-        if not dropped:
-            return f"all {len(prompts)} texts for its exceptions are held back to measure"
+        wishes = [one for one in prompts if one.kind is PromptKind.OPPOSITE]
+        dropped = [one.dropped for one in wishes if one.dropped is not None]
+        why = f" (the last not used: {dropped[-1]})" if dropped else ""
         return (
-            f"{len(dropped)} of {len(prompts)} texts are not used, the last: {dropped[-1].dropped}"
+            f"{len(wishes) - len(dropped)} of {len(wishes)} open wishes for the opposite are "
+            f"usable{why}; one has to train and another one to measure obedience"
         )
 
     async def _block(self, hint: Hint, block: RehearsalBlock | None, detail: str | None) -> None:
@@ -246,14 +245,15 @@ class Preparation:
 
 
 def measuring_texts(tried: Sequence[HintPrompt]) -> set[str]:
-    """Ids of the texts that measure obedience and never train: those that were held out for it;
-    where none of these is usable, one open wish for the opposite of several. A single text trains.
+    """Ids of the texts that measure obedience and never train: of the usable open wishes for the
+    opposite those that were held out for it, at most a third, and one of two. A single one trains.
     """
-    held = {one.prompt_id for one in tried if one.held_out}
-    wishes = sorted(one.prompt_id for one in tried if one.kind is PromptKind.OPPOSITE)
-    if len(held) == len(tried):
-        return held - {min(held)} if held else held
-    return held or set(wishes[-1:] if len(wishes) > 1 else ())
+    wishes = [one for one in tried if one.kind is PromptKind.OPPOSITE]
+    if len(wishes) < 2:
+        return set()
+    ranked = sorted(wishes, key=lambda one: (not one.held_out, one.prompt_id))
+    num_held = sum(one.held_out for one in wishes)
+    return {one.prompt_id for one in ranked[: max(min(num_held, len(wishes) // 3), 1)]}
 
 
 def _usable(turns: Sequence[TurnRecord]) -> list[TurnRecord]:

@@ -17,7 +17,7 @@ from records.types import TurnRecord
 from trainer.policy_sampler import PolicySampler
 from trainer.rehearsal.desk import Desk, LessonUnusable
 from trainer.rehearsal.needs import Questions
-from trainer.rehearsal.together import all_or_none
+from trainer.together import all_or_none
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,12 @@ def a_text(prompt_id: str, *, held_out: bool = False, kind: PromptKind = PromptK
         ([a_text("a")], set()),
         ([a_text("a", held_out=True)], set()),
         ([a_text("a"), a_text("b", held_out=True)], {"b"}),
-        ([a_text("a"), a_text("b")], {"b"}),
-        ([a_text("a", held_out=True), a_text("b", held_out=True)], {"b"}),
+        ([a_text("a"), a_text("b")], {"a"}),
+        ([a_text("a", held_out=True), a_text("b", held_out=True)], {"a"}),
         ([a_text("a"), a_text("b", kind=PromptKind.OUTSIDE)], set()),
+        ([a_text("a", held_out=True), a_text("b", kind=PromptKind.OUTSIDE)], set()),
+        ([a_text("a", held_out=True), a_text("b", held_out=True), a_text("c")], {"a"}),
+        ([*(a_text(one, held_out=one in "be") for one in "abcdef")], {"b", "e"}),
     ],
 )
 def test_one_text_trains_and_of_several_one_measures(texts, expected) -> None:
