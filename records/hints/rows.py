@@ -17,7 +17,7 @@ class HintRow(Base):
     """
 
     __tablename__ = "hints"
-    hint_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    hint_id: Mapped[str] = mapped_column(CleanText, primary_key=True)
     scope: Mapped[str] = mapped_column(CleanText)
     text: Mapped[str] = mapped_column(CleanText)
     text_key: Mapped[str | None] = mapped_column(Text)
@@ -49,7 +49,7 @@ class HintSourceRow(Base):
     """A turn that a hint came from; see `HintSource`."""
 
     __tablename__ = "hint_sources"
-    hint_id: Mapped[str] = mapped_column(Text, ForeignKey("hints.hint_id"), primary_key=True)
+    hint_id: Mapped[str] = mapped_column(CleanText, ForeignKey("hints.hint_id"), primary_key=True)
     turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
     session_id: Mapped[str] = mapped_column(Text)
     text: Mapped[str] = mapped_column(CleanText)
@@ -65,7 +65,7 @@ class HintPromptRow(Base):
 
     __tablename__ = "hint_prompts"
     prompt_id: Mapped[str] = mapped_column(Text, primary_key=True)
-    hint_id: Mapped[str] = mapped_column(Text, ForeignKey("hints.hint_id"))
+    hint_id: Mapped[str] = mapped_column(CleanText, ForeignKey("hints.hint_id"))
     kind: Mapped[PromptKind] = mapped_column(enum_column(PromptKind))
     text: Mapped[str] = mapped_column(CleanText)
     held_out: Mapped[bool]
@@ -79,7 +79,7 @@ class HintStateRow(Base):
     """A recorded state of a hint; see `HintState`."""
 
     __tablename__ = "hint_states"
-    hint_id: Mapped[str] = mapped_column(Text, ForeignKey("hints.hint_id"), primary_key=True)
+    hint_id: Mapped[str] = mapped_column(CleanText, ForeignKey("hints.hint_id"), primary_key=True)
     turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
     held_out: Mapped[bool]
     __table_args__ = (Index(None, "turn_id"),)

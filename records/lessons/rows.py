@@ -22,7 +22,7 @@ class LessonRow(Base):
     lesson_id: Mapped[str] = mapped_column(Text, primary_key=True)
     kind: Mapped[LessonKind] = mapped_column(enum_column(LessonKind))
     scope: Mapped[str] = mapped_column(CleanText)
-    hint_id: Mapped[str | None] = mapped_column(Text)
+    hint_id: Mapped[str | None] = mapped_column(CleanText)
     state_turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"))
     prompt_id: Mapped[str | None] = mapped_column(Text)
     state: Mapped[LessonState] = mapped_column(enum_column(LessonState))

@@ -199,6 +199,15 @@ async def test_a_hint_whose_opposite_ended_meanwhile_is_examined_again(store: St
     assert again.hint_id == new.hint_id
 
 
+@pytest.mark.parametrize("hint_id", ["\x00", "hint_\ud800"])
+async def test_ids_that_no_database_takes_are_of_no_hint(store: Store, hint_id: str) -> None:
+    await objected(store, "use Celsius")
+    assert await store.hint(hint_id) is None
+    assert await store.hints(after=hint_id) == []
+    assert await store.hint_sources(hint_id) == await store.hint_prompts(hint_id) == []
+    assert await store.delete_hint(hint_id) is None
+
+
 async def test_a_source_is_as_old_as_its_turn(store: Store) -> None:
     turn_id = await objected(store, "use Celsius")
     [turn] = await store.load_turns([turn_id])
