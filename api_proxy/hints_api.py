@@ -16,6 +16,7 @@ from api_proxy.callers import caller_of
 from api_proxy.errors import ApiError, invalid, store_unavailable
 from api_proxy.turns import TurnService
 from records.errors import StoreError
+from records.hints.texts import measuring_texts
 from records.hints.types import Hint, HintStatus
 
 router = APIRouter()
@@ -71,6 +72,7 @@ async def hint(request: Request, hint_id: str) -> dict[str, Any]:
     except ApiError as error:
         count_refusal(service, error)
         raise
+    measuring = measuring_texts(prompts)
     return {
         **hint_object(found),
         "sources": [
@@ -88,7 +90,7 @@ async def hint(request: Request, hint_id: str) -> dict[str, Any]:
             {
                 "kind": one.kind.value,
                 "text": one.text,
-                "held_out": one.held_out,
+                "measures": one.prompt_id in measuring,
                 "asked": one.asked,
                 "followed": one.followed,
                 "dropped": one.dropped,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from api_proxy.callers import tenant_scope
+from records.hints.texts import measuring_texts
 from records.hints.types import Hint, HintPrompt, HintSource, HintStatus
 from records.store import Store
 from trainer import run_config
@@ -48,8 +49,9 @@ def show(config_file: Path, hint_id: str) -> Outcome:
         votes = f"{one.num_positive} of {one.num_votes} votes"
         lines.append(f"from turn {one.turn_id} ({_when(one.created_at)}, {votes}): {one.text}")
         lines += [f"    {said}" for said in one.words.splitlines()]
+    measuring = measuring_texts(prompts)
     for prompt in prompts:
-        use = prompt.dropped or ("measures" if prompt.held_out else "trains")
+        use = prompt.dropped or ("measures" if prompt.prompt_id in measuring else "trains")
         tried = f"followed {prompt.followed} of {prompt.asked}" if prompt.asked else "not tried yet"
         lines.append(f"{prompt.kind.value}: {prompt.text} ({tried}; {use})")
     return Outcome(lines)

@@ -271,6 +271,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
     from trainer.calibration_texts import calibration_sequences
     from trainer.loop import EmbeddedTrainer
     from trainer.run_folder import only_trainer
+    from trainer.run_report import write_run_report
     from trainer.stop_order import read_stop, waited_while_stopped
 
     for warning in run_warnings(config.trainer):
@@ -300,6 +301,9 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
                 await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
         finally:
             await trainer.close()
+            if not stays:  # else who started it writes the report
+                path = await write_run_report(folder, f"Training {config.model}", store, rendering)
+                logger.info("report: %s", path)
 
 
 async def _check_teachers(config: RunConfig, rendering: Rendering) -> None:

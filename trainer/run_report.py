@@ -1,6 +1,7 @@
 """From a run's folder and store to what a report shows: curves and example turns.
 
-Reads `metrics.jsonl` and trained turns; draws nothing itself (trainer/report.py does).
+Reads `metrics.jsonl` and trained turns; draws nothing itself (trainer/report.py does). The same in
+numbers is `trainer.run_summary`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from records.store import Store
 from rollout_bridge.rendering import Rendering
 from trainer.rehearsal.saying import learning_curves, learning_tables
 from trainer.report import Curve, ReportExample, metric_curve, write_report
+from trainer.run_summary import write_run_summary
 
 
 async def write_run_report(
     folder: Path, title: str, store: Store, rendering: Rendering, examples: int = 3
 ) -> Path:
-    """Draw the run as it is now into its folder's report.html; returns the path."""
+    """Draw the run as it is now into its folder's report.html, and write its summary.json; returns
+    the report's path.
+    """
     rows = metric_rows(folder)
+    await write_run_summary(folder, store, rows)
     counts, drops = await store.counts(), await store.drops()
     latest, share = await store.latest_version(), await store.judged_share()
     trained = [row for row in rows if row.get("skipped") is None]

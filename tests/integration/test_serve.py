@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import stat
 import sys
@@ -115,6 +116,8 @@ async def test_serve_answers_records_judges_and_stops(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert b"stopped" in await process.stdout.read()
     assert "Mean importance weight" in (tmp_path / "report.html").read_text()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert sum(summary["turns"].values()) == 2
     paths = [tmp_path, *tmp_path.rglob("*")]
     assert len(paths) > 10
     readable = [path for path in paths if stat.S_IMODE(path.lstat().st_mode) & 0o077]

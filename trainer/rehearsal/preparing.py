@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from records.hints.texts import measuring_texts, usable
 from records.hints.types import Hint, HintPrompt, PromptKind, RehearsalBlock
 from records.types import TurnRecord
 from trainer.policy_sampler import PolicySampler
@@ -86,12 +87,8 @@ class Preparation:
         """What is stored of a hint that was prepared."""
         states = await self._store.hint_states(hint.hint_id)
         held = {state.turn_id for state in states if state.held_out}
-        turns = _usable(await self._store.load_turns([state.turn_id for state in states]))
-        tried = [
-            one
-            for one in await self._store.hint_prompts(hint.hint_id)
-            if one.dropped is None and one.asked
-        ]
+        turns = _with_tokens(await self._store.load_turns([state.turn_id for state in states]))
+        tried = usable(await self._store.hint_prompts(hint.hint_id))
         measuring = measuring_texts(tried)
         return Prepared(
             hint=hint,
@@ -104,7 +101,7 @@ class Preparation:
     async def _has_states(self, hint: Hint) -> bool:
         config = self._config
         known = await self._store.hint_states(hint.hint_id)
-        turns = _usable(await self._store.load_turns([state.turn_id for state in known]))
+        turns = _with_tokens(await self._store.load_turns([state.turn_id for state in known]))
         if len(turns) < config.max_states:
             turns += await self._further_states(hint, turns)
         chosen = choose_states(
@@ -136,7 +133,7 @@ class Preparation:
         near = await self._store.states_near(
             hint.hint_id, rule=rule, limit=_CANDIDATES * wanted if by_judge else wanted
         )
-        turns = _usable(
+        turns = _with_tokens(
             await self._store.load_turns([turn_id for turn_id in near if turn_id not in have])
         )
         sources = {one.turn_id for one in await self._store.hint_sources(hint.hint_id)}
@@ -244,18 +241,6 @@ class Preparation:
         return True
 
 
-def measuring_texts(tried: Sequence[HintPrompt]) -> set[str]:
-    """Ids of the texts that measure obedience and never train: of the usable open wishes for the
-    opposite those that were held out for it, at most a third, and one of two. A single one trains.
-    """
-    wishes = [one for one in tried if one.kind is PromptKind.OPPOSITE]
-    if len(wishes) < 2:
-        return set()
-    ranked = sorted(wishes, key=lambda one: (not one.held_out, one.prompt_id))
-    num_held = sum(one.held_out for one in wishes)
-    return {one.prompt_id for one in ranked[: max(min(num_held, len(wishes) // 3), 1)]}
-
-
-def _usable(turns: Sequence[TurnRecord]) -> list[TurnRecord]:
+def _with_tokens(turns: Sequence[TurnRecord]) -> list[TurnRecord]:
     """Those that still have their tokens."""
     return [turn for turn in turns if len(turn.prompt_ids)]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from records.hints.texts import measuring_texts
 from records.hints.types import HintPrompt, PromptKind
-from trainer.rehearsal.preparing import measuring_texts
 
 
 def a_text(prompt_id: str, *, held_out: bool = False, kind: PromptKind = PromptKind.OPPOSITE):
