@@ -66,8 +66,8 @@ class JudgeConfig(BaseModel):
     max_candidates: int = Field(default=3, ge=1)
     """Most hints of a turn that are kept and scored, where the selection gives several."""
     exception_texts: int = Field(default=12, ge=1)
-    """Texts that are asked for of each kind of a hint's exceptions: open wishes for the opposite,
-    and wishes of which it says nothing. Of the opposite ones every third is kept out of training.
+    """Open wishes for the opposite of a hint that are asked for; where few are usable, once more.
+    Every third is kept out of training. Of wishes of which it says nothing a third as many.
     """
     reward: RewardKind = "none"
     """Reward of a turn from its votes: the majority's 1, 0 or -1 (`verdict`), their mean (`votes`),

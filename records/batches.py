@@ -17,14 +17,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import ColumnElement, Connection, exists, or_, select
 
+from records.hints.rows import HintRow, HintSourceRow
+from records.hints.types import HintStatus
 from records.lessons.claiming import UNFINISHED
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.rows import LessonRow
 from records.models import TurnRow
 from records.names import TurnState
-from records.round_robin import PRIORITIES, ceil_div, deal, ring_of_scopes, waiting_scopes
+from records.round_robin import (
+    PRIORITIES,
+    Condition,
+    ceil_div,
+    deal,
+    ring_of_scopes,
+    waiting_scopes,
+)
 from records.share import LessonShares, Share
 
 
@@ -51,13 +60,16 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Ready turns of one priority."""
+    """Ready turns of one priority; those that are not free stay out."""
 
     priority: int
+    is_free: Condition | None = None
 
     def scopes(self, connection: Connection, after: str, limit: int) -> list[str]:
         """As `Source`."""
-        return waiting_scopes(connection, TurnState.READY, self.priority, None, after, limit)
+        return waiting_scopes(
+            connection, TurnState.READY, self.priority, self.is_free, after, limit
+        )
 
     def oldest(self, connection: Connection, scope: str, depth: int) -> list[Candidate]:
         """As `Source`."""
@@ -70,6 +82,8 @@ class Turns:
             )
             .order_by(TurnRow.created_at, TurnRow.turn_id)
         )
+        if self.is_free is not None:
+            statement = statement.where(self.is_free(TurnRow))
         return _locked(connection, statement, depth, is_lesson=False)
 
 
@@ -111,7 +125,26 @@ def _locked(
     return [Candidate(row[0], row[1], row[2], is_lesson) for row in rows]
 
 
-TURNS = tuple(Turns(priority) for priority in PRIORITIES)
+def ready_turns(is_free: Condition | None = None) -> list[Turns]:
+    """Those of agents that work now before those of recordings."""
+    return [Turns(priority, is_free) for priority in PRIORITIES]
+
+
+def practised_or_ready_before(since: float) -> Condition:
+    """Turns whose hint is practised or never will be, and those that were ready before `since`."""
+
+    def is_free(row: type[TurnRow]) -> ColumnElement[bool]:
+        is_new = or_(HintRow.is_rule.is_(None), HintRow.first_gap.is_(None))
+        waits = exists().where(
+            HintSourceRow.turn_id == row.turn_id,
+            HintRow.hint_id == HintSourceRow.hint_id,
+            HintRow.status == HintStatus.ACTIVE,
+            HintRow.block.is_(None),
+            is_new,
+        )
+        return or_(row.updated_at < since, ~waits)
+
+    return is_free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +159,16 @@ class Batch:
 
 
 def turns_alone(
-    connection: Connection, count: int, now: float, share: Share, after: str
+    connection: Connection,
+    count: int,
+    now: float,
+    share: Share,
+    after: str,
+    is_free: Condition | None = None,
 ) -> Batch | None:
     """A batch of turns; None if there are not enough, or none may be added yet."""
     chosen: list[Candidate] = []
-    for source in TURNS:
+    for source in ready_turns(is_free):
         left = count - len(chosen)
         if not left:
             break
@@ -171,7 +209,9 @@ def with_lessons(
     )
     fill = partial(_part, connection, now=now, share=share, after=after)
     is_rehearsing = LessonKind.HINT in expected
-    hinted = (*TURNS, Lessons(LessonKind.HINT)) if is_rehearsing else TURNS
+    is_free = practised_or_ready_before(now - shares.hold_s) if shares.hold_s else None
+    hinted: list[Source] = [*ready_turns(is_free)]
+    hinted += [Lessons(LessonKind.HINT)] if is_rehearsing else []
     lessons = [
         *(fill([Lessons(LessonKind.COUNTER)], counter) or []),
         *(fill([Lessons(LessonKind.KEEP)], keep) or []),
@@ -181,7 +221,7 @@ def with_lessons(
         if chosen is not None:
             return _batch([*chosen, *lessons], chosen[-1].scope)
     if not is_rehearsing or shares.alone or not recent:
-        return turns_alone(connection, count, now, share, after)
+        return turns_alone(connection, count, now, share, after, is_free)
     return None
 
 

@@ -33,12 +33,15 @@ class LessonShares:
 
     Lessons that do not come hold up no turns: a batch of turns alone is leased where no lesson was
     made or changed for `wait_s`, and where its trainer says, by `alone`, that it has waited for
-    long enough.
+    long enough. A turn whose hint is still to be examined, or to be practised for the first time,
+    stays out of batches for `hold_s` after it became ready: trained before there are
+    counter-lessons it would cost the open wish for the opposite.
     """
 
     counter: float = 0.375
     keep: float = 0.125
     wait_s: float = 60.0
+    hold_s: float = 600.0
     alone: bool = False
 
     def of(self, count: int, *, has_counter: bool = True, has_keep: bool = True) -> tuple[int, int]:

@@ -189,6 +189,10 @@ class TrainerConfig(BaseModel):
     """Share of a batch that are keep-lessons, against drift of what no hint speaks of."""
     lesson_wait_s: float = Field(default=LessonShares().wait_s, ge=0)
     """A full batch of turns goes without lessons where those do not come for this long."""
+    hint_wait_s: float = Field(default=LessonShares().hold_s, ge=0)
+    """A turn waits for this long until its hint has been examined and can be practised. Trained
+    before, without counter-lessons, it would cost the open wish for the opposite.
+    """
     whole_sessions: bool = False
     """Fill each batch up with all ready turns of its sessions, so that what they share is computed
     once: for recordings, where all turns of a session are ready together.
@@ -295,6 +299,7 @@ class TrainerConfig(BaseModel):
             counter=self.lesson_counter_share,
             keep=self.lesson_keep_share,
             wait_s=self.lesson_wait_s,
+            hold_s=self.hint_wait_s,
         )
 
     @model_validator(mode="after")

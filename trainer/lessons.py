@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.share import LessonShares
@@ -14,6 +15,8 @@ from records.store import Store
 from records.types import ReadySample
 from trainer.batch_totals import BatchTotals
 from trainer.config import TrainerConfig
+from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.recovery import shares_now
 
 logger = logging.getLogger(__name__)
 
@@ -63,16 +66,19 @@ def pool_metrics(
 class LessonMix:
     """The lessons' part of a trainer's batches; none where it does not rehearse."""
 
-    def __init__(self, store: Store, config: TrainerConfig, *, rehearses: bool) -> None:
+    def __init__(
+        self, store: Store, config: TrainerConfig, folder: Path, rehearsal: RehearsalConfig | None
+    ) -> None:
         self._store = store
         self._config = config
-        self._rehearses = rehearses
+        self._folder = folder
+        self._rehearsal = rehearsal
         self._full_since: float | None = None
         self._steps_alone = 0
 
     async def num_ready(self) -> int:
         """Number of lessons that could fill a batch."""
-        if not self._rehearses:
+        if self._rehearsal is None:
             return 0
         counts = await self._store.lesson_counts()
         return sum(number for (_, state), number in counts.items() if state is LessonState.READY)
@@ -81,7 +87,7 @@ class LessonMix:
         """What lessons have of the next batch. `is_full`: turns alone would fill it; they go alone
         once that was so for `lesson_wait_s`, and at once where a run `finishes`.
         """
-        if not self._rehearses:
+        if self._rehearsal is None:
             return None
         now = time.monotonic()
         if not is_full:
@@ -90,7 +96,9 @@ class LessonMix:
             self._full_since = now
         wait_s = self._config.lesson_wait_s
         waited = self._full_since is not None and now - self._full_since >= wait_s
-        return replace(self._config.lesson_shares, alone=waited or finishes)
+        floor = self._rehearsal.obedience_floor
+        shares = shares_now(self._folder, self._config.lesson_shares, floor)
+        return replace(shares, alone=waited or finishes, hold_s=0.0 if finishes else shares.hold_s)
 
     def leased(self) -> None:
         """A batch was leased: the next one waits anew."""
@@ -100,7 +108,7 @@ class LessonMix:
         """After a step on `samples`: lessons at hand and dropped, and steps that went without any
         though counter-lessons were on their way, since this process began.
         """
-        if not self._rehearses:
+        if self._rehearsal is None:
             return {}
         counts = await self._store.lesson_counts()
         has_counter = any(kind is LessonKind.COUNTER for kind, _ in counts)

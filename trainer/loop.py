@@ -34,6 +34,7 @@ from trainer.lessons import LessonMix
 from trainer.manifest import Manifest
 from trainer.metrics import MetricsLog
 from trainer.publish import Publisher, WeightTarget
+from trainer.rehearsal.config import RehearsalConfig
 from trainer.restore import in_thread, restore, start_model
 from trainer.run_checks import lessons_problem
 from trainer.self_check import self_check
@@ -76,7 +77,7 @@ class EmbeddedTrainer:
         engines: Mapping[str, PolicyEngine],
         thread: ThreadPoolExecutor,
         owner: str,
-        rehearses: bool,
+        rehearsal: RehearsalConfig | None,
     ):
         self.store = store
         self.config = config
@@ -86,7 +87,7 @@ class EmbeddedTrainer:
         """The newest step; its version is what the engines are to serve."""
         self.updater = updater
         self.owner = owner
-        self._lessons = LessonMix(store, config, rehearses=rehearses)
+        self._lessons = LessonMix(store, config, run_folder, rehearsal)
         self.publisher = Publisher(
             engines,
             mode=config.pause_mode,
@@ -114,15 +115,15 @@ class EmbeddedTrainer:
         model: str,
         engines: Mapping[str, PolicyEngine],
         owner: str = "trainer",
-        rehearses: bool = False,
+        rehearsal: RehearsalConfig | None = None,
     ) -> EmbeddedTrainer:
         """Load the newest intact checkpoint (or the start `model`), make the store equal to its
-        chain, and bring the engines to its version. `rehearses`: fill batches with lessons.
+        chain, and bring the engines to its version. With `rehearsal` batches hold lessons.
 
         Raises CheckpointError for a folder of another run, StartupError for an unsupported model
         or objective.
         """
-        if rehearses and (problem := lessons_problem(config)) is not None:
+        if rehearsal is not None and (problem := lessons_problem(config)) is not None:
             raise StartupError(problem)
         checkpoints = Checkpoints(run_folder / "checkpoints", model, config.seed)
         thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -144,7 +145,7 @@ class EmbeddedTrainer:
                 engines=engines,
                 thread=thread,
                 owner=owner,
-                rehearses=rehearses,
+                rehearsal=rehearsal,
             )
         except BaseException:
             thread.shutdown()

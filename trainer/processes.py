@@ -289,7 +289,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
             model=config.model,
             engines={"policy": policy},
             owner=owner_name("trainer"),
-            rehearses=config.rehearsal.enabled,
+            rehearsal=config.rehearsal if config.rehearsal.enabled else None,
         )
         try:
             sequences = calibration_sequences(rendering, config.seed)

@@ -102,11 +102,13 @@ class HintQuestions:
 
     async def opposites(self, hint: str, words: str) -> list[str]:
         """Open wishes for the opposite; `words` show how users speak here."""
-        return await self._written("opposite", prompts.opposite_messages(hint, words))
+        count = self._config.exception_texts
+        return await self._written("opposite", prompts.opposite_messages(hint, words), count)
 
     async def outsides(self, hint: str, tools: Sequence[dict[str, Any]]) -> list[str]:
         """Wishes of which the hint says nothing."""
-        return await self._written("outside", prompts.outside_messages(hint, tools))
+        count = max(self._config.exception_texts // 3, 1)
+        return await self._written("outside", prompts.outside_messages(hint, tools), count)
 
     async def _decided(
         self,
@@ -121,11 +123,11 @@ class HintQuestions:
         self.metrics.count(name, ballot, answer)
         return answer
 
-    async def _written(self, name: str, messages: list[dict[str, str]]) -> list[str]:
-        """What the votes wrote, each text once, in their order."""
+    async def _written(self, name: str, messages: list[dict[str, str]], count: int) -> list[str]:
+        """What `count` votes wrote, each text once, in their order."""
         config = self._config.model_copy(
             update={
-                "votes": self._config.exception_texts,
+                "votes": count,
                 "temperature": max(self._config.temperature, _WRITING_TEMPERATURE),
             }
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, exists, or_, select, update
+from sqlalchemy import Connection, and_, delete, exists, func, select, update
 
 from records.errors import StoreConflict
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
@@ -34,23 +34,29 @@ _MOVES = {
 def claim_hints_op(
     connection: Connection, owner: str, limit: int, now: float, ttl_s: float
 ) -> list[str]:
-    """Claim up to `limit` hints that nobody has examined: of each scope the oldest, then the
-    second, and so on.
+    """Claim up to `limit` hints that nobody has examined, one of each scope: the one with the most
+    sources, the oldest of these. None of a scope of which one is being examined: they may be equal,
+    and each is compared with those that were examined before.
     """
-    free = or_(HintRow.claim_owner.is_(None), HintRow.claim_until < now)
+    waits = [HintRow.status.in_(LIVE_STATUSES), HintRow.is_rule.is_(None)]
+    busy = select(HintRow.scope).where(*waits, HintRow.claim_until >= now)
+    confirmed = (
+        select(func.count())
+        .where(HintSourceRow.hint_id == HintRow.hint_id)
+        .correlate(HintRow)
+        .scalar_subquery()
+    )
     rows = connection.execute(
         select(HintRow.hint_id, HintRow.scope)
-        .where(HintRow.status.in_(LIVE_STATUSES), HintRow.is_rule.is_(None), free)
-        .order_by(HintRow.created_at, HintRow.hint_id)
+        .where(*waits, HintRow.scope.not_in(busy))
+        .order_by(confirmed.desc(), HintRow.created_at, HintRow.hint_id)
         .limit(16 * limit)
         .with_for_update(skip_locked=True)
     ).all()
-    place: dict[str, int] = {}
-    ranked: list[tuple[int, int, str]] = []
-    for number, row in enumerate(rows):
-        place[row.scope] = place.get(row.scope, -1) + 1
-        ranked.append((place[row.scope], number, row.hint_id))
-    chosen = [hint_id for _, _, hint_id in sorted(ranked)[:limit]]
+    first: dict[str, str] = {}
+    for row in rows:
+        first.setdefault(row.scope, row.hint_id)
+    chosen = list(first.values())[:limit]
     _claim(connection, chosen, owner, now + ttl_s)
     return chosen
 

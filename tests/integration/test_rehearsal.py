@@ -29,6 +29,7 @@ from tests.trainer.rehearsal import lab
 from trainer import run_config
 from trainer.loop import EmbeddedTrainer
 from trainer.policy_sampler import PolicySampler
+from trainer.rehearsal.config import RehearsalConfig
 from trainer.rehearsal.journal import read_rows
 from trainer.rehearsal.starting import Connections, rehearsal_worker
 from trainer.rehearsal.worker import RehearsalWorker
@@ -92,7 +93,7 @@ class Parts:
             run_folder=self.folder,
             model=str(MODEL),
             engines={"policy": self.policy},
-            rehearses=True,
+            rehearsal=RehearsalConfig(enabled=True),
         )
 
 

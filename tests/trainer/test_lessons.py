@@ -24,11 +24,12 @@ from trainer.checkpoint import Checkpoints
 from trainer.errors import StartupError
 from trainer.loop import FINISH_FILE, EmbeddedTrainer
 from trainer.manifest import Manifest
+from trainer.rehearsal.config import RehearsalConfig
 from trainer.run_checks import lessons_problem
 from trainer.update import Updater
 
 HINT, COUNTER, KEEP = LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP
-SHARES = {"lesson_counter_share": 0.25, "lesson_keep_share": 0.25}
+SHARES = {"lesson_counter_share": 0.25, "lesson_keep_share": 0.25, "hint_wait_s": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ async def rehearsing(run: Path, folder: Path, **options):
             run_folder=run,
             model=str(folder),
             engines={"policy": LocalEngine(str(folder))},
-            rehearses=True,
+            rehearsal=RehearsalConfig(enabled=True),
         )
         try:
             yield trainer, store

@@ -33,13 +33,16 @@ _REMEMBERED = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A hint with its states and texts; what is held back measures and never trains."""
+    """A hint with its states and texts; what is held back measures and never trains. `has_untried`:
+    the start model was not yet asked to do what some of its texts ask.
+    """
 
     hint: Hint
     training: tuple[TurnRecord, ...]
     held_back: tuple[TurnRecord, ...]
     prompts: tuple[HintPrompt, ...]
     wishes: tuple[HintPrompt, ...]
+    has_untried: bool
 
     @property
     def measured_at(self) -> tuple[TurnRecord, ...]:
@@ -71,7 +74,10 @@ class Preparation:
         """
         if not await self._has_states(hint):
             return None
-        await self._try_prompts(hint)
+        await self._try_prompts(hint, PromptKind.OPPOSITE)
+        if hint.first_gap is not None:
+            # Only now: its turns wait until it is practised.
+            await self._try_prompts(hint, PromptKind.OUTSIDE)
         prepared = await self.load(hint)
         if not prepared.training:
             await self._block(hint, RehearsalBlock.NO_STATES, "its states are gone")
@@ -88,7 +94,8 @@ class Preparation:
         states = await self._store.hint_states(hint.hint_id)
         held = {state.turn_id for state in states if state.held_out}
         turns = _with_tokens(await self._store.load_turns([state.turn_id for state in states]))
-        tried = usable(await self._store.hint_prompts(hint.hint_id))
+        prompts = await self._store.hint_prompts(hint.hint_id)
+        tried = usable(prompts)
         measuring = measuring_texts(tried)
         return Prepared(
             hint=hint,
@@ -96,6 +103,7 @@ class Preparation:
             held_back=tuple(turn for turn in turns if turn.turn_id in held),
             prompts=tuple(one for one in tried if one.prompt_id not in measuring),
             wishes=tuple(one for one in tried if one.prompt_id in measuring),
+            has_untried=any(one.dropped is None and not one.asked for one in prompts),
         )
 
     async def _has_states(self, hint: Hint) -> bool:
@@ -183,22 +191,25 @@ class Preparation:
             self._said.popitem(last=False)
         return answer
 
-    async def _try_prompts(self, hint: Hint) -> None:
+    async def _try_prompts(self, hint: Hint, kind: PromptKind) -> None:
         prompts = await self._store.hint_prompts(hint.hint_id)
-        untried = [one for one in prompts if one.dropped is None and not one.asked]
+        of_kind = [one for one in prompts if one.kind is kind]
+        untried = [one for one in of_kind if one.dropped is None and not one.asked]
         if not untried:
             return
         loaded = await self.load(hint)
         turns = loaded.training or loaded.held_back
         if not turns:
             return
-        for number, prompt in enumerate(untried):
+
+        async def try_one(number: int, prompt: HintPrompt) -> None:
+            first = number % len(turns)
             checked = await check_prompt(
                 self._desk,
                 self._start,
                 self._questions,
                 prompt,
-                [*turns[number % len(turns) :], *turns[: number % len(turns)]],
+                [*turns[first:], *turns[:first]],
                 self._config.prompt_samples,
                 self._limit,
             )
@@ -210,6 +221,8 @@ class Preparation:
             )
             if checked.dropped is not None:
                 logger.info("hint %s: a text is not used: %s", hint.hint_id, checked.dropped)
+
+        await all_or_none([try_one(number, prompt) for number, prompt in enumerate(untried)])
 
     async def _why_no_prompt(self, hint: Hint) -> str:
         prompts = await self._store.hint_prompts(hint.hint_id)

@@ -39,6 +39,7 @@ from trainer.rehearsal.metrics import RehearsalMetrics
 from trainer.rehearsal.needs import Questions, RehearsalStore
 from trainer.rehearsal.planning import KeptState, Rehearsed, Rota, missing, targets_of
 from trainer.rehearsal.preparing import Preparation, Prepared
+from trainer.rehearsal.recovery import shares_after
 from trainer.rehearsal.review import Review
 from trainer.rehearsal.stages import LessonClaims, SamplingStage, ScoringStage
 from trainer.stop_order import order_stop, read_stop
@@ -217,8 +218,10 @@ class RehearsalWorker:
         if hint.status is HintStatus.RESTING:
             return hint.hint_id not in self._prepared
         known = self._prepared.get(hint.hint_id)
-        return known is None or (
-            len(known.training) + len(known.held_back) < self._config.max_states
+        return (
+            known is None
+            or known.has_untried
+            or len(known.training) + len(known.held_back) < self._config.max_states
         )
 
     async def _prepare(self, hint: Hint) -> None:
@@ -252,9 +255,8 @@ class RehearsalWorker:
             if one.hint.status is HintStatus.ACTIVE and one.hint.first_gap is not None
         ]
         has_prompts = any(one.prompts for one in active)
-        counter, keep = self._shares.of(
-            self._batch_size, has_counter=has_prompts, has_keep=bool(kept)
-        )
+        shares = shares_after(self._review.last(), self._shares, self._config.obedience_floor)
+        counter, keep = shares.of(self._batch_size, has_counter=has_prompts, has_keep=bool(kept))
         hinted = self._batch_size - counter - keep
         targets = targets_of(
             {LessonKind.HINT: hinted, LessonKind.COUNTER: counter, LessonKind.KEEP: keep},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from records.errors import StoreConflict
+from records.hints.types import Examination, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.names import TurnState
 from records.share import UNCAPPED, LessonShares, Share
@@ -33,7 +35,7 @@ from tests.records.conftest import Clock
 from tests.records.lessons.builders import HINT_ID, a_lesson, lesson_state, ready_lessons
 
 HINT, COUNTER, KEEP = LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP
-SHARES = LessonShares(counter=0.25, keep=0.25)
+SHARES = LessonShares(counter=0.25, keep=0.25, hold_s=0.0)
 
 
 async def ready_turns(store: Store, count: int, scope: str = "key") -> list[str]:
@@ -193,7 +195,7 @@ async def test_one_scope_has_its_share_of_turns_and_lessons_together(
     [few] = await ready_lessons(store, HINT, 1, scope="few")
     turns = await ready_turns(store, 3, "many")
     share = Share(most=0.5, wait_s=60.0)
-    shares = LessonShares(counter=0.0, keep=0.0)
+    shares = LessonShares(counter=0.0, keep=0.0, hold_s=0.0)
     assert await leased(store, 8, shares, share) == [], "4 of many, 1 of few"
     samples = await leased(store, 5, shares, share)
     assert samples == [], "2 of many, 1 of few: their turns alone are more than the share"
@@ -227,7 +229,7 @@ async def test_scopes_take_turns_in_every_part(store: Store) -> None:
 async def test_a_step_trains_turns_and_lessons_in_one_transaction(store: Store) -> None:
     [lesson_id] = await ready_lessons(store)
     turn_id = await turn_in(store, TurnState.READY)
-    assert len(await leased(store, 2, LessonShares(counter=0, keep=0))) == 2
+    assert len(await leased(store, 2, LessonShares(counter=0, keep=0, hold_s=0))) == 2
     version, results = a_version(1), [a_result(turn_id)]
     unleased = a_result("another")
     with pytest.raises(StoreConflict, match="1 lessons, but only 0"):
@@ -265,7 +267,7 @@ async def test_a_lesson_whose_hint_ends_during_the_step_does_not_become_ready_ag
     store: Store,
 ) -> None:
     lesson_ids = await ready_lessons(store, HINT, 2)
-    assert len(await leased(store, 2, LessonShares(counter=0, keep=0))) == 2
+    assert len(await leased(store, 2, LessonShares(counter=0, keep=0, hold_s=0))) == 2
     assert await store.drop_lessons_of(HINT_ID, LessonDrop.HINT_ENDED) == 0
     assert await store.release_leases(TRAINER) == 2
     for lesson_id in lesson_ids:
@@ -282,7 +284,7 @@ async def test_reconciling_makes_lessons_equal_to_the_chain(store: Store) -> Non
     await leased(store, 1)
     await store.commit_step(version=a_version(2), results=[], lessons=[a_result(lost)])
     [unheard, given_back] = await ready_lessons(store, HINT, 2)
-    await leased(store, 2, LessonShares(counter=0, keep=0))
+    await leased(store, 2, LessonShares(counter=0, keep=0, hold_s=0))
     versions = [(a_version(1), []), (a_version(3, parent=1), [])]
     chain = [(a_version(1), [kept]), (a_version(3, parent=1), [unheard, "elsewhere"])]
     report = await store.reconcile(versions, chain)
@@ -299,3 +301,36 @@ async def test_reconciling_makes_lessons_equal_to_the_chain(store: Store) -> Non
     assert (again.lessons_dropped, again.lessons_marked_trained) == (0, 0)
     with pytest.raises(StoreConflict, match="trained twice"):
         await store.reconcile(versions, [(a_version(1), [kept]), (a_version(3, parent=1), [kept])])
+
+
+async def one_hint(store: Store, **found: Any) -> str:
+    """The only hint, examined: all turns of `ready_turns` gave it."""
+    [hint] = await store.claim_hints(owner=OWNER, limit=2, ttl_s=60)
+    examination = Examination(hint_id=hint.hint_id, **found)
+    assert await store.commit_examination(OWNER, examination)
+    return hint.hint_id
+
+
+async def test_turns_wait_until_their_hint_is_practised(store: Store) -> None:
+    holding = replace(SHARES, hold_s=600.0)
+    await ready_turns(store, 4)
+    assert await leased(store, 4, holding) == [], "nobody has examined it"
+    hint_id = await one_hint(store, is_rule=True)
+    assert await leased(store, 4, holding) == [], "its exceptions are being tried"
+    await store.set_hint_gap(hint_id, gap=0.5, gap_high=0.6, first=True)
+    assert kinds(await leased(store, 4, holding)) == {None: 4}
+
+
+async def test_turns_of_a_hint_that_is_never_practised_do_not_wait(store: Store) -> None:
+    await ready_turns(store, 4)
+    await one_hint(store, block=RehearsalBlock.NOT_A_RULE)
+    assert kinds(await leased(store, 4, replace(SHARES, hold_s=600.0))) == {None: 4}
+
+
+async def test_turns_do_not_wait_for_ever_for_a_judge(store: Store, clock: Clock) -> None:
+    holding = replace(SHARES, hold_s=600.0)
+    await ready_turns(store, 4)
+    clock.now += 599
+    assert await leased(store, 4, holding) == []
+    clock.now += 2
+    assert kinds(await leased(store, 4, holding)) == {None: 4}

@@ -15,7 +15,7 @@ from tests.records.builders import TRAINER, a_result, a_session, a_version, reco
 from tests.records.conftest import Clock
 from tests.records.lessons.builders import a_lesson, lesson_state, ready_lessons
 
-ALL_HINTED = LessonShares(counter=0.0, keep=0.0)
+ALL_HINTED = LessonShares(counter=0.0, keep=0.0, hold_s=0.0)
 DAY_S = 86_400.0
 
 

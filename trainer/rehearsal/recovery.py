@@ -1,0 +1,32 @@
+"""More counter-lessons while open wishes are done less often than they should be.
+
+The rehearsal worker makes lessons by these shares and the trainer fills batches by them: both read
+the same row of RUN/rehearsal.jsonl.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from records.share import LessonShares
+from trainer.rehearsal.estimates import is_obedient
+from trainer.rehearsal.journal import VersionRow, last_row
+
+COUNTER_SHARE = 0.75
+"""Of a batch: of 16 samples, 12, and two that are hinted."""
+
+
+def shares_after(row: VersionRow | None, shares: LessonShares, floor: float) -> LessonShares:
+    """The shares of the step after the version that was measured last. `floor`: a share of the
+    start's open wishes, see `rehearsal.obedience_floor`.
+    """
+    obedience = None if row is None or row.obedience is None else row.obedience.obedience()
+    if obedience is None or is_obedient(obedience, floor):
+        return shares
+    return replace(shares, counter=max(shares.counter, COUNTER_SHARE))
+
+
+def shares_now(folder: Path, shares: LessonShares, floor: float) -> LessonShares:
+    """As `shares_after` the newest version of a run."""
+    return shares_after(last_row(folder), shares, floor)
