@@ -131,16 +131,17 @@ def ready_turns(is_free: Condition | None = None) -> list[Turns]:
 
 
 def practised_or_ready_before(since: float) -> Condition:
-    """Turns whose hint is practised or never will be, and those that were ready before `since`."""
+    """Turns whose hint has lessons or never will have any, and those that were ready before
+    `since`.
+    """
 
     def is_free(row: type[TurnRow]) -> ColumnElement[bool]:
-        is_new = or_(HintRow.is_rule.is_(None), HintRow.first_gap.is_(None))
         waits = exists().where(
             HintSourceRow.turn_id == row.turn_id,
             HintRow.hint_id == HintSourceRow.hint_id,
             HintRow.status == HintStatus.ACTIVE,
             HintRow.block.is_(None),
-            is_new,
+            ~exists().where(LessonRow.hint_id == HintRow.hint_id),
         )
         return or_(row.updated_at < since, ~waits)
 

@@ -40,7 +40,11 @@ class RehearsalConfig(BaseModel):
     """Most recorded states of other kinds that are kept as they are at a time."""
 
     prompt_samples: PositiveInt = 8
-    """Answers of the start model to such a text; it must do in three of four what the text asks."""
+    """Answers of the start model to such a text; it must do in six of ten what the text asks."""
+    start_samples: PositiveInt = 48
+    """Answers of the start model to each open wish that measures obedience: what later versions are
+    held against.
+    """
     without_counter: bool = False
     """Rehearse hints with fewer than two usable open wishes for the opposite, too. What they teach
     is then done against open wishes as well, and obedience cannot be measured for them.

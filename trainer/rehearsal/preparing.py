@@ -75,6 +75,7 @@ class Preparation:
         if not await self._has_states(hint):
             return None
         await self._try_prompts(hint, PromptKind.OPPOSITE)
+        await self._ask_start_of_wishes(hint)
         if hint.first_gap is not None:
             # Only now: its turns wait until it is practised.
             await self._try_prompts(hint, PromptKind.OUTSIDE)
@@ -201,28 +202,48 @@ class Preparation:
         turns = loaded.training or loaded.held_back
         if not turns:
             return
+        await self._check(untried, turns, self._config.prompt_samples)
 
-        async def try_one(number: int, prompt: HintPrompt) -> None:
-            first = number % len(turns)
-            checked = await check_prompt(
+    async def _ask_start_of_wishes(self, hint: Hint) -> None:
+        """How often the start model does what the texts ask that measure obedience: it is asked
+        more often than when they were tried.
+        """
+        count = self._config.start_samples
+        while True:
+            loaded = await self.load(hint)
+            turns = [*loaded.held_back, *loaded.training]
+            # One that was asked has half as many answers at least, or is dropped.
+            wishes = [one for one in loaded.wishes if 2 * one.asked < count]
+            if not wishes or not turns:
+                return
+            await self._check(wishes, turns, count)
+
+    async def _check(
+        self, prompts: Sequence[HintPrompt], turns: Sequence[TurnRecord], count: int
+    ) -> None:
+        """Ask the start model `count` times for each text, and store what it did."""
+
+        async def check(number: int, prompt: HintPrompt) -> None:
+            first = number % len(turns)  # texts begin at different states
+            found = await check_prompt(
                 self._desk,
                 self._start,
                 self._questions,
                 prompt,
                 [*turns[first:], *turns[:first]],
-                self._config.prompt_samples,
+                count,
                 self._limit,
             )
             await self._store.set_prompt_check(
                 prompt.prompt_id,
-                asked=checked.asked,
-                followed=checked.followed,
-                dropped=checked.dropped,
+                asked=found.asked,
+                followed=found.followed,
+                dropped=found.dropped,
             )
-            if checked.dropped is not None:
-                logger.info("hint %s: a text is not used: %s", hint.hint_id, checked.dropped)
+            if found.dropped is not None:
+                logger.info("hint %s: a text is not used: %s", prompt.hint_id, found.dropped)
 
-        await all_or_none([try_one(number, prompt) for number, prompt in enumerate(untried)])
+        await all_or_none([check(number, prompt) for number, prompt in enumerate(prompts)])
 
     async def _why_no_prompt(self, hint: Hint) -> str:
         prompts = await self._store.hint_prompts(hint.hint_id)

@@ -1,8 +1,8 @@
 """Whether the start model does what a text asks: else a counter-lesson would teach the opposite.
 
 The frozen engine answers at a few of the hint's states with the text added, and the judge says of
-each answer whether it does as asked. A text that stays is asked of once more where it measures
-obedience: a rate among texts that were chosen for a high one would be too high.
+each answer whether it does as asked. Where a text measures obedience the start model is asked anew
+and more often: the rate of texts that were chosen for a high one would be too high.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from records.hints.types import HintPrompt
 from records.types import TurnRecord
@@ -21,7 +21,7 @@ from trainer.together import all_or_none
 
 logger = logging.getLogger(__name__)
 
-_LEAST_FOLLOWED = 0.75
+_LEAST_FOLLOWED = 0.6
 _LEAST_ANSWERED = 0.5
 
 
@@ -65,12 +65,7 @@ async def check_prompt(
     """Ask the start model `num_samples` times, at these states in turn. Raises
     ServiceUnavailable, and nothing is decided then.
     """
-    first = await _asked(desk, start, questions, prompt.text, turns, num_samples, limit)
-    verdict = judged(first)
-    if verdict.dropped is not None or not prompt.held_out:
-        return verdict
-    again = judged(await _asked(desk, start, questions, prompt.text, turns, num_samples, limit))
-    return replace(again, dropped=None) if again.asked else verdict
+    return judged(await _asked(desk, start, questions, prompt.text, turns, num_samples, limit))
 
 
 def judged(said: Sequence[bool | None]) -> Checked:

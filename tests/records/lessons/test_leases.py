@@ -318,7 +318,9 @@ async def test_turns_wait_until_their_hint_is_practised(store: Store) -> None:
     hint_id = await one_hint(store, is_rule=True)
     assert await leased(store, 4, holding) == [], "its exceptions are being tried"
     await store.set_hint_gap(hint_id, gap=0.5, gap_high=0.6, first=True)
-    assert kinds(await leased(store, 4, holding)) == {None: 4}
+    assert await leased(store, 4, holding) == [], "its first lessons are being made"
+    await ready_lessons(store, COUNTER, 2, hint_id=hint_id)
+    assert kinds(await leased(store, 4, holding)) == {None: 2, COUNTER: 2}
 
 
 async def test_turns_of_a_hint_that_is_never_practised_do_not_wait(store: Store) -> None:

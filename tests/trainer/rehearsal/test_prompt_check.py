@@ -7,8 +7,8 @@ from trainer.rehearsal.prompt_check import judged
     ("said", "asked", "followed", "is_used"),
     [
         ([True] * 8, 8, 8, True),
-        ([True] * 6 + [False] * 2, 8, 6, True),
-        ([True] * 5 + [False] * 3, 8, 5, False),
+        ([True] * 5 + [False] * 3, 8, 5, True),
+        ([True] * 4 + [False] * 4, 8, 4, False),
         ([True] * 4 + [None] * 4, 4, 4, True),
         ([True] * 3 + [None] * 5, 3, 3, False),
         ([None] * 8, 0, 0, False),
