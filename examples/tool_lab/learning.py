@@ -34,6 +34,8 @@ class LearningState:
     started: float = field(default_factory=time.monotonic)
     version: int = 0
     attempts: int = 0
+    stopped: str | None = None
+    """Why the run itself ended training."""
     turns: dict[TurnState, int] = field(default_factory=dict)
     drops: dict[DropReason, int] = field(default_factory=dict)
     sessions: Counter[str] = field(default_factory=Counter)
@@ -61,9 +63,11 @@ async def learn(
     lab: LabConfig,
     batch_size: int,
     failed: asyncio.Future[None],
+    why_stopped: Callable[[], str | None],
     progress: Callable[[LearningState], None],
 ) -> LearningState:
-    """Keep agents busy until `lab.updates` update attempts or `lab.max_seconds`.
+    """Keep agents busy until `lab.updates` update attempts, `lab.max_seconds`, or until
+    `why_stopped` says that training has ended.
 
     Raises what `failed` holds when a process of the run gives up.
     """
@@ -82,6 +86,9 @@ async def learn(
         ]
         try:
             while state.attempts < lab.updates and state.seconds < lab.max_seconds:
+                state.stopped = why_stopped()
+                if state.stopped is not None:
+                    break
                 await _refresh(state, store, batch_size)
                 _steer(gate, state, lab, batch_size)
                 _note_reactions(state)
@@ -120,8 +127,8 @@ async def _refresh(state: LearningState, store: Store, batch_size: int) -> None:
     state.version = latest.version if latest is not None else 0
     reasons = (DropReason.BELOW_NOISE, DropReason.ROLLOUT_REJECTED)
     skipped = sum(state.drops.get(reason, 0) for reason in reasons)
-    trained = state.turns.get(TurnState.TRAINED, 0)
-    state.attempts = (trained + skipped) // batch_size
+    # Not of the turns that trained: a step may hold lessons beside them.
+    state.attempts = state.version + skipped // batch_size
 
 
 def _steer(gate: asyncio.Event, state: LearningState, lab: LabConfig, batch_size: int) -> None:

@@ -65,6 +65,7 @@ async def build_summary(
         "eval_samples": lab.eval_samples,
         "updates": counts.get(TurnState.TRAINED, 0) // config.trainer.rollout_batch_size,
         "update_attempts": state.attempts,
+        "training_stopped": state.stopped,
         "reached_updates": state.attempts >= lab.updates,
         "turns": sum(counts.values()),
         "turns_by_state": {key.value: number for key, number in counts.items()},
@@ -149,7 +150,9 @@ def print_results(
         f"objective {summary['objective']['name']}; gap to the hinted teacher closed by "
         + ", ".join(f"{share:.0%} ({name})" for name, share in falls.items())
     )
-    if not summary["reached_updates"]:
+    if summary["training_stopped"] is not None:
+        console.print(f"[yellow]training was stopped: {summary['training_stopped']}[/]")
+    elif not summary["reached_updates"]:
         console.print("[yellow]learning ended at its time limit, before all updates were done[/]")
     console.print(f"report: [bold]{folder / 'report.html'}[/]")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from trainer.run import Run
 from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig, merge
 from trainer.start_checks import check_start
+from trainer.stop_order import read_stop
 
 MODEL = Path(__file__).parent / "model"
 LAB_VALUES: dict[str, Any] = {
@@ -97,9 +99,9 @@ async def _run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any
         timings["starting the loop"] = time.monotonic() - loop_started
         state = await _learn(console, config, lab, store, processes, timings)
         await processes.stop_loop()
-        await _check_served(engine, store)
+        version = await _served_version(engine, store, folder)
         after = await _measure(console, "after", engine, rendering, lab, timings)
-        gap = await _measure_gap(config, lab, store, folder, timings)
+        gap = await _measure_gap(config, lab, version, folder, timings)
         timings["everything"] = time.monotonic() - started
         summary = await build_summary(config, lab, store, state, before, after, gap, timings)
         await save_results(folder, summary, store, rendering, before, after)
@@ -107,18 +109,23 @@ async def _run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any
     return summary
 
 
-async def _check_served(engine: EngineClient, store: Store) -> None:
-    """Raises StartupError unless the engine serves the newest version: else it was restarted after
-    the trainer had ended, and what would be measured is the start.
+async def _served_version(engine: EngineClient, store: Store, folder: Path) -> int:
+    """The newest version, or the one that a stopped training went back to. Raises StartupError if
+    the engine serves another: it was restarted after the trainer had ended, and what would be
+    measured is the start.
     """
-    latest = await store.latest_version()
-    expected = str(latest.version if latest is not None else 0)
+    latest, order = await store.latest_version(), read_stop(folder)
+    expected = [latest.version if latest is not None else 0]
+    if order is not None and order.serve_version is not None:
+        expected.append(order.serve_version)
     served = (await engine.model_info()).weight_version
-    if served != expected:
-        raise StartupError(
-            f"the policy engine serves version {served} and not the trained {expected}: it ended "
-            "after training did (see its log); run the lab again"
-        )
+    for version in expected:
+        if served == str(version):
+            return version
+    raise StartupError(
+        f"the policy engine serves version {served} and not the trained {expected[0]}: it ended "
+        "after training did (see its log); run the lab again"
+    )
 
 
 async def _measure(
@@ -146,14 +153,12 @@ async def _measure(
 
 
 async def _measure_gap(
-    config: RunConfig, lab: LabConfig, store: Store, folder: Path, timings: dict[str, float]
+    config: RunConfig, lab: LabConfig, version: int, folder: Path, timings: dict[str, float]
 ) -> dict[str, dict[str, float]]:
-    """The gap to the hinted teacher, of the start and of the newest weights."""
+    """The gap to the hinted teacher, of the start and of the version that is served."""
     from examples.tool_lab.gap import measure_gap, newest_weights
 
     begun = time.monotonic()
-    latest = await store.latest_version()
-    version = latest.version if latest is not None else 0
     trained = newest_weights(folder, version, config.model)
     gap = {}
     for when, weights in (("before", config.model), ("after", trained)):
@@ -162,6 +167,12 @@ async def _measure_gap(
         )
     timings["measuring the gap"] = time.monotonic() - begun
     return gap
+
+
+def _why_stopped(folder: Path) -> str | None:
+    """Why the run has ended training, if it has."""
+    order = read_stop(folder)
+    return None if order is None else order.reason or "on request"
 
 
 async def _learn(
@@ -180,6 +191,7 @@ async def _learn(
             lab=lab,
             batch_size=config.trainer.rollout_batch_size,
             failed=processes.supervisor.failed,
+            why_stopped=partial(_why_stopped, processes.folder),
             progress=shown.show,
         )
     timings["learning"] = state.seconds
