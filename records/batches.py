@@ -135,17 +135,18 @@ def practised_or_ready_before(since: float) -> Condition:
     `since`.
     """
 
-    def is_free(row: type[TurnRow]) -> ColumnElement[bool]:
-        waits = exists().where(
-            HintSourceRow.turn_id == row.turn_id,
-            HintRow.hint_id == HintSourceRow.hint_id,
-            HintRow.status == HintStatus.ACTIVE,
-            HintRow.block.is_(None),
-            ~exists().where(LessonRow.hint_id == HintRow.hint_id),
-        )
-        return or_(row.updated_at < since, ~waits)
+    return lambda row: or_(row.updated_at < since, ~awaits_practice(row))
 
-    return is_free
+
+def awaits_practice(row: type[TurnRow]) -> ColumnElement[bool]:
+    """Whether the turn's hint is still to be examined, or to have its first lesson."""
+    return exists().where(
+        HintSourceRow.turn_id == row.turn_id,
+        HintRow.hint_id == HintSourceRow.hint_id,
+        HintRow.status == HintStatus.ACTIVE,
+        HintRow.block.is_(None),
+        ~exists().where(LessonRow.hint_id == HintRow.hint_id),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
+from records.batches import awaits_practice
 from records.deletion import find_sessions
 from records.feedback import KeptFeedback, kept_on
 from records.lessons.reading import outcomes_at
@@ -49,6 +50,9 @@ class TurnFacts:
     reward: float | None
     votes: VoteFacts | None
     feedback: tuple[KeptFeedback, ...]
+    updated_at: float
+    awaits_practice: bool
+    """Whether its hint is to be examined, or to have its first lesson."""
     lessons: dict[str, int]
     """What became of lessons that were practised at this turn's state, see `outcomes_at`."""
 
@@ -114,6 +118,8 @@ def _turns(connection: Connection, session_id: str) -> list[TurnFacts]:
             TurnRow.finish_reason,
             VerdictRow.hint,
             VerdictRow.reward,
+            TurnRow.updated_at,
+            awaits_practice(TurnRow).label("awaits_practice"),
         )
         .outerjoin(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
         .where(TurnRow.session_id == session_id)
@@ -130,6 +136,7 @@ def _turns(connection: Connection, session_id: str) -> list[TurnFacts]:
             **{
                 **row._mapping,
                 "has_next_state": bool(row.has_next_state),
+                "awaits_practice": bool(row.awaits_practice),
                 "echo_changes": echo_changes_of(row.echo_changes),
             },
             votes=votes.get(row.turn_id),

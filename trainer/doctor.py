@@ -33,12 +33,14 @@ class Limits:
 
     batch_size: int
     idle_timeout_s: float
+    hint_wait_s: float | None
+    """None: hints are not rehearsed, and no turn waits for its hint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What became of one turn. `waits_for`: next_state, votes, scoring, batch or lease. `count` is
-    the number of turns of the run that were dropped for the same reason. `echo_changes`: what the
+    """What became of one turn. `waits_for`: next_state, votes, scoring, hint, batch or lease. `count`
+    is the number of turns of the run that were dropped for the same reason. `echo_changes`: what the
     client changed of the answer before it went on. `lessons`: what became of lessons that were
     practised at its state, by kind.
     """
@@ -66,7 +68,9 @@ def diagnose(config_file: Path, session: str) -> list[dict[str, Any]]:
     """The sessions of this id or name, as JSON values. Raises StartupError if there is none."""
     config = load_recorded(config_file)
     limits = Limits(
-        batch_size=config.trainer.rollout_batch_size, idle_timeout_s=config.proxy.idle_timeout_s
+        batch_size=config.trainer.rollout_batch_size,
+        idle_timeout_s=config.proxy.idle_timeout_s,
+        hint_wait_s=config.trainer.hint_wait_s if config.rehearsal.enabled else None,
     )
 
     async def read() -> tuple[list[SessionFacts], RunFacts]:
@@ -167,6 +171,12 @@ def _waiting(
         number = run.states[TurnState.SCORING]
         return "scoring", f"waits for the teacher's score: {number} turns are in that queue"
     if turn.state is TurnState.READY:
+        left_s = turn.updated_at + (limits.hint_wait_s or 0.0) - now
+        if turn.awaits_practice and left_s > 0:
+            return "hint", (
+                f"waits until its hint is practised, {left_s:.0f} s at most (trainer.hint_wait_s): "
+                "trained before, it would cost the open wish for the opposite"
+            )
         ready = run.states[TurnState.READY]
         return "batch", (
             f"waits for a batch: {ready} turns are ready, a step takes {limits.batch_size}"

@@ -217,6 +217,24 @@ def test_what_was_allowed_holds_when_the_run_is_resumed(config_file: Path) -> No
     assert kept["store"]["redaction"]["allow"] == [MAIL]
 
 
+def test_a_turn_waits_for_its_hint_where_hints_are_rehearsed(config_file: Path) -> None:
+    config = run_config.load(config_file)
+    rehearsing = config.rehearsal.model_copy(update={"enabled": True})
+
+    async def work(store: Store) -> str:
+        session_id = await a_session(store)
+        await turn_in(store, TurnState.READY, session_id=session_id)
+        return session_id
+
+    session_id = in_store(config_file, work)
+    [turn] = explained(config_file, session_id)
+    assert turn["waits_for"] == "batch"
+    run_config.save(config.model_copy(update={"rehearsal": rehearsing}), config_file)
+    [turn] = explained(config_file, session_id)
+    assert turn["waits_for"] == "hint"
+    assert "until its hint is practised" in turn["why"]
+
+
 def test_what_became_of_the_lessons_at_a_turn(config_file: Path) -> None:
     async def work(store: Store) -> str:
         session_id = await a_session(store)
