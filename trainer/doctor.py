@@ -39,10 +39,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What became of one turn. `waits_for`: next_state, votes, scoring, hint, batch or lease. `count`
-    is the number of turns of the run that were dropped for the same reason. `echo_changes`: what the
-    client changed of the answer before it went on. `lessons`: what became of lessons that were
-    practised at its state, by kind.
+    """What became of one turn.
+
+    `waits_for`: next_state, votes, scoring, hint, batch or lease. `count` is the number of turns of
+    the run that were dropped for the same reason. `echo_changes`: what the client changed of the
+    answer before it went on. `lessons`: what became of lessons practised at its state, by kind.
     """
 
     turn_id: str
