@@ -119,19 +119,14 @@ def run_judge(
 async def _judge_and_score(
     config: RunConfig, folder: Path, stop: asyncio.Event, rewrite_hint: RewriteHint | None
 ) -> None:
-    from judge.calls import judge_client
-    from judge.hints.examiner import HintExaminer
-    from judge.hints.questions import HintQuestions
     from judge.worker import JudgeWorker
     from rollout_bridge.policy_scores import PolicyScorer
     from rollout_bridge.scoring import ScoringWorker
-    from trainer.rehearsal.starting import Connections, rehearsal_worker
 
     rendering = _rendering(config)
     store = await Store.open(config.store)
     teacher, policy = _client(config, config.frozen), _client(config, config.policy)
-    asked = judge_client(judge_config(config))
-    async with store, teacher, policy, asked:
+    async with store, teacher, policy:
         reads: Reads = {
             "count_tokens": judge_counter(config, rendering),
             "control_texts": judge_control_texts(config, rendering),
@@ -159,22 +154,37 @@ async def _judge_and_score(
             if config.replay.mode != "judge-only":
                 group.create_task(scoring.run(stop))
             if config.rehearsal.enabled:
-                questions = HintQuestions(asked, judge_config(config), **reads)
-                examiner = HintExaminer(
-                    store, questions, judge_config(config), owner_name("examiner")
+                group.create_task(
+                    _rehearse(config, folder, stop, store, policy, teacher, rendering, reads)
                 )
-                to = Connections(
-                    store=store,
-                    questions=questions,
-                    policy=policy,
-                    frozen=teacher,
-                    rendering=rendering,
-                )
-                rehearsal = rehearsal_worker(
-                    config, to, folder=folder, owner=owner_name("rehearsal")
-                )
-                group.create_task(examiner.loop.run(stop))
-                group.create_task(rehearsal.run(stop))
+
+
+async def _rehearse(
+    config: RunConfig,
+    folder: Path,
+    stop: asyncio.Event,
+    store: Store,
+    policy: EngineClient,
+    teacher: EngineClient,
+    rendering: Rendering,
+    reads: Reads,
+) -> None:
+    """Examine new hints and practise those that are rules, until `stop`."""
+    from judge.calls import judge_client
+    from judge.hints.examiner import HintExaminer
+    from judge.hints.questions import HintQuestions
+    from trainer.rehearsal.starting import Connections, rehearsal_worker
+
+    asked = judge_config(config)
+    async with judge_client(asked) as client, asyncio.TaskGroup() as group:
+        questions = HintQuestions(client, asked, **reads)
+        examiner = HintExaminer(store, questions, asked, owner_name("examiner"))
+        to = Connections(
+            store=store, questions=questions, policy=policy, frozen=teacher, rendering=rendering
+        )
+        rehearsal = rehearsal_worker(config, to, folder=folder, owner=owner_name("rehearsal"))
+        group.create_task(examiner.loop.run(stop))
+        group.create_task(rehearsal.run(stop))
 
 
 def freshness_of(config: RunConfig) -> Freshness | None:

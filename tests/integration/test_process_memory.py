@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from records.store import Store
 from rollout_bridge.engine.keys import ensure_key_file
 from tests.examples.shipped import MODEL
 from trainer import run_config
@@ -36,6 +38,7 @@ def started(function: str, folder: Path) -> Iterator[tuple[psutil.Process, set[s
     config = folder / "config.toml"
     run_config.save(resolve(single_machine(str(MODEL), folder), None, ["proxy.port=0"]), config)
     ensure_key_file(folder / ENGINE_KEY)
+    asyncio.run(_as_serve_does(config))
     log = folder / "log"
     with (
         log.open("wb") as written,
@@ -54,6 +57,12 @@ def started(function: str, folder: Path) -> Iterator[tuple[psutil.Process, set[s
             yield psutil.Process(process.pid), loaded
         finally:
             process.terminate()
+
+
+async def _as_serve_does(config: Path) -> None:
+    """Open the store once: whoever opens a new one first loads what makes its tables."""
+    async with await Store.open(run_config.load(config).store):
+        pass
 
 
 def _loaded(process: subprocess.Popen[bytes], log: Path, last: tuple[str, ...]) -> set[str]:

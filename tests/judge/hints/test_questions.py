@@ -65,7 +65,7 @@ async def test_each_question_is_its_own_prompt(ask, judge_server, reply) -> None
     systems = [request["messages"][0]["content"] for request in judge_server.requests]
     wanted = [prompts.RULE, prompts.APPLIES, prompts.FOLLOWED]
     assert systems[:9] == [system for system in wanted for _ in range(3)]
-    assert systems[9:] == [prompts.OPPOSITE] * 4 + [prompts.OUTSIDE] * 4
+    assert systems[9:] == [prompts.OPPOSITE] * 4 + [prompts.OUTSIDE]
     assert {request["temperature"] for request in judge_server.requests[9:]} == {1.0}
 
 
