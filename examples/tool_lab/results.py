@@ -63,7 +63,7 @@ async def build_summary(
         "contrary_after": as_numbers(_contrary(after)),
         "gap_to_hinted_teacher": gap | {"fall": gap_falls(gap)},
         "eval_samples": lab.eval_samples,
-        "updates": counts.get(TurnState.TRAINED, 0) // config.trainer.rollout_batch_size,
+        "updates": latest.version if latest is not None else 0,
         "update_attempts": state.attempts,
         "training_stopped": state.stopped,
         "reached_updates": state.attempts >= lab.updates,
