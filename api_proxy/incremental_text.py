@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-from api_proxy.growing_text import GrowingText
+from io import StringIO
 
 REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 8
@@ -19,12 +18,12 @@ class IncrementalText:
         self._window: list[int] = []
         self._num_read = 0
         self._num_waits = 0
-        self._text = GrowingText()
+        self._text = StringIO()
 
     @property
     def text(self) -> str:
         """All that is certain so far."""
-        return self._text.text
+        return self._text.getvalue()
 
     def push(self, ids: Sequence[int]) -> str:
         """Add ids; returns what is now certain. Text that ends in the middle of a character waits
@@ -45,5 +44,5 @@ class IncrementalText:
         self._num_read = len(self._window)
         self._num_waits = 0
         new = whole[len(known) :]
-        self._text.add(new)
+        self._text.write(new)
         return new

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any, Literal, Protocol
 from uuid import uuid4
 
 import numpy as np
 
-from api_proxy.growing_text import GrowingText
 from api_proxy.incremental_text import REPLACEMENT, IncrementalText
 from api_proxy.reply import CallDelta, Delta, Reply, SentCall, call_id
 from records.types import Ids
@@ -112,10 +112,10 @@ class _PartlySentCall:
 
     id: str
     name: str
-    arguments: GrowingText = field(default_factory=GrowingText)
+    arguments: StringIO = field(default_factory=StringIO)
 
     def sent(self) -> SentCall:
-        return SentCall(id=self.id, name=self.name, arguments=self.arguments.text)
+        return SentCall(id=self.id, name=self.name, arguments=self.arguments.getvalue())
 
 
 class ReplyAssembler:
@@ -161,8 +161,8 @@ class ReplyAssembler:
         """What follows the content or the reasoning that was sent, while it is decoded only."""
         self._is_stopped = False
         """Whether a stop string came: nothing after it is shown."""
-        self._content = GrowingText()
-        self._reasoning = GrowingText()
+        self._content = StringIO()
+        self._reasoning = StringIO()
         self._calls: list[_PartlySentCall] = []
         self._open: _OpenCall | None = None
         if forced_ids:
@@ -210,14 +210,14 @@ class ReplyAssembler:
             shown += [] if is_call else [call.raw]
         content = "" if is_cut else "\n".join(text for text in (parsed.content, *shown) if text)
         end = self._stop_position(content, matched_stop)
-        self.mismatched |= not content[:end].startswith(self._content.text)
+        self.mismatched |= not content[:end].startswith(self._content.getvalue())
         deltas = self._send_reasoning(reasoning) + self._send_content(content[:end])
         if end is None:
             deltas += self._send_calls(sendable)
         self.mismatched |= len(self._calls) != (len(sendable) if end is None else 0)
         reply = Reply(
-            content=self._content.text,
-            reasoning=self._reasoning.text or None,
+            content=self._content.getvalue(),
+            reasoning=self._reasoning.getvalue() or None,
             tool_calls=tuple(call.sent() for call in self._calls),
             has_open_call=bool(self._calls and sendable and sendable[-1].open_at is not None),
         )
@@ -287,11 +287,11 @@ class ReplyAssembler:
         if parsed.content:
             deltas = self._send_reasoning(reasoning)
             deltas += self._send_content(self._certain(parsed.content))
-            self._follow("content", parsed.content, self._content.text)
+            self._follow("content", parsed.content, self._content.getvalue())
             return deltas
         if reasoning:
             deltas = self._send_reasoning(self._certain(reasoning))
-            self._follow("reasoning", reasoning.lstrip(), self._reasoning.text)
+            self._follow("reasoning", reasoning.lstrip(), self._reasoning.getvalue())
             return deltas
         return []
 
@@ -315,9 +315,9 @@ class ReplyAssembler:
         if not new:
             return []
         if self._mode == "content":
-            self._content.add(new)
+            self._content.write(new)
             return [Delta(content=new)]
-        self._reasoning.add(new)
+        self._reasoning.write(new)
         return [Delta(reasoning=new)]
 
     def _probed(self, calls: Sequence[Call], fresh: Sequence[int]) -> list[Delta]:
@@ -352,7 +352,7 @@ class ReplyAssembler:
         for index, call in enumerate(calls):
             if index == len(self._calls):
                 deltas.append(self._begin_call(call.name))
-            name, arguments = self._calls[index].name, self._calls[index].arguments.text
+            name, arguments = self._calls[index].name, self._calls[index].arguments.getvalue()
             if call.name != name or not call.arguments_json.startswith(arguments):
                 self.mismatched = True
                 continue
@@ -367,7 +367,7 @@ class ReplyAssembler:
     def _send_arguments(self, index: int, arguments: str) -> list[Delta]:
         if not arguments:
             return []
-        self._calls[index].arguments.add(arguments)
+        self._calls[index].arguments.write(arguments)
         return [Delta(call=CallDelta(index=index, arguments=arguments))]
 
     def _send_reasoning(self, reasoning: str) -> list[Delta]:
@@ -401,12 +401,13 @@ class ReplyAssembler:
         return None
 
 
-def _beyond(sent: GrowingText, text: str) -> str:
+def _beyond(sent: StringIO, text: str) -> str:
     """What `text` has beyond what was sent, and now is; "" where it is another text."""
-    if not text.startswith(sent.text):
+    known = sent.getvalue()
+    if not text.startswith(known):
         return ""
-    new = text[len(sent.text) :]
-    sent.add(new)
+    new = text[len(known) :]
+    sent.write(new)
     return new
 
 

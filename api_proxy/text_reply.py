@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 
-from api_proxy.growing_text import GrowingText
 from api_proxy.incremental_text import IncrementalText
 from api_proxy.reply import Delta, Reply
 from api_proxy.streaming import Detokenizer, held_back
@@ -18,7 +18,7 @@ class TextAssembler:
         self._detokenizer = detokenizer
         self._stop = tuple(stop)
         self._text = IncrementalText(detokenizer.decode)
-        self._sent = GrowingText()
+        self._sent = StringIO()
         self._pending = ""
         self._is_stopped = False
 
@@ -41,10 +41,10 @@ class TextAssembler:
         """What is left to send, and the whole continuation. `response_ids` are all ids sampled."""
         text = self._detokenizer.decode(self._until_stop(response_ids))
         text = text[: self._stop_position(text)]
-        sent = self._sent.text
+        sent = self._sent.getvalue()
         self.mismatched = not text.startswith(sent)
         deltas = [] if self.mismatched else self._send(text[len(sent) :])
-        return deltas, Reply(content=self._sent.text, reasoning=None, tool_calls=())
+        return deltas, Reply(content=self._sent.getvalue(), reasoning=None, tool_calls=())
 
     def _until_stop(self, ids: Sequence[int]) -> list[int]:
         stops = self._detokenizer.stop_token_ids
@@ -56,5 +56,5 @@ class TextAssembler:
         return min(found, default=None)
 
     def _send(self, new: str) -> list[Delta]:
-        self._sent.add(new)
+        self._sent.write(new)
         return [Delta(content=new)] if new else []

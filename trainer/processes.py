@@ -311,7 +311,8 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
                 await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
         finally:
             await trainer.close()
-            if not stays:  # else who started it writes the report
+            # A lab's or a replay's summary and report are their own; serve writes its own as well.
+            if not stays and config.made_by in (None, "serve"):
                 path = await write_run_report(folder, f"Training {config.model}", store, rendering)
                 logger.info("report: %s", path)
 

@@ -17,7 +17,7 @@ from records.store import Store
 from trainer.drop_words import DROP_WORDS
 from trainer.rehearsal.journal import VersionRow, read_rows
 from trainer.rehearsal.saying import MOST_HINTS, objections_per_100
-from trainer.stop_order import read_stop
+from trainer.stop_order import why_stopped
 
 FILE = "summary.json"
 
@@ -28,11 +28,11 @@ async def write_run_summary(
     """Write the summary of the run as it is now, whole or not at all; `steps` are the rows of
     metrics.jsonl.
     """
-    latest, order = await store.latest_version(), read_stop(folder)
+    latest = await store.latest_version()
     lessons = await store.lesson_counts()
     summary = {
         "policy_version": latest.version if latest is not None else 0,
-        "training_stopped": None if order is None else order.reason or "on request",
+        "training_stopped": why_stopped(folder),
         "steps": _steps(steps),
         "turns": {state.value: number for state, number in (await store.counts()).items()},
         "judged_share": await store.judged_share(),

@@ -47,6 +47,12 @@ def read_stop(folder: Path) -> StopOrder | None:
         return StopOrder(reason=text)
 
 
+def why_stopped(folder: Path) -> str | None:
+    """Why training has been told to end; None: it has not."""
+    order = read_stop(folder)
+    return None if order is None else order.reason or "on request"
+
+
 async def waited_while_stopped(folder: Path, stop: asyncio.Event) -> None:
     """Return once the order is deleted, or `stop` is set."""
     while read_stop(folder) is not None and not stop.is_set():

@@ -9,13 +9,13 @@ A tool call is sent when it is whole: its input must be an object, and only then
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import Any
 
 import orjson
 
 from api_proxy.errors import ApiError
 from api_proxy.formats import EndedReply, Logprobs
-from api_proxy.growing_text import GrowingText
 from api_proxy.messages_api.errors import refusal
 from api_proxy.messages_api.reply import (
     input_json,
@@ -40,7 +40,7 @@ class MessageStream:
         self._index = 0
         self._open: str | None = None
         self._call: CallDelta | None = None
-        self._arguments = GrowingText()
+        self._arguments = StringIO()
 
     def start(self) -> bytes:
         """The first event. What the cache held is known at the end only."""
@@ -78,14 +78,14 @@ class MessageStream:
         before = b""
         if self._call is None or piece.id is not None:
             before = self._close()
-            self._call, self._arguments = piece, GrowingText()
-        self._arguments.add(piece.arguments)
+            self._call, self._arguments = piece, StringIO()
+        self._arguments.write(piece.arguments)
         return before
 
     def _close(self) -> bytes:
         """End the open block, or send the call that is whole now."""
         if self._call is not None:
-            arguments = self._arguments.text
+            arguments = self._arguments.getvalue()
             call = SentCall(id=self._call.id or "", name=self._call.name or "", arguments=arguments)
             self._call = None
             change = {"type": "input_json_delta", "partial_json": input_json(call)}

@@ -10,13 +10,13 @@ Every event has a sequence number; the items are those that the whole response w
 from __future__ import annotations
 
 from collections.abc import Collection
+from io import StringIO
 from typing import Any, Literal, TypeAlias
 
 import orjson
 
 from api_proxy.errors import ApiError
 from api_proxy.formats import EndedReply, Logprobs
-from api_proxy.growing_text import GrowingText
 from api_proxy.reply import CallDelta, Delta
 from api_proxy.responses_api.items import (
     Body,
@@ -46,13 +46,13 @@ class _OpenItem:
         self.item_id = item_id
         self.call = call
         self._namespaces = namespaces
-        self.written = GrowingText()
+        self.written = StringIO()
         self.logprobs: list[Body] = []
 
     @property
     def text(self) -> str:
         """What was written of it."""
-        return self.written.text
+        return self.written.getvalue()
 
     def begun(self) -> Body:
         """The item at its beginning."""
@@ -104,7 +104,7 @@ class ResponseStream:
             begin = self._close("completed") + self._begin(_OpenItem(kind, self._item_id(kind)))
         assert self._open is not None
         text = delta.reasoning or delta.content
-        self._open.written.add(text)
+        self._open.written.write(text)
         fields: dict[str, Any] = {"delta": text}
         if kind == "message":
             self._open.logprobs += logprobs or []
@@ -134,7 +134,7 @@ class ResponseStream:
             begin += self._begin(_OpenItem("function_call", item_id, piece, self._head.namespaces))
         if not piece.arguments or self._open is None:
             return begin
-        self._open.written.add(piece.arguments)
+        self._open.written.write(piece.arguments)
         kind = "response.function_call_arguments.delta"
         return begin + self._item_event(kind, delta=piece.arguments)
 

@@ -127,8 +127,9 @@ async def _refresh(state: LearningState, store: Store, batch_size: int) -> None:
     state.version = latest.version if latest is not None else 0
     reasons = (DropReason.BELOW_NOISE, DropReason.ROLLOUT_REJECTED)
     skipped = sum(state.drops.get(reason, 0) for reason in reasons)
-    # Not of the turns that trained: a step may hold lessons beside them.
-    state.attempts = state.version + skipped // batch_size
+    trained = state.turns.get(TurnState.TRAINED, 0)
+    # Steps with lessons hold fewer turns; those that were skipped made no version.
+    state.attempts = max(state.version, (trained + skipped) // batch_size)
 
 
 def _steer(gate: asyncio.Event, state: LearningState, lab: LabConfig, batch_size: int) -> None:

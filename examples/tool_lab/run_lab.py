@@ -28,7 +28,7 @@ from trainer.run import Run
 from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig, merge
 from trainer.start_checks import check_start
-from trainer.stop_order import read_stop
+from trainer.stop_order import read_stop, why_stopped
 
 MODEL = Path(__file__).parent / "model"
 LAB_VALUES: dict[str, Any] = {
@@ -169,12 +169,6 @@ async def _measure_gap(
     return gap
 
 
-def _why_stopped(folder: Path) -> str | None:
-    """Why the run has ended training, if it has."""
-    order = read_stop(folder)
-    return None if order is None else order.reason or "on request"
-
-
 async def _learn(
     console: Console,
     config: RunConfig,
@@ -191,7 +185,7 @@ async def _learn(
             lab=lab,
             batch_size=config.trainer.rollout_batch_size,
             failed=processes.supervisor.failed,
-            why_stopped=partial(_why_stopped, processes.folder),
+            why_stopped=partial(why_stopped, processes.folder),
             progress=shown.show,
         )
     timings["learning"] = state.seconds

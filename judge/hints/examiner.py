@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -226,7 +227,7 @@ class HintExaminer:
 
 def _last_asked(sources: Sequence[HintSource]) -> float:
     """When a user last gave the hint, in unix seconds; a hint that lost its sources gives way."""
-    return max((source.created_at for source in sources), default=0.0)
+    return max((source.created_at for source in sources), default=-math.inf)
 
 
 def _has_majority(sources: Sequence[HintSource]) -> bool:

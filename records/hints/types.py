@@ -131,9 +131,8 @@ class Examination:
     """What the judge found about a new hint, all of it committed together.
 
     Merged into an equal hint of its scope, or contradicted by one that was asked for since, nothing
-    else counts. `contradicts` are hints of its
-    scope that say the opposite, `opposed_elsewhere` those of other scopes. `block` says why it is
-    not to be rehearsed; None: it may be.
+    else counts. `contradicts` are hints of its scope that say the opposite, `opposed_elsewhere`
+    those of other scopes. `block` says why it is not to be rehearsed; None: it may be.
     """
 
     hint_id: str

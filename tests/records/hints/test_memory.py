@@ -161,13 +161,16 @@ async def test_equal_hints_merge_and_keep_all_sources(store: Store) -> None:
     assert turn_id in {one.turn_id for one in await store.hint_sources(old.hint_id)}
 
 
-async def test_a_merge_into_a_hint_that_ended_is_not_written(store: Store) -> None:
+@pytest.mark.parametrize("gives_way", ["merged_into", "contradicted_by"])
+async def test_a_hint_that_would_give_way_to_one_that_ended_is_examined_again(
+    store: Store, gives_way: str
+) -> None:
     old = await examined(store, "use Celsius")
-    await objected(store, "give degrees Celsius")
+    await objected(store, "use degrees")
     [new] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
     assert await store.delete_hint(old.hint_id) is not None
-    merge = Examination(hint_id=new.hint_id, merged_into=old.hint_id)
-    assert not await store.commit_examination(EXAMINER, merge)
+    found = Examination(hint_id=new.hint_id, **{gives_way: old.hint_id})
+    assert not await store.commit_examination(EXAMINER, found)
     [again] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
     assert again.hint_id == new.hint_id
 
@@ -188,17 +191,6 @@ async def test_a_hint_gives_way_to_an_opposite_that_was_asked_for_since(store: S
     ended = await one(store, late.hint_id)
     assert (ended.status, ended.opposed_by) == (HintStatus.CONTRADICTED, holds.hint_id)
     assert [one.hint_id for one in await store.active_hints(10)] == [holds.hint_id]
-
-
-async def test_a_hint_whose_opposite_ended_meanwhile_is_examined_again(store: Store) -> None:
-    old = await examined(store, "use Celsius")
-    await objected(store, "use Fahrenheit")
-    [new] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
-    assert await store.delete_hint(old.hint_id) is not None
-    found = Examination(hint_id=new.hint_id, contradicted_by=old.hint_id)
-    assert not await store.commit_examination(EXAMINER, found)
-    [again] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
-    assert again.hint_id == new.hint_id
 
 
 @pytest.mark.parametrize("hint_id", ["\x00", "hint_\ud800"])
