@@ -30,6 +30,11 @@ class _Waiter:
     size: int
     place: asyncio.Future[None] = field(default_factory=asyncio.Future)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether its client has left; its task hears of it a moment later, and withdraws it."""
+        return self.place.cancelled()
+
 
 class FairQueue:
     """Places for `max_running` replies and `max_waiting` requests. A tenant that holds places
@@ -89,13 +94,18 @@ class FairQueue:
         self._is_closed = True
         for waiters in self._waiting.values():
             for waiter in waiters:
-                waiter.place.set_exception(Closed())
+                if not waiter.is_gone:
+                    waiter.place.set_exception(Closed())
         self._waiting.clear()
 
     def _begin_next(self) -> None:
         while self._waiting:
             tenant = min(self._waiting, key=lambda one: (self._running[one], self._served[one]))
             waiters = self._waiting[tenant]
+            if waiters[0].is_gone:
+                waiters.popleft()
+                self._drop_empty(tenant)
+                continue
             # Who else waits holds as many or more, and so would have to leave as many or more.
             kept = min(self._num_reserved, self._running[tenant])
             if self._running.total() + waiters[0].size > self._max_running - kept:
@@ -109,7 +119,9 @@ class FairQueue:
 
     def _refuse_newest(self) -> None:
         tenant = max(self._waiting, key=lambda one: len(self._waiting[one]))
-        self._waiting[tenant].pop().place.set_exception(QueueFull())
+        newest = self._waiting[tenant].pop()
+        if not newest.is_gone:
+            newest.place.set_exception(QueueFull())
         self._drop_empty(tenant)
 
     def _withdraw(self, tenant: str, waiter: _Waiter) -> None:

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from trainer import run_config
 from trainer.model_config import config_value, why_not_served
 from trainer.model_folder import check_model
-from trainer.run import ENGINE_KEY, assign_ports
-from trainer.run_config import ConfigError, RunConfig
+from trainer.run_config import ConfigError, EngineConfig, RunConfig
+from trainer.supervisor import free_ports
 
 if TYPE_CHECKING:
     from rollout_bridge.rendering import Rendering
 
 LONGEST_JUDGE_ANSWER = 1024
+ENGINE_KEY = "engine.key"
+"""The key that the run's own engines want, in its folder; made at the first start."""
 
 
 def single_machine(model: str, folder: Path) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def resolve(
         # A server that the run did not start names its weights as it likes: the first name counts.
         values["scoring"].pop("expected_version", None)
     if "base_url" in values["judge"]:
-        return assign_ports(run_config.build(values))
+        return _assign_ports(run_config.build(values))
     return _judged_by_frozen_engine(values, length)
 
 
@@ -166,6 +168,24 @@ def _judged_by_frozen_engine(values: dict[str, Any], length: int) -> RunConfig:
         "max_tokens": answer,
         "max_prompt_tokens": length - answer,
     }
-    config = assign_ports(run_config.build(run_config.merge({"judge": own}, values)))
+    config = _assign_ports(run_config.build(run_config.merge({"judge": own}, values)))
     url = f"{config.frozen.base_url}/v1"
     return config.model_copy(update={"judge": config.judge.model_copy(update={"base_url": url})})
+
+
+def _assign_ports(config: RunConfig) -> RunConfig:
+    """A copy in which every port of a process that this run starts is set (0 means: any free
+    one).
+    """
+    ports = iter(free_ports(3))
+    update: dict[str, object] = {}
+    for role in ("policy", "frozen"):
+        engine: EngineConfig = getattr(config, role)
+        port = next(ports)
+        if engine.embedded is not None and engine.embedded.port == 0:
+            embedded = engine.embedded.model_copy(update={"port": port})
+            update[role] = engine.model_copy(update={"embedded": embedded})
+    port = next(ports)
+    if config.proxy.port == 0:
+        update["proxy"] = config.proxy.model_copy(update={"port": port})
+    return config.model_copy(update=update)

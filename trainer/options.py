@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from trainer.guarded import guarded
+
 RunFolder = Annotated[Path, typer.Option("--run", help="The folder of a run.")]
 Overrides = Annotated[
     list[str] | None,
@@ -29,9 +31,14 @@ PLAIN: dict[str, Any] = {
 
 
 class RunCommand(TyperCommand):
-    """A command on a run; `--config RUN/config.toml` means `--run RUN`, as it did in earlier
-    versions.
+    """A command on a run, which is there or is refused before anything heavy is imported;
+    `--config RUN/config.toml` means `--run RUN`, as it did in earlier versions.
     """
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        """As any command, once its run was found."""
+        guarded(lambda: _found(ctx.params["run"]))
+        return super().invoke(ctx)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """As any command, with the older name of the option replaced."""
@@ -48,6 +55,10 @@ def config_file(run: Path) -> Path:
         what = "it has no config.toml" if file.parent.is_dir() else "no such folder"
         raise StartupError(f"--run {run}: {what}; name the folder of a run")
     return file
+
+
+def _found(run: Path) -> None:
+    config_file(run)
 
 
 def _renamed(word: str) -> str:

@@ -2,9 +2,8 @@
 
     engines (policy, frozen), proxy, judge worker, trainer
 
-`assign_ports` gives a configuration its ports; `Run` starts the processes in an order and stops
-them. Which order, what the agents do, and when the run ends, belongs to the caller (the tool lab,
-`opd serve`).
+`Run` starts the processes in an order and stops them. Which order, what the agents do, and when the
+run ends, belongs to the caller (the tool lab, `opd serve`).
 """
 
 from __future__ import annotations
@@ -22,12 +21,10 @@ from trainer.at_work import at_work
 from trainer.processes import model_vocab_size
 from trainer.remote_engine import Role, check_engine
 from trainer.run_config import EngineConfig, RunConfig
-from trainer.supervisor import Supervisor, free_ports
+from trainer.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
-ENGINE_KEY = "engine.key"
-"""The key that the run's own engines want, in its folder; made at the first start."""
 CALIBRATION_FILE, FINISH_FILE = "calibration.json", "finish"
 """Written by the trainer once its engines agree with it: from then on it trains."""
 ENGINE_START_S = 300.0
@@ -161,24 +158,6 @@ class Run:
     ) -> None:
         arguments = ["-m", "trainer.cli", command, "--run", str(self.folder)]
         await self.supervisor.start(name, arguments, ready, ENGINE_START_S, may_finish=may_finish)
-
-
-def assign_ports(config: RunConfig) -> RunConfig:
-    """A copy in which every port of a process that this run starts is set (0 means: any free
-    one).
-    """
-    ports = iter(free_ports(3))
-    update: dict[str, object] = {}
-    for role in ("policy", "frozen"):
-        engine: EngineConfig = getattr(config, role)
-        port = next(ports)
-        if engine.embedded is not None and engine.embedded.port == 0:
-            embedded = engine.embedded.model_copy(update={"port": port})
-            update[role] = engine.model_copy(update={"embedded": embedded})
-    port = next(ports)
-    if config.proxy.port == 0:
-        update["proxy"] = config.proxy.model_copy(update={"port": port})
-    return config.model_copy(update=update)
 
 
 async def _at_once() -> bool:

@@ -1,37 +1,19 @@
 """`opd serve`: the whole loop behind one endpoint until it is told to stop.
 
-Composition only: builds the configuration, starts the run's processes, and prints once in a while
-where the turns of the agents stand.
+Here the configuration is built and checked; what then runs (`trainer.serving`) takes a second to
+import, which a wrong start does not wait for.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
-import time
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from records.store import Store
 from trainer import recipe, run_config
-from trainer.at_work import LINE_EVERY_S
 from trainer.defaults import resolve
-from trainer.keys_commands import refuse_open_door
-from trainer.rehearsal.saying import learning_line
 from trainer.resuming import base_values, changes_since, is_run, refuse_other_settings
-from trainer.run import Run
-from trainer.run_checks import run_warnings
-from trainer.run_config import RunConfig
 from trainer.run_folder import starting_in
 from trainer.start_checks import check_start
-from trainer.status import status_line
-
-STATUS_EVERY_S = LINE_EVERY_S
-REPORT_EVERY_S = 300.0
 
 
 def serve_forever(
@@ -58,88 +40,7 @@ def serve_forever(
         )
         for change in changes_since(folder, config):
             print(f"changed: {change}")
-        asyncio.run(_serve(config, folder))
 
+        from trainer.serving import serve
 
-async def _serve(config: RunConfig, folder: Path) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    console = Console()
-    await until_stopped(stop, _keep_serving(config, folder, console))
-    console.print("stopped")
-
-
-async def until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` until it ends or `stop` is set, and then until it has cleaned up.
-
-    Starting a large model takes minutes, and a Ctrl-C meanwhile must not wait for them.
-    """
-    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if working.done():
-        working.result()
-        return
-    working.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await working
-
-
-async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> None:
-    if config.renderer.name == "default":
-        console.print(
-            "[yellow]renderer 'default': each prompt is rendered anew"
-            + ("" if config.renderer.tool_parser else ", and tool calls stay text")
-            + "; name the model's family with --renderer (qwen3, glm45, ...)[/]"
-        )
-    await _refuse_open_door(config, folder)
-    for warning in run_warnings(config.trainer):
-        console.print(f"[yellow]{warning}[/]")
-    console.print(f"run folder [bold]{folder}[/]; starting engines with {config.model}")
-    async with Run(config, folder) as run, await Store.open(config.store) as store:
-        await run.start_endpoint()
-        address = f"http://{config.proxy.host}:{config.proxy.port}/v1"
-        console.print(f"ready: point an OpenAI client at [bold]{address}[/] (Ctrl-C stops)")
-        try:
-            await run.start_learners()
-            console.print("learning: judge and trainer work on what comes in")
-            console.print(recipe.said(config), highlight=False, soft_wrap=True)
-            await _report_while_serving(run, store, folder, console)
-        finally:
-            await _write_report(config, folder, store, console)
-
-
-async def _refuse_open_door(config: RunConfig, folder: Path) -> None:
-    """Before anything is started. The configuration is written, for `opd keys` to read."""
-    config_file = folder / "config.toml"
-    run_config.save(config, config_file)
-    async with await Store.open(config.store) as store:
-        await refuse_open_door(config, store, config_file)
-
-
-async def _report_while_serving(run: Run, store: Store, folder: Path, console: Console) -> None:
-    """A line now and then, and the report as it is; until cancelled or something fails."""
-    drawn = time.monotonic()
-    while True:
-        await asyncio.wait([run.supervisor.failed], timeout=STATUS_EVERY_S)
-        if run.supervisor.failed.done():
-            run.supervisor.failed.result()
-        console.print(await status_line(store), highlight=False, soft_wrap=True)
-        learning = await learning_line(store, folder)
-        if learning is not None:
-            console.print(learning, highlight=False, soft_wrap=True)
-        if time.monotonic() - drawn > REPORT_EVERY_S:
-            drawn = time.monotonic()
-            await _write_report(run.config, folder, store, console)
-
-
-async def _write_report(config: RunConfig, folder: Path, store: Store, console: Console) -> None:
-    """Curves, the plots of rollout correction, and trained turns, in the run folder."""
-    # Imported here: drawing is no part of being ready soon.
-    from rollout_bridge.rendering import Rendering
-    from trainer.run_report import write_run_report
-
-    rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
-    path = await write_run_report(folder, f"Serving {config.model}", store, rendering)
-    console.print(f"report: [bold]{path}[/]")
+        serve(config, folder)

@@ -1,34 +1,20 @@
-"""The tool lab's run: measure, learn, measure again, leave a folder that shows what happened.
+"""The tool lab's settings, and the check of them before anything starts.
 
-What measures and draws (torch, matplotlib) is imported once the settings have been checked.
+What then runs (`measured_run`) takes a second to import, which a wrong start does not wait for.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from rich.console import Console
 
-from examples.tool_lab.evaluate import Rate
 from examples.tool_lab.lab_config import LabConfig
-from examples.tool_lab.learning import LearningState, learn
-from examples.tool_lab.terminal import LearningProgress
-from records.store import Store
-from rollout_bridge.engine.client import EngineClient
-from rollout_bridge.rendering import Rendering
 from trainer.defaults import resolve, single_machine
-from trainer.errors import StartupError
-from trainer.progress import ProgressBar
-from trainer.run import Run
-from trainer.run_checks import run_warnings
-from trainer.run_config import RunConfig, merge
+from trainer.run_config import merge
 from trainer.start_checks import check_start
-from trainer.stop_order import read_stop, why_stopped
 
 MODEL = Path(__file__).parent / "model"
 LAB_VALUES: dict[str, Any] = {
@@ -67,126 +53,7 @@ def run(
     config = resolve(values, config_file, overrides, lambda given: check_start(given, serves=True))
     folder.mkdir(mode=0o700, parents=True, exist_ok=False)
     (folder / "lab.toml").write_text(tomli_w.dumps(lab.model_dump()), encoding="utf-8")
-    return asyncio.run(_run(lab, config, folder))
 
+    from examples.tool_lab.measured_run import measured_run
 
-async def _run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any]:
-    from examples.tool_lab.results import build_summary, print_results, save_results
-
-    console = Console()
-    started = time.monotonic()
-    for warning in run_warnings(config.trainer):
-        console.print(f"[yellow]{warning}[/]")
-    console.print(f"run folder [bold]{folder}[/]; starting two engines with the lab's model")
-    rendering = Rendering.load(config.model, config.renderer)
-    judge = ["-m", "examples.tool_lab", "judge", "--hints", lab.hints]
-    timings: dict[str, float] = {}
-    async with (
-        Run(config, folder, judge_command=judge) as processes,
-        await Store.open(config.store) as store,
-        EngineClient(
-            config.policy.base_url,
-            config=config.engine_client,
-            vocab_size=rendering.vocab_size,
-            keys=config.policy.keys,
-        ) as engine,
-    ):
-        await processes.start_engines()
-        timings["starting engines"] = time.monotonic() - started
-        before = await _measure(console, "before", engine, rendering, lab, timings)
-        loop_started = time.monotonic()
-        await processes.start_loop()
-        timings["starting the loop"] = time.monotonic() - loop_started
-        state = await _learn(console, config, lab, store, processes, timings)
-        await processes.stop_loop()
-        version = await _served_version(engine, store, folder)
-        after = await _measure(console, "after", engine, rendering, lab, timings)
-        gap = await _measure_gap(config, lab, version, folder, timings)
-        timings["everything"] = time.monotonic() - started
-        summary = await build_summary(config, lab, store, state, before, after, gap, timings)
-        await save_results(folder, summary, store, rendering, before, after)
-    print_results(console, summary, before, after, folder)
-    return summary
-
-
-async def _served_version(engine: EngineClient, store: Store, folder: Path) -> int:
-    """The newest version, or the one that a stopped training went back to. Raises StartupError if
-    the engine serves another: it was restarted after the trainer had ended, and what would be
-    measured is the start.
-    """
-    latest, order = await store.latest_version(), read_stop(folder)
-    expected = [latest.version if latest is not None else 0]
-    if order is not None and order.serve_version is not None:
-        expected.append(order.serve_version)
-    served = (await engine.model_info()).weight_version
-    for version in expected:
-        if served == str(version):
-            return version
-    raise StartupError(
-        f"the policy engine serves version {served} and not the trained {expected[0]}: it ended "
-        "after training did (see its log); run the lab again"
-    )
-
-
-async def _measure(
-    console: Console,
-    when: str,
-    engine: EngineClient,
-    rendering: Rendering,
-    lab: LabConfig,
-    timings: dict[str, float],
-) -> dict[str, Rate]:
-    from examples.tool_lab.measure import measure_policy
-
-    begun = time.monotonic()
-    with ProgressBar(console, f"measuring {when}", "answers") as shown:
-        rates = await measure_policy(
-            engine,
-            rendering,
-            samples=lab.eval_samples,
-            seed=lab.seed,
-            kinds=lab.preferences,
-            progress=shown.update,
-        )
-    timings[f"measuring {when}"] = time.monotonic() - begun
-    return rates
-
-
-async def _measure_gap(
-    config: RunConfig, lab: LabConfig, version: int, folder: Path, timings: dict[str, float]
-) -> dict[str, dict[str, float]]:
-    """The gap to the hinted teacher, of the start and of the version that is served."""
-    from examples.tool_lab.gap import measure_gap, newest_weights
-
-    begun = time.monotonic()
-    trained = newest_weights(folder, version, config.model)
-    gap = {}
-    for when, weights in (("before", config.model), ("after", trained)):
-        gap[when] = await asyncio.to_thread(
-            measure_gap, weights, config.model, lab.preferences, lab.seed
-        )
-    timings["measuring the gap"] = time.monotonic() - begun
-    return gap
-
-
-async def _learn(
-    console: Console,
-    config: RunConfig,
-    lab: LabConfig,
-    store: Store,
-    processes: Run,
-    timings: dict[str, float],
-) -> LearningState:
-    with LearningProgress(console, lab) as shown:
-        state = await learn(
-            base_url=f"http://{config.proxy.host}:{config.proxy.port}/v1",
-            model=config.proxy.model_name,
-            store=store,
-            lab=lab,
-            batch_size=config.trainer.rollout_batch_size,
-            failed=processes.supervisor.failed,
-            why_stopped=partial(why_stopped, processes.folder),
-            progress=shown.show,
-        )
-    timings["learning"] = state.seconds
-    return state
+    return asyncio.run(measured_run(lab, config, folder))

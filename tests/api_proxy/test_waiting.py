@@ -170,3 +170,29 @@ async def test_a_large_request_of_a_tenant_that_holds_places_waits_until_it_fits
     assert crowd.begun == ["a0"]
     await crowd.go("a0")
     assert crowd.begun == ["a0", "a1"]
+
+
+async def test_a_client_that_leaves_as_a_place_comes_free_costs_nobody_a_place() -> None:
+    """Its task hears of it one turn of the loop after its place was given up."""
+    crowd = Crowd(FairQueue(1, 100))
+    await crowd.come("a0", "b0", "c0")
+    crowd.tasks["b0"].cancel()
+    crowd.queue.leave("a")
+    await settle()
+    assert crowd.begun == ["a0", "c0"]
+    await crowd.go("c0")
+    await crowd.come("d0")
+    assert crowd.begun == ["a0", "c0", "d0"]
+
+
+async def test_a_client_that_leaves_as_the_queue_closes_or_fills_harms_nobody() -> None:
+    crowd = Crowd(FairQueue(1, 2))
+    await crowd.come("a0", "b0", "b1")
+    crowd.tasks["b1"].cancel()
+    entering = asyncio.ensure_future(crowd.queue.enter("c"))
+    await settle()
+    assert (crowd.refused, crowd.queue.num_waiting) == ([], 2)
+    crowd.tasks["b0"].cancel()
+    crowd.queue.close()
+    with pytest.raises(Closed):
+        await entering

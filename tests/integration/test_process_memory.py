@@ -17,8 +17,7 @@ from records.store import Store
 from rollout_bridge.engine.keys import ensure_key_file
 from tests.examples.shipped import MODEL
 from trainer import run_config
-from trainer.defaults import resolve, single_machine
-from trainer.run import ENGINE_KEY
+from trainer.defaults import ENGINE_KEY, resolve, single_machine
 
 ROOT = Path(__file__).parents[2]
 MAX_PSS = 120 * 2**20

@@ -26,7 +26,7 @@ PRELOADED = (
     "trainer.processes",
     "trainer.loop",
     "trainer.calibration_texts",
-    "trainer.replay.run_replay",
+    "trainer.replay.work",
     "api_proxy.app",
     "api_proxy.server",
     "judge.worker",

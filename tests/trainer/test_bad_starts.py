@@ -390,6 +390,10 @@ def test_a_wrong_word_is_named_after_how_the_command_is_used(case: str) -> None:
         "serve --run {db[text]}",
         "replay {talk} --run {new} --set trianer.x=1",
         "eval --run {run} --k 8",
+        "judge --run {new}",
+        "hints list --run {new}",
+        "records verify --run {new}",
+        "slime --config {root}/absent.toml",
     ],
 )
 def test_a_wrong_input_costs_no_imports_worth_waiting_for(
@@ -411,8 +415,8 @@ def test_a_wrong_input_costs_no_imports_worth_waiting_for(
     process.returncode = os.waitstatus_to_exitcode(status)
     process.stdout.close()
     assert process.returncode == 2
-    assert "'torch'" not in modules
-    assert "'transformers'" not in modules
+    for heavy in ("torch", "transformers", "matplotlib", "fastapi", "openai"):
+        assert f"'{heavy}'" not in modules
     # Twice the limit: on a shared machine the same work takes more of a slower processor's time.
     assert used.ru_utime + used.ru_stime < 2 * CPU_S
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from trainer.errors import StartupError
-from trainer.serve import until_stopped
+from trainer.serving import until_stopped
 
 
 async def test_a_stop_does_not_wait_for_a_start_that_takes_long() -> None:

@@ -20,6 +20,10 @@ STOP_TIMEOUT_S = 75.0
 """Longer than `hold` takes, which kills the command itself."""
 
 
+class LaunchError(StartupError):
+    """The launch cannot go on; what it had started is stopped."""
+
+
 class HeldFailed(StartupError):
     """A command ended that must not; the message has the end of its log."""
 

@@ -1,38 +1,22 @@
 """`opd replay`: recorded sessions through import, judge, teacher and trainer, to the end.
 
-Composition only. Recorded turns enter the store as turns of ordinary sessions, and the run's usual
-processes work on them; nothing here judges, scores or trains. Everything can be stopped at any
-point and started again with the same arguments: what is done stays done. `hand_over` puts the turns
-into the store of another run, whose processes take them up when no live turn waits.
+Here the files and the settings are checked; what then runs (`trainer.replay.work`) takes a second
+to import, which a wrong start does not wait for.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 
-from records import fail_points
-from records.names import TurnState
-from records.replay_status import ReplayStatus
-from records.store import Store
-from rollout_bridge.fingerprint import renderer_fingerprint
-from rollout_bridge.rendering import Rendering
 from trainer import run_config
 from trainer.defaults import resolve
 from trainer.errors import StartupError
-from trainer.replay.importing import ImportSettings
 from trainer.replay.modes import ReplayMode
 from trainer.replay.reading import check_recordings
-from trainer.replay.show import ReplayProgress
-from trainer.replay.taking_in import ImportReport, take_in
 from trainer.resuming import (
     CONFIG_FILE,
     base_values,
@@ -40,27 +24,16 @@ from trainer.resuming import (
     is_run,
     refuse_other_settings,
 )
-from trainer.run import FINISH_FILE, Run
-from trainer.run_checks import run_warnings
-from trainer.run_config import RunConfig
 from trainer.run_folder import starting_in
 from trainer.start_checks import check_start, check_store
 
 if TYPE_CHECKING:
-    from trainer.evaluation.gap import Gap, HintedCase
+    from trainer.replay.taking_in import ImportReport
 
 LAB_MODEL = Path(__file__).parents[2] / "examples" / "tool_lab" / "model"
 """What a replay without a model uses: tiny, and here."""
 # Recordings are few and long: a step takes some whole sessions, which go through the model once.
 DEFAULTS: dict[str, Any] = {"trainer": {"rollout_batch_size": 4, "whole_sessions": True}}
-GAP_TURNS = 32
-"""Most turns, held out and trained on each, on which the gap is measured."""
-_LOOK_EVERY_S = 0.5
-_UNTRAINED = (TurnState.READY, TurnState.LEASED)
-
-
-class NothingLearned(StartupError):
-    """The replay came to its end and nothing could be trained, or judged, on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,19 +58,18 @@ def replay(request: ReplayRequest, folder: Path, console: Console) -> dict[str, 
     values = _values(request, folder)
     refuse_other_settings(folder, request.config_file)
     with starting_in(folder):
-        try:
-            config = resolve(
-                values,
-                request.config_file,
-                list(request.overrides),
-                lambda given: check_start(given, serves=False),
-            )
-            for change in changes_since(folder, config):
-                console.print(f"changed: {change}", markup=False, soft_wrap=True)
-            return asyncio.run(_Replay(request, config, folder, console).run())
-        except KeyboardInterrupt:
-            console.print("stopped; what is done stays done: the same command goes on from here")
-            raise
+        config = resolve(
+            values,
+            request.config_file,
+            list(request.overrides),
+            lambda given: check_start(given, serves=False),
+        )
+        for change in changes_since(folder, config):
+            console.print(f"changed: {change}", markup=False, soft_wrap=True)
+
+        from trainer.replay.work import replay_all
+
+        return replay_all(config, folder, console, request.recordings, request.votes)
 
 
 def _check_files(request: ReplayRequest) -> None:
@@ -138,264 +110,7 @@ def hand_over(request: ReplayRequest, folder: Path, console: Console) -> ImportR
             "turns without recorded votes will be shown to the run's judge "
             "(its judge.recorded_votes_only is false)"
         )
-    replayed = _Replay(request, config, folder, console)
-    try:
-        return asyncio.run(replayed.hand_over())
-    except KeyboardInterrupt:
-        console.print(
-            "stopped looking; all turns are with the run, and the same command shows how far it is"
-            if replayed.is_imported
-            else "stopped before all was handed over: the same command hands over the rest",
-            soft_wrap=True,
-        )
-        raise
 
+    from trainer.replay.work import give_to_run
 
-class _Replay:
-    """One replay in a folder of its own."""
-
-    def __init__(
-        self, request: ReplayRequest, config: RunConfig, folder: Path, console: Console
-    ) -> None:
-        self._request, self._config = request, config
-        self._folder, self._console = folder, console
-        self._mode: ReplayMode = config.replay.mode
-        self._timings: dict[str, float] = {}
-        self.is_imported = False
-        """Whether all recordings are in the store."""
-
-    async def run(self) -> dict[str, Any]:
-        from trainer.replay.summary import build_summary, save, summary_lines
-
-        started = time.monotonic()
-        config = self._config
-        for warning in run_warnings(config.trainer):
-            self._console.print(f"[yellow]{warning}[/]")
-        self._say(
-            f"run folder [bold]{escape(str(self._folder))}[/]; replay ({self._mode}) with "
-            f"{escape(config.model)}"
-        )
-        rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
-        async with await Store.open(config.store) as store:
-            run_config.save(config, self._folder / CONFIG_FILE)
-            with ReplayProgress(self._console, self._mode) as shown:
-                imported = await self._import(store, rendering, shown)
-                if _has_work(await store.replay_status(), self._mode):
-                    shown.starting()
-                    async with Run(config, self._folder) as processes:
-                        await processes.start_engines()
-                        await self._work(store, processes, shown)
-                status = await store.replay_status()
-                gaps = await self._gaps(store, shown)
-            self._timings["everything"] = time.monotonic() - started
-            summary = build_summary(
-                mode=self._mode,
-                model=config.model,
-                imported=imported,
-                status=status,
-                num_updates=await _num_updates(store),
-                gaps=gaps,
-                timings=self._timings,
-            )
-            report = await save(self._folder, summary, store, rendering)
-        for line in summary_lines(summary):
-            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
-        self._say(f"report: [bold]{escape(str(report))}[/]")
-        self._check_learned(status)
-        return summary
-
-    async def hand_over(self) -> ImportReport:
-        """Import, then look on until nothing waits for judge or teacher."""
-        from trainer.replay.summary import handed_over_lines
-
-        config = self._config
-        self._say(
-            f"into the store of [bold]{escape(str(self._folder))}[/]: its processes take the turns "
-            "up when no live turn waits (Ctrl-C leaves them to it)"
-        )
-        rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
-        async with await Store.open(config.store) as store:
-            with ReplayProgress(self._console, self._mode) as shown:
-                imported = await self._import(store, rendering, shown)
-                self.is_imported = True
-                status = await self._looked_on(store, shown)
-        for line in handed_over_lines(imported, status):
-            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
-        return imported
-
-    async def _looked_on(self, store: Store, shown: ReplayProgress) -> ReplayStatus:
-        is_done = _is_scored(self._mode)
-        while True:
-            status = await store.replay_status()
-            shown.working(status)
-            shown.training(status, await _num_updates(store))
-            if is_done(status):
-                return status
-            await asyncio.sleep(_LOOK_EVERY_S)
-
-    async def _import(
-        self, store: Store, rendering: Rendering, shown: ReplayProgress
-    ) -> ImportReport:
-        begun = time.monotonic()
-        settings = ImportSettings(
-            context_length=self._config.scoring.context_length,
-            held_out=self._config.replay.held_out,
-            renderer=renderer_fingerprint(rendering, self._config.renderer),
-        )
-        report = await take_in(
-            store,
-            rendering,
-            settings,
-            self._request.recordings,
-            self._request.votes,
-            self._folder,
-            shown.imported,
-        )
-        shown.import_ended(report)
-        self._timings["import"] = time.monotonic() - begun
-        return report
-
-    async def _work(self, store: Store, processes: Run, shown: ReplayProgress) -> None:
-        begun = time.monotonic()
-        if not _is_scored(self._mode)(await store.replay_status()):
-            await processes.start_judge()
-        if self._mode == "resample":
-            # The policy samples while it learns: that is what makes it on-policy.
-            await processes.start_trainer(may_finish=True)
-        await self._until(store, processes, shown, _is_scored(self._mode))
-        self._timings["judging and scoring"] = time.monotonic() - begun
-        if self._mode == "judge-only":
-            return
-        begun = time.monotonic()
-        (self._folder / FINISH_FILE).touch()
-        # Leased turns too: a trainer that was killed may have left them, and the next gives them
-        # back.
-        if self._mode != "resample" and not _is_trained(await store.replay_status()):
-            await processes.start_trainer(may_finish=True)
-        await self._until(store, processes, shown, _is_trained, training=True)
-        await processes.supervisor.stop("judge", "trainer")
-        self._timings["training"] = time.monotonic() - begun
-
-    async def _until(
-        self,
-        store: Store,
-        processes: Run,
-        shown: ReplayProgress,
-        is_done: Callable[[ReplayStatus], bool],
-        *,
-        training: bool = False,
-    ) -> None:
-        while True:
-            status = await store.replay_status()
-            shown.working(status)
-            if training or self._mode == "resample":
-                shown.training(status, await _num_updates(store))
-            if processes.supervisor.failed.done():
-                processes.supervisor.failed.result()
-            if is_done(status):
-                return
-            await asyncio.sleep(_LOOK_EVERY_S)
-
-    async def _gaps(self, store: Store, shown: ReplayProgress) -> dict[str, dict[str, Gap]]:
-        """On held-out turns and on trained ones, of the start and of the newest weights."""
-        begun = time.monotonic()
-        latest = await store.latest_version()
-        weights = {"before": self._config.model}
-        if latest is not None and latest.version > 0:
-            weights["after"] = str(self._folder / latest.checkpoint)
-        groups = {
-            "held_out": await gap_cases(store, await store.held_out_turns()),
-            "trained": await gap_cases(store, await store.trained_recordings()),
-        }
-        shown.measuring(len(weights) * sum(map(len, groups.values())))
-        gaps: dict[str, dict[str, Gap]] = {}
-        for name, cases in groups.items():
-            if not cases:
-                continue
-            gaps[name] = {}
-            for when, path in weights.items():
-                gaps[name][when] = await self._gap(path, cases, shown)
-                fail_points.reach("gap.measured")
-        self._timings["measuring the gap"] = time.monotonic() - begun
-        return gaps
-
-    def _say(self, markup: str) -> None:
-        self._console.print(markup, soft_wrap=True, highlight=False)
-
-    async def _gap(self, student: str, cases: Sequence[HintedCase], shown: ReplayProgress) -> Gap:
-        from trainer.evaluation.gap import measure_gap
-
-        is_stopped = threading.Event()
-
-        def measured() -> None:
-            # A thread cannot be cancelled; one that goes on would hold up the end for minutes.
-            if is_stopped.is_set():
-                raise InterruptedError
-            shown.measured()
-
-        try:
-            return await asyncio.to_thread(
-                measure_gap, student, self._config.model, cases, on_case=measured
-            )
-        finally:
-            is_stopped.set()
-
-    def _check_learned(self, status: ReplayStatus) -> None:
-        if self._mode == "judge-only":
-            if not status.num_judged:
-                raise NothingLearned("no recorded turn was judged: see the counts above")
-        elif not status.num_trained:
-            raise NothingLearned(
-                "no recorded turn could be trained on: see above what became of them, and "
-                f"{self._folder / 'import_problems.jsonl'}"
-            )
-
-
-def _is_scored(mode: ReplayMode) -> Callable[[ReplayStatus], bool]:
-    waiting = (
-        (TurnState.JUDGING,)
-        if mode == "judge-only"
-        else (
-            TurnState.JUDGING,
-            TurnState.SCORING,
-        )
-    )
-    return lambda status: not any(status.states[state] for state in waiting)
-
-
-def _has_work(status: ReplayStatus, mode: ReplayMode) -> bool:
-    """Whether anything waits for a process of the run."""
-    trains = mode != "judge-only" and not _is_trained(status)
-    return trains or not _is_scored(mode)(status)
-
-
-def _is_trained(status: ReplayStatus) -> bool:
-    return not any(status.states[state] for state in _UNTRAINED)
-
-
-async def _num_updates(store: Store) -> int:
-    latest = await store.latest_version()
-    return latest.version if latest is not None else 0
-
-
-async def gap_cases(store: Store, turn_ids: Sequence[str]) -> list[HintedCase]:
-    """At most GAP_TURNS of these turns, evenly spread, with their hinted prompts; those of a
-    session together.
-    """
-    from trainer.evaluation.gap import HintedCase
-
-    step = max(1, -(-len(turn_ids) // GAP_TURNS))
-    cases = []
-    for turn_id in turn_ids[::step]:
-        score = await store.score_of(turn_id)
-        if score is None:
-            continue
-        prompt_ids, response_ids = await store.turn_tokens(turn_id)
-        cases.append(
-            HintedCase(
-                prompt_ids=prompt_ids,
-                hinted_prompt_ids=score.hinted_prompt_ids,
-                response_ids=response_ids,
-            )
-        )
-    return cases
+    return give_to_run(config, folder, console, request.recordings, request.votes)

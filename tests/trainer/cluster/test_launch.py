@@ -17,7 +17,9 @@ from aiohttp.test_utils import TestServer
 from tests.trainer.cluster.examples import NOWHERE
 from trainer import run_config
 from trainer.cluster.flag_check import REPOSITORY, FlagReport
-from trainer.cluster.launch import LaunchError, _launch, _ports_are_free, _write, has_version
+from trainer.cluster.held import LaunchError
+from trainer.cluster.launch import _ports_are_free
+from trainer.cluster.launched import _launch, _write, has_version
 from trainer.cluster.plan import Plan, make_plan
 from trainer.supervisor import free_ports
 
