@@ -131,7 +131,7 @@ def engine(
     """One embedded engine alone."""
 
     def start() -> None:
-        from trainer.processes import run_engine
+        from trainer.engine_process import run_engine
 
         run_engine(config_file(run), role, overrides or [], exit_with_parent)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_bridge.embedded.supported import unsupported, unsupported_as_stated
+from trainer.run_config import ConfigError
 
 _FILE, _TEXT_PART = "config.json", "text_config"
 
@@ -45,6 +46,16 @@ def why_not_served(model: str) -> str | None:
     from transformers import AutoConfig
 
     return unsupported(AutoConfig.from_pretrained(model))
+
+
+def model_vocab_size(model: str) -> int:
+    """Rows of the model's head. Often more than its tokenizer has ids: a policy can sample those
+    too, and later prompts then hold them. Raises ConfigError for a model that does not say it.
+    """
+    size = config_value(model, "vocab_size")
+    if not isinstance(size, int):
+        raise ConfigError(f"model: '{model}' does not say its vocabulary size; is it a causal LM?")
+    return size
 
 
 def _has_window_switch(model_type: str) -> bool:

@@ -11,29 +11,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from api_proxy import request_ids
 from records.freshness import Freshness
-from records.private_files import UMASK, tighten_run
 from records.store import Store
-from trainer import run_config
 from trainer.at_work import LINE_EVERY_S
+from trainer.beginning import begin, run_until_stopped
 from trainer.devices import check_device
 from trainer.keys_commands import refuse_open_door
-from trainer.model_config import config_value
+from trainer.model_config import model_vocab_size
 from trainer.model_folder import check_model
 from trainer.run_checks import run_warnings
-from trainer.run_config import ConfigError, EngineConfig, RunConfig
+from trainer.run_config import EngineConfig, RunConfig
 from trainer.start_checks import check_listening, check_spill, check_store
 from trainer.status import status_line
-from trainer.supervisor import watch_parent
 
 if TYPE_CHECKING:
     from judge.config import JudgeConfig
@@ -46,27 +42,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def run_engine(config_file: Path, role: str, overrides: list[str], exit_with_parent: bool) -> None:
-    """The embedded engine of `role` ("policy" or "frozen")."""
-    if role not in ("policy", "frozen"):
-        raise ConfigError(f"--role {role}: must be policy or frozen")
-    config = _begin(config_file, overrides, exit_with_parent)
-    embedded = getattr(config, role).embedded
-    if embedded is None:
-        raise ConfigError(f"{role}.embedded: this run's {role} engine is not an embedded one")
-    if not exit_with_parent:
-        check_listening(f"{role}.embedded", embedded.host, embedded.port)
-        check_device(f"{role}.embedded.device", embedded.device)
-        check_model(embedded.model)
-    from rollout_bridge.embedded.server import serve
-
-    _ = getattr(config, role).keys  # a key file that cannot be read is a line, not a traceback
-    serve(embedded)
-
-
 def run_proxy(config_file: Path, overrides: list[str], exit_with_parent: bool) -> None:
     """The OpenAI-compatible endpoint."""
-    config = _begin(config_file, overrides, exit_with_parent)
+    config = begin(config_file, overrides, exit_with_parent)
     if not exit_with_parent:
         check_listening("proxy", config.proxy.host, config.proxy.port)
         check_store(config.store)
@@ -104,7 +82,7 @@ def run_judge(
 
     `rewrite_hint` is for controls.
     """
-    config = _begin(config_file, overrides, exit_with_parent)
+    config = begin(config_file, overrides, exit_with_parent)
     if not exit_with_parent:
         check_store(config.store)
     run_until_stopped(
@@ -260,7 +238,7 @@ def judge_control_texts(config: RunConfig, rendering: Rendering) -> ControlTexts
 
 def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool) -> None:
     """The embedded trainer: calibrates, then trains whenever a batch is full."""
-    config = _begin(config_file, overrides, exit_with_parent)
+    config = begin(config_file, overrides, exit_with_parent)
     if not exit_with_parent:
         check_device("trainer.device", config.trainer.device)
         check_model(config.model)
@@ -369,45 +347,6 @@ def judge_config(config: RunConfig) -> JudgeConfig:
     return judge
 
 
-def model_vocab_size(model: str) -> int:
-    """Rows of the model's head. Often more than its tokenizer has ids: a policy can sample those
-    too, and later prompts then hold them. Raises ConfigError for a model that does not say it.
-    """
-    size = config_value(model, "vocab_size")
-    if not isinstance(size, int):
-        raise ConfigError(f"model: '{model}' does not say its vocabulary size; is it a causal LM?")
-    return size
-
-
 def owner_name(worker: str) -> str:
     """Name under which this process claims turns: unique, and readable in the store."""
     return f"{worker}@{socket.gethostname()}:{os.getpid()}"
-
-
-def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run `main(stop)` on a new event loop; SIGTERM and SIGINT set `stop`."""
-
-    async def runner() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        await main(stop)
-
-    asyncio.run(runner())
-
-
-def _begin(config_file: Path, overrides: list[str], exit_with_parent: bool) -> RunConfig:
-    if exit_with_parent:
-        watch_parent()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
-    )
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(request_ids.mark)
-    # One line for each request of a judge would bury everything else.
-    for name in ("httpx", "httpx2", "openai"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    os.umask(UMASK)
-    tighten_run(config_file.parent)
-    return run_config.load(config_file, overrides)

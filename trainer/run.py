@@ -18,7 +18,7 @@ import aiohttp
 from rollout_bridge.engine.keys import ensure_key_file
 from trainer import run_config
 from trainer.at_work import at_work
-from trainer.processes import model_vocab_size
+from trainer.model_config import model_vocab_size
 from trainer.remote_engine import Role, check_engine
 from trainer.run_config import EngineConfig, RunConfig
 from trainer.supervisor import Supervisor

@@ -13,7 +13,7 @@ from typing import Any
 from judge.prompts import message_text
 from records.store import Store
 from rollout_bridge.rendering import Rendering
-from trainer.rehearsal.saying import learning_curves, learning_tables
+from trainer.rehearsal.reported import learning_curves, learning_tables
 from trainer.report import Curve, ReportExample, metric_curve, write_report
 from trainer.run_summary import write_run_summary
 

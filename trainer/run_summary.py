@@ -16,7 +16,8 @@ from records.lessons.names import LessonKind
 from records.store import Store
 from trainer.drop_words import DROP_WORDS
 from trainer.rehearsal.journal import VersionRow, read_rows
-from trainer.rehearsal.saying import MOST_HINTS, objections_per_100
+from trainer.rehearsal.reported import objections_per_100
+from trainer.rehearsal.saying import MOST_HINTS
 from trainer.stop_order import why_stopped
 
 FILE = "summary.json"

@@ -14,7 +14,8 @@ from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.keys import EngineKeys, ensure_key_file, read_key_file
 from rollout_bridge.rendering import Rendering
 from trainer.defaults import resolve, single_machine
-from trainer.processes import _client, judge_config, judge_counter, model_vocab_size
+from trainer.model_config import model_vocab_size
+from trainer.processes import _client, judge_config, judge_counter
 from trainer.run_config import ConfigError
 
 

@@ -13,7 +13,7 @@ from rollout_bridge.engine.client import EngineClient
 from tests.contract import tiny_model
 from tests.contract.engine_process import embedded_engine
 from tests.rollout_bridge.faulty_server import ROUTER_WITHOUT_WORKERS, faulty_server
-from trainer.processes import model_vocab_size
+from trainer.model_config import model_vocab_size
 from trainer.remote_engine import absolute, at_temperature, check_engine
 from trainer.run_config import ConfigError, RunConfig, build
 from trainer.supervisor import free_ports

@@ -16,7 +16,7 @@ from rollout_bridge.engine.keys import EngineKeys, ensure_key_file, read_key_fil
 from trainer.defaults import ENGINE_KEY
 from trainer.errors import StartupError
 from trainer.evaluation.weights import Weights
-from trainer.processes import model_vocab_size
+from trainer.model_config import model_vocab_size
 from trainer.remote_engine import Role, absolute
 from trainer.run import ENGINE_START_S, answers
 from trainer.run_config import ConfigError, EngineConfig, RunConfig

@@ -1,25 +1,20 @@
-"""Whether a run learns, as a line of a terminal and as the tables and curves of its report."""
+"""Whether a run learns, as a line of a terminal."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from records.hints.types import Hint, HintStatus
-from records.lessons.names import LessonDrop, LessonKind, LessonState
-from trainer.rehearsal.journal import VersionRow, last_row, read_rows
-from trainer.report import Curve
+from trainer.rehearsal.journal import VersionRow, last_row
 from trainer.stop_order import read_stop
 
 MOST_HINTS = 1000
-_SHOWN = 50
-_CURVES = 8
-_SHORT = 60
 
 
-class LearningStore(Protocol):
+class HintStore(Protocol):
     """What is asked of the store."""
 
     async def hints(
@@ -30,11 +25,9 @@ class LearningStore(Protocol):
         limit: int = 100,
         after: str | None = None,
     ) -> list[Hint]: ...
-    async def lesson_counts(self) -> dict[tuple[LessonKind, LessonState], int]: ...
-    async def lesson_drops(self) -> dict[LessonDrop, int]: ...
 
 
-async def learning_line(store: LearningStore, folder: Path) -> str | None:
+async def learning_line(store: HintStore, folder: Path) -> str | None:
     """Where the hints stand and what is measured; None while there is neither. Begins with why
     training has stopped, if it has.
     """
@@ -64,95 +57,3 @@ def shown_learning(hints: Sequence[Hint], row: VersionRow | None) -> str | None:
     if row is not None and row.keep is not None:
         parts.append(f"other states {row.keep.value:.2g} nats from the start")
     return "; ".join(parts)
-
-
-async def learning_tables(
-    store: LearningStore,
-) -> list[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
-    """The hints, newest first, and the lessons; none of a run that has no hint."""
-    hints = await store.hints(limit=MOST_HINTS)
-    if not hints:
-        return []
-    title = "Hints" if len(hints) <= _SHOWN else f"Hints: the newest {_SHOWN} of {len(hints)}"
-    header = ("hint", "status", "why", "confirmed", "steps", "since version", "gap first", "gap")
-    return [
-        (title, header, [_hint_cells(hint) for hint in hints[:_SHOWN]]),
-        (
-            "Lessons on their way",
-            ("kind", "state", "lessons"),
-            _cells(await store.lesson_counts()),
-        ),
-        (
-            "Lessons dropped, by reason",
-            ("reason", "lessons"),
-            [(reason.value, str(n)) for reason, n in (await store.lesson_drops()).items()],
-        ),
-    ]
-
-
-def learning_curves(folder: Path) -> list[Curve]:
-    """What was measured, version by version."""
-    rows = read_rows(folder)
-    if not rows:
-        return []
-    versions = [row.version for row in rows]
-    pooled = [row.pooled for row in rows]
-    of_pooled = {
-        label: [None if one is None else getattr(one, name) for one in pooled]
-        for label, name in (
-            ("done", "value"),
-            ("95% interval, low", "low"),
-            ("95% interval, high", "high"),
-            ("at least", "floor"),
-        )
-    }
-    keep = [None if row.keep is None else row.keep.value for row in rows]
-    plots = [
-        ("Objections per 100 turns", "", {"objections": objections_per_100(rows)}),
-        ("Gap under each hint", "nats", _gaps(rows)),
-        ("Obedience: open wishes done", "share", of_pooled),
-        ("Gap to the start at states of other kinds", "nats", {"mean": keep}),
-    ]
-    return [
-        Curve(title=title, unit=unit, steps=versions, series=series, step_unit="version")
-        for title, unit, series in plots
-    ]
-
-
-def objections_per_100(rows: Sequence[VersionRow]) -> list[float | None]:
-    """Of the turns between each version and the one before; None where there was no turn."""
-    found: list[float | None] = []
-    turns = objections = 0
-    for row in rows:
-        new = row.turns - turns
-        found.append(100 * (row.objections - objections) / new if new > 0 else None)
-        turns, objections = row.turns, row.objections
-    return found
-
-
-def _gaps(rows: Sequence[VersionRow]) -> dict[str, Sequence[float | None]]:
-    """The gaps of the hints that were measured last."""
-    names = list(dict.fromkeys(one.hint_id for row in reversed(rows) for one in row.hints))
-    by_version = [
-        {one.hint_id: one.gap.value for one in row.hints if one.gap is not None} for row in rows
-    ]
-    return {name[:8]: [gaps.get(name) for gaps in by_version] for name in names[:_CURVES]}
-
-
-def _hint_cells(hint: Hint) -> Sequence[str]:
-    why = hint.block.value if hint.block is not None else ""
-    text = hint.text if len(hint.text) <= _SHORT else f"{hint.text[:_SHORT]}..."
-    return (
-        f"{hint.hint_id[:8]} {text}",
-        hint.status.value,
-        ": ".join(one for one in (why, hint.detail or "") if one),
-        str(hint.num_confirmed),
-        str(hint.num_steps),
-        "" if hint.trained_since is None else str(hint.trained_since),
-        "" if hint.first_gap is None else f"{hint.first_gap:.3g}",
-        "" if hint.gap is None else f"{hint.gap:.3g}",
-    )
-
-
-def _cells(counts: Mapping[tuple[LessonKind, LessonState], int]) -> list[Sequence[str]]:
-    return [(kind.value, state.value, str(n)) for (kind, state), n in counts.items()]

@@ -2,7 +2,8 @@ from records.hints.types import HintStatus, RehearsalBlock
 from tests.trainer.rehearsal.builders import a_hint
 from tests.trainer.rehearsal.test_journal import a_row
 from trainer.rehearsal.journal import Journal, PooledRow
-from trainer.rehearsal.saying import learning_curves, objections_per_100, shown_learning
+from trainer.rehearsal.reported import learning_curves, objections_per_100
+from trainer.rehearsal.saying import shown_learning
 
 POOLED = PooledRow(value=0.97, low=0.94, high=0.99, count=256, before=0.98, floor=0.93, passed=True)
 
