@@ -19,7 +19,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   doctor      why each turn of a session was trained, waits or was dropped:
               ./run.sh doctor [SESSION] --run RUN
   eval        pass@k of a version, and two versions compared:  ./run.sh eval --run RUN --against start
-  test        all tests
+  test        all tests; with options or files, pytest's:  ./run.sh test tests/judge --durations 30
   check       ruff, pyright, import-linter, then all tests  (--static: without the tests)
   lock        constraints.txt anew: every package with its hashes, from pyproject.toml
   audit       known vulnerabilities of what is pinned, and what could not be audited
@@ -90,6 +90,14 @@ static_checks() {
     .venv/bin/lint-imports
 }
 
+# All tests on all cores, a file on one of them; those that look at the clock come last, alone. With
+# arguments: pytest as it is.
+run_tests() {
+    if [ $# -gt 0 ]; then exec .venv/bin/python -m pytest "$@"; fi
+    .venv/bin/python -m pytest -n auto --dist loadfile -m "not alone"
+    .venv/bin/python -m pytest -m alone
+}
+
 bench() {
     local script
     for script in engine_throughput proxy_latency store_writes logprob_memory objective_cost; do
@@ -110,10 +118,10 @@ esac
 if [ "$command" = lock ]; then lock "$@"; exit; fi
 environment
 case "$command" in
-    test) exec .venv/bin/python -m pytest "$@" ;;
+    test) run_tests "$@" ;;
     check)
         static_checks
-        if [ "${1:-}" != "--static" ]; then exec .venv/bin/python -m pytest "$@"; fi
+        if [ "${1:-}" != "--static" ]; then run_tests "$@"; fi
         ;;
     audit)
         tools

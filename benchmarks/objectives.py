@@ -159,7 +159,7 @@ def run_once(
     command = [sys.executable, "-m", "examples.tool_lab", "--seed", str(seed)]
     command += ["--updates", str(arguments.updates), "--eval-samples", "32"]
     command += ["--max-seconds", str(arguments.max_seconds)]
-    command += ["--open-users", str(arguments.open_users)]
+    command += ["--no-rehearsal", "--open-users", str(arguments.open_users)]
     command += ["--preferences", ",".join(TRAINABLE_KINDS), "--run", str(folder)]
     command += [word for one in overrides for word in ("--set", one)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

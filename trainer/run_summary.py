@@ -100,5 +100,8 @@ def _measured(rows: Sequence[VersionRow]) -> dict[str, Any] | None:
             for row, share in zip(rows, objections_per_100(rows), strict=True)
         ],
         "obedience": None if last.pooled is None else last.pooled.model_dump(),
+        "obedience_of_hints": {
+            hint_id: one.model_dump() for hint_id, one in last.obedience_of.items()
+        },
         "gap_at_other_states": None if last.keep is None else last.keep.model_dump(),
     }

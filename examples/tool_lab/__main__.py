@@ -17,14 +17,18 @@ app = typer.Typer(name="tool-lab", no_args_is_help=False, subcommand_metavar="",
 @app.callback(invoke_without_command=True)
 def lab(
     context: typer.Context,
-    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps to learn for.")] = 8,
+    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps to learn for.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of users and trainer.")] = 0,
     preferences: Annotated[
         str, typer.Option(help="What the users want: some of unit,order,title.")
     ] = "unit,order",
     open_users: Annotated[
         float, typer.Option(min=0, max=1, help="Share of users who ask openly for the default.")
-    ] = 0.5,
+    ] = 0.0,
+    rehearsal: Annotated[
+        bool,
+        typer.Option(help="Practise hints, as serve does; else only users' own turns train."),
+    ] = True,
     hints: Annotated[
         str, typer.Option(help="judge, or a control: none, off-topic, contrary.")
     ] = "judge",
@@ -34,7 +38,7 @@ def lab(
     sessions: Annotated[int, typer.Option(min=1, help="Conversations at the same time.")] = 24,
     max_seconds: Annotated[
         float, typer.Option(min=1, help="Learning ends at this age at the latest.")
-    ] = 900,
+    ] = 300,
     run_folder: Annotated[
         Path | None, typer.Option("--run", help="New folder for the run [runs/lab-TIME].")
     ] = None,
@@ -59,6 +63,7 @@ def lab(
                     "seed": seed,
                     "preferences": tuple(preferences.split(",")),
                     "open_users": open_users,
+                    "rehearsal": rehearsal,
                     "hints": hints,
                     "eval_samples": eval_samples,
                     "sessions_in_flight": sessions,

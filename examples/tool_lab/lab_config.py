@@ -27,13 +27,15 @@ class LabConfig(BaseModel):
 
     preferences: tuple[PreferenceKind, ...] = Field(default=TRAINED_KINDS, min_length=1)
     """What the users want, silently, and what is measured as success."""
-    open_users: float = Field(default=0.5, ge=0, le=1)
-    """Share of users who want nothing silently and ask openly for what the others do not want: what
-    keeps instructions followed while the policy learns the silent preferences.
+    open_users: float = Field(default=0.0, ge=0, le=1)
+    """Share of users who want nothing silently and ask openly for what the others do not want:
+    without rehearsal, what keeps instructions followed while the policy learns.
     """
-    updates: int = Field(default=8, ge=0)
+    rehearsal: bool = True
+    """Learn as `serve` does (`trainer.recipe`); without, from the users' own turns alone."""
+    updates: int = Field(default=10, ge=0)
     """Steps after which learning ends; steps that a control makes the trainer skip count too."""
-    max_seconds: float = Field(default=900.0, gt=0)
+    max_seconds: float = Field(default=300.0, gt=0)
     """Learning ends at this age even with fewer updates; the summary says which it was."""
     sessions_in_flight: int = Field(default=24, ge=1)
     """Conversations that run at the same time."""
@@ -45,3 +47,10 @@ class LabConfig(BaseModel):
     """What the teacher sees: the judge's hint, or one of the controls that must not teach."""
     seed: int = 0
     """Seed of the users, of their words, and of the trainer."""
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether hints are practised. A control's is not: it is shown to the teacher of the turn
+        itself, and the hint that would be practised is the judge's.
+        """
+        return self.rehearsal and self.hints == "judge"

@@ -12,6 +12,7 @@ from typing import Any
 import tomli_w
 
 from examples.tool_lab.lab_config import LabConfig
+from trainer import recipe
 from trainer.defaults import resolve, single_machine
 from trainer.run_config import merge
 from trainer.start_checks import check_start
@@ -22,12 +23,14 @@ LAB_VALUES: dict[str, Any] = {
     "renderer": {"name": "qwen3", "enable_thinking": False},
     # So cold that votes agree: one slip with a long hint would win over two right ones.
     "judge": {"votes": 3, "temperature": 0.3, "max_tokens": 48, "loop": {"concurrency": 24}},
-    "trainer": {"learning_rate": 1e-4, "micro_batch_tokens": 2048},
+    "trainer": {"micro_batch_tokens": 2048},
 }
-RECIPE: dict[str, Any] = {
-    # What learned on every seed and left alone what nobody asked to change (docs/tool_lab.md).
+LIVE_TURNS: dict[str, Any] = {
+    # Without rehearsal: what learned on every seed and left alone what nobody asked to change, with
+    # users of whom half are open (docs/tool_lab.md).
     "scoring": {"top_k": 8},
     "trainer": {
+        "learning_rate": 1e-4,
         "objective": {"name": "topk_tail_reverse_kl", "topk": 8},
         "beta_kl": 0.02,
         # Only failures teach. With one step on each batch the policy swings between wishes that
@@ -46,11 +49,17 @@ def run(
 
     Raises StartupError where something cannot start.
     """
-    values = merge(merge(single_machine(str(MODEL), folder), LAB_VALUES), RECIPE)
+    values = merge(single_machine(str(MODEL), folder), LAB_VALUES)
     ends = {"max_steps": lab.updates} if lab.updates else {}
     values = merge(values, {"seed": lab.seed, "trainer": {"seed": lab.seed, **ends}})
     values |= {"proxy": {"port": 0}, "made_by": "lab"}
-    config = resolve(values, config_file, overrides, lambda given: check_start(given, serves=True))
+    config = resolve(
+        values,
+        config_file,
+        overrides,
+        lambda given: check_start(given, serves=True),
+        recipe.recipe if lab.rehearses else lambda _: LIVE_TURNS,
+    )
     folder.mkdir(mode=0o700, parents=True, exist_ok=False)
     (folder / "lab.toml").write_text(tomli_w.dumps(lab.model_dump()), encoding="utf-8")
 

@@ -10,17 +10,35 @@ import pytest
 from benchmarks.objectives import SETTINGS
 from examples.tool_lab.__main__ import lab
 from examples.tool_lab.lab_config import LabConfig
-from examples.tool_lab.run_lab import LAB_VALUES, MODEL, RECIPE, run
+from examples.tool_lab.run_lab import LAB_VALUES, LIVE_TURNS, MODEL, run
+from trainer import recipe
 from trainer.defaults import resolve, single_machine
 from trainer.run_checks import run_warnings
 from trainer.run_config import ConfigError, merge
 
 
 def lab_values(folder: Path) -> dict:
-    return merge(merge(single_machine(str(MODEL), folder), LAB_VALUES), RECIPE)
+    """Of a lab that learns from its users' own turns alone."""
+    return merge(merge(single_machine(str(MODEL), folder), LAB_VALUES), LIVE_TURNS)
 
 
-def test_recipe(tmp_path: Path) -> None:
+def test_the_lab_learns_as_serve_does(tmp_path: Path) -> None:
+    values = merge(single_machine(str(MODEL), tmp_path), LAB_VALUES)
+    config = resolve(values, None, [], None, recipe.recipe)
+    served = resolve(single_machine(str(MODEL), tmp_path), None, [], None, recipe.recipe)
+    ours, theirs = config.trainer.model_dump(), served.trainer.model_dump()
+    assert {key for key in ours if ours[key] != theirs[key]} == {"micro_batch_tokens"}
+    assert config.rehearsal == served.rehearsal
+    assert config.rehearsal.enabled
+
+
+def test_a_control_is_not_practised() -> None:
+    assert LabConfig().rehearses
+    assert not LabConfig(hints="contrary").rehearses
+    assert not LabConfig(rehearsal=False).rehearses
+
+
+def test_recipe_of_live_turns(tmp_path: Path) -> None:
     config = resolve(lab_values(tmp_path), None, ["trainer.max_steps=8"])
     assert config.trainer.objective.name == "topk_tail_reverse_kl"
     assert (config.trainer.rollout_batch_size, config.trainer.epochs_per_batch) == (32, 4)
@@ -59,6 +77,7 @@ def test_options_and_settings_have_the_same_defaults() -> None:
     settings = LabConfig()
     assert options["updates"].default == settings.updates
     assert options["open_users"].default == settings.open_users
+    assert options["rehearsal"].default == settings.rehearsal
     assert options["max_seconds"].default == settings.max_seconds
     assert options["sessions"].default == settings.sessions_in_flight
     assert options["eval_samples"].default == settings.eval_samples

@@ -20,7 +20,7 @@ import pytest
 
 from tests.reliability.attacked import Attacked, attacked, is_idle
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
 
 USER = {"role": "user", "content": "hi"}
 NUM_IDLE = 10_000

@@ -19,7 +19,7 @@ from rollout_bridge.rendering import Rendering
 from tests.examples.shipped import MODEL
 from tests.rollout_bridge.test_embedded_engine import started
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ LONGEST_S = 0.05
 REPEATS = 3
 NOISE_S = 0.02
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

@@ -102,6 +102,18 @@ class Obedience:
         return Rate(hits=self.followed, count=self.asked)
 
 
+def summed(parts: Sequence[Obedience]) -> Obedience | None:
+    """All answers together; None without any."""
+    if not parts:
+        return None
+    return Obedience(
+        followed=sum(one.followed for one in parts),
+        asked=sum(one.asked for one in parts),
+        abstained=sum(one.abstained for one in parts),
+        before=sum(one.before for one in parts),
+    )
+
+
 def is_obedient(one: Obedience, floor: float) -> bool:
     """Whether one version does as many open wishes as are asked for, a share of the start's."""
     return not one.asked or one.followed >= floor * one.before
@@ -123,9 +135,8 @@ class PooledObedience:
 
 def pooled(latest: Sequence[Obedience], *, floor: float) -> PooledObedience | None:
     """Obedience over these versions; `floor` is a share of the start's. None without answers."""
-    count = sum(one.asked for one in latest)
-    if count == 0:
+    all_ = summed(latest)
+    if all_ is None or not all_.asked:
         return None
-    before = sum(one.before for one in latest) / count
-    hits = sum(one.followed for one in latest)
-    return PooledObedience(rate=Rate(hits=hits, count=count), before=before, floor=floor * before)
+    before = all_.before / all_.asked
+    return PooledObedience(rate=all_.rate, before=before, floor=floor * before)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from records.hints.types import Hint, HintStatus
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Gap
+from trainer.rehearsal.estimates import Gap, PooledObedience
 
 NOTHING = 1e-3
 """Nats per token; a first gap of so little has nothing to teach, and its tenth cannot be seen."""
@@ -31,13 +31,14 @@ def fate_of(
     first_gap: float | None,
     active_from: int,
     config: RehearsalConfig,
-    *,
-    obeys: bool = True,
+    obedience: PooledObedience | None = None,
 ) -> Fate | None:
     """What a measurement means for a hint; None: it stays what it is. `active_from` is its number
-    of steps when it last became active. One whose gap has closed is practised on while the version
-    does not do open wishes (`obeys`): its counter-lessons then are what teaches.
+    of steps when it last became active. One whose gap has closed is practised on while open wishes
+    against it are done too seldom (`obedience`, None: not measured), and wakes when they are: its
+    counter-lessons then are what teaches.
     """
+    obeys = obedience is None or obedience.rate.value >= obedience.floor
     bound = None if first_gap is None else closed_below(first_gap, config)
     if gap is not None and bound is not None:
         if hint.status is HintStatus.ACTIVE and gap.high <= bound and obeys:
@@ -50,6 +51,12 @@ def fate_of(
                 status=HintStatus.ACTIVE,
                 detail=f"its gap has opened to {gap.value:.3g} nats of {first_gap:.3g}",
             )
+    if hint.status is HintStatus.RESTING and obedience is not None and not obedience.passed:
+        return Fate(
+            status=HintStatus.ACTIVE,
+            detail=f"open wishes against it are done in {obedience.rate.value:.2f} of "
+            f"{obedience.rate.count} answers, of {obedience.before:.2f} before",
+        )
     steps = hint.num_steps - active_from
     if hint.status is HintStatus.ACTIVE and steps >= config.max_steps:
         said = "not measured" if gap is None else f"{gap.value:.3g} nats"

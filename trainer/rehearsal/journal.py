@@ -110,9 +110,10 @@ class HintRow(_Row):
 
 
 class VersionRow(_Row):
-    """One version. `turns` and `objections` (accepted hints) are those of the run so far; `keep` is
-    the gap to the start model at states of other kinds; `returned` are ended hints whose states
-    answer as the start does again.
+    """One version. `turns` and `objections` (accepted hints) are those of the run so far;
+    `obedience_of` are open wishes by the id of the hint that they are against; `keep` is the gap to
+    the start model at states of other kinds; `returned` are ended hints whose states answer as the
+    start does again.
     """
 
     time: float
@@ -121,6 +122,7 @@ class VersionRow(_Row):
     objections: int
     hints: tuple[HintRow, ...]
     obedience: ObedienceRow | None
+    obedience_of: dict[str, ObedienceRow] = {}
     pooled: PooledRow | None
     keep: GapRow | None
     lessons: dict[str, int]

@@ -29,8 +29,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """An open wish that never trains, at one state, and how often the start model did it."""
+    """An open wish against a hint, which never trains, at one state, and how often the start model
+    did it.
+    """
 
+    hint_id: str
     turn: TurnRecord
     prompt: HintPrompt
 
@@ -61,18 +64,13 @@ class Measurer:
         )
         return gap_of([one for one in found if one is not None], seed)
 
-    async def obedience(self, wishes: Sequence[Wish]) -> Obedience | None:
-        """Whether the policy does what each asks; None without any. Raises ServiceUnavailable."""
-        if not wishes:
-            return None
+    async def obedience(self, wishes: Sequence[Wish]) -> dict[str, Obedience]:
+        """Whether the policy does what each asks, by hint. Raises ServiceUnavailable."""
         said = await all_or_none([self._followed(wish) for wish in wishes])
-        answered = [(one, wish) for one, wish in zip(said, wishes, strict=True) if one is not None]
-        return Obedience(
-            followed=sum(one for one, _ in answered),
-            asked=len(answered),
-            abstained=len(said) - len(answered),
-            before=sum(wish.before for _, wish in answered),
-        )
+        of_hints: dict[str, list[tuple[bool | None, Wish]]] = {}
+        for one, wish in zip(said, wishes, strict=True):
+            of_hints.setdefault(wish.hint_id, []).append((one, wish))
+        return {hint_id: _obedience(answers) for hint_id, answers in of_hints.items()}
 
     async def _difference(self, turn: TurnRecord, hint: str | None) -> Measured | None:
         async with self._limit:
@@ -94,6 +92,16 @@ class Measurer:
             return await followed_at(
                 self._desk, self._policy, self._questions, wish.turn, wish.prompt.text
             )
+
+
+def _obedience(answers: Sequence[tuple[bool | None, Wish]]) -> Obedience:
+    answered = [(one, wish) for one, wish in answers if one is not None]
+    return Obedience(
+        followed=sum(one for one, _ in answered),
+        asked=len(answered),
+        abstained=len(answers) - len(answered),
+        before=sum(wish.before for _, wish in answered),
+    )
 
 
 def wishes_in_turn(of_hints: Sequence[Sequence[Wish]], count: int, begin: int) -> list[Wish]:

@@ -16,6 +16,8 @@ from records.hints.types import Hint
 from records.lessons.names import LessonKind, LessonState
 from records.lessons.types import NewLesson
 
+_DISOBEYED_WEIGHT = 3
+"""Counter-lessons of a hint against which open wishes are lost, for each one of another hint."""
 UNDER_WAY = (LessonState.SAMPLING, LessonState.SCORING, LessonState.READY)
 
 
@@ -26,6 +28,8 @@ class Rehearsed:
     hint: Hint
     states: tuple[str, ...]
     prompts: tuple[str, ...]
+    is_disobeyed: bool = False
+    """Whether open wishes against it are done too seldom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +70,10 @@ class Rota:
     def of_hints(self, kind: LessonKind, hints: Sequence[Rehearsed], count: int) -> list[NewLesson]:
         """`count` new lessons of `kind` (hint or counter) for hints that can have them."""
         is_counter = kind is LessonKind.COUNTER
-        able = _scopes_in_turn(
-            [one for one in hints if one.states and (one.prompts or not is_counter)]
-        )
+        able = [one for one in hints if one.states and (one.prompts or not is_counter)]
+        if is_counter:  # where it is lost it is taught most
+            able += [one for one in able if one.is_disobeyed] * (_DISOBEYED_WEIGHT - 1)
+        able = _scopes_in_turn(able)
         if not able:
             return []
         made = []

@@ -69,6 +69,7 @@ def learning_curves(folder: Path) -> list[Curve]:
         ("Objections per 100 turns", "", {"objections": objections_per_100(rows)}),
         ("Gap under each hint", "nats", _gaps(rows)),
         ("Obedience: open wishes done", "share", of_pooled),
+        ("Open wishes done, by the hint that they are against", "share", _done(rows)),
         ("Gap to the start at states of other kinds", "nats", {"mean": keep}),
     ]
     return [
@@ -95,6 +96,16 @@ def _gaps(rows: Sequence[VersionRow]) -> dict[str, Sequence[float | None]]:
         {one.hint_id: one.gap.value for one in row.hints if one.gap is not None} for row in rows
     ]
     return {name[:8]: [gaps.get(name) for gaps in by_version] for name in names[:_CURVES]}
+
+
+def _done(rows: Sequence[VersionRow]) -> dict[str, Sequence[float | None]]:
+    """Of the hints that were asked about last."""
+    names = list(dict.fromkeys(name for row in reversed(rows) for name in row.obedience_of))
+    by_version = [
+        {name: one.followed / one.asked for name, one in row.obedience_of.items() if one.asked}
+        for row in rows
+    ]
+    return {name[:8]: [done.get(name) for done in by_version] for name in names[:_CURVES]}
 
 
 def _hint_cells(hint: Hint) -> Sequence[str]:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from records.hints.types import Hint, HintStatus
 from records.lessons.names import LessonDrop
 from records.types import TurnRecord
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Gap, is_obedient, pooled
+from trainer.rehearsal.estimates import Gap, Obedience, PooledObedience, pooled, summed
 from trainer.rehearsal.fate import closed_below, fate_of
 from trainer.rehearsal.journal import (
     GapRow,
@@ -31,6 +31,8 @@ from trainer.stop_order import StopOrder
 
 logger = logging.getLogger(__name__)
 
+_ENOUGH_ANSWERS = 16
+"""Fewer say nothing of one hint's open wishes."""
 _RESTING_A_VERSION = 4
 """Hints at rest whose gap is measured at one version, in turn."""
 
@@ -63,6 +65,15 @@ class Review:
         """The newest version that was measured."""
         return self._journal.rows[-1] if self._journal.rows else None
 
+    def disobeyed(self, hint_ids: Iterable[str]) -> set[str]:
+        """Those against which open wishes are done too seldom."""
+        found = {one: obedience_of(one, self._journal.rows, {}, self._config) for one in hint_ids}
+        return {
+            hint_id
+            for hint_id, one in found.items()
+            if one is not None and one.rate.value < one.floor
+        }
+
     async def version(
         self, version: int, hints: Sequence[Prepared], kept: Sequence[TurnRecord]
     ) -> Reviewed:
@@ -70,11 +81,9 @@ class Review:
         config = self._config
         lists = [_wishes(one) for one in hints]
         wishes = wishes_in_turn(lists, config.obedience_samples, version * config.obedience_samples)
-        obedience = await self._measurer.obedience(wishes)
-        obeys = obedience is None or is_obedient(obedience, config.obedience_floor)
-        rows = [
-            await self.hint(one, version, obeys=obeys) for one in self._to_measure(hints, version)
-        ]
+        of_hints = await self._measurer.obedience(wishes)
+        obedience = summed(list(of_hints.values()))
+        rows = [await self.hint(one, version, of_hints) for one in self._to_measure(hints, version)]
         earlier = [row.obedience for row in self._journal.rows if row.obedience is not None]
         so_far = [one.obedience() for one in earlier]
         so_far += [obedience] if obedience is not None else []
@@ -90,6 +99,11 @@ class Review:
             objections=votes.accepted,
             hints=tuple(rows),
             obedience=ObedienceRow.of(obedience),
+            obedience_of={
+                hint_id: row
+                for hint_id, one in of_hints.items()
+                if (row := ObedienceRow.of(one)) is not None
+            },
             pooled=PooledRow.of(together),
             keep=GapRow.of(keep),
             lessons={f"{kind.value}/{state.value}": n for (kind, state), n in lessons.items()},
@@ -98,9 +112,11 @@ class Review:
         self._journal.add(row)
         return Reviewed(row=row, ended=ended)
 
-    async def hint(self, one: Prepared, version: int, *, obeys: bool = True) -> HintRow:
-        """Measure one hint, and store its gap and what follows from it; `obeys`: the version does
-        open wishes.
+    async def hint(
+        self, one: Prepared, version: int, obedience: Mapping[str, Obedience] | None = None
+    ) -> HintRow:
+        """Measure one hint, and store its gap and what follows from it. `obedience` of this
+        version, by hint, is not in the journal yet.
         """
         hint, config = one.hint, self._config
         gap = await self._measurer.gap(one.measured_at, hint.text, config.gap_samples, version)
@@ -111,7 +127,8 @@ class Review:
                 hint.hint_id, gap=gap.value, gap_high=gap.high, first=is_first
             )
         active_from = self._active_from(hint)
-        fate = fate_of(hint, gap, first_gap, active_from, config, obeys=obeys)
+        done = obedience_of(hint.hint_id, self._journal.rows, obedience or {}, config)
+        fate = fate_of(hint, gap, first_gap, active_from, config, done)
         status = hint.status
         if fate is not None:
             await self._store.set_hint_status(hint.hint_id, fate.status, fate.detail)
@@ -184,6 +201,30 @@ class Review:
         return tuple(returned), left
 
 
+def obedience_of(
+    hint_id: str,
+    rows: Sequence[VersionRow],
+    now: Mapping[str, Obedience],
+    config: RehearsalConfig,
+) -> PooledObedience | None:
+    """How often open wishes against one hint are done: `now`, and at as many of the versions before
+    as it takes for _ENOUGH_ANSWERS. None where there are fewer.
+    """
+    parts = [now[hint_id]] if hint_id in now else []
+    for row in reversed(rows):
+        if len(parts) >= config.obedience_versions or _num_asked(parts) >= _ENOUGH_ANSWERS:
+            break
+        if hint_id in row.obedience_of:
+            parts.append(row.obedience_of[hint_id].obedience())
+    if _num_asked(parts) < _ENOUGH_ANSWERS:
+        return None
+    return pooled(parts, floor=config.obedience_floor)
+
+
+def _num_asked(parts: Sequence[Obedience]) -> int:
+    return sum(one.asked for one in parts)
+
+
 def _is_back(hint: Hint, gap: Gap | None, config: RehearsalConfig) -> bool:
     # Without a state at which no other hint applies there is nothing to bring back.
     return gap is None or gap.high <= closed_below(hint.first_gap or 0.0, config)
@@ -192,4 +233,7 @@ def _is_back(hint: Hint, gap: Gap | None, config: RehearsalConfig) -> bool:
 def _wishes(one: Prepared) -> list[Wish]:
     """The hint's texts that never train, at its states, those that measure first."""
     turns = (*one.held_back, *one.training)
-    return [Wish(turn=turn, prompt=prompt) for turn in turns for prompt in one.wishes]
+    hint_id = one.hint.hint_id
+    return [
+        Wish(hint_id=hint_id, turn=turn, prompt=prompt) for turn in turns for prompt in one.wishes
+    ]

@@ -245,11 +245,13 @@ class RehearsalWorker:
 
     async def _add_lessons(self, kept: list[TurnRecord]) -> None:
         """As many as the next step lacks."""
+        disobeyed = self._review.disobeyed(self._prepared)
         active = [
             Rehearsed(
                 hint=one.hint,
                 states=tuple(turn.turn_id for turn in one.training),
                 prompts=tuple(prompt.prompt_id for prompt in one.prompts),
+                is_disobeyed=one.hint.hint_id in disobeyed,
             )
             for one in self._prepared.values()
             if one.hint.status is HintStatus.ACTIVE and one.hint.first_gap is not None

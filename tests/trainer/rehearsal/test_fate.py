@@ -3,7 +3,7 @@ import pytest
 from records.hints.types import HintStatus
 from tests.trainer.rehearsal.builders import a_hint
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Gap
+from trainer.rehearsal.estimates import Gap, PooledObedience, Rate
 from trainer.rehearsal.fate import fate_of
 
 CONFIG = RehearsalConfig(max_steps=10)
@@ -47,8 +47,22 @@ def test_what_has_nothing_to_teach_rests_at_once():
     assert fate.status is HintStatus.RESTING
 
 
+def done(hits: int, count: int = 64) -> PooledObedience:
+    return PooledObedience(rate=Rate(hits=hits, count=count), before=1.0, floor=0.95)
+
+
 def test_a_hint_goes_on_while_open_wishes_are_not_done() -> None:
-    assert fate_of(a_hint(), a_gap(0.01), 1.0, 0, CONFIG, obeys=False) is None
-    fate = fate_of(a_hint(), a_gap(0.01), 1.0, 0, CONFIG)
+    assert fate_of(a_hint(), a_gap(0.01), 1.0, 0, CONFIG, done(60)) is None
+    for obedience in (done(61), None):
+        fate = fate_of(a_hint(), a_gap(0.01), 1.0, 0, CONFIG, obedience)
+        assert fate is not None
+        assert fate.status is HintStatus.RESTING
+
+
+def test_a_hint_wakes_when_open_wishes_against_it_are_lost() -> None:
+    hint = a_hint(status=HintStatus.RESTING, first_gap=1.0)
+    assert fate_of(hint, a_gap(0.01), 1.0, 0, CONFIG, done(60)) is None  # perhaps by chance
+    fate = fate_of(hint, a_gap(0.01), 1.0, 0, CONFIG, done(50))
     assert fate is not None
-    assert fate.status is HintStatus.RESTING
+    assert fate.status is HintStatus.ACTIVE
+    assert "0.78 of 64 answers, of 1.00 before" in fate.detail

@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 
 from records.lessons.names import LessonKind, LessonState
 from tests.trainer.rehearsal.builders import a_hint
@@ -59,3 +60,11 @@ def test_the_rota_goes_on_where_it_stopped():
     assert [one.state_turn_id for one in (*first, *second)] == ["k0", "k1", "k2", "k0"]
     assert first[0].hint_id is None
     assert rota.of_kept([], 2) == []
+
+
+def test_counter_lessons_go_where_open_wishes_are_lost():
+    hints = [rehearsed("h0"), replace(rehearsed("h1"), is_disobeyed=True)]
+    made = Rota().of_hints(COUNTER, hints, 8)
+    assert Counter(one.hint_id for one in made) == {"h0": 2, "h1": 6}
+    made = Rota().of_hints(HINT, hints, 8)
+    assert Counter(one.hint_id for one in made) == {"h0": 4, "h1": 4}

@@ -1,7 +1,7 @@
 from records.hints.types import HintStatus, RehearsalBlock
 from tests.trainer.rehearsal.builders import a_hint
 from tests.trainer.rehearsal.test_journal import a_row
-from trainer.rehearsal.journal import Journal, PooledRow
+from trainer.rehearsal.journal import Journal, ObedienceRow, PooledRow
 from trainer.rehearsal.reported import learning_curves, objections_per_100
 from trainer.rehearsal.saying import shown_learning
 
@@ -35,8 +35,11 @@ def test_what_was_measured_is_drawn(tmp_path):
     assert learning_curves(tmp_path) == []
     journal = Journal(tmp_path)
     journal.add(a_row(0))
-    journal.add(a_row(1).model_copy(update={"pooled": POOLED}))
+    done = {"h0": ObedienceRow(followed=3, asked=4, abstained=0, before=4.0)}
+    journal.add(a_row(1).model_copy(update={"pooled": POOLED, "obedience_of": done}))
     by_title = {curve.title: curve for curve in learning_curves(tmp_path)}
     assert by_title["Gap under each hint"].series == {"h0": [0.5, 0.5]}
     assert by_title["Obedience: open wishes done"].series["done"] == [None, 0.97]
+    by_hint = by_title["Open wishes done, by the hint that they are against"]
+    assert by_hint.series == {"h0": [None, 0.75]}
     assert by_title["Objections per 100 turns"].steps == [0, 1]

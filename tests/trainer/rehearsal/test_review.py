@@ -1,0 +1,50 @@
+"""Open wishes, hint by hint, over the versions of a journal."""
+
+from __future__ import annotations
+
+from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.estimates import Obedience
+from trainer.rehearsal.journal import ObedienceRow, VersionRow
+from trainer.rehearsal.review import obedience_of
+
+CONFIG = RehearsalConfig()
+
+
+def asked(followed: int, count: int) -> Obedience:
+    return Obedience(followed=followed, asked=count, abstained=0, before=float(count))
+
+
+def row(version: int, **of_hints: Obedience) -> VersionRow:
+    rows = {hint_id: ObedienceRow.of(one) for hint_id, one in of_hints.items()}
+    return VersionRow(
+        time=0.0,
+        version=version,
+        turns=0,
+        objections=0,
+        hints=(),
+        obedience=None,
+        obedience_of={hint_id: one for hint_id, one in rows.items() if one is not None},
+        pooled=None,
+        keep=None,
+        lessons={},
+    )
+
+
+def test_enough_answers_of_one_version_speak_for_it_alone() -> None:
+    rows = [row(1, h0=asked(0, 32), h1=asked(32, 32))]
+    found = obedience_of("h0", rows, {"h0": asked(30, 32)}, CONFIG)
+    assert found is not None
+    assert (found.rate.hits, found.rate.count) == (30, 32)
+
+
+def test_few_answers_are_taken_together_with_those_before() -> None:
+    rows = [row(1, h0=asked(6, 6)), row(2, h1=asked(6, 6)), row(3, h0=asked(3, 6))]
+    found = obedience_of("h0", rows, {"h0": asked(4, 6)}, CONFIG)
+    assert found is not None
+    assert (found.rate.hits, found.rate.count) == (13, 18)
+    assert found.rate.value < found.floor
+
+
+def test_too_few_answers_say_nothing() -> None:
+    assert obedience_of("h0", [row(1, h0=asked(1, 2))], {}, CONFIG) is None
+    assert obedience_of("h2", [row(1, h0=asked(1, 20))], {}, CONFIG) is None
