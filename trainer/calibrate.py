@@ -1,4 +1,5 @@
-"""Do the engines compute what the trainer computes? Log-probs of fixed sequences, at equal weights.
+"""Do the engines compute what the trainer computes, and the same each time? Log-probs of fixed
+sequences, at equal weights.
 
 Every later figure rests on this: advantages are differences between an engine's log-probs and the
 trainer's. A gap above the bound is refused; the noise that remains is the floor below which a batch
@@ -21,6 +22,9 @@ from records.types import Ids, Logprobs
 from trainer.errors import CalibrationError
 from trainer.token_states import LogprobModel
 
+USUAL_GAP = 0.05
+"""Nats per token between teacher and student in a batch that teaches: 0.03 to 0.3 in the lab."""
+
 
 class Scorer(Protocol):
     """The part of the engine client that calibration uses."""
@@ -32,15 +36,19 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineNoise:
-    """|engine - trainer| over all tokens of the sequences, in nats."""
+    """|engine - trainer| over all tokens of the sequences, in nats; `spread` is what a token's
+    log-prob differs by when it is scored again, alone and beside others: mean and largest.
+    """
 
     mean_abs: float
     max_abs: float
+    spread_mean: float
+    spread_max: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The result by engine; `noise` is the largest mean of any of them."""
+    """The result by engine."""
 
     engines: dict[str, EngineNoise]
     bound: float
@@ -49,13 +57,28 @@ class Calibration:
 
     @property
     def noise(self) -> float:
-        """Mean |log-prob difference| at equal weights, of the noisiest engine."""
-        return max((engine.mean_abs for engine in self.engines.values()), default=0.0)
+        """Mean |log-prob difference| at equal weights, from the trainer or from one score to the
+        next, of the noisiest engine.
+        """
+        return max(max(one.mean_abs, one.spread_mean) for one in self.engines.values())
+
+    @property
+    def warnings(self) -> list[str]:
+        """A line for each engine whose scores differ by more than a tenth of a usual gap."""
+        return [
+            f"engine {name}: the same tokens scored again differ by {one.spread_mean:.1e} nats "
+            f"(at most {one.spread_max:.1e}), more than a tenth of a usual gap ({USUAL_GAP}): "
+            "smaller lessons than ten times that are dropped as noise; serve it in float32, or "
+            "with deterministic kernels"
+            for name, one in self.engines.items()
+            if one.spread_mean > USUAL_GAP / 10
+        ]
 
     def save(self, path: Path) -> None:
         """Write as JSON, whole or not at all."""
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"noise": self.noise, **asdict(self)}, indent=1) + "\n")
+        content = {"noise": self.noise, "warnings": self.warnings, **asdict(self)}
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
         temporary.replace(path)
 
 
@@ -65,7 +88,8 @@ async def calibrate(
     *,
     bound: float,
 ) -> Calibration:
-    """Score `sequences` (each at least 2 ids) with every engine and with the trainer's own forward.
+    """Score `sequences` (each at least 2 ids) with every engine, together, one by one and together
+    again, and with the trainer's own forward.
 
     Each engine comes with the function that gives the trainer's log-probs [T-1] of ids[1:] at the
     weights that this engine serves. Raises CalibrationError that names the engine, the gap and the
@@ -75,9 +99,21 @@ async def calibrate(
         raise ValueError("calibration needs an engine and a sequence")
     results = {}
     for name, (scorer, own) in engines.items():
-        scored = await asyncio.gather(*(scorer.score(ids, 1) for ids in sequences))
         expected = await asyncio.to_thread(lambda own=own: [own(ids) for ids in sequences])
-        results[name] = _compare(name, scored, expected, bound)
+        rounds = [
+            await asyncio.gather(*(scorer.score(ids, 1) for ids in sequences)),
+            [await scorer.score(ids, 1) for ids in sequences],
+            await asyncio.gather(*(scorer.score(ids, 1) for ids in reversed(sequences))),
+        ]
+        rounds[-1].reverse()
+        gaps = np.stack([_gaps(name, scored, expected, bound) for scored in rounds])
+        spread = np.ptp([np.concatenate(scored) for scored in rounds], axis=0)
+        results[name] = EngineNoise(
+            mean_abs=float(gaps.mean()),
+            max_abs=float(gaps.max()),
+            spread_mean=float(spread.mean()),
+            spread_max=float(spread.max()),
+        )
     return Calibration(
         engines=results,
         bound=bound,
@@ -105,9 +141,9 @@ def random_sequences(vocab_size: int, lengths: Sequence[int], seed: int) -> list
     return [generator.integers(0, vocab_size, size=n).astype(np.int32) for n in lengths]
 
 
-def _compare(
+def _gaps(
     name: str, scored: Sequence[Logprobs], expected: Sequence[Logprobs], bound: float
-) -> EngineNoise:
+) -> np.ndarray:
     gaps = []
     for index, (engine, own) in enumerate(zip(scored, expected, strict=True)):
         if engine.shape != own.shape:
@@ -125,5 +161,4 @@ def _compare(
                 f"{bound:.0e}. Other weights, another precision, or another tokenizer?"
             )
         gaps.append(gap)
-    all_gaps = np.concatenate(gaps)
-    return EngineNoise(mean_abs=float(all_gaps.mean()), max_abs=float(all_gaps.max()))
+    return np.concatenate(gaps)

@@ -186,6 +186,8 @@ class EmbeddedTrainer:
             max(self.config.calibration_bound, 10 * result.noise),
         )
         logger.info("teacher = student: largest loss or advantage %.1e nats", worst)
+        for warning in result.warnings:
+            logger.warning("%s", warning)
         result.save(self.run_folder / CALIBRATION_FILE)
         return result
 

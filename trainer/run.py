@@ -9,6 +9,7 @@ run ends, belongs to the caller (the tool lab, `opd serve`).
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -130,6 +131,11 @@ class Run:
             self._trainer_ready,
             may_finish=may_finish or self.config.trainer.max_steps is not None,
         )
+
+    def calibration_warnings(self) -> list[str]:
+        """What the trainer found of the engines' scores that costs lessons."""
+        found = json.loads((self.folder / CALIBRATION_FILE).read_text(encoding="utf-8"))
+        return found["warnings"]
 
     async def stop_loop(self) -> None:
         """Stop what records and trains; the engines go on serving."""

@@ -29,9 +29,21 @@ async def write_run_summary(
     """Write the summary of the run as it is now, whole or not at all; `steps` are the rows of
     metrics.jsonl.
     """
+    summary = await run_summary(folder, store, steps)
+    path = folder / FILE
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+    return summary
+
+
+async def run_summary(
+    folder: Path, store: Store, steps: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What a run has come to, ready for JSON."""
     latest = await store.latest_version()
     lessons = await store.lesson_counts()
-    summary = {
+    return {
         "policy_version": latest.version if latest is not None else 0,
         "training_stopped": why_stopped(folder),
         "steps": _steps(steps),
@@ -50,11 +62,6 @@ async def write_run_summary(
         },
         "measured": _measured(read_rows(folder)),
     }
-    path = folder / FILE
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-    return summary
 
 
 def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

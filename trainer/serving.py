@@ -75,6 +75,8 @@ async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> No
         console.print(f"ready: point an OpenAI client at [bold]{address}[/] (Ctrl-C stops)")
         try:
             await run.start_learners()
+            for warning in run.calibration_warnings():
+                console.print(f"[yellow]{warning}[/]", highlight=False, soft_wrap=True)
             console.print("learning: judge and trainer work on what comes in")
             console.print(recipe.said(config), highlight=False, soft_wrap=True)
             await _report_while_serving(run, store, folder, console)

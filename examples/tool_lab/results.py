@@ -21,9 +21,11 @@ from examples.tool_lab.measure import as_numbers
 from records.names import TurnState
 from records.store import Store
 from rollout_bridge.rendering import Rendering
+from trainer.rehearsal.reported import learning_curves, learning_tables
 from trainer.report import Curve, write_report
 from trainer.run_config import RunConfig
 from trainer.run_report import example_turns, metric_rows, run_curves
+from trainer.run_summary import run_summary
 
 OBJECTIONS = ("declined", "corrected")
 """Reactions with which a user objects to a violated preference."""
@@ -102,7 +104,9 @@ async def save_results(
     after: dict[str, Rate],
 ) -> None:
     """Write summary.json and report.html into the run folder."""
-    summary["metrics_mean"] = _metric_means(metric_rows(folder))
+    rows = metric_rows(folder)
+    summary["metrics_mean"] = _metric_means(rows)
+    summary["learning"] = await run_summary(folder, store, rows)
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     write_report(
         folder / "report.html",
@@ -115,13 +119,14 @@ async def save_results(
                 ("reason", "turns"),
                 [(name, str(number)) for name, number in summary["dropped"].items()],
             ),
+            *await learning_tables(store),
             (
                 "Where the time went",
                 ("phase", "seconds"),
                 [(name, f"{value:.1f}") for name, value in summary["seconds_by_phase"].items()],
             ),
         ],
-        curves=[_objections_curve(summary), *run_curves(metric_rows(folder))],
+        curves=[_objections_curve(summary), *learning_curves(folder), *run_curves(rows)],
         examples=await example_turns(store, rendering, limit=3),
     )
 
@@ -141,7 +146,8 @@ def print_results(
         table.add_row(*row)
     console.print(table)
     console.print(
-        f"{summary['updates']} updates on {summary['samples']} turns; {summary['turns']} turns, "
+        f"{summary['updates']} updates on {summary['samples']} turns and {_num_lessons(summary)} "
+        f"lessons; {summary['turns']} turns, "
         f"{summary['votes']} votes, {summary['accepted']} hints; "
         f"dropped: {summary['dropped']}; {summary['seconds']:.0f} s"
     )
@@ -155,6 +161,10 @@ def print_results(
     elif not summary["reached_updates"]:
         console.print("[yellow]learning ended at its time limit, before all updates were done[/]")
     console.print(f"report: [bold]{folder / 'report.html'}[/]")
+
+
+def _num_lessons(summary: dict[str, Any]) -> int:
+    return sum(summary["learning"]["steps"]["lessons"].values())
 
 
 def gap_falls(gap: dict[str, dict[str, float]]) -> dict[str, float]:

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from examples.tool_lab.run_lab import LAB_VALUES, MODEL
+from records.lessons.names import LessonState
 from records.store import Store
 from tests.records.conftest import new_database
 from tests.reliability.client_log import ClientLog
@@ -39,7 +40,7 @@ from tests.reliability.crash_tables import (
     table,
 )
 from tests.reliability.forked import ForkServer
-from tests.reliability.kill_plan import FAIL_POINTS, KillPlan
+from tests.reliability.kill_plan import FAIL_POINTS, POINTS_WITH_LESSONS, KillPlan
 from tests.reliability.load import Agents, lock_now_and_then
 from tests.reliability.victims import Victim
 from trainer.defaults import resolve, single_machine
@@ -50,11 +51,13 @@ BATCH = 2
 PATIENCE_S = 60.0
 """How long a life may take to come to the place where it is to end."""
 DRAIN_S = 900.0
+FIRST_LESSON_S = 400.0
+READY = LessonState.READY
 
 Tell = Callable[[KillPlan], None]
 
 
-def configuration(folder: Path, database_url: str | None) -> RunConfig:
+def configuration(folder: Path, database_url: str | None, *, rehearses: bool = False) -> RunConfig:
     """The lab on one machine, with small batches and short claims."""
     values = merge(single_machine(str(MODEL), folder), LAB_VALUES)
     loop = {"pause_max_s": 1.0, "claim_ttl_s": 5.0}
@@ -71,6 +74,21 @@ def configuration(folder: Path, database_url: str | None) -> RunConfig:
             "learning_rate": 1e-9,
         },
     }
+    if rehearses:
+        small["rehearsal"] = {
+            "enabled": True,
+            "loop": loop,
+            # Little is measured and much is made.
+            "prompt_samples": 4,
+            "start_samples": 4,
+            "obedience_samples": 2,
+            "gap_samples": 2,
+            "keep_samples": 2,
+            "max_steps": 10_000,
+            "states_every_s": 2.0,
+            "max_new_tokens": 64,
+        }
+        small["trainer"] |= {"rollout_batch_size": 2 * BATCH, "hint_wait_s": 30.0}
     if database_url is not None:
         small["store"] = {"url": database_url, "spill_folder": folder / "spill"}
     return resolve(merge(values, small), None, [])
@@ -83,13 +101,16 @@ async def crash(
     seed: int,
     tell: Tell,
     enough: asyncio.Event | None = None,
+    *,
+    rehearses: bool = False,
 ) -> CrashRun:
-    """Kill as planned or until there is `enough`, let the run end in order, look.
+    """Kill as planned or until there is `enough`, let the run end in order, look. One that
+    rehearses is left alone until the first lesson is ready.
 
     Raises EndedByItself.
     """
     started = time.monotonic()
-    config = configuration(folder, database_url)
+    config = configuration(folder, database_url, rehearses=rehearses)
     log = ClientLog(folder / "acknowledged.log")
     base_url = f"http://{config.proxy.host}:{config.proxy.port}"
     async with (
@@ -141,6 +162,8 @@ async def _kill_under_load(
     """As planned; afterwards all processes live, and the agents have ended."""
     async with asyncio.TaskGroup() as group:
         talking = group.create_task(agents.run(store))
+        if config.rehearsal.enabled:
+            await _until_lessons(store, victims)
         locking = group.create_task(lock_now_and_then(config.store, random.Random(seed)))
         async with asyncio.TaskGroup() as killing:
             for victim in victims:
@@ -148,6 +171,19 @@ async def _kill_under_load(
         locking.cancel()
         agents.stop()
         await talking
+
+
+async def _until_lessons(store: Store, victims: list[Victim]) -> None:
+    """Examining a first hint takes longer than the lives that follow."""
+    for victim in victims:
+        await victim.start()
+    async with asyncio.timeout(FIRST_LESSON_S):
+        while not any(state is READY for _, state in await store.lesson_counts()):
+            for victim in victims:
+                victim.check_alive()
+            await asyncio.sleep(0.5)
+    for victim in victims:
+        await victim.stop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +207,14 @@ class Killer:
 
 
 async def _until_stopped(
-    folder: Path, url: str | None, plan: KillPlan, seed: int, tell: Tell, seconds: float | None
+    folder: Path,
+    url: str | None,
+    plan: KillPlan,
+    seed: int,
+    tell: Tell,
+    seconds: float | None,
+    *,
+    rehearses: bool,
 ) -> CrashRun:
     """As `crash`; a first SIGINT or SIGTERM, and the end of the time, stop the killing only."""
     enough = asyncio.Event()
@@ -185,7 +228,7 @@ async def _until_stopped(
         loop.add_signal_handler(number, stop, number)
     if seconds is not None:
         loop.call_later(seconds, enough.set)
-    return await crash(folder, url, plan, seed, tell, enough)
+    return await crash(folder, url, plan, seed, tell, enough, rehearses=rehearses)
 
 
 class Shown:
@@ -223,7 +266,8 @@ def run_all(options: argparse.Namespace, databases: list[str]) -> bool:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     for number, name in enumerate(databases):
         kills, hits = (-(-count // len(databases)) for count in (options.kills, options.hits))
-        plan = KillPlan.shared(kills, hits, random.Random(f"{options.seed} {name}"))
+        points = POINTS_WITH_LESSONS if options.rehearse else FAIL_POINTS
+        plan = KillPlan.shared(kills, hits, random.Random(f"{options.seed} {name}"), points)
         seconds = None
         if ends is not None:
             seconds = max(ends - time.monotonic(), 0.0) / (len(databases) - number)
@@ -234,7 +278,9 @@ def run_all(options: argparse.Namespace, databases: list[str]) -> bool:
             folder = (options.keep or temporary) / name
             folder.mkdir(parents=True)
             url = stack.enter_context(new_database()) if name == "postgresql" else None
-            run = _until_stopped(folder, url, plan, options.seed, shown.tell, seconds)
+            run = _until_stopped(
+                folder, url, plan, options.seed, shown.tell, seconds, rehearses=options.rehearse
+            )
             runs.append(asyncio.run(run))
         if not runs[-1].is_whole and seconds is None:
             break  # it was told to stop
@@ -262,6 +308,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="stop killing after so long, all in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], help="only this one")
+    parser.add_argument("--rehearse", action="store_true", help="practise hints, as serve does")
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     options = parser.parse_args()
     databases = [options.database] if options.database else ["sqlite", "postgresql"]

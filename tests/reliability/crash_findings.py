@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import Connection, Row, select
+
+from records.lessons.names import LessonState
+from records.lessons.rows import LessonRow
 from records.names import TurnState
 from records.spill import waiting_files
 from records.store import Store
@@ -24,13 +29,17 @@ class Findings:
 
     num_acknowledged: int
     num_trained: int
+    num_lessons: int
+    """Lessons that trained."""
     num_versions: int
     lost: list[str]
     """Acknowledged turns that the store does not have."""
     trained_twice: list[str]
-    """Turns that the surviving manifests name more than once."""
+    """Turns and lessons that the surviving manifests name more than once."""
     misjudged: list[str]
-    """Turns that the store calls trained and the manifests do not, or the other way round."""
+    """Turns and lessons that the store calls trained and the manifests do not, or the other way
+    round.
+    """
     stuck: list[str]
     """Rows that no process moved on, though all of them ran undisturbed; waiting spill files."""
     unverified: list[str]
@@ -67,21 +76,32 @@ async def find(store: Store, config: RunConfig, folder: Path, log: ClientLog) ->
     turns = {turn.turn_id: turn for turn in await store.list_turns(limit=10_000_000)}
     chain = Checkpoints(folder / "checkpoints", config.model, config.trainer.seed).open()
     on_chain = Counter(turn_id for manifest in chain for turn_id in manifest.turn_ids)
+    taught = Counter(lesson_id for manifest in chain for lesson_id in manifest.lesson_ids)
     in_store = {key for key, turn in turns.items() if turn.state is TurnState.TRAINED}
+    lessons = await store.read(_lessons)
+    taught_in_store = {row.lesson_id for row in lessons if row.state is LessonState.TRAINED}
     outcome = await asyncio.to_thread(verify, folder / "config.toml", None)
     return Findings(
         num_acknowledged=len(log.acknowledged),
         num_trained=len(on_chain),
+        num_lessons=len(taught),
         num_versions=len(chain) - 1,
         lost=sorted(log.acknowledged - set(turns)),
-        trained_twice=sorted(turn_id for turn_id, count in on_chain.items() if count > 1),
-        misjudged=sorted(in_store ^ set(on_chain)),
+        trained_twice=sorted(key for key, count in (on_chain + taught).items() if count > 1),
+        misjudged=sorted((in_store ^ set(on_chain)) | (taught_in_store ^ set(taught))),
         stuck=[
             *(f"{key}: {turn.state}" for key, turn in turns.items() if _is_stuck(turn.state)),
+            # What is under way is never done with while hints are practised; nobody holds it.
+            *(f"{row.lesson_id}: held by {row.claim_owner}" for row in lessons if row.claim_owner),
             *(str(path) for path in waiting_files(config.store.spill_path)),
         ],
         unverified=[] if outcome.is_well else outcome.lines,
     )
+
+
+def _lessons(connection: Connection) -> Sequence[Row[tuple[str, LessonState, str | None]]]:
+    columns = (LessonRow.lesson_id, LessonRow.state, LessonRow.claim_owner)
+    return connection.execute(select(*columns)).all()
 
 
 def _is_stuck(state: TurnState) -> bool:

@@ -43,7 +43,8 @@ def table(runs: list[CrashRun]) -> Table:
 def point_table(runs: list[CrashRun]) -> Table:
     """How often each fail point was hit."""
     shown = Table("process", "fail point", *(run.database for run in runs))
-    for process, points in FAIL_POINTS.items():
+    places = runs[0].plan.points if runs else FAIL_POINTS
+    for process, points in places.items():
         for point in points:
             hits = [str(run.plan.hits()[f"{process} {point}"]) for run in runs]
             shown.add_row(process, point, *hits)
@@ -53,7 +54,7 @@ def point_table(runs: list[CrashRun]) -> Table:
 def findings_table(runs: list[CrashRun]) -> Table:
     """What must be zero, and what there was to lose."""
     shown = Table("", *(run.database for run in runs))
-    for name in ("num_acknowledged", "num_trained", "num_versions"):
+    for name in ("num_acknowledged", "num_trained", "num_lessons", "num_versions"):
         shown.add_row(name, *(str(getattr(run.findings, name)) for run in runs))
     for name in KINDS:
         shown.add_row(name, *(str(len(getattr(run.findings, name))) for run in runs))

@@ -25,6 +25,11 @@ FAIL_POINTS: dict[str, tuple[str, ...]] = {
         "publish.loaded",
     ),
 }
+POINTS_WITH_LESSONS = {
+    **FAIL_POINTS,
+    "judge": (*FAIL_POINTS["judge"], *_around("claim_hints", "examination", "add", "sample")),
+}
+"""Where hints are rehearsed: leases and steps, claims and scores are of turns and lessons."""
 SHARES = {"proxy": 2, "judge": 2, "trainer": 1}
 """Of the kills: a trainer takes longest to start."""
 MAX_VISIT = {"proxy": 6, "judge": 6, "trainer": 1}
@@ -47,15 +52,22 @@ class KillPlan:
     wanted: dict[str, int]
     hits_each: int
     rng: random.Random
+    points: dict[str, tuple[str, ...]] = field(default_factory=lambda: FAIL_POINTS)
     kills: list[Kill] = field(default_factory=list)
     _num_starts: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def shared(cls, kills: int, hits_each: int, rng: random.Random) -> KillPlan:
+    def shared(
+        cls,
+        kills: int,
+        hits_each: int,
+        rng: random.Random,
+        points: dict[str, tuple[str, ...]] = FAIL_POINTS,
+    ) -> KillPlan:
         """At least `kills`, shared among the processes."""
         total = sum(SHARES.values())
         wanted = {process: -(-kills * share // total) for process, share in SHARES.items()}
-        return cls(wanted, hits_each, rng)
+        return cls(wanted, hits_each, rng, points)
 
     def counted(self, process: str) -> int:
         """Kills of a process that count."""
@@ -80,7 +92,7 @@ class KillPlan:
         if number % 3 == 2 and self.counted(process) < self.wanted[process]:
             return None
         hits = self.hits()
-        points = self._missed(process) or self._telling(process) or FAIL_POINTS[process]
+        points = self._missed(process) or self._telling(process) or self.points[process]
         fewest = min(hits[f"{process} {point}"] for point in points)
         chosen = [point for point in points if hits[f"{process} {point}"] == fewest]
         return self.rng.choice(chosen), self.rng.randint(1, MAX_VISIT[process])
@@ -92,8 +104,8 @@ class KillPlan:
 
     def _missed(self, process: str) -> list[str]:
         hits = self.hits()
-        return [p for p in FAIL_POINTS[process] if hits[f"{process} {p}"] < self.hits_each]
+        return [p for p in self.points[process] if hits[f"{process} {p}"] < self.hits_each]
 
     def _telling(self, process: str) -> list[str]:
         found = {kill.point for kill in self.kills if kill.process == process and kill.counted}
-        return [point for point in FAIL_POINTS[process] if point in found]
+        return [point for point in self.points[process] if point in found]

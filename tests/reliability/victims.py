@@ -16,6 +16,8 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
+from records.hints.rows import HintRow
+from records.lessons.rows import LessonRow
 from records.models import TurnRow
 from records.store import Store
 from tests.reliability.client_log import ClientLog
@@ -169,9 +171,12 @@ class Victim:
     async def _num_held(self) -> int:
         """Rows that this life of the process holds."""
         assert self._process is not None
-        mine = TurnRow.claim_owner.like(f"%:{self._process.pid}")
+        mine = f"%:{self._process.pid}"
 
         def query(connection: Connection) -> int:
-            return connection.scalar(select(func.count()).where(mine)) or 0
+            return sum(
+                connection.scalar(select(func.count()).where(row.claim_owner.like(mine))) or 0
+                for row in (TurnRow, LessonRow, HintRow)
+            )
 
         return await self._store.read(query)

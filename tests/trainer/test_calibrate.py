@@ -42,9 +42,28 @@ async def test_equal_weights_pass_and_the_noise_is_kept(folder, own, tmp_path):
     assert result.num_tokens == 1 + 16 + 39
     assert result.engines["policy"].max_abs == pytest.approx(1e-4, rel=0.05)
     assert result.noise == pytest.approx(3 * 1e-4 / 56, rel=0.05)
+    assert result.engines["policy"].spread_max == 0
+    assert result.warnings == []
     result.save(tmp_path / "calibration.json")
     saved = json.loads((tmp_path / "calibration.json").read_text())
     assert saved["noise"] == result.noise
+
+
+async def test_scores_that_differ_from_time_to_time_raise_the_floor_and_are_said(folder, own):
+    class Unsteady(LocalEngine):
+        calls = 0
+
+        async def score(self, input_ids, start):
+            self.calls += 1
+            return await super().score(input_ids, start) + 0.01 * (-1) ** self.calls
+
+    result = await calibrate({"frozen": (Unsteady(folder), own)}, SEQUENCES, bound=0.1)
+    noise = result.engines["frozen"]
+    assert noise.mean_abs == pytest.approx(0.01, rel=0.05)
+    assert noise.spread_mean == pytest.approx(0.02, rel=0.05)
+    assert result.noise == noise.spread_mean
+    [warning] = result.warnings
+    assert warning.startswith("engine frozen: the same tokens scored again differ by 2.0e-02 nats")
 
 
 @pytest.mark.parametrize("place", [0, 38])

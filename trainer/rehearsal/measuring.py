@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import numpy as np
 
@@ -104,14 +103,12 @@ def _obedience(answers: Sequence[tuple[bool | None, Wish]]) -> Obedience:
     )
 
 
-def wishes_in_turn(of_hints: Sequence[Sequence[Wish]], count: int, begin: int) -> list[Wish]:
-    """`count` wishes, one of each hint in turn; another `begin` starts elsewhere in each list."""
-    shifted = [
-        [*wishes[begin % len(wishes) :], *wishes[: begin % len(wishes)]]
-        for wishes in of_hints
-        if wishes
-    ]
-    if not shifted:
+def wishes_in_turn(of_hints: Sequence[Sequence[Wish]], count: int, version: int) -> list[Wish]:
+    """`count` wishes for this version, of each hint as many; they go on where those of the version
+    before ended.
+    """
+    lists = [wishes for wishes in of_hints if wishes]
+    if not lists:
         return []
-    ring = [wish for row in zip_longest(*shifted) for wish in row if wish is not None]
-    return [ring[index % len(ring)] for index in range(count)]
+    places = (divmod(place, len(lists)) for place in range(version * count, (version + 1) * count))
+    return [lists[hint][turn % len(lists[hint])] for turn, hint in places]

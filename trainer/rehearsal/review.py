@@ -80,7 +80,7 @@ class Review:
         """Measure a version, store the fates of its hints, and write its row."""
         config = self._config
         lists = [_wishes(one) for one in hints]
-        wishes = wishes_in_turn(lists, config.obedience_samples, version * config.obedience_samples)
+        wishes = wishes_in_turn(lists, config.obedience_samples, version)
         of_hints = await self._measurer.obedience(wishes)
         obedience = summed(list(of_hints.values()))
         rows = [await self.hint(one, version, of_hints) for one in self._to_measure(hints, version)]

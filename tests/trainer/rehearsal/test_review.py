@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from tests.trainer.rehearsal.builders import a_prompt, a_state
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.rehearsal.estimates import Obedience
 from trainer.rehearsal.journal import ObedienceRow, VersionRow
+from trainer.rehearsal.measuring import Wish, wishes_in_turn
 from trainer.rehearsal.review import obedience_of
 
 CONFIG = RehearsalConfig()
@@ -48,3 +52,17 @@ def test_few_answers_are_taken_together_with_those_before() -> None:
 def test_too_few_answers_say_nothing() -> None:
     assert obedience_of("h0", [row(1, h0=asked(1, 2))], {}, CONFIG) is None
     assert obedience_of("h2", [row(1, h0=asked(1, 20))], {}, CONFIG) is None
+
+
+def test_every_hint_is_asked_about_as_often_and_every_wish_in_its_turn() -> None:
+    turn = a_state("t0", "What is it like in Rome?")
+    hints = [
+        [Wish(hint_id="h0", turn=turn, prompt=a_prompt(f"p{number}")) for number in range(5)],
+        [],
+        [Wish(hint_id="h1", turn=turn, prompt=a_prompt("q0"))],
+    ]
+    asked_for = [one for version in range(5) for one in wishes_in_turn(hints, 4, version)]
+    assert Counter(one.hint_id for one in asked_for[:4]) == {"h0": 2, "h1": 2}
+    of_first = [one.prompt.prompt_id for one in asked_for if one.hint_id == "h0"]
+    assert of_first == [f"p{number % 5}" for number in range(10)]
+    assert wishes_in_turn([[]], 4, 0) == []
