@@ -51,11 +51,12 @@ async def test_equal_weights_pass_and_the_noise_is_kept(folder, own, tmp_path):
 
 async def test_scores_that_differ_from_time_to_time_raise_the_floor_and_are_said(folder, own):
     class Unsteady(LocalEngine):
-        calls = 0
+        num_scored = 0
 
         async def score(self, input_ids, start):
-            self.calls += 1
-            return await super().score(input_ids, start) + 0.01 * (-1) ** self.calls
+            self.num_scored += 1
+            scores = np.asarray(await super().score(input_ids, start))
+            return scores + 0.01 * (-1) ** self.num_scored
 
     result = await calibrate({"frozen": (Unsteady(folder), own)}, SEQUENCES, bound=0.1)
     noise = result.engines["frozen"]
