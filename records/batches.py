@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import ColumnElement, Connection, exists, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select
 
 from records.hints.rows import HintRow, HintSourceRow
 from records.hints.types import HintStatus
@@ -131,21 +131,27 @@ def ready_turns(is_free: Condition | None = None) -> list[Turns]:
 
 
 def practised_or_ready_before(since: float) -> Condition:
-    """Turns whose hint has lessons or never will have any, and those that were ready before
-    `since`.
-    """
+    """Turns that have no lessons to wait for, and those that were ready before `since`."""
 
     return lambda row: or_(row.updated_at < since, ~awaits_practice(row))
 
 
 def awaits_practice(row: type[TurnRow]) -> ColumnElement[bool]:
-    """Whether the turn's hint is still to be examined, or to have its first lesson."""
+    """Whether the turn's hint is still to be examined, or to have its first lesson; or rests, and
+    its counter-lessons are still to be made again.
+    """
+    lessons = exists().where(LessonRow.hint_id == HintRow.hint_id)
+    counter = lessons.where(LessonRow.kind == LessonKind.COUNTER)
+    is_new = and_(HintRow.status == HintStatus.ACTIVE, HintRow.block.is_(None), ~lessons)
+    is_bare = and_(
+        HintRow.status == HintStatus.RESTING,
+        counter,
+        ~counter.where(LessonRow.state.in_(UNFINISHED)),
+    )
     return exists().where(
         HintSourceRow.turn_id == row.turn_id,
         HintRow.hint_id == HintSourceRow.hint_id,
-        HintRow.status == HintStatus.ACTIVE,
-        HintRow.block.is_(None),
-        ~exists().where(LessonRow.hint_id == HintRow.hint_id),
+        or_(is_new, is_bare),
     )
 
 
@@ -210,10 +216,10 @@ def with_lessons(
         has_keep=LessonKind.KEEP in expected,
     )
     fill = partial(_part, connection, now=now, share=share, after=after)
-    is_rehearsing = LessonKind.HINT in expected
+    is_rehearsing = bool(expected & {LessonKind.HINT, LessonKind.COUNTER})
     is_free = practised_or_ready_before(now - shares.hold_s) if shares.hold_s else None
     hinted: list[Source] = [*ready_turns(is_free)]
-    hinted += [Lessons(LessonKind.HINT)] if is_rehearsing else []
+    hinted += [Lessons(LessonKind.HINT)] if LessonKind.HINT in expected else []
     lessons = [
         *(fill([Lessons(LessonKind.COUNTER)], counter) or []),
         *(fill([Lessons(LessonKind.KEEP)], keep) or []),

@@ -34,8 +34,8 @@ class LessonShares:
     Lessons that do not come hold up no turns: a batch of turns alone is leased where no lesson was
     made or changed for `wait_s`, and where its trainer says, by `alone`, that it has waited for
     long enough. A turn whose hint is still to be examined, or to be practised for the first time,
-    stays out of batches for `hold_s` after it became ready: trained before there are
-    counter-lessons it would cost the open wish for the opposite.
+    or rests and has no counter-lessons at the moment, stays out of batches for `hold_s` after it
+    became ready: trained without counter-lessons it would cost the open wish for the opposite.
     """
 
     counter: float = 0.375

@@ -176,7 +176,7 @@ def _waiting(
         if turn.awaits_practice and left_s > 0:
             return "hint", (
                 f"waits until its hint is practised, {left_s:.0f} s at most (trainer.hint_wait_s): "
-                "trained before, it would cost the open wish for the opposite"
+                "trained without counter-lessons, it would cost the open wish for the opposite"
             )
         ready = run.states[TurnState.READY]
         return "batch", (

@@ -93,6 +93,18 @@ def to_rehearse(connection: Connection, limit: int) -> list[Hint]:
     return _with_counts(connection, rows)
 
 
+def of_ready_turns(connection: Connection) -> set[str]:
+    """Hints that turns gave which wait to be trained on."""
+    return set(
+        connection.scalars(
+            select(HintSourceRow.hint_id)
+            .join(TurnRow, TurnRow.turn_id == HintSourceRow.turn_id)
+            .where(TurnRow.state == TurnState.READY)
+            .distinct()
+        )
+    )
+
+
 def _with_counts(connection: Connection, rows: Sequence[Row[Any]]) -> list[Hint]:
     counts: dict[str, int] = {}
     for part in chunks([row.hint_id for row in rows]):

@@ -97,6 +97,10 @@ class HintStore(StoreBase):
         """Rules that are active or rest: what is rehearsed, and what is measured."""
         return await self.read(reading.to_rehearse, limit=limit)
 
+    async def hints_of_ready_turns(self) -> set[str]:
+        """Hints that turns gave which wait to be trained on."""
+        return await self.read(reading.of_ready_turns)
+
     async def states_near(self, hint_id: str, *, rule: str, limit: int) -> list[str]:
         """Turns of its scope at which it may be rehearsed, the likeliest first; by `rule` "tools"
         or "near".

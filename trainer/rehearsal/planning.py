@@ -51,14 +51,14 @@ def missing(
 
 
 def targets_of(
-    parts: Mapping[LessonKind, int], pool: float, *, is_rehearsing: bool
+    parts: Mapping[LessonKind, int], pool: float, *, is_rehearsing: bool, has_turns: bool = False
 ) -> dict[LessonKind, int]:
-    """Lessons to hold ready, for steps that take `parts` of each kind; none while no hint is
-    practised.
+    """Lessons to hold ready, for steps that take `parts` of each kind. Where no hint is practised,
+    but there are turns to train on whose hint rests (`has_turns`), none with a hint; else none.
     """
-    return {
-        kind: math.ceil(pool * number) if is_rehearsing else 0 for kind, number in parts.items()
-    }
+    wanted = dict.fromkeys(LessonKind, is_rehearsing or has_turns)
+    wanted[LessonKind.HINT] = is_rehearsing
+    return {kind: math.ceil(pool * number) if wanted[kind] else 0 for kind, number in parts.items()}
 
 
 class Rota:

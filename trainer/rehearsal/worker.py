@@ -246,7 +246,8 @@ class RehearsalWorker:
     async def _add_lessons(self, kept: list[TurnRecord]) -> None:
         """As many as the next step lacks."""
         disobeyed = self._review.disobeyed(self._prepared)
-        active = [
+        of_turns = await self._store.hints_of_ready_turns()
+        practised = [
             Rehearsed(
                 hint=one.hint,
                 states=tuple(turn.turn_id for turn in one.training),
@@ -254,9 +255,11 @@ class RehearsalWorker:
                 is_disobeyed=one.hint.hint_id in disobeyed,
             )
             for one in self._prepared.values()
-            if one.hint.status is HintStatus.ACTIVE and one.hint.first_gap is not None
+            if one.hint.first_gap is not None
+            and (one.hint.status is HintStatus.ACTIVE or one.hint.hint_id in of_turns)
         ]
-        has_prompts = any(one.prompts for one in active)
+        active = [one for one in practised if one.hint.status is HintStatus.ACTIVE]
+        has_prompts = any(one.prompts for one in practised)
         shares = shares_after(self._review.last(), self._shares, self._config.obedience_floor)
         counter, keep = shares.of(self._batch_size, has_counter=has_prompts, has_keep=bool(kept))
         hinted = self._batch_size - counter - keep
@@ -264,6 +267,7 @@ class RehearsalWorker:
             {LessonKind.HINT: hinted, LessonKind.COUNTER: counter, LessonKind.KEEP: keep},
             self._config.pool,
             is_rehearsing=bool(active),
+            has_turns=bool(practised),
         )
         lacking = missing(targets, await self._store.lesson_counts())
         now = time.monotonic()
@@ -284,7 +288,9 @@ class RehearsalWorker:
             if kind is LessonKind.KEEP:
                 added += self._rota.of_kept(await self._with_scopes(kept if count else []), count)
             else:
-                added += self._rota.of_hints(kind, active, count)
+                # A hint that rests is learned; what its turns would unlearn is taught again.
+                hints = practised if kind is LessonKind.COUNTER else active
+                added += self._rota.of_hints(kind, hints, count)
             self._made[kind] = self._made.get(kind, 0) + count
         if added:
             await self._store.add_lessons(added)

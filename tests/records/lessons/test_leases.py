@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from records.errors import StoreConflict
-from records.hints.types import Examination, RehearsalBlock
+from records.hints.types import Examination, HintStatus, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.names import TurnState
 from records.share import UNCAPPED, LessonShares, Share
@@ -321,6 +321,30 @@ async def test_turns_wait_until_their_hint_is_practised(store: Store) -> None:
     assert await leased(store, 4, holding) == [], "its first lessons are being made"
     await ready_lessons(store, COUNTER, 2, hint_id=hint_id)
     assert kinds(await leased(store, 4, holding)) == {None: 2, COUNTER: 2}
+
+
+async def test_turns_of_a_hint_that_rests_wait_for_its_counter_lessons(store: Store) -> None:
+    holding = replace(SHARES, hold_s=600.0)
+    await ready_turns(store, 4)
+    hint_id = await one_hint(store, is_rule=True)
+    await ready_lessons(store, COUNTER, 2, hint_id=hint_id)
+    await store.set_hint_status(hint_id, HintStatus.RESTING, "learned")
+    await store.drop_lessons_of(hint_id, LessonDrop.HINT_ENDED)
+    assert await store.hints_of_ready_turns() == {hint_id}
+    assert await leased(store, 4, holding) == []
+    await store.add_lessons([a_lesson(await recorded(store), kind=COUNTER, hint_id=hint_id)])
+    assert await leased(store, 4, holding) == [], "it is still being sampled"
+    await store.drop_lessons_of(hint_id, LessonDrop.HINT_ENDED)
+    await ready_lessons(store, COUNTER, 2, hint_id=hint_id)
+    assert kinds(await leased(store, 4, holding)) == {None: 2, COUNTER: 2}
+    assert len(await store.hints_of_ready_turns()) == 1
+
+
+async def test_turns_of_a_hint_that_rests_without_exceptions_do_not_wait(store: Store) -> None:
+    await ready_turns(store, 4)
+    hint_id = await one_hint(store, is_rule=True)
+    await store.set_hint_status(hint_id, HintStatus.RESTING, "learned")
+    assert kinds(await leased(store, 4, replace(SHARES, hold_s=600.0))) == {None: 4}
 
 
 async def test_turns_of_a_hint_that_is_never_practised_do_not_wait(store: Store) -> None:

@@ -28,6 +28,12 @@ def test_no_more_than_a_pool_is_held_ready():
     assert set(targets_of(parts, 1.5, is_rehearsing=False).values()) == {0}
 
 
+def test_turns_whose_hint_rests_get_everything_but_its_lessons():
+    parts = {HINT: 7, COUNTER: 6, KEEP: 3}
+    found = targets_of(parts, 1.0, is_rehearsing=False, has_turns=True)
+    assert found == {HINT: 0, COUNTER: 6, KEEP: 3}
+
+
 def test_every_pair_of_state_and_text_comes():
     made = Rota().of_hints(COUNTER, [rehearsed("h0", states=("s0", "s1"))], 4)
     assert len({(one.state_turn_id, one.prompt_id) for one in made}) == 4
