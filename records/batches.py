@@ -141,12 +141,17 @@ def awaits_practice(row: type[TurnRow]) -> ColumnElement[bool]:
     its counter-lessons are still to be made again.
     """
     lessons = exists().where(LessonRow.hint_id == HintRow.hint_id)
-    counter = lessons.where(LessonRow.kind == LessonKind.COUNTER)
+    # Not by hint: one that was practised for long has thousands, of which few are under way.
+    under_way = select(LessonRow.hint_id).where(
+        LessonRow.state.in_(UNFINISHED),
+        LessonRow.kind == LessonKind.COUNTER,
+        LessonRow.hint_id.is_not(None),
+    )
     is_new = and_(HintRow.status == HintStatus.ACTIVE, HintRow.block.is_(None), ~lessons)
     is_bare = and_(
         HintRow.status == HintStatus.RESTING,
-        counter,
-        ~counter.where(LessonRow.state.in_(UNFINISHED)),
+        lessons.where(LessonRow.kind == LessonKind.COUNTER),
+        HintRow.hint_id.not_in(under_way),
     )
     return exists().where(
         HintSourceRow.turn_id == row.turn_id,
