@@ -17,7 +17,7 @@ app = typer.Typer(name="tool-lab", no_args_is_help=False, subcommand_metavar="",
 @app.callback(invoke_without_command=True)
 def lab(
     context: typer.Context,
-    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps to learn for.")] = 10,
+    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps to learn for.")] = 12,
     seed: Annotated[int, typer.Option(help="Seed of users and trainer.")] = 0,
     preferences: Annotated[
         str, typer.Option(help="What the users want: some of unit,order,title.")

@@ -33,7 +33,7 @@ class LabConfig(BaseModel):
     """
     rehearsal: bool = True
     """Learn as `serve` does (`trainer.recipe`); without, from the users' own turns alone."""
-    updates: int = Field(default=10, ge=0)
+    updates: int = Field(default=12, ge=0)
     """Steps after which learning ends; steps that a control makes the trainer skip count too."""
     max_seconds: float = Field(default=300.0, gt=0)
     """Learning ends at this age even with fewer updates; the summary says which it was."""

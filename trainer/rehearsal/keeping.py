@@ -1,15 +1,17 @@
 """States of other kinds, at which the policy is to stay as it began.
 
-They come from every consenting scope, and from hints that hold no more: what those taught goes back
-until their states answer as the start model does.
+They come from every consenting scope, one of each kind of step in turn, and from hints that hold no
+more: what those taught goes back until their states answer as the start model does.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
 
 from records.hints.types import Hint, HintStatus
+from records.messages import Message
 from records.types import TurnRecord
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.rehearsal.needs import RehearsalStore
@@ -17,7 +19,7 @@ from trainer.rehearsal.preparing import Preparation, Prepared
 
 _ENDED = (HintStatus.CONTRADICTED, HintStatus.WITHDRAWN, HintStatus.DELETED)
 _MOST_ENDED = 32
-_CANDIDATES = 4
+_CANDIDATES = 8
 
 
 class Keeping:
@@ -53,7 +55,8 @@ class Keeping:
             if hint.trained_since is None or hint.hint_id in returned:
                 continue
             states = [state.turn_id for state in await self._store.hint_states(hint.hint_id)]
-            found[hint.hint_id] = (hint, await self._of_another_kind(states, hints, len(states)))
+            turns = await self._store.load_turns(states)
+            found[hint.hint_id] = (hint, await self._of_another_kind(turns, hints, len(turns)))
         return found
 
     async def _choose(self, hints: Sequence[Prepared]) -> list[str]:
@@ -62,15 +65,40 @@ class Keeping:
             exclude_hints=[one.hint.hint_id for one in hints], limit=_CANDIDATES * wanted
         )
         candidates = [*self._kept, *(turn_id for turn_id in near if turn_id not in self._kept)]
-        return [turn.turn_id for turn in await self._of_another_kind(candidates, hints, wanted)]
+        turns = kinds_in_turn(await self._store.load_turns(candidates))
+        return [turn.turn_id for turn in await self._of_another_kind(turns, hints, wanted)]
 
     async def _of_another_kind(
-        self, turn_ids: Sequence[str], hints: Sequence[Prepared], most: int
+        self, turns: Sequence[TurnRecord], hints: Sequence[Prepared], most: int
     ) -> list[TurnRecord]:
         found: list[TurnRecord] = []
-        for turn in await self._store.load_turns(turn_ids):
+        for turn in turns:
             if len(found) == most:
                 break
             if len(turn.prompt_ids) and await self._preparation.is_of_another_kind(turn, hints):
                 found.append(turn)
         return found
+
+
+def kinds_in_turn(turns: Sequence[TurnRecord]) -> list[TurnRecord]:
+    """The same turns, one of each kind of step after the other: what an agent does often would
+    else be all that is kept. In a kind they stay in their order.
+    """
+    kinds: dict[tuple[tuple[str, ...], tuple[str, ...]], list[TurnRecord]] = {}
+    for turn in turns:
+        kinds.setdefault(step_kind(turn), []).append(turn)
+    rounds = zip_longest(*kinds.values())
+    return [turn for of_round in rounds for turn in of_round if turn is not None]
+
+
+def step_kind(turn: TurnRecord) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tools whose results a turn answers, and those that it calls."""
+    answered: set[str] = set()
+    if turn.messages and turn.messages[-1].get("role") == "tool":
+        asked = [one for one in turn.messages if one.get("role") == "assistant"]
+        answered = _called(asked[-1]) if asked else set()
+    return tuple(sorted(answered)), tuple(sorted(_called(turn.response)))
+
+
+def _called(message: Message) -> set[str]:
+    return {call["function"]["name"] for call in message.get("tool_calls") or ()}
