@@ -149,8 +149,8 @@ async def test_what_a_body_unpacks_to_is_bounded(door: Door, path: str) -> None:
     ("encoding", "content", "status"),
     [
         ("gzip", b"not gzip", 400),
-        ("gzip", gzip.compress(b"{}")[:-4], 400),
-        ("gzip", gzip.compress(b"{}") * 2, 400),
+        ("gzip", gzip.compress(b"{}", mtime=0)[:-4], 400),
+        ("gzip", gzip.compress(b"{}", mtime=0) * 2, 400),
         ("gzip", b"", 400),
         ("br", b"x", 415),
         ("gzip, gzip", b"x", 415),
