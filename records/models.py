@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, Text
+from sqlalchemy import BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, Text, exists
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from records.columns import (
@@ -152,6 +152,10 @@ class RecordingRow(Base):
     position: Mapped[int]
     held_out: Mapped[bool]
     votes: Mapped[Any] = mapped_column(JsonText, nullable=True)
+
+
+IS_HELD_OUT = exists().where(RecordingRow.turn_id == TurnRow.turn_id, RecordingRow.held_out)
+"""Of a row of `turns`: whether it is a recording that is only measured."""
 
 
 class TokensRow(Base):

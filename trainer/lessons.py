@@ -16,6 +16,7 @@ from records.types import ReadySample
 from trainer.batch_totals import BatchTotals
 from trainer.config import TrainerConfig
 from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.journal import last_row
 from trainer.rehearsal.recovery import shares_now
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,18 @@ class LessonMix:
         self._folder = folder
         self._rehearsal = rehearsal
         self._full_since: float | None = None
+        self._stepped_at: float | None = None
         self._steps_alone = 0
+
+    def awaits_measurement(self, version: int) -> bool:
+        """Whether `version` is being measured: what its next step is made of depends on the open
+        wishes that it does. For `lesson_wait_s` at most, and only behind a version that was.
+        """
+        if self._rehearsal is None or self._stepped_at is None:
+            return False
+        row = last_row(self._folder)
+        is_next = row is not None and row.version == version - 1
+        return is_next and time.monotonic() - self._stepped_at < self._config.lesson_wait_s
 
     async def num_ready(self) -> int:
         """Number of lessons that could fill a batch."""
@@ -102,7 +114,7 @@ class LessonMix:
 
     def leased(self) -> None:
         """A batch was leased: the next one waits anew."""
-        self._full_since = None
+        self._full_since, self._stepped_at = None, time.monotonic()
 
     async def metrics(self, samples: Sequence[ReadySample]) -> dict[str, int]:
         """After a step on `samples`: lessons at hand and dropped, and steps that went without any

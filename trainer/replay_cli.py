@@ -54,6 +54,10 @@ def run(
     mode: Annotated[
         str | None, typer.Option(help="rescore, resample or judge-only (default: rescore)")
     ] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Practise the hints, as serve does, until they rest."),
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option(help="Start weights: folder or hub id (default: the tool lab's model)"),
@@ -90,6 +94,7 @@ def run(
             recordings=tuple(recordings),
             votes=tuple(votes or ()),
             ask_judge=ask_judge,
+            rehearse=rehearse,
             model=model,
             mode=cast("ReplayMode | None", mode),
             config_file=config,
@@ -98,7 +103,8 @@ def run(
         if into is None:
             replay(request, run_folder, Console())
             return
-        for given, name in ((mode, "--mode"), (model, "--model"), (config, "--config")):
+        given_words = {"--mode": mode, "--model": model, "--config": config}
+        for name, given in {**given_words, "--rehearse": rehearse or None}.items():
             if given is not None:
                 raise StartupError(f"{name}: {into / 'config.toml'} says it; set it there")
         hand_over(request, into, Console())

@@ -21,7 +21,7 @@ from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateR
 from records.hints.types import LIVE_STATUSES, HintStatus, RehearsalBlock
 from records.lessons.dropping import erase_of_hint
 from records.messages import Message, content_text
-from records.models import TurnRow
+from records.models import IS_HELD_OUT, TurnRow
 from records.sql import chunks, insert_missing, rows_in, upsert
 from records.types import Verdict
 
@@ -30,7 +30,7 @@ MAX_WORDS_CHARS = 2000
 
 _TURNS = select(
     TurnRow.turn_id, TurnRow.session_id, TurnRow.scope, TurnRow.next_state, TurnRow.created_at
-).where(TurnRow.turn_id.in_(bindparam("values", expanding=True)))
+).where(TurnRow.turn_id.in_(bindparam("values", expanding=True)), ~IS_HELD_OUT)
 _BY_KEY = select(HintRow.hint_id, HintRow.scope, HintRow.text_key).where(
     HintRow.text_key.in_(bindparam("values", expanding=True))
 )
@@ -43,7 +43,9 @@ def text_key(text: str) -> str:
 
 
 def remember(connection: Connection, verdicts: Sequence[Verdict], now: float) -> None:
-    """The accepted hint of each verdict: a new hint, or one more source of what the scope has."""
+    """The accepted hint of each verdict: a new hint, or one more source of what the scope has. What
+    a held-out recording shows is measured and teaches nothing, so its hint is not kept.
+    """
     turn_ids = [one.turn_id for one in verdicts]
     _forget_sources(connection, turn_ids, now)
     by_turn = {one.turn_id: one for one in verdicts if one.hint}

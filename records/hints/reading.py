@@ -18,7 +18,7 @@ from records.hints.types import (
     HintStatus,
 )
 from records.messages import content_text
-from records.models import NodeRow, TokensRow, TurnRow, VerdictRow
+from records.models import IS_HELD_OUT, NodeRow, TokensRow, TurnRow, VerdictRow
 from records.names import DropReason, TurnState, TurnType
 from records.round_robin import HINT_ONLY_PRIORITY, PRIORITIES
 from records.sql import chunks
@@ -277,6 +277,8 @@ def _fit(of_scope: ColumnElement[bool] | None) -> list[ColumnElement[bool]]:
         or_(TurnRow.drop_reason.is_(None), TurnRow.drop_reason.not_in(UNFIT)),
         # What was redacted has no ids.
         TokensRow.prompt_length > 0,
+        # One that is not scored yet has no drop reason.
+        ~IS_HELD_OUT,
     ]
     return conditions if of_scope is None else [*conditions, of_scope]
 

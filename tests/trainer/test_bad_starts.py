@@ -251,6 +251,14 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "serve in a run of the lab": ("serve --run {lab}", "a run of the tool lab"),
     "serve in a replay": ("serve --run {replayed}", "a run of `opd replay`"),
+    "nothing to rehearse with": (
+        "replay {talk} --run {new} --rehearse --mode judge-only",
+        "--rehearse: nothing trains in mode judge-only",
+    ),
+    "a rehearsal that another run decides": (
+        "replay {talk} --into {run} --rehearse",
+        "--rehearse: .*says it; set it there",
+    ),
     "a replay into nothing": ("replay {talk} --into {new}", "--into .*: no run there"),
     "eval of no run": ("eval --run {new}", "no config.toml in it; give a run's folder"),
     "k that is none": ("eval --run {run} --k a", "--k a: give whole numbers"),

@@ -18,6 +18,7 @@ from records.names import TurnState
 from records.store import Store
 from records.types import VersionSpan
 from tests.trainer.local_engine import LocalEngine
+from tests.trainer.rehearsal.test_journal import a_row
 from tests.trainer.test_loop import samples, settings
 from tests.trainer.tiny import VOCAB, load, make_ready, save_model, states
 from trainer.checkpoint import Checkpoints
@@ -25,6 +26,7 @@ from trainer.errors import StartupError
 from trainer.loop import FINISH_FILE, EmbeddedTrainer
 from trainer.manifest import Manifest
 from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.journal import Journal
 from trainer.run_checks import lessons_problem
 from trainer.update import Updater
 
@@ -153,6 +155,26 @@ async def test_turns_wait_for_lessons_and_then_go_alone_and_that_is_counted(fold
         assert report.metrics["turns/live"] == 4
         assert report.metrics["lessons/ready_hint"] == 1
         assert "lessons/gap_hint" not in report.metrics
+
+
+async def test_a_step_waits_until_the_version_before_it_is_measured(folder, tmp_path):
+    journal = Journal(tmp_path)
+    journal.add(a_row(0))
+    async with rehearsing(tmp_path, folder) as (trainer, store):
+        await make_ready(store, samples(2))
+        assert await trainer.step() is not None
+        await make_ready(store, samples(2, first=2, version=1))
+        assert await trainer.step() is None, "version 1 is being measured"
+        journal.add(a_row(1))
+        assert await trainer.step() is not None
+
+
+async def test_a_step_does_not_wait_for_ever_for_a_measurement(folder, tmp_path):
+    Journal(tmp_path).add(a_row(0))
+    async with rehearsing(tmp_path, folder, lesson_wait_s=0.0) as (trainer, store):
+        for version in range(2):
+            await make_ready(store, samples(2, first=2 * version, version=version))
+            assert await trainer.step() is not None
 
 
 async def test_a_run_that_ends_trains_what_is_left_without_waiting(folder, tmp_path):

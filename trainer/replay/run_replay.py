@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from trainer import run_config
+from trainer import recipe, run_config
 from trainer.defaults import resolve
 from trainer.errors import StartupError
 from trainer.replay.modes import ReplayMode
@@ -29,6 +29,7 @@ from trainer.start_checks import check_start, check_store
 
 if TYPE_CHECKING:
     from trainer.replay.taking_in import ImportReport
+    from trainer.run_config import RunConfig
 
 LAB_MODEL = Path(__file__).parents[2] / "examples" / "tool_lab" / "model"
 """What a replay without a model uses: tiny, and here."""
@@ -43,6 +44,7 @@ class ReplayRequest:
     recordings: tuple[Path, ...]
     votes: tuple[Path, ...] = ()
     ask_judge: bool = False
+    rehearse: bool = False
     model: str | None = None
     mode: ReplayMode | None = None
     config_file: Path | None = None
@@ -62,7 +64,8 @@ def replay(request: ReplayRequest, folder: Path, console: Console) -> dict[str, 
             values,
             request.config_file,
             list(request.overrides),
-            lambda given: check_start(given, serves=False),
+            _check,
+            recipe.recipe if request.rehearse and not is_run(folder) else None,
         )
         for change in changes_since(folder, config):
             console.print(f"changed: {change}", markup=False, soft_wrap=True)
@@ -70,6 +73,12 @@ def replay(request: ReplayRequest, folder: Path, console: Console) -> dict[str, 
         from trainer.replay.work import replay_all
 
         return replay_all(config, folder, console, request.recordings, request.votes)
+
+
+def _check(config: RunConfig) -> None:
+    if config.rehearsal.enabled and config.replay.mode == "judge-only":
+        raise StartupError("--rehearse: nothing trains in mode judge-only; choose another")
+    check_start(config, serves=False)
 
 
 def _check_files(request: ReplayRequest) -> None:
@@ -84,7 +93,9 @@ def _check_files(request: ReplayRequest) -> None:
 
 def _values(request: ReplayRequest, folder: Path) -> dict[str, Any]:
     values = base_values(folder, "replay", request.model, str(LAB_MODEL))
-    if not is_run(folder):
+    if request.rehearse:
+        values = run_config.merge(values, {"rehearsal": {"enabled": True}})
+    elif not is_run(folder):
         values = run_config.merge(values, DEFAULTS)
     if request.votes or request.ask_judge:
         votes_only = not request.ask_judge

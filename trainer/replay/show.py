@@ -28,6 +28,7 @@ class ReplayProgress(ProgressBars):
         self._import = self.add("import", "sessions")
         self._score = self.add("judge", "turns", starts=False)
         self._train: Bar | None = None
+        self._practise: Bar | None = None
         self._measure: Bar | None = None
         self._scored_before = -1
         self._since = 0.0
@@ -83,6 +84,12 @@ class ReplayProgress(ProgressBars):
         if self._train is None:
             self._train = self.add("train", "samples")
         self._train.update(status.num_trained, total, f"{version} updates")
+
+    def practising(self, num_done: int, num_hints: int) -> None:
+        """Hints that are practised no more, of all."""
+        if self._practise is None:
+            self._practise = self.add("practise", "hints")
+        self._practise.update(num_done, num_hints)
 
     def measuring(self, num_responses: int) -> None:
         """So many are to be compared between student and hinted teacher."""

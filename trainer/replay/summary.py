@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from records.replay_status import ReplayStatus
 from records.store import Store
 from rollout_bridge.rendering import Rendering
 from trainer.evaluation.gap import Gap
+from trainer.rehearsal.reported import learning_curves, learning_tables
 from trainer.replay.modes import ReplayMode
 from trainer.replay.taking_in import ImportReport
 from trainer.report import write_report
@@ -92,6 +94,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"held out {turns['held_out']}, trained {turns['trained']} in {summary['updates']} updates",
     ]
     lines += _vote_lines(imported) + _problem_lines(imported)
+    if "learning" in summary:
+        lines.append(_hints_line(summary["learning"]))
     if turns["dropped"]:
         told = ", ".join(f"{number} {reason}" for reason, number in turns["dropped"].items())
         lines.append(f"dropped: {told}")
@@ -113,6 +117,22 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     if summary["note"]:
         lines.append(f"note: {summary['note']}")
     return lines
+
+
+def _hints_line(learning: dict[str, Any]) -> str:
+    hints = Counter(one["not_rehearsed"] or one["status"] for one in learning["hints"])
+    told = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in hints.items())
+    lessons = sum(learning["steps"]["lessons"].values())
+    measured = learning["measured"]
+    obedience = measured["obedience"] if measured else None
+    line = f"hints: {told or 'none'}; {lessons} lessons trained"
+    if obedience is not None:
+        line += (
+            f"; open wishes done {obedience['value']:.2f} of {obedience['count']} answers "
+            f"(start {obedience['before']:.2f})"
+        )
+    stopped = learning["training_stopped"]
+    return f"{line}; training was stopped: {stopped}" if stopped else line
 
 
 def shown(text: str) -> str:
@@ -188,6 +208,7 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
                 for one in await store.recorded_hints(HINTS_SHOWN)
             ],
         ),
+        *(await learning_tables(store) if "learning" in summary else []),
         ("Seconds", ("stage", "s"), [(k, f"{v:.1f}") for k, v in summary["seconds"].items()]),
     ]
     path = folder / "report.html"
@@ -202,7 +223,9 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
             *_learned(summary),
         ],
         tables=[table for table in tables if table[2]],
-        curves=run_curves(metric_rows(folder)) if summary["updates"] else [],
+        curves=[*learning_curves(folder), *run_curves(metric_rows(folder))]
+        if summary["updates"]
+        else [],
         examples=(
             None
             if summary["mode"] == "judge-only" and not summary["updates"]

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from records import fail_points
+from records.hints.types import Hint, HintStatus
 from records.names import TurnState
 from records.replay_status import ReplayStatus
 from records.store import Store
@@ -34,6 +35,9 @@ from trainer.resuming import CONFIG_FILE
 from trainer.run import FINISH_FILE, Run
 from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig
+from trainer.run_report import metric_rows
+from trainer.run_summary import run_summary
+from trainer.stop_order import read_stop
 
 if TYPE_CHECKING:
     from trainer.evaluation.gap import Gap, HintedCase
@@ -41,7 +45,11 @@ if TYPE_CHECKING:
 GAP_TURNS = 32
 """Most turns, held out and trained on each, on which the gap is measured."""
 _LOOK_EVERY_S = 0.5
+_STILL_S = 120.0
+"""A hint may wait for recorded requests that never come."""
 _UNTRAINED = (TurnState.READY, TurnState.LEASED)
+_PRACTISED = (HintStatus.ACTIVE, HintStatus.RESTING, HintStatus.STUCK)
+_MOST_HINTS = 10_000
 
 
 class NothingLearned(StartupError):
@@ -101,6 +109,7 @@ class _Replay:
         self._config, self._folder, self._console = config, folder, console
         self._recordings, self._votes = tuple(recordings), tuple(votes)
         self._mode: ReplayMode = config.replay.mode
+        self._rehearses = config.rehearsal.enabled
         self._timings: dict[str, float] = {}
         self.is_imported = False
         """Whether all recordings are in the store."""
@@ -121,7 +130,7 @@ class _Replay:
             run_config.save(config, self._folder / CONFIG_FILE)
             with ReplayProgress(self._console, self._mode) as shown:
                 imported = await self._import(store, rendering, shown)
-                if _has_work(await store.replay_status(), self._mode):
+                if await self._has_work(store):
                     shown.starting()
                     async with Run(config, self._folder) as processes:
                         await processes.start_engines()
@@ -138,11 +147,15 @@ class _Replay:
                 gaps=gaps,
                 timings=self._timings,
             )
+            if self._rehearses:
+                summary["learning"] = await run_summary(
+                    self._folder, store, metric_rows(self._folder)
+                )
             report = await save(self._folder, summary, store, rendering)
         for line in summary_lines(summary):
             self._console.print(line, soft_wrap=True, highlight=False, markup=False)
         self._say(f"report: [bold]{escape(str(report))}[/]")
-        self._check_learned(status)
+        self._check_learned(status, summary["updates"])
         return summary
 
     async def hand_over(self) -> ImportReport:
@@ -198,12 +211,15 @@ class _Replay:
 
     async def _work(self, store: Store, processes: Run, shown: ReplayProgress) -> None:
         begun = time.monotonic()
-        if not _is_scored(self._mode)(await store.replay_status()):
+        trains_along = self._mode == "resample" or self._rehearses
+        if self._rehearses or not _is_scored(self._mode)(await store.replay_status()):
             await processes.start_judge()
-        if self._mode == "resample":
+        if trains_along:
             # The policy samples while it learns: that is what makes it on-policy.
             await processes.start_trainer(may_finish=True)
         await self._until(store, processes, shown, _is_scored(self._mode))
+        if self._rehearses:
+            await self._until_rest(store, processes, shown)
         self._timings["judging and scoring"] = time.monotonic() - begun
         if self._mode == "judge-only":
             return
@@ -211,7 +227,7 @@ class _Replay:
         (self._folder / FINISH_FILE).touch()
         # Leased turns too: a trainer that was killed may have left them, and the next gives them
         # back.
-        if self._mode != "resample" and not _is_trained(await store.replay_status()):
+        if not trains_along and not _is_trained(await store.replay_status()):
             await processes.start_trainer(may_finish=True)
         await self._until(store, processes, shown, _is_trained, training=True)
         await processes.supervisor.stop("judge", "trainer")
@@ -229,13 +245,47 @@ class _Replay:
         while True:
             status = await store.replay_status()
             shown.working(status)
-            if training or self._mode == "resample":
+            if training or self._mode == "resample" or self._rehearses:
                 shown.training(status, await _num_updates(store))
             if processes.supervisor.failed.done():
                 processes.supervisor.failed.result()
-            if is_done(status):
+            if is_done(status) or (training and read_stop(self._folder) is not None):
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _until_rest(self, store: Store, processes: Run, shown: ReplayProgress) -> None:
+        """Until no hint is practised any more, training was stopped, or nothing moves."""
+        seen: object = None
+        moved = time.monotonic()
+        while read_stop(self._folder) is None:
+            status, version = await store.replay_status(), await _num_updates(store)
+            hints = await store.hints(statuses=_PRACTISED, limit=_MOST_HINTS)
+            num_open = sum(map(_is_open, hints))
+            shown.training(status, version)
+            shown.practising(len(hints) - num_open, len(hints))
+            if processes.supervisor.failed.done():
+                processes.supervisor.failed.result()
+            if not num_open:
+                return
+            now = (version, num_open, await store.lesson_counts())
+            if now != seen:
+                seen, moved = now, time.monotonic()
+            elif time.monotonic() - moved > _STILL_S:
+                shown.say(
+                    f"{num_open} hints wait for more recorded requests to which they apply: "
+                    f"nothing has moved for {_STILL_S:.0f} s"
+                )
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _has_work(self, store: Store) -> bool:
+        """Whether anything waits for a process of the run."""
+        status = await store.replay_status()
+        trains = self._mode != "judge-only" and not _is_trained(status)
+        if trains or not _is_scored(self._mode)(status):
+            return True
+        hints = await store.hints(statuses=_PRACTISED, limit=_MOST_HINTS)
+        return self._rehearses and any(map(_is_open, hints))
 
     async def _gaps(self, store: Store, shown: ReplayProgress) -> dict[str, dict[str, Gap]]:
         """On held-out turns and on trained ones, of the start and of the newest weights."""
@@ -281,11 +331,11 @@ class _Replay:
         finally:
             is_stopped.set()
 
-    def _check_learned(self, status: ReplayStatus) -> None:
+    def _check_learned(self, status: ReplayStatus, num_updates: int) -> None:
         if self._mode == "judge-only":
             if not status.num_judged:
                 raise NothingLearned("no recorded turn was judged: see the counts above")
-        elif not status.num_trained:
+        elif not status.num_trained and not num_updates:
             raise NothingLearned(
                 "no recorded turn could be trained on: see above what became of them, and "
                 f"{self._folder / 'import_problems.jsonl'}"
@@ -304,10 +354,9 @@ def _is_scored(mode: ReplayMode) -> Callable[[ReplayStatus], bool]:
     return lambda status: not any(status.states[state] for state in waiting)
 
 
-def _has_work(status: ReplayStatus, mode: ReplayMode) -> bool:
-    """Whether anything waits for a process of the run."""
-    trains = mode != "judge-only" and not _is_trained(status)
-    return trains or not _is_scored(mode)(status)
+def _is_open(hint: Hint) -> bool:
+    """Whether it is still to be examined or practised."""
+    return hint.status is HintStatus.ACTIVE and hint.block is None
 
 
 def _is_trained(status: ReplayStatus) -> bool:

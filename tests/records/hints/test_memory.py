@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, insert
 
 from records.deletion import delete_sessions_op
 from records.errors import StoreConflict
@@ -19,7 +20,9 @@ from records.hints.types import (
     PromptKind,
     RehearsalBlock,
 )
+from records.models import RecordingRow
 from records.names import DropReason, TurnState
+from records.recording import RecordingKind
 from records.store import Store
 from records.types import VersionSpan
 from tests.records.builders import (
@@ -89,6 +92,24 @@ async def test_an_accepted_hint_is_remembered_with_its_source(store: Store) -> N
 
 async def test_a_dropped_verdict_leaves_no_hint(store: Store) -> None:
     await objected(store, drop=DropReason.HINT_REJECTED)
+    assert await store.hints() == []
+
+
+async def test_what_is_held_out_is_no_hint_and_no_state(store: Store) -> None:
+    turn = a_turn(await a_session(store))
+    await store.record_turn(turn, scope=SCOPE)
+    assert await store.keep_states(exclude_hints=(), limit=9) == [turn.turn_id]
+
+    def hold_out(connection: Connection) -> None:
+        values = {"kind": RecordingKind.RECORDED, "source": "a.jsonl", "position": 1}
+        row = {"turn_id": turn.turn_id, "held_out": True, **values}
+        connection.execute(insert(RecordingRow).values(row))
+
+    await store.write(hold_out)
+    assert await store.keep_states(exclude_hints=(), limit=9) == []
+    assert await store.set_next_state(turn.turn_id, [REPLY])
+    assert await claimed(store, TurnState.JUDGING) == [turn.turn_id]
+    assert await store.commit_verdict(OWNER, a_verdict(turn.turn_id, HINT), None)
     assert await store.hints() == []
 
 
