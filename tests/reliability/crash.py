@@ -85,6 +85,8 @@ def configuration(folder: Path, database_url: str | None, *, rehearses: bool = F
             "gap_samples": 2,
             "keep_samples": 2,
             "max_steps": 10_000,
+            # Two answers say nothing, and a stop would leave turns behind.
+            "obedience_floor": 0.01,
             "states_every_s": 2.0,
             "max_new_tokens": 64,
         }
