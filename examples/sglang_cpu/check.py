@@ -38,7 +38,9 @@ def check_everything(model: Path, folder: Path, *, updates: int, eval_samples: i
             return False
         # Scores of the sampled tokens are what SGLang is asked for; small batches, because it
         # generates slowly here.
-        lab = LabConfig(updates=updates, eval_samples=eval_samples, rehearsal=False)
+        lab = LabConfig(
+            updates=updates, eval_samples=eval_samples, rehearsal=False, max_seconds=900
+        )
         overrides = [f"policy.url={policy.url}", f"frozen.url={frozen.url}"]
         overrides += ["trainer.rollout_batch_size=16", "trainer.epochs_per_batch=1"]
         summary = run(lab, folder / "lab", TOKEN_LEVEL, overrides)
