@@ -40,7 +40,7 @@ class LessonShares:
 
     counter: float = 0.375
     keep: float = 0.125
-    wait_s: float = 60.0
+    wait_s: float = 300.0
     hold_s: float = 600.0
     alone: bool = False
 

@@ -51,7 +51,7 @@ BATCH = 2
 PATIENCE_S = 60.0
 """How long a life may take to come to the place where it is to end."""
 DRAIN_S = 900.0
-FIRST_LESSON_S = 400.0
+FIRST_LESSON_S = 900.0
 READY = LessonState.READY
 
 Tell = Callable[[KillPlan], None]
