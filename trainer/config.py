@@ -188,7 +188,9 @@ class TrainerConfig(BaseModel):
     lesson_keep_share: float = Field(default=LessonShares().keep, ge=0, lt=1)
     """Share of a batch that are keep-lessons, against drift of what no hint speaks of."""
     lesson_wait_s: float = Field(default=LessonShares().wait_s, ge=0)
-    """A full batch of turns goes without lessons where those do not come for this long."""
+    """A full batch of turns goes without lessons where those do not come for this long. So long, at
+    most, a step waits for what is measured of the version before it.
+    """
     hint_wait_s: float = Field(default=LessonShares().hold_s, ge=0)
     """A turn waits for this long until its hint has been examined and can be practised. Trained
     before, without counter-lessons, it would cost the open wish for the opposite.

@@ -16,8 +16,8 @@ from records.types import ReadySample
 from trainer.batch_totals import BatchTotals
 from trainer.config import TrainerConfig
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.journal import last_row
-from trainer.rehearsal.recovery import shares_now
+from trainer.rehearsal.journal import LastRow
+from trainer.rehearsal.recovery import shares_after
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +72,10 @@ class LessonMix:
     ) -> None:
         self._store = store
         self._config = config
-        self._folder = folder
         self._rehearsal = rehearsal
         self._full_since: float | None = None
         self._stepped_at: float | None = None
+        self._journal = LastRow(folder)
         self._steps_alone = 0
 
     def awaits_measurement(self, version: int) -> bool:
@@ -84,7 +84,7 @@ class LessonMix:
         """
         if self._rehearsal is None or self._stepped_at is None:
             return False
-        row = last_row(self._folder)
+        row = self._journal.read()
         is_next = row is not None and row.version == version - 1
         return is_next and time.monotonic() - self._stepped_at < self._config.lesson_wait_s
 
@@ -109,7 +109,7 @@ class LessonMix:
         wait_s = self._config.lesson_wait_s
         waited = self._full_since is not None and now - self._full_since >= wait_s
         floor = self._rehearsal.obedience_floor
-        shares = shares_now(self._folder, self._config.lesson_shares, floor)
+        shares = shares_after(self._journal.read(), self._config.lesson_shares, floor)
         return replace(shares, alone=waited or finishes, hold_s=0.0 if finishes else shares.hold_s)
 
     def leased(self) -> None:

@@ -56,6 +56,8 @@ async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[
         loop_started = time.monotonic()
         await processes.start_loop()
         timings["starting the loop"] = time.monotonic() - loop_started
+        for warning in processes.calibration_warnings():
+            console.print(f"[yellow]{warning}[/]", highlight=False, soft_wrap=True)
         state = await _learn(console, config, lab, store, processes, timings)
         await processes.stop_loop()
         version = await _served_version(engine, store, folder)

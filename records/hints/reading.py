@@ -93,6 +93,18 @@ def to_rehearse(connection: Connection, limit: int) -> list[Hint]:
     return _with_counts(connection, rows)
 
 
+def num_in_practice(connection: Connection) -> tuple[int, int]:
+    """Number of hints that are to be examined or practised, and of those that were practised."""
+    is_open = (HintRow.status == HintStatus.ACTIVE) & HintRow.block.is_(None)
+    is_over = HintRow.status.in_((HintStatus.RESTING, HintStatus.STUCK))
+    row = connection.execute(
+        select(
+            func.count().filter(is_open).label("open"), func.count().filter(is_over).label("over")
+        ).select_from(HintRow)
+    ).one()
+    return row.open, row.over
+
+
 def of_ready_turns(connection: Connection) -> set[str]:
     """Hints that turns gave which wait to be trained on."""
     return set(

@@ -97,6 +97,12 @@ class HintStore(StoreBase):
         """Rules that are active or rest: what is rehearsed, and what is measured."""
         return await self.read(reading.to_rehearse, limit=limit)
 
+    async def num_in_practice(self) -> tuple[int, int]:
+        """Number of hints that are to be examined or practised, and of those that were practised:
+        they rest, or are stuck.
+        """
+        return await self.read(reading.num_in_practice)
+
     async def hints_of_ready_turns(self) -> set[str]:
         """Hints that turns gave which wait to be trained on."""
         return await self.read(reading.of_ready_turns)

@@ -32,13 +32,15 @@ def fate_of(
     active_from: int,
     config: RehearsalConfig,
     obedience: PooledObedience | None = None,
+    *,
+    version_obeys: bool = True,
 ) -> Fate | None:
     """What a measurement means for a hint; None: it stays what it is. `active_from` is its number
     of steps when it last became active. One whose gap has closed is practised on while open wishes
-    against it are done too seldom (`obedience`, None: not measured), and wakes when they are: its
-    counter-lessons then are what teaches.
+    against it are done too seldom (`obedience`; None: too few answers, and the whole version's
+    count), and wakes when they are: its counter-lessons then are what teaches.
     """
-    obeys = obedience is None or obedience.rate.value >= obedience.floor
+    obeys = version_obeys if obedience is None else obedience.rate.value >= obedience.floor
     bound = None if first_gap is None else closed_below(first_gap, config)
     if gap is not None and bound is not None:
         if hint.status is HintStatus.ACTIVE and gap.high <= bound and obeys:

@@ -46,10 +46,8 @@ class ObedienceRow(_Row):
     before: float
 
     @classmethod
-    def of(cls, found: Obedience | None) -> ObedienceRow | None:
+    def of(cls, found: Obedience) -> ObedienceRow:
         """As it is written."""
-        if found is None:
-            return None
         return cls(
             followed=found.followed,
             asked=found.asked,
@@ -167,6 +165,23 @@ def last_row(folder: Path) -> VersionRow | None:
             tail = file.read(end - begin)
     lines = [line for line in tail.splitlines(keepends=True) if line.endswith(b"\n")]
     return VersionRow.model_validate_json(lines[-1]) if lines else None
+
+
+class LastRow:
+    """The newest row of a file that grows, read again only when it has grown."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._size = -1
+        self._row: VersionRow | None = None
+
+    def read(self) -> VersionRow | None:
+        """As `last_row`."""
+        path = self._folder / FILE
+        size = path.stat().st_size if path.exists() else 0
+        if size != self._size:
+            self._size, self._row = size, last_row(self._folder)
+        return self._row
 
 
 def _cut_unfinished_line(path: Path) -> None:

@@ -7,11 +7,10 @@ the same row of RUN/rehearsal.jsonl.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from records.share import LessonShares
 from trainer.rehearsal.estimates import is_obedient
-from trainer.rehearsal.journal import VersionRow, last_row
+from trainer.rehearsal.journal import VersionRow
 
 COUNTER_SHARE = 0.75
 """Of a batch: of 16 samples, 12, and two that are hinted."""
@@ -25,8 +24,3 @@ def shares_after(row: VersionRow | None, shares: LessonShares, floor: float) -> 
     if obedience is None or is_obedient(obedience, floor):
         return shares
     return replace(shares, counter=max(shares.counter, COUNTER_SHARE))
-
-
-def shares_now(folder: Path, shares: LessonShares, floor: float) -> LessonShares:
-    """As `shares_after` the newest version of a run."""
-    return shares_after(last_row(folder), shares, floor)

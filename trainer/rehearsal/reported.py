@@ -95,7 +95,7 @@ def _gaps(rows: Sequence[VersionRow]) -> dict[str, Sequence[float | None]]:
     by_version = [
         {one.hint_id: one.gap.value for one in row.hints if one.gap is not None} for row in rows
     ]
-    return {name[:8]: [gaps.get(name) for gaps in by_version] for name in names[:_CURVES]}
+    return {_short(name): [gaps.get(name) for gaps in by_version] for name in names[:_CURVES]}
 
 
 def _done(rows: Sequence[VersionRow]) -> dict[str, Sequence[float | None]]:
@@ -105,14 +105,19 @@ def _done(rows: Sequence[VersionRow]) -> dict[str, Sequence[float | None]]:
         {name: one.followed / one.asked for name, one in row.obedience_of.items() if one.asked}
         for row in rows
     ]
-    return {name[:8]: [done.get(name) for done in by_version] for name in names[:_CURVES]}
+    return {_short(name): [done.get(name) for done in by_version] for name in names[:_CURVES]}
+
+
+def _short(hint_id: str) -> str:
+    """Enough of it to find it: all begin alike."""
+    return hint_id.removeprefix("hint_")[:8]
 
 
 def _hint_cells(hint: Hint) -> Sequence[str]:
     why = hint.block.value if hint.block is not None else ""
     text = hint.text if len(hint.text) <= _SHORT else f"{hint.text[:_SHORT]}..."
     return (
-        f"{hint.hint_id[:8]} {text}",
+        f"{_short(hint.hint_id)} {text}",
         hint.status.value,
         ": ".join(one for one in (why, hint.detail or "") if one),
         str(hint.num_confirmed),

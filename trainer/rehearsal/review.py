@@ -6,14 +6,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from records.hints.types import Hint, HintStatus
 from records.lessons.names import LessonDrop
 from records.types import TurnRecord
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Gap, Obedience, PooledObedience, pooled, summed
+from trainer.rehearsal.estimates import (
+    Gap,
+    Obedience,
+    PooledObedience,
+    is_obedient,
+    pooled,
+    summed,
+)
 from trainer.rehearsal.fate import closed_below, fate_of
 from trainer.rehearsal.journal import (
     GapRow,
@@ -33,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _ENOUGH_ANSWERS = 16
 """Fewer say nothing of one hint's open wishes."""
+_LOOK_BACK = 8
+"""Versions among which so many are looked for."""
 _RESTING_A_VERSION = 4
 """Hints at rest whose gap is measured at one version, in turn."""
 
@@ -67,7 +76,8 @@ class Review:
 
     def disobeyed(self, hint_ids: Iterable[str]) -> set[str]:
         """Those against which open wishes are done too seldom."""
-        found = {one: obedience_of(one, self._journal.rows, {}, self._config) for one in hint_ids}
+        rows = self._journal.rows
+        found = {one: obedience_of(one, rows, None, self._config) for one in hint_ids}
         return {
             hint_id
             for hint_id, one in found.items()
@@ -83,7 +93,11 @@ class Review:
         wishes = wishes_in_turn(lists, config.obedience_samples, version)
         of_hints = await self._measurer.obedience(wishes)
         obedience = summed(list(of_hints.values()))
-        rows = [await self.hint(one, version, of_hints) for one in self._to_measure(hints, version)]
+        obeys = obedience is None or is_obedient(obedience, config.obedience_floor)
+        rows = [
+            await self.hint(one, version, of_hints.get(one.hint.hint_id), version_obeys=obeys)
+            for one in self._to_measure(hints, version)
+        ]
         earlier = [row.obedience for row in self._journal.rows if row.obedience is not None]
         so_far = [one.obedience() for one in earlier]
         so_far += [obedience] if obedience is not None else []
@@ -98,12 +112,8 @@ class Review:
             turns=sum(turns.values()),
             objections=votes.accepted,
             hints=tuple(rows),
-            obedience=ObedienceRow.of(obedience),
-            obedience_of={
-                hint_id: row
-                for hint_id, one in of_hints.items()
-                if (row := ObedienceRow.of(one)) is not None
-            },
+            obedience=None if obedience is None else ObedienceRow.of(obedience),
+            obedience_of={hint_id: ObedienceRow.of(one) for hint_id, one in of_hints.items()},
             pooled=PooledRow.of(together),
             keep=GapRow.of(keep),
             lessons={f"{kind.value}/{state.value}": n for (kind, state), n in lessons.items()},
@@ -113,10 +123,16 @@ class Review:
         return Reviewed(row=row, ended=ended)
 
     async def hint(
-        self, one: Prepared, version: int, obedience: Mapping[str, Obedience] | None = None
+        self,
+        one: Prepared,
+        version: int,
+        obedience: Obedience | None = None,
+        *,
+        version_obeys: bool = True,
     ) -> HintRow:
-        """Measure one hint, and store its gap and what follows from it. `obedience` of this
-        version, by hint, is not in the journal yet.
+        """Measure one hint, and store its gap and what follows from it. `obedience`: open wishes
+        against it at this version, which is not in the journal yet; `version_obeys`: the version
+        does open wishes.
         """
         hint, config = one.hint, self._config
         gap = await self._measurer.gap(one.measured_at, hint.text, config.gap_samples, version)
@@ -127,8 +143,8 @@ class Review:
                 hint.hint_id, gap=gap.value, gap_high=gap.high, first=is_first
             )
         active_from = self._active_from(hint)
-        done = obedience_of(hint.hint_id, self._journal.rows, obedience or {}, config)
-        fate = fate_of(hint, gap, first_gap, active_from, config, done)
+        done = obedience_of(hint.hint_id, self._journal.rows, obedience, config)
+        fate = fate_of(hint, gap, first_gap, active_from, config, done, version_obeys=version_obeys)
         status = hint.status
         if fate is not None:
             await self._store.set_hint_status(hint.hint_id, fate.status, fate.detail)
@@ -204,15 +220,15 @@ class Review:
 def obedience_of(
     hint_id: str,
     rows: Sequence[VersionRow],
-    now: Mapping[str, Obedience],
+    now: Obedience | None,
     config: RehearsalConfig,
 ) -> PooledObedience | None:
     """How often open wishes against one hint are done: `now`, and at as many of the versions before
-    as it takes for _ENOUGH_ANSWERS. None where there are fewer.
+    as it takes for _ENOUGH_ANSWERS. None where there are fewer in the last _LOOK_BACK.
     """
-    parts = [now[hint_id]] if hint_id in now else []
-    for row in reversed(rows):
-        if len(parts) >= config.obedience_versions or _num_asked(parts) >= _ENOUGH_ANSWERS:
+    parts = [] if now is None else [now]
+    for row in reversed(rows[-_LOOK_BACK:]):
+        if _num_asked(parts) >= _ENOUGH_ANSWERS:
             break
         if hint_id in row.obedience_of:
             parts.append(row.obedience_of[hint_id].obedience())

@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from records import fail_points
-from records.hints.types import Hint, HintStatus
 from records.names import TurnState
 from records.replay_status import ReplayStatus
 from records.store import Store
@@ -48,8 +47,6 @@ _LOOK_EVERY_S = 0.5
 _STILL_S = 120.0
 """A hint may wait for recorded requests that never come."""
 _UNTRAINED = (TurnState.READY, TurnState.LEASED)
-_PRACTISED = (HintStatus.ACTIVE, HintStatus.RESTING, HintStatus.STUCK)
-_MOST_HINTS = 10_000
 
 
 class NothingLearned(StartupError):
@@ -216,7 +213,7 @@ class _Replay:
             await processes.start_judge()
         if trains_along:
             # The policy samples while it learns: that is what makes it on-policy.
-            await processes.start_trainer(may_finish=True)
+            await self._start_trainer(processes)
         await self._until(store, processes, shown, _is_scored(self._mode))
         if self._rehearses:
             await self._until_rest(store, processes, shown)
@@ -228,10 +225,15 @@ class _Replay:
         # Leased turns too: a trainer that was killed may have left them, and the next gives them
         # back.
         if not trains_along and not _is_trained(await store.replay_status()):
-            await processes.start_trainer(may_finish=True)
+            await self._start_trainer(processes)
         await self._until(store, processes, shown, _is_trained, training=True)
         await processes.supervisor.stop("judge", "trainer")
         self._timings["training"] = time.monotonic() - begun
+
+    async def _start_trainer(self, processes: Run) -> None:
+        await processes.start_trainer(may_finish=True)
+        for warning in processes.calibration_warnings():
+            self._say(f"[yellow]{escape(warning)}[/]")
 
     async def _until(
         self,
@@ -259,10 +261,9 @@ class _Replay:
         moved = time.monotonic()
         while read_stop(self._folder) is None:
             status, version = await store.replay_status(), await _num_updates(store)
-            hints = await store.hints(statuses=_PRACTISED, limit=_MOST_HINTS)
-            num_open = sum(map(_is_open, hints))
+            num_open, num_over = await store.num_in_practice()
             shown.training(status, version)
-            shown.practising(len(hints) - num_open, len(hints))
+            shown.practising(num_over, num_open + num_over)
             if processes.supervisor.failed.done():
                 processes.supervisor.failed.result()
             if not num_open:
@@ -284,8 +285,7 @@ class _Replay:
         trains = self._mode != "judge-only" and not _is_trained(status)
         if trains or not _is_scored(self._mode)(status):
             return True
-        hints = await store.hints(statuses=_PRACTISED, limit=_MOST_HINTS)
-        return self._rehearses and any(map(_is_open, hints))
+        return self._rehearses and (await store.num_in_practice())[0] > 0
 
     async def _gaps(self, store: Store, shown: ReplayProgress) -> dict[str, dict[str, Gap]]:
         """On held-out turns and on trained ones, of the start and of the newest weights."""
@@ -352,11 +352,6 @@ def _is_scored(mode: ReplayMode) -> Callable[[ReplayStatus], bool]:
         )
     )
     return lambda status: not any(status.states[state] for state in waiting)
-
-
-def _is_open(hint: Hint) -> bool:
-    """Whether it is still to be examined or practised."""
-    return hint.status is HintStatus.ACTIVE and hint.block is None
 
 
 def _is_trained(status: ReplayStatus) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from records.hints.types import Hint, HintPrompt, HintStatus, PromptKind
 from records.names import TurnState, TurnType
 from records.types import TurnRecord, VersionSpan
+from trainer.rehearsal.estimates import Obedience
+from trainer.rehearsal.journal import ObedienceRow, VersionRow
 
 HINT_TEXT = "Give temperatures in Celsius."
 
@@ -75,3 +78,28 @@ def a_state(turn_id: str, text: str, **changes: Any) -> TurnRecord:
         "created_at": 1.0,
     }
     return TurnRecord(**{**values, **changes})
+
+
+def asked(followed: int, count: int) -> Obedience:
+    """Open wishes that the start did each time."""
+    return Obedience(followed=followed, asked=count, abstained=0, before=float(count))
+
+
+def a_version(
+    version: int,
+    obedience: Obedience | None = None,
+    of_hints: Mapping[str, Obedience] | None = None,
+) -> VersionRow:
+    """What was measured of a version that practises nothing."""
+    return VersionRow(
+        time=0.0,
+        version=version,
+        turns=0,
+        objections=0,
+        hints=(),
+        obedience=None if obedience is None else ObedienceRow.of(obedience),
+        obedience_of={name: ObedienceRow.of(one) for name, one in (of_hints or {}).items()},
+        pooled=None,
+        keep=None,
+        lessons={},
+    )

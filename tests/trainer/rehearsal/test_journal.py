@@ -4,6 +4,7 @@ from trainer.rehearsal.journal import (
     GapRow,
     HintRow,
     Journal,
+    LastRow,
     VersionRow,
     last_row,
     read_rows,
@@ -63,3 +64,14 @@ def test_the_newest_row_is_read_alone(tmp_path):
     with (tmp_path / FILE).open("a", encoding="utf-8") as file:
         file.write(a_row(400).model_dump_json()[:100])
     assert last_row(tmp_path) == a_row(399)
+
+
+def test_the_newest_row_is_read_again_when_the_file_has_grown(tmp_path, monkeypatch):
+    newest = LastRow(tmp_path)
+    assert newest.read() is None
+    journal = Journal(tmp_path)
+    for version in range(3):
+        journal.add(a_row(version))
+        assert newest.read() == a_row(version)
+    monkeypatch.setattr("trainer.rehearsal.journal.last_row", None)
+    assert newest.read() == a_row(2)

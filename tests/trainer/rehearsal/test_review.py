@@ -4,54 +4,43 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.trainer.rehearsal.builders import a_prompt, a_state
+from tests.trainer.rehearsal.builders import a_prompt, a_state, a_version, asked
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Obedience
-from trainer.rehearsal.journal import ObedienceRow, VersionRow
 from trainer.rehearsal.measuring import Wish, wishes_in_turn
 from trainer.rehearsal.review import obedience_of
 
 CONFIG = RehearsalConfig()
 
 
-def asked(followed: int, count: int) -> Obedience:
-    return Obedience(followed=followed, asked=count, abstained=0, before=float(count))
-
-
-def row(version: int, **of_hints: Obedience) -> VersionRow:
-    rows = {hint_id: ObedienceRow.of(one) for hint_id, one in of_hints.items()}
-    return VersionRow(
-        time=0.0,
-        version=version,
-        turns=0,
-        objections=0,
-        hints=(),
-        obedience=None,
-        obedience_of={hint_id: one for hint_id, one in rows.items() if one is not None},
-        pooled=None,
-        keep=None,
-        lessons={},
-    )
-
-
 def test_enough_answers_of_one_version_speak_for_it_alone() -> None:
-    rows = [row(1, h0=asked(0, 32), h1=asked(32, 32))]
-    found = obedience_of("h0", rows, {"h0": asked(30, 32)}, CONFIG)
+    rows = [a_version(1, of_hints={"h0": asked(0, 32), "h1": asked(32, 32)})]
+    found = obedience_of("h0", rows, asked(30, 32), CONFIG)
     assert found is not None
     assert (found.rate.hits, found.rate.count) == (30, 32)
 
 
 def test_few_answers_are_taken_together_with_those_before() -> None:
-    rows = [row(1, h0=asked(6, 6)), row(2, h1=asked(6, 6)), row(3, h0=asked(3, 6))]
-    found = obedience_of("h0", rows, {"h0": asked(4, 6)}, CONFIG)
+    parts = [{"h0": asked(6, 6)}, {"h1": asked(6, 6)}, {"h0": asked(3, 6)}]
+    rows = [a_version(number, of_hints=one) for number, one in enumerate(parts)]
+    found = obedience_of("h0", rows, asked(4, 6), CONFIG)
     assert found is not None
     assert (found.rate.hits, found.rate.count) == (13, 18)
     assert found.rate.value < found.floor
 
 
 def test_too_few_answers_say_nothing() -> None:
-    assert obedience_of("h0", [row(1, h0=asked(1, 2))], {}, CONFIG) is None
-    assert obedience_of("h2", [row(1, h0=asked(1, 20))], {}, CONFIG) is None
+    rows = [a_version(1, of_hints={"h0": asked(1, 2), "h1": asked(1, 20)})]
+    assert obedience_of("h0", rows, None, CONFIG) is None
+    assert obedience_of("h2", rows, None, CONFIG) is None
+
+
+def test_answers_of_long_ago_say_nothing_of_now() -> None:
+    rows = [a_version(number, of_hints={"h0": asked(1, 2)}) for number in range(20)]
+    found = obedience_of("h0", rows, asked(2, 2), CONFIG)
+    assert found is not None
+    assert (found.rate.hits, found.rate.count) == (9, 16)
+    empty = [a_version(number) for number in range(20)]
+    assert obedience_of("h0", [*rows, *empty], asked(2, 2), CONFIG) is None
 
 
 def test_every_hint_is_asked_about_as_often_and_every_wish_in_its_turn() -> None:
