@@ -33,7 +33,7 @@ from rollout_bridge.rendering import Rendering
 from rollout_bridge.scoring import ScoringWorker
 from tests.examples.shipped import MODEL
 from tests.integration.test_tokens_end_to_end import converse, door, recorded_turns
-from tests.trainer.replay.recordings import AIRLINE, AIRLINE_VOTES
+from tests.trainer.replay.recordings import AIRLINE, AIRLINE_VOTES, answered_recordings
 from trainer import run_config
 from trainer.cli import app
 from trainer.replay.importing import ImportSettings
@@ -250,6 +250,35 @@ def test_the_policy_answers_recorded_prompts_anew(tmp_path: Path) -> None:
     assert turns["resampled"] == turns["dropped"]["resampled"] == turns["accepted"] == 4
     assert (turns["trained"], summary["updates"]) == (4, 2)
     assert summary["note"] is None, "the policy's own samples say how probable they were"
+
+
+@pytest.mark.timeout(400)
+def test_hints_of_recordings_are_practised_until_they_rest(tmp_path: Path) -> None:
+    names = ["Karo", "Milu", "Tessa", "Oren", "Lima", "Vora", "Pella", "Sunti"]
+    sessions, votes = answered_recordings(tmp_path, names, call=[NO] * 3, answer=[YES] * 3)
+    settings = (
+        "rehearsal.prompt_samples=4",
+        "rehearsal.start_samples=16",
+        "rehearsal.obedience_samples=16",
+        "rehearsal.gap_samples=8",
+        "rehearsal.keep_samples=4",
+        "rehearsal.obedience_floor=0.5",
+    )
+    options = [word for one in settings for word in ("--set", one)]
+    done = replay(tmp_path / "run", sessions, "--votes", votes, "--rehearse", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = summary_of(tmp_path / "run")
+    assert summary["turns"]["trained"] + summary["turns"]["held_out"] == len(names)
+    learning = summary["learning"]
+    [hint] = learning["hints"]
+    assert hint["status"] == "resting"
+    assert sum(learning["steps"]["lessons"].values()) > 0
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Give temperatures in Celsius." in page
+    # Once more: what rests is not practised again.
+    again = replay(tmp_path / "run", sessions, "--votes", votes, "--rehearse", *options)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert summary_of(tmp_path / "run")["updates"] == summary["updates"]
 
 
 def test_nothing_to_learn_from_is_an_error(tmp_path: Path) -> None:

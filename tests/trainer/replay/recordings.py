@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from examples.tool_lab.domain import SYSTEM_PROMPT, TOOLS
+from examples.tool_lab.domain import SYSTEM_PROMPT, TOOLS, assistant_call, result_text
 from trainer.replay.reading import read_recordings
 from trainer.replay.recorded import Problem, RecordedSession
 
@@ -65,6 +65,35 @@ def lab_recordings(folder: Path, names: Iterable[str], votes: Sequence[str]) -> 
                 {"role": "user", "content": "Please always use Celsius."},
             ]
         sessions.append({"session_id": name, "messages": messages, "tools": TOOLS})
+    return (
+        write_lines(folder / "sessions.jsonl", sessions),
+        write_lines(folder / "votes.jsonl", judged),
+    )
+
+
+def answered_recordings(
+    folder: Path, names: Iterable[str], call: Sequence[str], answer: Sequence[str]
+) -> tuple[Path, Path]:
+    """A file of sessions of the tool lab in which the agent calls a tool and tells its result, and
+    one with the votes on `call` and on `answer`.
+    """
+    sessions, judged = [], []
+    for number, name in enumerate(names):
+        celsius = 20 + number
+        fahrenheit = round(celsius * 9 / 5 + 32)
+        result = {"temp_c": celsius, "temp_f": fahrenheit, "sky": "clear"}
+        messages: list[dict[str, Any]] = [
+            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": f"What is the weather in {name}?"},
+            assistant_call("get_weather", {"city": name}, "c1"),
+            {"role": "tool", "tool_call_id": "c1", "content": result_text(result)},
+            {"role": "assistant", "content": f"It is {fahrenheit} F in {name}."},
+            {"role": "user", "content": "Please use Celsius."},
+        ]
+        sessions.append({"session_id": name, "messages": messages, "tools": TOOLS})
+        for place, votes in ((2, call), (4, answer)):
+            line = {"session_id": name, "message_index": place, "votes": list(votes)}
+            judged.append(line)
     return (
         write_lines(folder / "sessions.jsonl", sessions),
         write_lines(folder / "votes.jsonl", judged),
