@@ -13,8 +13,15 @@ from typing import Any
 import pytest
 
 from benchmarks.own_agent.__main__ import kinds_of, objections_of
-from benchmarks.own_agent.agent import what_follows
-from benchmarks.own_agent.cell import Cell, Protocol, free_folder, measured_cell, none_practised
+from benchmarks.own_agent.agent import remembering, what_follows
+from benchmarks.own_agent.cell import (
+    Cell,
+    Protocol,
+    free_folder,
+    measured_cell,
+    none_practised,
+    remembered,
+)
 from benchmarks.own_agent.measure import (
     Attempt,
     Task,
@@ -448,6 +455,16 @@ async def test_a_cell_is_a_run_of_serve_from_its_start_to_its_end(tmp_path: Path
     assert made["end"]["wanted_title"][1] == made["start"]["contrary_room"][1] == 2
     assert table([made]).splitlines()[-1].startswith("| as documented | title | 1 (1 made) | 0 |")
     assert await measured_cell(cell, protocol, tmp_path) == made
+
+
+def test_an_agent_with_a_memory_keeps_hints_in_its_system_prompt() -> None:
+    hints = [{"text": "B.", "status": "active"}, {"text": "C.", "status": "contradicted"}]
+    memory = remembered([*hints, {"text": "A.", "status": "active"}])
+    system, user = remembering(
+        [{"role": "system", "content": "Help."}, {"role": "user", "content": "Hi."}], memory
+    )
+    assert system == {"role": "system", "content": "Help. A. B."}
+    assert user["content"] == "Hi."
 
 
 def test_options_name_kinds_and_objections() -> None:

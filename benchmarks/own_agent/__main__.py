@@ -4,6 +4,7 @@ table.
     python -m benchmarks.own_agent --kinds unit order --seeds 0 1 2
     python -m benchmarks.own_agent --kinds unit+order --objections until --seeds 0
     python -m benchmarks.own_agent --kinds unit --set rehearsal.enabled=false --seeds 0
+    python -m benchmarks.own_agent --kinds unit --remember --seeds 0
     python -m benchmarks.own_agent --only-table
 
 For each kind of wish (or several at once, as unit+order), seed and number of objections `opd
@@ -29,6 +30,8 @@ from benchmarks.own_agent.table import plots, table, until_table
 from benchmarks.own_agent.wishes import WISHES
 
 UNTIL = "until"
+UNTRAINED = ("rehearsal.enabled=false", "trainer.rollout_batch_size=4096")
+"""No batch is ever full."""
 
 
 def main() -> None:
@@ -69,7 +72,8 @@ async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         model=model_checksum(),
         words=words_checksum(),
         asks_first=arguments.asks_first,
-        settings=tuple(arguments.set),
+        settings=tuple(arguments.set) + (UNTRAINED if arguments.remember else ()),
+        remembers=arguments.remember,
     )
     results = []
     for kinds in arguments.kinds:
@@ -123,6 +127,11 @@ def parsed() -> argparse.Namespace:
         "--asks-first",
         action="store_true",
         help="the agent asks before it calls, and objections stand in place of the call's result",
+    )
+    add(
+        "--remember",
+        action="store_true",
+        help="train nothing: the agent keeps the hints in its system prompt (a baseline)",
     )
     add("--set", action="append", default=[], help="for opd serve: section.key=value")
     add("--out", type=Path, default=Path("runs/own_agent"))

@@ -27,16 +27,19 @@ TEMPERATURE = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where the policy answers. `headers` go along with every request."""
+    """Where the policy answers. `headers` go along with every request. `memory`: what the agent
+    keeps in its system prompt of what it was told.
+    """
 
     client: openai.AsyncOpenAI
     headers: Mapping[str, str] | None = None
+    memory: Sequence[str] = ()
 
     async def reply(self, messages: Sequence[Message]) -> Message:
         """The assistant message that follows. Raises openai.APIError."""
         completion = await self.client.chat.completions.create(
             model="policy",
-            messages=messages,  # pyright: ignore[reportArgumentType]
+            messages=remembering(messages, self.memory),  # pyright: ignore[reportArgumentType]
             tools=TOOLS,  # pyright: ignore[reportArgumentType]
             temperature=TEMPERATURE,
             max_tokens=MAX_TOKENS,
@@ -45,6 +48,14 @@ class Endpoint:
         message = completion.choices[0].message.model_dump(exclude_none=True)
         wanted = {key: message[key] for key in ("role", "tool_calls") if message.get(key)}
         return {**wanted, "content": message.get("content") or ""}
+
+
+def remembering(messages: Sequence[Message], memory: Sequence[str]) -> Sequence[Message]:
+    """The messages, with what the agent keeps in mind at the end of the system prompt."""
+    if not memory:
+        return messages
+    system, *others = messages
+    return [{**system, "content": " ".join([system["content"], *memory])}, *others]
 
 
 def opening(words: str) -> list[Message]:

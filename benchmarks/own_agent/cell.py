@@ -14,7 +14,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ class Protocol:
     one session to the next. wait_s: longest wait for the hints; steady_s: it ends earlier when
     nothing has changed for so long. every: sessions between two looks at the wishes, where people
     never tire. asks_first: the agent asks before it calls. settings: handed to `opd serve`. model,
-    words: which start weights and which sentences, by checksums.
+    words: which start weights and which sentences, by checksums. remembers: the policy is not
+    trained; the agent keeps the hints in its system prompt.
     """
 
     quiet_sessions: int
@@ -58,6 +59,7 @@ class Protocol:
     words: str
     asks_first: bool = False
     settings: tuple[str, ...] = ()
+    remembers: bool = False
 
     @property
     def digest(self) -> str:
@@ -164,7 +166,11 @@ async def _phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> 
     waited = await wait_for_hints(served, protocol)
     say(f"waited {waited['seconds']:.0f} s: {waited['ended']}; hints: {waited['hints']}")
     clock = time.monotonic()
-    end = await measure(served.endpoint, cell.kinds, protocol.n, cell.seed)
+    hints = await served.hints()
+    endpoint = served.endpoint
+    if protocol.remembers:
+        endpoint = replace(endpoint, memory=remembered(hints))
+    end = await measure(endpoint, cell.kinds, protocol.n, cell.seed)
     measuring_s = time.monotonic() - clock
     say(f"end, {measuring_s:.0f} s: {shown_rates(end)}")
     return {
@@ -175,7 +181,7 @@ async def _phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> 
         "objecting": objecting.as_numbers(),
         "looks": looks,
         "waited": waited,
-        "hints": await served.hints(),
+        "hints": hints,
     }
 
 
@@ -244,6 +250,13 @@ async def wait_for_hints(served: Served, protocol: Protocol) -> dict[str, Any]:
 def standing(hint: Mapping[str, Any]) -> str:
     """How a hint stands: its status, or why it is not practised although it is active."""
     return hint["not_rehearsed"] or "active" if hint["status"] == "active" else hint["status"]
+
+
+def remembered(hints: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What an agent would keep in its prompt of the memory's hints, newest first: the oldest first,
+    without those that were contradicted, merged or withdrawn.
+    """
+    return [one["text"] for one in reversed(hints) if one["status"] == "active"]
 
 
 def none_practised(hints: Sequence[Mapping[str, Any]]) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.own_agent.agent import Endpoint, Message, opening, tool_results
@@ -181,7 +181,7 @@ async def measure_wishes(endpoint: Endpoint, kinds: Iterable[str], n: int, seed:
 
 async def attempts_at(endpoint: Endpoint, tasks: Sequence[Task]) -> list[Attempt]:
     """Attempts at all tasks, in their order, as side requests."""
-    side = Endpoint(client=endpoint.client, headers=SIDE)
+    side = replace(endpoint, headers=SIDE)
     gate = asyncio.Semaphore(CONCURRENCY)
 
     async def one(task: Task) -> Attempt:

@@ -213,6 +213,8 @@ def _all_hold(rates: Mapping[str, Sequence[int]]) -> bool:
 
 
 def _settings(one: Result) -> str:
+    if one["protocol"]["remembers"]:
+        return "untrained, the hints in every system prompt"
     return ", ".join(one["protocol"]["settings"]) or "as documented"
 
 
