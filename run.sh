@@ -90,11 +90,11 @@ static_checks() {
     .venv/bin/lint-imports
 }
 
-# All tests on all cores, a file on one of them; those that look at the clock come last, alone. With
-# arguments: pytest as it is.
+# All tests on all cores, a file on one of them, in the order of tests/conftest.py; those that look at
+# the clock come last, alone. With arguments: pytest as it is.
 run_tests() {
     if [ $# -gt 0 ]; then exec .venv/bin/python -m pytest "$@"; fi
-    .venv/bin/python -m pytest -n auto --dist loadfile -m "not alone"
+    .venv/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not alone"
     .venv/bin/python -m pytest -m alone
 }
 

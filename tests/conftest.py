@@ -20,6 +20,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONG = ("reliability", "integration", "contract")
+"""Folders whose files take minutes, the slowest first: so no core is left with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of `LONG` first; each file's tests as they stand."""
+    places = {folder: place for place, folder in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.parent.name, len(LONG)))
+
+
 @pytest.fixture(scope="session")
 def lab_engine() -> Iterator[str]:
     """The address of an engine with the lab's model as version 0, which it must be left with."""
