@@ -39,7 +39,7 @@ class LessonShares:
     """
 
     counter: float = 0.375
-    keep: float = 0.125
+    keep: float = 0.25
     wait_s: float = 300.0
     hold_s: float = 600.0
     alone: bool = False

@@ -4,7 +4,8 @@
     hints of other scopes      the opposite: both wait for somebody to decide
     its votes                  no majority asked for it: it is not rehearsed
     a second question          about one answer only: it is not rehearsed
-    its exceptions             open wishes for the opposite, wishes of which it says nothing
+    its exceptions             open wishes for the opposite, wishes of which it says nothing;
+                               once more where the start model does not do what they ask
 
 What is found is written at once, with the hint's claim. A hint whose judge stays away is asked
 about again later; nothing is lost by that.
@@ -59,6 +60,7 @@ class ExaminerStore(Protocol):
     ) -> object: ...
     async def release_hints(self, owner: str, hint_ids: Sequence[str]) -> object: ...
     async def hint_sources(self, hint_id: str, limit: int = 100) -> list[HintSource]: ...
+    async def hint_prompts(self, hint_id: str) -> list[HintPrompt]: ...
     async def near_hints(
         self, hint: Hint, *, limit: int = 4, other_scopes: bool = False
     ) -> list[Hint]: ...
@@ -150,9 +152,11 @@ class HintExaminer:
         )
         if not _has_majority(sources):
             return replace(found, block=RehearsalBlock.NO_MAJORITY)
-        if not await self._questions.is_rule(hint.text, words):
+        known = await self._store.hint_prompts(hint.hint_id)
+        # One that has texts is a rule: more of them are wanted.
+        if not known and not await self._questions.is_rule(hint.text, words):
             return replace(found, block=RehearsalBlock.NOT_A_RULE)
-        return replace(found, is_rule=True, prompts=await self._texts(hint, words, sources))
+        return replace(found, is_rule=True, prompts=await self._texts(hint, sources, known))
 
     async def _compared(
         self, hint: Hint, sources: Sequence[HintSource]
@@ -175,20 +179,21 @@ class HintExaminer:
         return None, older, newer
 
     async def _texts(
-        self, hint: Hint, words: str, sources: Sequence[HintSource]
+        self, hint: Hint, sources: Sequence[HintSource], known: Sequence[HintPrompt]
     ) -> tuple[HintPrompt, ...]:
-        turns = await self._store.load_turns([source.turn_id for source in sources[:1]])
-        tools = turns[0].tools if turns else []
+        """New texts beside those that are `known`. Each round of writing reads another user's
+        words.
+        """
+        said = [source.words for source in sources if source.words] or [""]
+        have = {one.text for one in known}
         wishes: dict[str, None] = {}
-        for _ in range(_WRITING_ROUNDS):
-            written = await self._questions.opposites(hint.text, words)
-            new = [text for text in written if text not in wishes]
+        for number in range(_WRITING_ROUNDS):
+            written = await self._questions.opposites(hint.text, said[number % len(said)])
+            new = [text for text in written if text not in wishes and text not in have]
             wishes |= dict.fromkeys(await self._usable(hint, Relation.OPPOSITE, new))
             if len(wishes) >= _ENOUGH_WISHES:
                 break
-        others = await self._usable(
-            hint, Relation.UNRELATED, await self._questions.outsides(hint.text, tools)
-        )
+        others = [] if known else await self._outsides(hint, sources)
         return (
             *(
                 _prompt(hint, PromptKind.OPPOSITE, text, held_out=at % _HELD_OUT_OF == 1)
@@ -196,6 +201,12 @@ class HintExaminer:
             ),
             *(_prompt(hint, PromptKind.OUTSIDE, text, held_out=False) for text in others),
         )
+
+    async def _outsides(self, hint: Hint, sources: Sequence[HintSource]) -> list[str]:
+        turns = await self._store.load_turns([source.turn_id for source in sources[:1]])
+        tools = turns[0].tools if turns else []
+        written = await self._questions.outsides(hint.text, tools)
+        return await self._usable(hint, Relation.UNRELATED, written)
 
     async def _usable(self, hint: Hint, wanted: Relation, texts: Sequence[str]) -> list[str]:
         """Those that may be said to a policy: short, without control texts, instructions to the

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, exists, func, select, update
 
 from records.errors import StoreConflict
+from records.hints.memory import look_again
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import (
     LIVE_STATUSES,
@@ -165,6 +166,7 @@ def _merge(
         )
     )
     connection.execute(update(HintRow).where(HintRow.hint_id == into).values(updated_at=now))
+    look_again(connection, [into])
     return [hint_id]
 
 
@@ -244,6 +246,20 @@ def _prompt_row(prompt: HintPrompt) -> dict[str, Any]:
         "followed": prompt.followed,
         "dropped": prompt.dropped,
     }
+
+
+def examine_again_op(connection: Connection, hint_id: str, now: float) -> bool:
+    """A rule that holds waits for the examiner once more; False if it has ended, or waits."""
+    changed = connection.execute(
+        update(HintRow)
+        .where(
+            HintRow.hint_id == hint_id,
+            HintRow.status.in_(LIVE_STATUSES),
+            HintRow.is_rule.is_(True),
+        )
+        .values(is_rule=None, block=None, detail=None, updated_at=now)
+    )
+    return changed.rowcount > 0
 
 
 def set_prompt_op(

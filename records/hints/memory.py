@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, update
 
 from records.columns import clean_text
 from records.feedback import load as load_feedback
@@ -27,6 +27,9 @@ from records.types import Verdict
 
 MAX_WORDS_CHARS = 2000
 """Longest text of a source's words; what is beyond is cut."""
+MAX_TEXTS = 48
+"""With so many texts for its exceptions a hint is given no more."""
+_UNASKED = (RehearsalBlock.NO_MAJORITY, RehearsalBlock.NOT_EXAMINED)
 
 _TURNS = select(
     TurnRow.turn_id, TurnRow.session_id, TurnRow.scope, TurnRow.next_state, TurnRow.created_at
@@ -83,18 +86,24 @@ def remember(connection: Connection, verdicts: Sequence[Verdict], now: float) ->
             }
         )
     upsert(connection, HintSourceRow, sources)
-    _look_again(connection, {source["hint_id"] for source in sources})
+    look_again(connection, {source["hint_id"] for source in sources})
 
 
-def _look_again(connection: Connection, hint_ids: Iterable[str]) -> None:
-    """Hints that were set aside for want of votes or of a judge: a further source may bring it."""
+def look_again(connection: Connection, hint_ids: Iterable[str]) -> None:
+    """Hints that were set aside for want of votes, of a judge, or of usable texts: a further source
+    may bring it. Texts are enough at some number, whatever they were worth.
+    """
+    num_texts = (
+        select(func.count())
+        .where(HintPromptRow.hint_id == HintRow.hint_id)
+        .correlate(HintRow)
+        .scalar_subquery()
+    )
+    lacks_texts = and_(HintRow.block == RehearsalBlock.NO_COUNTER_LESSONS, num_texts < MAX_TEXTS)
     for part in chunks(sorted(hint_ids)):
         connection.execute(
             update(HintRow)
-            .where(
-                HintRow.hint_id.in_(part),
-                HintRow.block.in_((RehearsalBlock.NO_MAJORITY, RehearsalBlock.NOT_EXAMINED)),
-            )
+            .where(HintRow.hint_id.in_(part), or_(HintRow.block.in_(_UNASKED), lacks_texts))
             .values(is_rule=None, block=None)
         )
 

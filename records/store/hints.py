@@ -129,6 +129,12 @@ class HintStore(StoreBase):
         """Its states, in place of those that it had."""
         await self.write(changes.set_states_op, hint_id=hint_id, states=states)
 
+    async def examine_again(self, hint_id: str) -> bool:
+        """Have the judge write further texts for the exceptions of a rule; False if it holds no
+        more, or waits for its examination already.
+        """
+        return await self.write(changes.examine_again_op, hint_id=hint_id, now=self._clock())
+
     async def set_prompt_check(
         self, prompt_id: str, *, asked: int, followed: int, dropped: str | None
     ) -> None:

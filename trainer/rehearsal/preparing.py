@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from records.hints.memory import MAX_TEXTS
 from records.hints.texts import measuring_texts, usable
 from records.hints.types import Hint, HintPrompt, PromptKind, RehearsalBlock
 from records.types import TurnRecord
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 _CANDIDATES = 4
 """Candidates looked at for each state that is wanted."""
 _REMEMBERED = 50_000
+_ENOUGH_WISHES = 4
+"""With fewer that the start model follows the judge writes again: few are learned by heart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,12 @@ class Prepared:
     prompts: tuple[HintPrompt, ...]
     wishes: tuple[HintPrompt, ...]
     has_untried: bool
+
+    @property
+    def open_wishes(self) -> list[HintPrompt]:
+        """Usable texts for the opposite, those that train and those that measure."""
+        trained = [one for one in self.prompts if one.kind is PromptKind.OPPOSITE]
+        return [*trained, *self.wishes]
 
     @property
     def measured_at(self) -> tuple[TurnRecord, ...]:
@@ -67,6 +76,7 @@ class Preparation:
         self._store, self._questions, self._desk = store, questions, desk
         self._start, self._config, self._limit = start, config, limit
         self._said: OrderedDict[tuple[str, str, str], bool | None] = OrderedDict()
+        self._num_texts: dict[str, int] = {}
 
     async def prepare(self, hint: Hint) -> Prepared | None:
         """Choose states and try texts of one hint; None, and the hint says why, where it cannot be
@@ -83,6 +93,10 @@ class Preparation:
         if not prepared.training:
             await self._block(hint, RehearsalBlock.NO_STATES, "its states are gone")
             return None
+        if not self._config.without_counter and hint.first_gap is None:
+            if len(prepared.open_wishes) < _ENOUGH_WISHES and await self._gets_more_texts(hint):
+                return None
+            self._num_texts.pop(hint.hint_id, None)
         if not prepared.wishes and not self._config.without_counter:
             detail = await self._why_no_prompt(hint)
             await self._block(hint, RehearsalBlock.NO_COUNTER_LESSONS, detail)
@@ -244,6 +258,16 @@ class Preparation:
                 logger.info("hint %s: a text is not used: %s", prompt.hint_id, found.dropped)
 
         await all_or_none([check(number, prompt) for number, prompt in enumerate(prompts)])
+
+    async def _gets_more_texts(self, hint: Hint) -> bool:
+        """Whether the judge is asked to write more: as long as it finds new ones."""
+        if hint.block is RehearsalBlock.NO_COUNTER_LESSONS:
+            return False
+        number = len(await self._store.hint_prompts(hint.hint_id))
+        if number >= MAX_TEXTS or number == self._num_texts.get(hint.hint_id):
+            return False
+        self._num_texts[hint.hint_id] = number
+        return await self._store.examine_again(hint.hint_id)
 
     async def _why_no_prompt(self, hint: Hint) -> str:
         prompts = await self._store.hint_prompts(hint.hint_id)

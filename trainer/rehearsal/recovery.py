@@ -12,8 +12,8 @@ from records.share import LessonShares
 from trainer.rehearsal.estimates import is_obedient
 from trainer.rehearsal.journal import VersionRow
 
-COUNTER_SHARE = 0.75
-"""Of a batch: of 16 samples, 12, and two that are hinted."""
+COUNTER_SHARE = 0.625
+"""Of a batch: of 24 samples, 15, and three that are hinted."""
 
 
 def shares_after(row: VersionRow | None, shares: LessonShares, floor: float) -> LessonShares:

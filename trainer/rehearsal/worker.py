@@ -186,6 +186,8 @@ class RehearsalWorker:
         known = await self._store.active_hints(_MOST_HINTS)
         hints = {one.hint_id: one for one in known if one.block in _MAY_BE_PRACTISED}
         self._hints = list(hints.values())
+        # One that comes back, examined again, is looked at at once.
+        self._looked_at = {key: at for key, at in self._looked_at.items() if key in hints}
         if version != self._at:
             expired = await self._store.expire_lessons(oldest_allowed=version)
             logger.info("version %d: %d lessons of older ones expired", version, expired)
@@ -229,7 +231,8 @@ class RehearsalWorker:
             prepared = await self._preparation.prepare(hint)
         except (ServiceUnavailable, StoreUnavailable, EngineError) as error:
             logger.warning("hint %s is not prepared yet: %s", hint.hint_id, error)
-            self._looked_at[hint.hint_id] -= self._config.states_every_s - self._config.poll_s
+            if hint.hint_id in self._looked_at:
+                self._looked_at[hint.hint_id] -= self._config.states_every_s - self._config.poll_s
             return
         if prepared is None:
             self._prepared.pop(hint.hint_id, None)

@@ -111,6 +111,23 @@ async def test_a_rule_gets_texts_for_its_exceptions(store: Store, engine_url: st
     assert not any("ahrenheit" in one.text or "elsius" in one.text for one in others)
 
 
+async def test_a_rule_that_is_examined_again_gets_further_texts(
+    store: Store, engine_url: str
+) -> None:
+    config = config_of(f"{engine_url}/v1").model_copy(update={"exception_texts": 6})
+    [hint] = await examined(store, config, await remembered(store, CELSIUS))
+    first = await store.hint_prompts(hint.hint_id)
+    assert await store.examine_again(hint.hint_id)
+    assert not await store.examine_again(hint.hint_id), "it waits already"
+    [again] = await examined(store, config, hint)
+    assert (again.status, again.is_rule, again.block) == (HintStatus.ACTIVE, True, None)
+    prompts = await store.hint_prompts(hint.hint_id)
+    assert {one.prompt_id for one in first} <= {one.prompt_id for one in prompts}
+    assert len({one.text for one in prompts}) == len(prompts), "none is written twice"
+    by_kind = [[one.kind for one in of] for of in (first, prompts)]
+    assert by_kind[0].count(PromptKind.OUTSIDE) == by_kind[1].count(PromptKind.OUTSIDE)
+
+
 async def test_the_same_wish_in_other_words_is_one_hint(store: Store, engine_url: str) -> None:
     config = config_of(f"{engine_url}/v1")
     [first] = await examined(store, config, await remembered(store, CELSIUS))

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, insert
 from records.deletion import delete_sessions_op
 from records.errors import StoreConflict
 from records.feedback import Feedback
+from records.hints.memory import MAX_TEXTS
 from records.hints.types import (
     Examination,
     Hint,
@@ -180,6 +181,51 @@ async def test_equal_hints_merge_and_keep_all_sources(store: Store) -> None:
     merged = await one(store, new.hint_id)
     assert (merged.status, merged.merged_into) == (HintStatus.MERGED, old.hint_id)
     assert turn_id in {one.turn_id for one in await store.hint_sources(old.hint_id)}
+
+
+async def blocked(store: Store, num_texts: int) -> Hint:
+    """A rule with so many texts, none of which the start model follows."""
+    prompts = tuple(
+        HintPrompt(
+            prompt_id=f"p{number}",
+            hint_id="",
+            kind=PromptKind.OPPOSITE,
+            text=f"wish {number}",
+            held_out=False,
+            asked=8,
+            followed=0,
+            dropped="the start model does it in 0 of 8 answers",
+        )
+        for number in range(num_texts)
+    )
+    await objected(store)
+    [claim] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    texts = tuple(replace(one, hint_id=claim.hint_id) for one in prompts)
+    found = Examination(hint_id=claim.hint_id, is_rule=True, prompts=texts)
+    assert await store.commit_examination(EXAMINER, found)
+    await store.set_hint_block(claim.hint_id, RehearsalBlock.NO_COUNTER_LESSONS, "none is usable")
+    return await one(store, claim.hint_id)
+
+
+@pytest.mark.parametrize(("num_texts", "is_looked_at"), [(3, True), (MAX_TEXTS, False)])
+async def test_a_further_source_brings_a_hint_without_usable_texts_back(
+    store: Store, num_texts: int, is_looked_at: bool
+) -> None:
+    hint = await blocked(store, num_texts)
+    await objected(store)
+    assert ((await one(store, hint.hint_id)).is_rule is None) is is_looked_at
+    claims = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    assert [one.hint_id for one in claims] == [hint.hint_id] * is_looked_at
+
+
+async def test_so_does_a_hint_that_is_merged_into_it(store: Store) -> None:
+    hint = await blocked(store, 3)
+    await objected(store, "give degrees Celsius")
+    [new] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    merge = Examination(hint_id=new.hint_id, merged_into=hint.hint_id)
+    assert await store.commit_examination(EXAMINER, merge)
+    [again] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    assert again.hint_id == hint.hint_id
 
 
 @pytest.mark.parametrize("gives_way", ["merged_into", "contradicted_by"])

@@ -83,8 +83,8 @@ def test_a_batch_has_parts_and_always_a_hinted_one(
 
 def test_kinds_that_are_not_there_give_their_places_on() -> None:
     shares = LessonShares()
-    assert shares.of(16, has_keep=False) == (8, 0)
-    assert shares.of(16, has_counter=False) == (0, 2)
+    assert shares.of(16, has_keep=False) == (10, 0)
+    assert shares.of(16, has_counter=False) == (0, 4)
     assert shares.of(16, has_counter=False, has_keep=False) == (0, 0)
 
 
