@@ -53,6 +53,11 @@ async def run_summary(
             reason.value: {"turns": number, "why": DROP_WORDS[reason]}
             for reason, number in (await store.drops()).items()
         },
+        "hints_counted": [
+            {"status": status.value, "not_rehearsed": block and block.value, "hints": number}
+            for (status, block), number in (await store.hint_counts()).items()
+        ],
+        # The newest.
         "hints": [_hint(one) for one in await store.hints(limit=MOST_HINTS)],
         "lessons_on_their_way": {
             f"{kind.value} {state.value}": number for (kind, state), number in lessons.items()

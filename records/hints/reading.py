@@ -16,6 +16,7 @@ from records.hints.types import (
     HintSource,
     HintState,
     HintStatus,
+    RehearsalBlock,
 )
 from records.messages import content_text
 from records.models import IS_HELD_OUT, NodeRow, TokensRow, TurnRow, VerdictRow
@@ -93,16 +94,13 @@ def to_rehearse(connection: Connection, limit: int) -> list[Hint]:
     return _with_counts(connection, rows)
 
 
-def num_in_practice(connection: Connection) -> tuple[int, int]:
-    """Number of hints that are to be examined or practised, and of those that were practised."""
-    is_open = (HintRow.status == HintStatus.ACTIVE) & HintRow.block.is_(None)
-    is_over = HintRow.status.in_((HintStatus.RESTING, HintStatus.STUCK))
-    row = connection.execute(
-        select(
-            func.count().filter(is_open).label("open"), func.count().filter(is_over).label("over")
-        ).select_from(HintRow)
-    ).one()
-    return row.open, row.over
+def counts(connection: Connection) -> dict[tuple[HintStatus, RehearsalBlock | None], int]:
+    """Number of hints by status and by why they are not rehearsed."""
+    number = func.count().label("number")
+    statement = select(HintRow.status, HintRow.block, number).group_by(
+        HintRow.status, HintRow.block
+    )
+    return {(row.status, row.block): row.number for row in connection.execute(statement)}
 
 
 def of_ready_turns(connection: Connection) -> set[str]:

@@ -97,11 +97,11 @@ class HintStore(StoreBase):
         """Rules that are active or rest: what is rehearsed, and what is measured."""
         return await self.read(reading.to_rehearse, limit=limit)
 
-    async def num_in_practice(self) -> tuple[int, int]:
-        """Number of hints that are to be examined or practised, and of those that were practised:
-        they rest, or are stuck.
+    async def hint_counts(self) -> dict[tuple[HintStatus, RehearsalBlock | None], int]:
+        """Number of hints by status and by why they are not rehearsed (None: they are, or are
+        still to be examined).
         """
-        return await self.read(reading.num_in_practice)
+        return await self.read(reading.counts)
 
     async def hints_of_ready_turns(self) -> set[str]:
         """Hints that turns gave which wait to be trained on."""

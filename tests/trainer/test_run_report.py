@@ -84,6 +84,7 @@ async def test_the_summary_tells_hints_and_what_was_measured(tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["training_stopped"] == "obedience fell"
     [hint] = summary["hints"]
+    assert summary["hints_counted"] == [{"status": "active", "not_rehearsed": None, "hints": 1}]
     assert (hint["text"], hint["status"], hint["gap"]) == ("use Celsius", "active", None)
     measured = summary["measured"]
     assert measured["objections_per_100_turns"] == [{"version": 3, "objections": 4.0}]

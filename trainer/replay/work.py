@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from records import fail_points
+from records.hints.types import HintStatus
 from records.names import TurnState
 from records.replay_status import ReplayStatus
 from records.store import Store
@@ -261,7 +262,7 @@ class _Replay:
         moved = time.monotonic()
         while read_stop(self._folder) is None:
             status, version = await store.replay_status(), await _num_updates(store)
-            num_open, num_over = await store.num_in_practice()
+            num_open, num_over = await _num_in_practice(store)
             shown.training(status, version)
             shown.practising(num_over, num_open + num_over)
             if processes.supervisor.failed.done():
@@ -285,7 +286,7 @@ class _Replay:
         trains = self._mode != "judge-only" and not _is_trained(status)
         if trains or not _is_scored(self._mode)(status):
             return True
-        return self._rehearses and (await store.num_in_practice())[0] > 0
+        return self._rehearses and (await _num_in_practice(store))[0] > 0
 
     async def _gaps(self, store: Store, shown: ReplayProgress) -> dict[str, dict[str, Gap]]:
         """On held-out turns and on trained ones, of the start and of the newest weights."""
@@ -356,6 +357,16 @@ def _is_scored(mode: ReplayMode) -> Callable[[ReplayStatus], bool]:
 
 def _is_trained(status: ReplayStatus) -> bool:
     return not any(status.states[state] for state in _UNTRAINED)
+
+
+async def _num_in_practice(store: Store) -> tuple[int, int]:
+    """Hints that are to be examined or practised, and those that were practised."""
+    counts = await store.hint_counts()
+    over = (HintStatus.RESTING, HintStatus.STUCK)
+    return (
+        counts.get((HintStatus.ACTIVE, None), 0),
+        sum(number for (status, _), number in counts.items() if status in over),
+    )
 
 
 async def _num_updates(store: Store) -> int:
