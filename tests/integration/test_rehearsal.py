@@ -257,6 +257,21 @@ async def test_a_hint_without_a_text_that_the_start_follows_is_not_practised(
 
 
 @pytest.mark.timeout(300)
+async def test_no_state_is_one_at_which_the_user_has_said_so(
+    policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
+) -> None:
+    async with opened(tmp_path, policy_url, lab_engine, rendering) as parts:
+        said = await lab.record_states(
+            parts.store, parts.sampler, rendering, "weather", "answer", 4, "I want it in Celsius."
+        )
+        hint_id = await remembered(parts, *TEXTS)
+        await until_planned(parts, parts.worker())
+        states = {state.turn_id for state in await parts.store.hint_states(hint_id)}
+    assert len(states) >= 3
+    assert not states & set(said)
+
+
+@pytest.mark.timeout(300)
 async def test_a_worker_that_dies_is_followed_by_one_that_asks_nothing_twice(
     policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from records.types import TurnRecord
 from trainer.policy_sampler import PolicySampler
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.rehearsal.desk import Desk
+from trainer.rehearsal.effect import effect_at
 from trainer.rehearsal.needs import Questions, RehearsalStore
 from trainer.rehearsal.prompt_check import check_prompt
 from trainer.rehearsal.states import called_tools, choose_states
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 _CANDIDATES = 4
 """Candidates looked at for each state that is wanted."""
 _REMEMBERED = 50_000
+_SOURCES = 8
+"""Turns that a hint came from, of which it is looked up how much it changes there."""
+_LEAST_EFFECT = 0.1
 _ENOUGH_WISHES = 4
 """With fewer that the start model follows the judge writes again: few are learned by heart."""
 
@@ -76,6 +80,7 @@ class Preparation:
         self._store, self._questions, self._desk = store, questions, desk
         self._start, self._config, self._limit = start, config, limit
         self._said: OrderedDict[tuple[str, str, str], bool | None] = OrderedDict()
+        self._effects: OrderedDict[tuple[str, str], float | None] = OrderedDict()
         self._num_texts: dict[str, int] = {}
 
     async def prepare(self, hint: Hint) -> Prepared | None:
@@ -159,10 +164,13 @@ class Preparation:
         turns = _with_tokens(
             await self._store.load_turns([turn_id for turn_id in near if turn_id not in have])
         )
-        sources = {one.turn_id for one in await self._store.hint_sources(hint.hint_id)}
+        sources = [one.turn_id for one in await self._store.hint_sources(hint.hint_id)]
         accepted = await self._store.accepted_turns([turn.turn_id for turn in turns])
+        least = await self._least_effect(hint, sources)
 
         async def is_state(turn: TurnRecord) -> bool:
+            if least is not None and (await self._effect(hint, turn) or 0.0) < least:
+                return False
             if turn.turn_id in sources:
                 return True
             if by_judge and not await self._applies(hint, turn):
@@ -181,6 +189,24 @@ class Preparation:
             if len(found) + len(known) >= wanted:
                 break
         return found
+
+    async def _least_effect(self, hint: Hint, sources: Sequence[str]) -> float | None:
+        """What a hint changes at a state at least, in nats: of the most that it changes where it
+        was given, a part. Where it changes less there is nothing to practise: the user has said so
+        there, or what it speaks of is done already.
+        """
+        turns = _with_tokens(await self._store.load_turns(sources[:_SOURCES]))
+        effects = await all_or_none([self._effect(hint, turn) for turn in turns])
+        known = [effect for effect in effects if effect is not None]
+        return _LEAST_EFFECT * max(known) if known else None
+
+    async def _effect(self, hint: Hint, turn: TurnRecord) -> float | None:
+        key = (hint.hint_id, turn.turn_id)
+        if key not in self._effects:
+            async with self._limit:
+                self._effects[key] = await effect_at(self._desk, turn, hint.text)
+            _forget_oldest(self._effects)
+        return self._effects[key]
 
     async def _applies(self, hint: Hint, turn: TurnRecord) -> bool | None:
         return await self._asked("applies", hint, turn, self._questions.applies(hint.text, turn))
@@ -202,8 +228,7 @@ class Preparation:
             return self._said[key]
         async with self._limit:
             self._said[key] = answer = await asking
-        while len(self._said) > _REMEMBERED:
-            self._said.popitem(last=False)
+        _forget_oldest(self._said)
         return answer
 
     async def _try_prompts(self, hint: Hint, kind: PromptKind) -> None:
@@ -297,6 +322,11 @@ class Preparation:
             if await self._applies(one.hint, turn) is not False:
                 return False
         return True
+
+
+def _forget_oldest(known: OrderedDict[Any, Any]) -> None:
+    while len(known) > _REMEMBERED:
+        known.popitem(last=False)
 
 
 def _with_tokens(turns: Sequence[TurnRecord]) -> list[TurnRecord]:

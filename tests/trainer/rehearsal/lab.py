@@ -60,17 +60,28 @@ class RuleJudge:
 
 
 async def record_states(
-    store: Store, policy: PolicySampler, rendering: Rendering, kind: str, site: str, count: int
+    store: Store,
+    policy: PolicySampler,
+    rendering: Rendering,
+    kind: str,
+    site: str,
+    count: int,
+    words: str = "",
 ) -> list[str]:
-    """Record answers of the policy to `count` requests of a kind; returns the turns' ids."""
-    rng = random.Random(f"{kind}-{site}")
+    """Record answers of the policy to `count` requests of a kind, with the user's `words` behind
+    each; returns the turns' ids.
+    """
+    rng = random.Random(f"{kind}-{site}-{words}")
     turn_ids = []
     for number in range(count):
         messages: list[Message] = [*evaluation_episode(rng, kind, site).messages]
+        at = max(place for place, one in enumerate(messages) if one["role"] == "user")
+        said = f"{messages[at]['content']} {words}".strip()
+        messages[at] = {**messages[at], "content": said}
         prompt_ids = rendering.prompt_ids(messages, TOOLS)
         answer = await policy.answer(prompt_ids, TOOLS)
         session = await store.ensure_session(
-            scope=SCOPE, external_id=f"{kind}-{site}-{number}", session_id=None
+            scope=SCOPE, external_id=f"{kind}-{site}-{words}-{number}", session_id=None
         )
         turn = CapturedTurn(
             turn_id=uuid4().hex,
