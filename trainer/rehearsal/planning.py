@@ -7,12 +7,12 @@ all pairs of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from uuid import uuid4
 
-from records.hints.types import Hint
+from records.hints.types import Hint, HintStatus
 from records.lessons.names import LessonKind, LessonState
 from records.lessons.types import NewLesson
 
@@ -38,6 +38,19 @@ class KeptState:
 
     turn_id: str
     scope: str
+
+
+def taking_part(hints: Sequence[Rehearsed], of_turns: Collection[str]) -> list[Rehearsed]:
+    """Hints that get lessons: those that are active, those that rest and have turns to train on
+    (`of_turns`), and, beside these, those that rest and lose their open wishes by what the others
+    learn.
+    """
+    chosen = {
+        one.hint.hint_id
+        for one in hints
+        if one.hint.status is HintStatus.ACTIVE or one.hint.hint_id in of_turns
+    }
+    return [one for one in hints if one.hint.hint_id in chosen or (chosen and one.is_disobeyed)]
 
 
 def missing(

@@ -37,7 +37,14 @@ from trainer.rehearsal.keeping import Keeping
 from trainer.rehearsal.measuring import Measurer
 from trainer.rehearsal.metrics import RehearsalMetrics
 from trainer.rehearsal.needs import Questions, RehearsalStore
-from trainer.rehearsal.planning import KeptState, Rehearsed, Rota, missing, targets_of
+from trainer.rehearsal.planning import (
+    KeptState,
+    Rehearsed,
+    Rota,
+    missing,
+    taking_part,
+    targets_of,
+)
 from trainer.rehearsal.preparing import Preparation, Prepared
 from trainer.rehearsal.recovery import shares_after
 from trainer.rehearsal.review import Review
@@ -250,7 +257,7 @@ class RehearsalWorker:
         """As many as the next step lacks."""
         disobeyed = self._review.disobeyed(self._prepared)
         of_turns = await self._store.hints_of_ready_turns()
-        practised = [
+        measured = [
             Rehearsed(
                 hint=one.hint,
                 states=tuple(turn.turn_id for turn in one.training),
@@ -259,8 +266,8 @@ class RehearsalWorker:
             )
             for one in self._prepared.values()
             if one.hint.first_gap is not None
-            and (one.hint.status is HintStatus.ACTIVE or one.hint.hint_id in of_turns)
         ]
+        practised = taking_part(measured, of_turns)
         active = [one for one in practised if one.hint.status is HintStatus.ACTIVE]
         has_prompts = any(one.prompts for one in practised)
         shares = shares_after(self._review.last(), self._shares, self._config.obedience_floor)

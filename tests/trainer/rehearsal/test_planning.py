@@ -1,9 +1,10 @@
 from collections import Counter
 from dataclasses import replace
 
+from records.hints.types import HintStatus
 from records.lessons.names import LessonKind, LessonState
 from tests.trainer.rehearsal.builders import a_hint
-from trainer.rehearsal.planning import KeptState, Rehearsed, Rota, missing, targets_of
+from trainer.rehearsal.planning import KeptState, Rehearsed, Rota, missing, taking_part, targets_of
 
 HINT, COUNTER, KEEP = LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP
 
@@ -32,6 +33,19 @@ def test_turns_whose_hint_rests_get_everything_but_its_lessons():
     parts = {HINT: 7, COUNTER: 6, KEEP: 3}
     found = targets_of(parts, 1.0, is_rehearsing=False, has_turns=True)
     assert found == {HINT: 0, COUNTER: 6, KEEP: 3}
+
+
+def test_a_hint_that_rests_takes_part_where_its_open_wishes_are_lost():
+    resting = {"status": HintStatus.RESTING}
+    lost, learned, has_turns, active = (
+        Rehearsed(hint=a_hint("h0", **resting), states=(), prompts=(), is_disobeyed=True),
+        Rehearsed(hint=a_hint("h1", **resting), states=(), prompts=()),
+        Rehearsed(hint=a_hint("h2", **resting), states=(), prompts=()),
+        Rehearsed(hint=a_hint("h3"), states=(), prompts=()),
+    )
+    assert taking_part([lost, learned, has_turns, active], {"h2"}) == [lost, has_turns, active]
+    assert taking_part([lost, learned, has_turns], {"h2"}) == [lost, has_turns]
+    assert taking_part([lost, learned], set()) == [], "no step is taken for what rests"
 
 
 def test_every_pair_of_state_and_text_comes():
