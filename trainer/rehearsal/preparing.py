@@ -23,7 +23,7 @@ from trainer.rehearsal.desk import Desk
 from trainer.rehearsal.effect import effect_at
 from trainer.rehearsal.needs import Questions, RehearsalStore
 from trainer.rehearsal.prompt_check import check_prompt
-from trainer.rehearsal.states import called_tools, choose_states
+from trainer.rehearsal.states import called_tools, choose_states, was_said_before
 from trainer.together import all_or_none
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ _REMEMBERED = 50_000
 _SOURCES = 8
 """Turns that a hint came from, of which it is looked up how much it changes there."""
 _LEAST_EFFECT = 0.1
+_MOST_SOURCES = 1000
 _ENOUGH_WISHES = 4
 """With fewer that the start model follows the judge writes again: few are learned by heart."""
 
@@ -164,11 +165,14 @@ class Preparation:
         turns = _with_tokens(
             await self._store.load_turns([turn_id for turn_id in near if turn_id not in have])
         )
-        sources = [one.turn_id for one in await self._store.hint_sources(hint.hint_id)]
+        given = await self._store.hint_sources(hint.hint_id, _MOST_SOURCES)
+        sources = [one.turn_id for one in given]
         accepted = await self._store.accepted_turns([turn.turn_id for turn in turns])
         least = await self._least_effect(hint, sources)
 
         async def is_state(turn: TurnRecord) -> bool:
+            if was_said_before(turn, given):
+                return False
             if least is not None and (await self._effect(hint, turn) or 0.0) < least:
                 return False
             if turn.turn_id in sources:

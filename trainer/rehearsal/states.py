@@ -7,10 +7,10 @@ policy what the other half is to measure.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
-from records.hints.types import HintState
+from records.hints.types import HintSource, HintState
 from records.messages import Message, content_text
 from records.types import TurnRecord
 from rollout_bridge.hinting import last_user_index
@@ -24,6 +24,16 @@ def last_user_text(messages: Sequence[Message]) -> str:
     if index is None:
         return ""
     return " ".join(content_text(messages[index].get("content")).casefold().split())
+
+
+def was_said_before(turn: TurnRecord, sources: Iterable[HintSource]) -> bool:
+    """Whether the user of a state had given the hint earlier in its session: what the hint teaches
+    is asked for there already, and an open wish for the opposite contradicts it.
+    """
+    return any(
+        source.session_id == turn.session_id and source.created_at < turn.created_at
+        for source in sources
+    )
 
 
 def called_tools(turn: TurnRecord) -> frozenset[str]:

@@ -1,9 +1,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from records.hints.types import HintState
+from records.hints.types import HintSource, HintState
 from tests.trainer.rehearsal.builders import a_state
-from trainer.rehearsal.states import called_tools, choose_states, last_user_text
+from trainer.rehearsal.states import (
+    called_tools,
+    choose_states,
+    last_user_text,
+    was_said_before,
+)
 
 
 def chosen(turns, known=(), max_states=16, min_messages=3, held_back=0.2):
@@ -77,3 +82,19 @@ def test_tools_called_since_the_user_spoke():
         ],
     )
     assert called_tools(turn) == {"get_weather"}
+
+
+def test_a_state_behind_the_objection_is_none():
+    source = HintSource(
+        hint_id="h0",
+        turn_id="t1",
+        session_id="s",
+        text="Use Celsius.",
+        words="I want Celsius.",
+        num_votes=3,
+        num_positive=3,
+        created_at=2.0,
+    )
+    at = {"earlier": ("s", 1.0), "t1": ("s", 2.0), "later": ("s", 3.0), "other": ("r", 3.0)}
+    states = [a_state(name, "x", session_id=s, created_at=when) for name, (s, when) in at.items()]
+    assert [one.turn_id for one in states if was_said_before(one, [source])] == ["later"]
