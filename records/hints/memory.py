@@ -29,6 +29,8 @@ MAX_WORDS_CHARS = 2000
 """Longest text of a source's words; what is beyond is cut."""
 MAX_TEXTS = 48
 """With so many texts for its exceptions a hint is given no more."""
+_MOST_ASKED = 8
+"""Sessions in which a hint was given, up to which it is asked again whether it is a rule."""
 _UNASKED = (RehearsalBlock.NO_MAJORITY, RehearsalBlock.NOT_EXAMINED)
 
 _TURNS = select(
@@ -90,22 +92,31 @@ def remember(connection: Connection, verdicts: Sequence[Verdict], now: float) ->
 
 
 def look_again(connection: Connection, hint_ids: Iterable[str]) -> None:
-    """Hints that were set aside for want of votes, of a judge, or of usable texts: a further source
-    may bring it. Texts are enough at some number, whatever they were worth.
+    """Hints that were set aside for want of votes, of a judge or of usable texts, or that seemed to
+    be meant for one answer: a further source may bring them. Texts are enough at some number,
+    whatever they were worth; what is no rule in the words of many users is none.
     """
-    num_texts = (
-        select(func.count())
-        .where(HintPromptRow.hint_id == HintRow.hint_id)
-        .correlate(HintRow)
-        .scalar_subquery()
+    texts = _number(HintPromptRow, HintPromptRow.prompt_id)
+    lacks_texts = and_(HintRow.block == RehearsalBlock.NO_COUNTER_LESSONS, texts < MAX_TEXTS)
+    sessions = _number(HintSourceRow, HintSourceRow.session_id)
+    was_repeated = and_(
+        HintRow.block == RehearsalBlock.NOT_A_RULE, sessions.between(2, _MOST_ASKED)
     )
-    lacks_texts = and_(HintRow.block == RehearsalBlock.NO_COUNTER_LESSONS, num_texts < MAX_TEXTS)
     for part in chunks(sorted(hint_ids)):
         connection.execute(
             update(HintRow)
-            .where(HintRow.hint_id.in_(part), or_(HintRow.block.in_(_UNASKED), lacks_texts))
+            .where(
+                HintRow.hint_id.in_(part),
+                or_(HintRow.block.in_(_UNASKED), lacks_texts, was_repeated),
+            )
             .values(is_rule=None, block=None)
         )
+
+
+def _number(model: type[HintPromptRow] | type[HintSourceRow], column: Any) -> Any:
+    """Different values of a column among a hint's rows."""
+    number = select(func.count(column.distinct())).where(model.hint_id == HintRow.hint_id)
+    return number.correlate(HintRow).scalar_subquery()
 
 
 def words_of(next_state: Iterable[Message]) -> str:

@@ -218,6 +218,17 @@ async def test_a_further_source_brings_a_hint_without_usable_texts_back(
     assert [one.hint_id for one in claims] == [hint.hint_id] * is_looked_at
 
 
+async def test_what_users_say_in_two_sessions_is_asked_again_whether_it_is_a_rule(
+    store: Store,
+) -> None:
+    for is_first in (True, False):
+        await objected(store)
+        [claim] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+        found = Examination(hint_id=claim.hint_id, block=RehearsalBlock.NOT_A_RULE)
+        assert await store.commit_examination(EXAMINER, found)
+        assert (await one(store, claim.hint_id)).num_confirmed == 2 - is_first
+
+
 async def test_so_does_a_hint_that_is_merged_into_it(store: Store) -> None:
     hint = await blocked(store, 3)
     await objected(store, "give degrees Celsius")
