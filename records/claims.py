@@ -15,7 +15,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 
 from records.columns import clean_text
 from records.feedback import counts as feedback_counts
-from records.hints.memory import remember
+from records.hints.memory import remember, take_back
 from records.loading import hint_candidates, load_recordings
 from records.models import RecordingRow, ScoreRow, TokensRow, TurnRow, VerdictRow, VoteRow
 from records.names import DropReason, TurnState
@@ -322,7 +322,9 @@ def hint_hash(hint: str) -> str:
 def drop_op(
     connection: Connection, owner: str, turn_id: str, reason: DropReason, detail: str, now: float
 ) -> bool:
-    """judging, scoring or leased -> dropped(reason); False if the turn is not held by `owner`."""
+    """judging, scoring or leased -> dropped(reason); False if the turn is not held by `owner`. One
+    whose answer its hint agrees with is no source of that hint.
+    """
     changed = connection.execute(
         update(TurnRow)
         .where(
@@ -340,4 +342,6 @@ def drop_op(
             updated_at=now,
         )
     )
+    if changed.rowcount and reason is DropReason.HINT_AGREES:
+        take_back(connection, [turn_id], now)
     return changed.rowcount == 1

@@ -71,6 +71,7 @@ class DropReason(StrEnum):
     HINT_ONLY = "hint_only"
     # Decided by the scoring worker.
     NO_USER_MESSAGE = "no_user_message"
+    HINT_AGREES = "hint_agrees"
     HINTED_PROMPT_MISMATCH = "hinted_prompt_mismatch"
     HINTED_PROMPT_TOO_LONG = "hinted_prompt_too_long"
     TEACHER_MISALIGNED = "teacher_misaligned"
@@ -106,6 +107,7 @@ REJUDGEABLE = frozenset(
         DropReason.NO_RECORDED_VOTES,
         DropReason.OVER_CAPACITY,
         DropReason.HINT_ONLY,
+        DropReason.HINT_AGREES,
     }
 )
 """Drops that another look at a longer next state may undo."""

@@ -89,6 +89,12 @@ class ScoringConfig(BaseModel):
     """Whether engines score. If not, only the hinted prompts are built and stored, for a teacher
     inside the trainer.
     """
+    least_fall: float = Field(default=0.0, ge=0)
+    """A hint must lower the log-prob of a token of the answer that it came from by so many nats, by
+    the teacher's own account; else the turn is dropped as `hint_agrees` and the hint is not
+    remembered of it. 0: every accepted hint counts. Costs a second score of each turn; answers that
+    the policy gave anew are not asked about.
+    """
     expected_version: str | None = None
     """Weight version that the teacher must report; unset takes the first one that it reports."""
     context_length: int | None = Field(default=None, ge=2)
@@ -110,6 +116,10 @@ class ScoringConfig(BaseModel):
             raise ValueError(
                 f"teachers.{self.teacher} has the name of the run's own teacher: give `teacher` "
                 "another name, and set default_teacher if this one is meant"
+            )
+        if self.least_fall and not self.engine_scores:
+            raise ValueError(
+                "least_fall asks engines for scores: set engine_scores = true, or least_fall = 0"
             )
         if self.default_teacher not in (None, self.teacher, *self.teachers):
             raise ValueError(

@@ -199,7 +199,18 @@ class ScoringWorker:
             return [_unscored(turn, teacher.name, prompt) for prompt in prompts]
         # One after the other: an engine computes what the prompts share only once that way.
         async with self._sessions.setdefault(turn.session_id, asyncio.Lock()):
-            return [await _scored(turn, teacher, prompt) for prompt in prompts]
+            scores = [await _scored(turn, teacher, prompt) for prompt in prompts]
+            if not self._is_checked(turn):
+                return scores
+            plain = await teacher.score(
+                turn.prompt_ids, turn.response_ids, routing_key=turn.session_id
+            )
+        return disagreeing(scores, plain.logprobs, self._config.least_fall)
+
+    def _is_checked(self, turn: TurnRecord) -> bool:
+        """Whether the answer is the one that what followed speaks of, and its hint the judge's."""
+        is_resampled = turn.recording is not None and turn.recording.kind is RecordingKind.RESAMPLED
+        return bool(self._config.least_fall) and not is_resampled and self._rewrite_hint is None
 
     def _prompts(self, turn: TurnRecord, max_tokens: int) -> list[_HintedPrompt]:
         """The prompts of the candidates that have a place. Raises HintingError if none has."""
@@ -270,6 +281,32 @@ async def _scored(turn: TurnRecord, teacher: FrozenTeacher, prompt: _HintedPromp
         topk_ids=found.topk_ids,
         topk_logprobs=found.topk_logprobs,
     )
+
+
+def disagreeing(scores: Sequence[Score], plain: Logprobs, least_fall: float) -> list[Score]:
+    """The scores whose hint makes a token of the answer less likely by `least_fall` nats than it is
+    under `plain` [R], the same teacher's log-probs without a hint. Scores that cannot be compared
+    stay: they are dropped for what is wrong with them. Raises HintingError if none is left.
+    """
+    falls = [(one, fall_of(plain, one.teacher_logprobs)) for one in scores]
+    left = [one for one, fall in falls if fall is None or fall >= least_fall]
+    if not left:
+        most = max(fall for _, fall in falls if fall is not None)
+        raise HintingError(
+            DropReason.HINT_AGREES,
+            f"no token becomes less likely by more than {most:.2g} nats, of {least_fall:g}",
+        )
+    return left
+
+
+def fall_of(plain: Logprobs, hinted: Logprobs) -> float | None:
+    """By how many nats the hint lowers the log-prob of an answer's token [R], of the one that it
+    lowers most; None where they cannot be compared.
+    """
+    if plain.shape != hinted.shape or not len(plain):
+        return None
+    fall = float(np.max(plain - hinted))
+    return fall if np.isfinite(fall) else None
 
 
 def _unscored(turn: TurnRecord, teacher: str, prompt: _HintedPrompt) -> Score:

@@ -57,6 +57,10 @@ DROP_WORDS: dict[DropReason, str] = {
     DropReason.RESAMPLED: "the policy answered its prompt anew, and that answer took its place",
     DropReason.HELD_OUT: "its session is kept from training, to measure on (replay.held_out)",
     DropReason.NO_USER_MESSAGE: "its prompt has no user message to which a hint could be added",
+    DropReason.HINT_AGREES: (
+        "its hint makes no part of the reply less likely (scoring.least_fall): it asks for what "
+        "the reply did, so the judge misread what followed, or nothing was to be corrected"
+    ),
     DropReason.HINTED_PROMPT_MISMATCH: "adding the hint would have changed more than one message",
     DropReason.HINTED_PROMPT_TOO_LONG: "prompt and hint do not fit into the teacher's context",
     DropReason.TEACHER_MISALIGNED: "the teacher scored other tokens than those that were sampled",

@@ -151,14 +151,16 @@ async def _rehearse(
     from judge.calls import judge_client
     from judge.hints.examiner import HintExaminer
     from judge.hints.questions import HintQuestions
-    from trainer.rehearsal.starting import Connections, rehearsal_worker
+    from trainer.rehearsal.starting import Connections, rehearsal_worker, source_check
 
     asked = judge_config(config)
     async with judge_client(asked) as client, asyncio.TaskGroup() as group:
         questions = HintQuestions(client, asked, **reads)
-        examiner = HintExaminer(store, questions, asked, owner_name("examiner"))
         to = Connections(
             store=store, questions=questions, policy=policy, frozen=teacher, rendering=rendering
+        )
+        examiner = HintExaminer(
+            store, questions, asked, owner_name("examiner"), check=source_check(config, to)
         )
         rehearsal = rehearsal_worker(config, to, folder=folder, owner=owner_name("rehearsal"))
         group.create_task(examiner.loop.run(stop))

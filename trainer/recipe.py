@@ -15,6 +15,10 @@ from typing import Any
 from trainer.run_config import RunConfig
 
 TOP_K = 8
+LEAST_FALL = 0.5
+"""Nats. A hint that the answer lacked lowers one of its tokens by 3 to 10 for the lab's model, one
+that the judge misread by at most 0.05 (docs/learning.md).
+"""
 _MEASURED_WIDTH, _MEASURED_RATE = 128, 5e-4
 """Where the rate was measured: the lab's model."""
 _UNKNOWN_WIDTH = 2048
@@ -29,7 +33,7 @@ def recipe(width: int | None) -> dict[str, Any]:
     yet.
     """
     return {
-        "scoring": {"top_k": TOP_K},
+        "scoring": {"top_k": TOP_K, "least_fall": LEAST_FALL},
         "trainer": {
             "objective": {"name": "topk_tail_reverse_kl", "topk": TOP_K},
             "beta_kl": 0.02,

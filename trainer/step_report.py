@@ -29,6 +29,7 @@ HINT_DROPS = (
     DropReason.OVER_CAPACITY,
     DropReason.HINT_ONLY,
     DropReason.NO_USER_MESSAGE,
+    DropReason.HINT_AGREES,
     DropReason.HINTED_PROMPT_MISMATCH,
     DropReason.HINTED_PROMPT_TOO_LONG,
     DropReason.TEACHER_MISALIGNED,

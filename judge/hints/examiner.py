@@ -1,5 +1,6 @@
 """The examiner: looks at each new hint of the memory once.
 
+    where it came from         an answer that does what it asks gave no such hint: it is no source
     near hints of its scope    the same: merged; the opposite: the one asked for last holds
     hints of other scopes      the opposite: both wait for somebody to decide
     its votes                  no majority asked for it: it is not rehearsed
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import uuid4
@@ -40,6 +41,8 @@ from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
 logger = logging.getLogger(__name__)
 
 _NEAR = 4
+_CHECKED = 8
+"""Sources of a hint whose answers are looked at, the newest."""
 _NO_EVIDENCE = Evidence(next_words=(), new_values=frozenset())
 _ENOUGH_WISHES = 4
 """With fewer open wishes for the opposite the judge writes once more: few are learned by heart."""
@@ -65,6 +68,9 @@ class ExaminerStore(Protocol):
         self, hint: Hint, *, limit: int = 4, other_scopes: bool = False
     ) -> list[Hint]: ...
     async def load_turns(self, turn_ids: Sequence[str]) -> list[TurnRecord]: ...
+    async def refute_sources(
+        self, owner: str, hint_id: str, turn_ids: Sequence[str], detail: str
+    ) -> bool: ...
     async def commit_examination(self, owner: str, examination: Examination) -> bool: ...
 
 
@@ -104,14 +110,34 @@ class HintClaims:
         return await self._store.commit_examination(owner, _not_examined(turn_id, detail))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCheck:
+    """What a hint must do where it came from: `fall` asks the teacher by how many nats it lowers
+    the log-prob of a token of a turn's answer (None: that cannot be said), and `least` is asked
+    for. `fall` raises ServiceUnavailable.
+    """
+
+    fall: Callable[[TurnRecord, str], Awaitable[float | None]]
+    least: float
+
+
 class HintExaminer:
-    """Examines hints until stopped. `owner` names the claims."""
+    """Examines hints until stopped. `owner` names the claims. Without a `check` each turn whose
+    votes gave a hint is a source of it.
+    """
 
     def __init__(
-        self, store: ExaminerStore, questions: HintQuestions, config: JudgeConfig, owner: str
+        self,
+        store: ExaminerStore,
+        questions: HintQuestions,
+        config: JudgeConfig,
+        owner: str,
+        *,
+        check: SourceCheck | None = None,
     ) -> None:
         self._store, self._questions = store, questions
         self._config, self._owner = config, owner
+        self._check = check
         self.loop = ClaimLoop(HintClaims(store), self, owner=owner, config=config.loop)
 
     @property
@@ -121,7 +147,16 @@ class HintExaminer:
 
     async def process(self, claimed: ClaimedHint) -> None:
         """Examine one hint and write what was found. Raises ServiceUnavailable."""
-        found = await self._examine(claimed.hint)
+        hint = claimed.hint
+        sources = await self._store.hint_sources(hint.hint_id)
+        if refuted := await self._refuted(sources):
+            detail = f"the hint {hint.text!r} asks for what the answer does"
+            stays = await self._store.refute_sources(self._owner, hint.hint_id, refuted, detail)
+            logger.info("hint %s: %d sources do what it asks", hint.hint_id, len(refuted))
+            if not stays:
+                self._questions.metrics.examined.labels(outcome="refuted").inc()
+            return
+        found = await self._examine(hint, sources)
         if not await self._store.commit_examination(self._owner, found):
             logger.warning("hint %s: the claim was lost, it is examined again", found.hint_id)
             return
@@ -133,8 +168,18 @@ class HintExaminer:
         if await self._store.commit_examination(self._owner, found):
             self._questions.metrics.examined.labels(outcome=_outcome(found)).inc()
 
-    async def _examine(self, hint: Hint) -> Examination:
-        sources = await self._store.hint_sources(hint.hint_id)
+    async def _refuted(self, sources: Sequence[HintSource]) -> list[str]:
+        """Turns of the newest sources whose answers do what their hint asks."""
+        check = self._check
+        if check is None:
+            return []
+        texts = {one.turn_id: one.text for one in sources[:_CHECKED]}
+        turns = await self._store.load_turns(list(texts))
+        falls = [await check.fall(turn, texts[turn.turn_id]) for turn in turns]
+        pairs = zip(turns, falls, strict=True)
+        return [turn.turn_id for turn, fall in pairs if fall is not None and fall < check.least]
+
+    async def _examine(self, hint: Hint, sources: Sequence[HintSource]) -> Examination:
         words = next((source.words for source in sources if source.words), "")
         same, older, newer = await self._compared(hint, sources)
         if same is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, exists, func, select, update
 
 from records.errors import StoreConflict
-from records.hints.memory import look_again
+from records.hints.memory import look_again, take_back
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import (
     LIVE_STATUSES,
@@ -22,6 +22,7 @@ from records.hints.types import (
 from records.lessons.dropping import drop_of_hint_op, erase_of_hint
 from records.lessons.names import LessonDrop
 from records.models import SampleRow, TurnRow
+from records.names import DropReason, TurnState
 from records.sql import chunks, upsert
 
 _MOVES = {
@@ -72,6 +73,36 @@ def extend_hint_claims_op(
 def release_hints_op(connection: Connection, owner: str, hint_ids: Sequence[str]) -> int:
     """Give back claims that `owner` still holds."""
     return _of_owner(connection, owner, hint_ids, claim_owner=None, claim_until=None)
+
+
+def refute_op(
+    connection: Connection,
+    owner: str,
+    hint_id: str,
+    turn_ids: Sequence[str],
+    detail: str,
+    now: float,
+) -> bool:
+    """Sources whose answers do what the hint asks are none, and those that are ready do not train.
+    False if no other source is left, with which the hint goes, or if the claim is lost; else the
+    claim is given back, and it is examined with what is left.
+    """
+    holds = select(HintRow.hint_id).where(HintRow.hint_id == hint_id, HintRow.claim_owner == owner)
+    if connection.scalar(holds.with_for_update()) is None:
+        return False
+    for part in chunks(turn_ids):
+        connection.execute(
+            update(TurnRow)
+            .where(TurnRow.turn_id.in_(part), TurnRow.state == TurnState.READY)
+            .values(
+                state=TurnState.DROPPED,
+                drop_reason=DropReason.HINT_AGREES,
+                drop_detail=detail,
+                updated_at=now,
+            )
+        )
+    take_back(connection, turn_ids, now)
+    return release_hints_op(connection, owner, [hint_id]) > 0
 
 
 def _claim(connection: Connection, hint_ids: Sequence[str], owner: str, until: float) -> None:

@@ -175,6 +175,13 @@ def forget_turns(connection: Connection, turn_ids: Sequence[str], now: float) ->
     A hint with other sources stays, with the text of its oldest other source if its own text came
     from one of these turns; then it is examined anew.
     """
+    for part in chunks(turn_ids):
+        connection.execute(delete(HintStateRow).where(HintStateRow.turn_id.in_(part)))
+    return take_back(connection, turn_ids, now)
+
+
+def take_back(connection: Connection, turn_ids: Sequence[str], now: float) -> Forgotten:
+    """These turns are sources of no hint any more; as `forget_turns`, but they stay states."""
     touched: set[str] = set()
     for part in chunks(turn_ids):
         of_turns = HintSourceRow.turn_id.in_(part)
@@ -182,7 +189,6 @@ def forget_turns(connection: Connection, turn_ids: Sequence[str], now: float) ->
         origins = select(HintRow.hint_id).where(HintRow.origin_turn_id.in_(part))
         touched.update(connection.scalars(origins))
         connection.execute(delete(HintSourceRow).where(of_turns))
-        connection.execute(delete(HintStateRow).where(HintStateRow.turn_id.in_(part)))
     gone = delete_sourceless(connection, touched, now)
     _tell_anew(connection, touched - set(gone.hint_ids), set(turn_ids))
     return gone

@@ -93,6 +93,21 @@ class HintStore(StoreBase):
         )
         return ended is not None
 
+    async def refute_sources(
+        self, owner: str, hint_id: str, turn_ids: Sequence[str], detail: str
+    ) -> bool:
+        """Take these turns from a claimed hint's sources: their answers do what it asks. False if
+        it went with them, or the claim is lost; else it is examined anew.
+        """
+        return await self.write(
+            changes.refute_op,
+            owner=owner,
+            hint_id=hint_id,
+            turn_ids=turn_ids,
+            detail=detail,
+            now=self._clock(),
+        )
+
     async def active_hints(self, limit: int) -> list[Hint]:
         """Rules that are active or rest: what is rehearsed, and what is measured."""
         return await self.read(reading.to_rehearse, limit=limit)

@@ -78,6 +78,7 @@ ALLOWED = frozenset(
         DropReason.OVER_CAPACITY,
         DropReason.HINT_ONLY,
         DropReason.NO_USER_MESSAGE,
+        DropReason.HINT_AGREES,
         DropReason.HINTED_PROMPT_MISMATCH,
         DropReason.HINTED_PROMPT_TOO_LONG,
         DropReason.TEACHER_MISALIGNED,

@@ -6,7 +6,8 @@ import logging
 
 import numpy as np
 
-from records.types import TurnRecord
+from records.types import Logprobs, TurnRecord
+from rollout_bridge.scoring import fall_of
 from trainer.rehearsal.desk import Desk, LessonUnusable
 
 logger = logging.getLogger(__name__)
@@ -17,6 +18,23 @@ async def effect_at(desk: Desk, turn: TurnRecord, hint: str) -> float | None:
     token where it changes most, which is where the answer is decided. None where that cannot be
     scored. Raises ServiceUnavailable.
     """
+    found = await _plain_and_hinted(desk, turn, hint)
+    return None if found is None else float(np.abs(found[1] - found[0]).max())
+
+
+async def fall_at(desk: Desk, turn: TurnRecord, hint: str) -> float | None:
+    """By how many nats the hint lowers the log-prob of the answer's token that it lowers most: a
+    hint that came from there speaks against the answer. None where that cannot be scored. Raises
+    ServiceUnavailable.
+    """
+    found = await _plain_and_hinted(desk, turn, hint)
+    return None if found is None else fall_of(*found)
+
+
+async def _plain_and_hinted(
+    desk: Desk, turn: TurnRecord, hint: str
+) -> tuple[Logprobs, Logprobs] | None:
+    """The frozen start model's log-probs [R] of the recorded answer, without and under the hint."""
     if not len(turn.response_ids):
         return None
     try:
@@ -26,4 +44,4 @@ async def effect_at(desk: Desk, turn: TurnRecord, hint: str) -> float | None:
     except LessonUnusable as error:
         logger.info("turn %s cannot be looked at under a hint: %s", turn.turn_id, error)
         return None
-    return float(np.abs(hinted.logprobs - plain.logprobs).max())
+    return plain.logprobs, hinted.logprobs

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from judge.hints.examiner import SourceCheck
 from records.store import Store
+from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.policy_scores import served_version
 from rollout_bridge.rendering import Rendering
 from rollout_bridge.teachers import FrozenTeacher
 from trainer.policy_sampler import PolicySampler
 from trainer.rehearsal.desk import Desk
+from trainer.rehearsal.effect import fall_at
 from trainer.rehearsal.needs import Questions
 from trainer.rehearsal.worker import RehearsalWorker
 from trainer.run_config import RunConfig
@@ -38,13 +41,6 @@ def rehearsal_worker(
 ) -> RehearsalWorker:
     """Make it; whoever runs it keeps the connections open. `folder` is the run's."""
     settings, scoring = config.rehearsal, config.scoring
-    teacher = FrozenTeacher(
-        scoring.teacher,
-        to.frozen,
-        expected_version=scoring.expected_version,
-        context_length=scoring.context_length,
-        top_k=scoring.top_k,
-    )
     sampler = partial(
         PolicySampler,
         rendering=to.rendering,
@@ -56,7 +52,7 @@ def rehearsal_worker(
     return RehearsalWorker(
         to.store,
         to.questions,
-        Desk(to.rendering, teacher),
+        _desk(scoring, to),
         policy=sampler(to.policy, temperature=settings.temperature),
         probe=sampler(to.policy, temperature=_MEASURED_AT),
         start=sampler(to.frozen, temperature=_MEASURED_AT),
@@ -68,6 +64,25 @@ def rehearsal_worker(
         owner=owner,
         concurrency=_concurrency(config),
     )
+
+
+def source_check(config: RunConfig, to: Connections) -> SourceCheck | None:
+    """What a hint must do where it came from; None where nothing is asked."""
+    least = config.scoring.least_fall
+    if not least:
+        return None
+    return SourceCheck(fall=partial(fall_at, _desk(config.scoring, to)), least=least)
+
+
+def _desk(scoring: ScoringConfig, to: Connections) -> Desk:
+    teacher = FrozenTeacher(
+        scoring.teacher,
+        to.frozen,
+        expected_version=scoring.expected_version,
+        context_length=scoring.context_length,
+        top_k=scoring.top_k,
+    )
+    return Desk(to.rendering, teacher)
 
 
 def _concurrency(config: RunConfig) -> int:
