@@ -23,7 +23,7 @@ from pathlib import Path
 
 from records.errors import StoreUnavailable
 from records.hints.types import Hint, HintStatus, RehearsalBlock
-from records.lessons.names import LessonDrop, LessonKind
+from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.types import NewLesson
 from records.share import LessonShares
 from records.types import TurnRecord
@@ -254,7 +254,12 @@ class RehearsalWorker:
             self._prepared.pop(one.hint.hint_id, None)
 
     async def _add_lessons(self, kept: list[TurnRecord]) -> None:
-        """As many as the next step lacks."""
+        """As many as the next step lacks, unless a step is under way: it makes a version, for which
+        lessons of this one are too old.
+        """
+        counts = await self._store.lesson_counts()
+        if any(state is LessonState.LEASED and number for (_, state), number in counts.items()):
+            return
         disobeyed = self._review.disobeyed(self._prepared)
         of_turns = await self._store.hints_of_ready_turns()
         measured = [
@@ -279,7 +284,7 @@ class RehearsalWorker:
             is_rehearsing=bool(active),
             has_turns=bool(practised),
         )
-        lacking = missing(targets, await self._store.lesson_counts())
+        lacking = missing(targets, counts)
         now = time.monotonic()
         if now - self._counting_since >= _TRY_AGAIN_S:
             self._made, self._counting_since = {}, now
