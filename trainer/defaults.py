@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import run_config
-from trainer.model_config import config_value, why_not_served
+from trainer.model_config import config_value, context_length, why_not_served
 from trainer.model_folder import check_model
 from trainer.run_config import ConfigError, EngineConfig, RunConfig
 from trainer.supervisor import free_ports
@@ -139,17 +139,17 @@ def model_facts(model: str, *, is_served_here: bool = False) -> tuple[int, str]:
     """
     try:
         reason = why_not_served(model) if is_served_here else None
-        length = config_value(model, "max_position_embeddings")
+        length = context_length(model, is_served_here=is_served_here)
         model_type = config_value(model, "model_type")
     except (OSError, ValueError) as error:
         fault = str(error).splitlines()[0]
         raise ConfigError(f"model: cannot load '{model}': {fault}") from None
     if reason is not None:
         raise ConfigError(
-            f"model: '{model}': {reason}; take another model, or serve it elsewhere (policy.url, "
-            "frozen.url)"
+            f"model: '{model}': {reason}; take another model, or serve it from SGLang "
+            "(docs/sglang.md: policy.url, frozen.url)"
         )
-    if not isinstance(length, int):
+    if length is None:
         raise ConfigError(f"model: '{model}' does not say its context length; is it a causal LM?")
     return length, str(model_type)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainer.beginning import begin
 from trainer.devices import check_device
+from trainer.errors import StartupError
 from trainer.model_folder import check_model
 from trainer.run_config import ConfigError
 from trainer.start_checks import check_listening
@@ -25,7 +26,11 @@ def run_engine(config_file: Path, role: str, overrides: list[str], exit_with_par
         check_listening(f"{role}.embedded", embedded.host, embedded.port)
         check_device(f"{role}.embedded.device", embedded.device)
         check_model(embedded.model)
+    from rollout_bridge.embedded.errors import UnsupportedModel
     from rollout_bridge.embedded.server import serve
 
     _ = getattr(config, role).keys  # a key file that cannot be read is a line, not a traceback
-    serve(embedded)
+    try:
+        serve(embedded)
+    except UnsupportedModel as error:
+        raise StartupError(f"{role}.embedded.model: {error}") from None

@@ -27,6 +27,8 @@ def add_adapters(model: nn.Module, config: LoraConfig, seed: int) -> nn.Module:
         torch.manual_seed(seed)
         # peft asks the model for an attribute under its former name.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        # Of experts: peft asks for two names, of which a family has one.
+        warnings.filterwarnings("ignore", r"The following \w+_pattern keys", RuntimeWarning)
         wrapped: Any = get_peft_model(
             model,  # type: ignore[arg-type]
             PeftConfig(
@@ -53,7 +55,9 @@ def merged_state(base_model: nn.Module) -> dict[str, Tensor]:
     for name, module in base_model.named_modules():
         if isinstance(module, LoraLayer):
             delta: Any = module.get_delta_weight("default")  # type: ignore[operator]
-            state[f"{name}.weight"] = state[f"{name}.weight"] + delta
+            # Experts have their weights in one parameter of another name, and two adapters nested.
+            key = f"{name.replace(_BASE_MARK, '')}.{getattr(module, 'parameter_name', 'weight')}"
+            state[key] = state[key] + delta
     return state
 
 

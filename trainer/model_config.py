@@ -7,12 +7,15 @@ asked of transformers.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
-from rollout_bridge.embedded.supported import unsupported, unsupported_as_stated
+from rollout_bridge.embedded.supported import (
+    context_limit,
+    unsupported,
+    unsupported_as_stated,
+)
 from trainer.run_config import ConfigError
 
 _FILE, _TEXT_PART = "config.json", "text_config"
@@ -38,14 +41,25 @@ def config_value(model: str, key: str) -> Any:
 def why_not_served(model: str) -> str | None:
     """Why embedded engines cannot serve a model; None if they can. Raises as `config_value`."""
     stated = _stated(model)
-    switch = _has_window_switch(str(stated.get("model_type")))
-    if (reason := unsupported_as_stated(stated, has_window_switch=switch)) is not None:
+    if (reason := unsupported_as_stated(stated)) is not None:
         return reason
     if stated.get("layer_types"):
         return None
     from transformers import AutoConfig
 
     return unsupported(AutoConfig.from_pretrained(model))
+
+
+def context_length(model: str, *, is_served_here: bool) -> int | None:
+    """Most tokens of a text, None if the model does not say it: by embedded engines, those that
+    they compute rightly. Raises as `config_value`.
+    """
+    length = config_value(model, "max_position_embeddings")
+    if not isinstance(length, int) or not is_served_here:
+        return length
+    stated = _stated(model)
+    limit = context_limit({**stated, **(stated.get(_TEXT_PART) or {})})
+    return length if limit is None else min(length, limit)
 
 
 def model_vocab_size(model: str) -> int:
@@ -56,19 +70,6 @@ def model_vocab_size(model: str) -> int:
     if not isinstance(size, int):
         raise ConfigError(f"model: '{model}' does not say its vocabulary size; is it a causal LM?")
     return size
-
-
-def _has_window_switch(model_type: str) -> bool:
-    """Whether the architecture may leave a window unused: by its file, see `model_folder`."""
-    spec = importlib.util.find_spec("transformers")
-    assert spec is not None, "it is a dependency"
-    folders = (
-        Path(root) / "models" / model_type.replace("-", "_")
-        for root in spec.submodule_search_locations or ()
-    )
-    files = [file for folder in folders for file in folder.glob("configuration_*.py")]
-    # An architecture whose file is not found is asked itself.
-    return not files or any("use_sliding_window" in file.read_text("utf-8") for file in files)
 
 
 def _stated(model: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Policy:
         self.base_model = base
         self._decoder: nn.Module = base.get_decoder()
         self._head: nn.Module = base.get_output_embeddings()
+        self._scale, self._softcap = _after_head(base.config)
         self._check_head()
 
     @classmethod
@@ -109,13 +110,16 @@ class Policy:
         # The last token predicts nothing that is asked for.
         with self._autocast():
             hidden_BTH = self._decoder(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state
-        return hidden_BTH[wanted_BT[:, 1:]]
+        hidden_NH = hidden_BTH[wanted_BT[:, 1:]]
+        return hidden_NH if self._scale == 1 else hidden_NH * self._scale
 
     @property
     def head(self) -> Head:
         """The output layer's own tensors."""
         layer: Any = self._head
-        return Head(weight_VH=layer.weight, bias_V=getattr(layer, "bias", None))
+        return Head(
+            weight_VH=layer.weight, bias_V=getattr(layer, "bias", None), softcap=self._softcap
+        )
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._autocast_dtype is None:
@@ -124,19 +128,31 @@ class Policy:
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Some models scale or cap logits after the head: refuse rather than train on others."""
+        """What a model does to its logits after the head must be known (`_after_head`): refuse
+        rather than train on others.
+        """
         ids_BT = torch.arange(8, device=self.device).remainder(self.vocab_size).unsqueeze(0)
         with self._autocast():
             expected = self.base_model(input_ids=ids_BT, use_cache=False).logits.float()
             hidden = self._decoder(input_ids=ids_BT, use_cache=False).last_hidden_state
         with torch.autocast(ids_BT.device.type, enabled=False):
-            actual = self._head(hidden.float()).float()
+            actual = self._head(self._scale * hidden.float()).float()
+            if self._softcap is not None:
+                actual = self._softcap * torch.tanh(actual / self._softcap)
         tolerance = _PROBE_TOLERANCE if self._autocast_dtype is None else 0.5
         if not torch.allclose(actual, expected, atol=tolerance, rtol=tolerance):
             raise StartupError(
-                f"{type(self.base_model).__name__} changes its logits after the output layer; "
-                "the trainer supports models whose logits are that layer's output"
+                f"{type(self.base_model).__name__} changes its logits after the output layer; the "
+                "trainer supports models whose logits are that layer's output, scaled or capped"
             )
+
+
+def _after_head(model_config: Any) -> tuple[float, float | None]:
+    """What a model does to its logits: multiplies them, and bends them below a cap (Gemma 2)."""
+    text = model_config.get_text_config()
+    scale = getattr(text, "logit_scale", None) or 1.0
+    scale /= getattr(text, "logits_scaling", None) or 1.0
+    return scale, getattr(text, "final_logit_softcapping", None)
 
 
 class WithoutAdapters:

@@ -127,6 +127,8 @@ class TrustRegionTeacher:
         start, now = self._reference.head, self._policy.head
         if start.weight_VH.shape[0] != now.weight_VH.shape[0]:
             raise ValueError("a trust region needs two models of one vocabulary")
+        if start.softcap is not None or now.softcap is not None:
+            raise ValueError("a trust region needs models that do not cap their logits")
         share = self._alpha
         states = torch.cat(
             [

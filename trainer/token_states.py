@@ -20,10 +20,13 @@ from trainer.objectives.side_samples import draw_side_samples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The output layer: logits are `hidden @ weight_VH.T + bias_V`."""
+    """The output layer: logits are `hidden @ weight_VH.T + bias_V`, bent by `softcap` c to
+    c tanh(logits / c).
+    """
 
     weight_VH: Tensor
     bias_V: Tensor | None
+    softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,7 @@ def token_logprobs(
         support_ids_NK=None if support_ids is None else support_ids[wanted_BT],
         top_k=min(request.top_k, head.weight_VH.shape[0]),
         want_entropy="gradient" if request.entropy_gradient else True,
+        softcap=head.softcap,
         chunk_tokens=chunk_tokens,
     )
     assert found.entropy_N is not None
@@ -134,6 +138,8 @@ def _draw(
                 head.weight_VH.float(),
                 None if head.bias_V is None else head.bias_V.float(),
             )
+        if head.softcap is not None:
+            logits_NV = head.softcap * torch.tanh(logits_NV / head.softcap)
         drawn = draw_side_samples(logits_NV, request.draw, generator=request.generator)
         ids.append(drawn.ids)
         logprobs.append(drawn.logprobs)

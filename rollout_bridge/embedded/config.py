@@ -16,7 +16,7 @@ class EmbeddedEngineConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str
-    """Local folder or hub id of a causal language model with full attention in every layer."""
+    """Local folder or hub id of a causal language model; docs/models.md has the families."""
     weight_version: str = "0"
     """Label of the weights loaded at start."""
     host: str = "127.0.0.1"

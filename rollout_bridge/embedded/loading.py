@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.embedded.errors import UnsupportedModel, WeightsRejected
-from rollout_bridge.embedded.supported import unsupported
+from rollout_bridge.embedded.supported import context_limit, unsupported
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -47,11 +47,20 @@ def load_tokenizer(config: EmbeddedEngineConfig) -> Any:
 
 
 def context_length(model: PreTrainedModel, config: EmbeddedEngineConfig) -> int:
-    """Most tokens in one sequence; raises UnsupportedModel when neither side says."""
-    made_for = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    length = config.context_length or made_for
+    """Most tokens in one sequence; raises UnsupportedModel when neither side says, or for more than
+    can be computed rightly.
+    """
+    text = model.config.get_text_config()
+    made_for = getattr(text, "max_position_embeddings", None)
+    limit = context_limit(vars(text))
+    length = config.context_length or min(filter(None, (made_for, limit)), default=None)
     if not length:
         raise UnsupportedModel("the model does not say its context length: set context_length")
+    if limit is not None and length > limit:
+        raise UnsupportedModel(
+            f"{model.config.model_type}: beyond {limit} tokens positions change their meaning with "
+            "the length of the text: set context_length to at most that, or serve it from SGLang"
+        )
     return int(length)
 
 

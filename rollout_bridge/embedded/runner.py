@@ -1,7 +1,7 @@
 """The model's computations on rows of the key-value cache: prefill, one decode step, scoring.
 
-It knows tensors and rows, not requests. Attention is causal by position: a query at position p sees
-the keys 0..p of its row, whatever padding was computed beside it.
+It knows tensors and rows, not requests. Attention is causal by position (`masks`): a query at
+position p sees keys of 0..p of its row, whatever padding was computed beside it.
 
 Shape legend: B rows, T tokens of a row in one forward, L key positions, V vocabulary.
 """
@@ -12,13 +12,16 @@ from collections.abc import Iterator
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from rollout_bridge.embedded.errors import UnsupportedModel
 from rollout_bridge.embedded.kv_cache import CacheShape, RowCache
+from rollout_bridge.embedded.masks import Masks
 
 PREFILL_CHUNK = 1024
 """Most tokens of one row in one forward: bounds the attention mask, [B, 1, T, L]."""
+_KINDS = (DynamicLayer, DynamicSlidingWindowLayer)
+"""What transformers would cache layers in whose keys and values fit in rows."""
 _SCORE_LOGITS = 2**25
 """Most logits of one forward while scoring (128 MiB in float32)."""
 
@@ -31,8 +34,7 @@ class ModelRunner:
         self.context_length = context_length
         self.device = model.device
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr]
-        self._masked = torch.finfo(model.dtype).min
-        self._positions_L = torch.arange(0, device=self.device)
+        self._masks = Masks(model.config, model.dtype, self.device)
 
     @torch.inference_mode()
     def cache_shape(self) -> CacheShape:
@@ -41,8 +43,11 @@ class ModelRunner:
         self.model(torch.zeros(1, 1, dtype=torch.long, device=self.device), past_key_values=cache)
         shapes = set()
         for layer in cache.layers:
-            if type(layer) is not DynamicLayer or layer.keys is None or layer.values is None:
-                raise UnsupportedModel(f"a layer caches as {type(layer).__name__}")
+            kind = type(layer)
+            if kind not in _KINDS or not isinstance(layer, DynamicLayer):
+                raise UnsupportedModel(f"a layer caches as {kind.__name__}")
+            if layer.keys is None or layer.values is None:
+                raise UnsupportedModel("a layer has no keys and values of its own")
             shapes.add((layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]))
         if len(shapes) != 1:
             raise UnsupportedModel(f"layers have caches of {len(shapes)} different shapes")
@@ -72,7 +77,7 @@ class ModelRunner:
         cache.begin(first_row, positions_BT, length)
         return self.model(
             input_ids=ids_BT,
-            attention_mask=self._mask(positions_BT, length),
+            attention_mask=self._masks.of(positions_BT, length),
             # Padding may lie beyond the last position that a model has an embedding for.
             position_ids=positions_BT.clamp_max(self.context_length - 1),
             past_key_values=cache,
@@ -139,11 +144,3 @@ class ModelRunner:
             padded = [part + [0] * (size - len(part)) for part in parts]
             positions_BT = starts_B1 + torch.arange(begin, begin + size, device=self.device)
             yield torch.tensor(padded, device=self.device), positions_BT
-
-    def _mask(self, positions_BT: torch.Tensor, length: int) -> torch.Tensor:
-        """Additive mask [B, 1, T, L]: 0 where key position <= query position."""
-        if self._positions_L.shape[0] < length:
-            self._positions_L = torch.arange(2 * length, device=self.device)
-        hidden_BTL = self._positions_L[:length] > positions_BT[:, :, None]
-        mask_BTL = torch.zeros(hidden_BTL.shape, dtype=self.model.dtype, device=self.device)
-        return mask_BTL.masked_fill_(hidden_BTL, self._masked)[:, None]

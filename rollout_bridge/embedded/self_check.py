@@ -1,11 +1,16 @@
 """At start: is this model computed rightly through the engine's cache?
 
 Padded rows of different lengths, prefill in two parts and single steps must give the logits of one
-plain forward pass. A model that does something else with its cache, mask or positions is refused
-here, instead of giving wrong log-probabilities later.
+plain forward pass. Windows are narrowed meanwhile, so that a short text goes beyond them. A model
+that does something else with its cache, mask or positions is refused here, instead of giving wrong
+log-probabilities later.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -15,6 +20,7 @@ from rollout_bridge.embedded.runner import ModelRunner
 
 _LENGTHS = (20, 13)
 _FIRST_PART = (9, 4)
+_NARROW = 6
 _TOLERANCE = {torch.float32: 1e-3}
 _LOW_PRECISION_TOLERANCE = 0.5
 
@@ -24,7 +30,8 @@ def check_cached_forward(runner: ModelRunner, shape: CacheShape) -> None:
     """Raises UnsupportedModel when cached and plain log-probs differ by more than rounding."""
     kind = runner.model.config.model_type
     try:
-        gap = _largest_gap(runner, shape)
+        with _narrow_window(runner.model.config):
+            gap = _largest_gap(ModelRunner(runner.model, runner.context_length), shape)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
         # What a model raises that cannot take this cache, mask or positions.
         raise UnsupportedModel(f"{kind}: cannot use the engine's cache: {error}") from error
@@ -57,6 +64,19 @@ def _largest_gap(runner: ModelRunner, shape: CacheShape) -> float:
         gaps.append(_gap(cached_BV[row], plain_V))
     # Not max(): it can lose a NaN.
     return float(torch.tensor(gaps).max())
+
+
+@contextmanager
+def _narrow_window(config: Any) -> Iterator[None]:
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    if window:
+        text.sliding_window = min(window, _NARROW)
+    try:
+        yield
+    finally:
+        if window:
+            text.sliding_window = window
 
 
 def _gap(one_V: torch.Tensor, other_V: torch.Tensor) -> float:

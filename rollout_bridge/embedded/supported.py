@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers that are served, by transformers' names."""
 _OTHER_LAYERS = (
     *("full_attention_interval", "attn_layer_period", "hybrid_override_pattern"),
     *("mamba_d_state", "state_size", "ssm_cfg"),
 )
 """Keys of a `config.json` whose model has layers besides those of attention."""
+_ONLY = "only attention to all earlier positions, or to a window of them, is served"
 
 
 def unsupported(model_config: Any) -> str | None:
@@ -24,47 +27,54 @@ def unsupported(model_config: Any) -> str | None:
     if getattr(model_config, "is_encoder_decoder", False):
         return f"{name}: encoder-decoder models are not served"
     types = getattr(text, "layer_types", None)
-    if (reason := _other_layers(name, types)) is not None:
-        return reason
-    window = getattr(text, "sliding_window", None)
-    if window and not types and getattr(text, "use_sliding_window", True):
-        return _window(name, window)
-    return None
+    return _other_attention(name, types, vars(text))
 
 
-def unsupported_as_stated(stated: Mapping[str, Any], *, has_window_switch: bool) -> str | None:
+def unsupported_as_stated(stated: Mapping[str, Any]) -> str | None:
     """`unsupported` as far as a `config.json` tells it for certain: None may also mean that its
-    class must be asked. `has_window_switch`: its class may leave a stated window unused.
+    class must be asked.
     """
-    name, text = stated.get("model_type"), stated
+    name, text = str(stated.get("model_type")), stated
     if isinstance(part := stated.get("text_config"), Mapping):
         text = part
     if stated.get("is_encoder_decoder"):
         return f"{name}: encoder-decoder models are not served"
     types = text.get("layer_types")
-    if types:
-        return _other_layers(str(name), types)
+    if (reason := _other_attention(name, types, text)) is not None or types:
+        return reason
     if (key := next((key for key in _OTHER_LAYERS if text.get(key)), None)) is not None:
-        return (
-            f"{name}: not every layer is one of attention (config.json has {key!r}); only full "
-            "attention in every layer is served"
-        )
-    window = text.get("sliding_window")
-    return _window(str(name), window) if window and not has_window_switch else None
+        return f"{name}: not every layer is one of attention (config.json has {key!r}); {_ONLY}"
+    return None
 
 
-def _other_layers(name: str, layer_types: Any) -> str | None:
-    others = set(layer_types or ()) - {"full_attention"}
-    if not others:
+def context_limit(text: Mapping[str, Any]) -> int | None:
+    """Most tokens for which a position means the same in a text of any length; None: no such limit.
+
+    `text` is the text part of a configuration. A model with LongRoPE (Phi-3 with 128k) takes other
+    angles for all positions once a text is longer: what is cached of the shorter one is then wrong,
+    and so is what lies beside it in a batch.
+    """
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    if not isinstance(rope, Mapping):
         return None
-    return (
-        f"{name}: layers of type {', '.join(sorted(others))} need another cache; only full "
-        "attention in every layer is served"
-    )
+    if (rope.get("rope_type") or rope.get("type")) not in ("longrope", "su", "dynamic"):
+        return None
+    key = "original_max_position_embeddings"
+    return rope.get(key) or text.get(key) or text.get("max_position_embeddings")
 
 
-def _window(name: str, window: int) -> str:
-    return (
-        f"{name}: attention is limited to a window of {window} tokens; only full attention is "
-        "served"
-    )
+def _other_attention(name: str, layer_types: Any, text: Mapping[str, Any]) -> str | None:
+    others = sorted(set(layer_types or ()) - {FULL, SLIDING})
+    if others:
+        return f"{name}: layers of type {', '.join(others)} need another cache; {_ONLY}"
+    if layer_types and len(layer_types) != text.get("num_hidden_layers", len(layer_types)):
+        return f"{name}: layer_types names {len(layer_types)} layers, num_hidden_layers others"
+    if SLIDING in (layer_types or ()) and not text.get("sliding_window"):
+        return f"{name}: it has layers of type {SLIDING} and does not say their sliding_window"
+    if text.get("use_bidirectional_attention"):
+        return f"{name}: its tokens attend to later ones (use_bidirectional_attention); {_ONLY}"
+    if text.get("num_kv_shared_layers"):
+        return f"{name}: layers share keys and values of others (num_kv_shared_layers); {_ONLY}"
+    if text.get("global_head_dim") not in (None, text.get("head_dim")):
+        return f"{name}: its layers differ in the size of a head (global_head_dim)"
+    return None

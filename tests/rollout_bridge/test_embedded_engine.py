@@ -15,8 +15,6 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     BloomForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
 )
 
 from rollout_bridge.embedded import self_check
@@ -173,20 +171,13 @@ async def test_a_late_request_waits_for_one_step_and_its_own_prefill(model: Path
     assert len(late.output_ids) == 2
 
 
-def test_models_without_full_attention_are_refused(tmp_path: Path, model: Path) -> None:
-    config = MistralConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        sliding_window=8,
-    )
-    MistralForCausalLM(config).save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((model / name).read_bytes())
-    with pytest.raises(UnsupportedModel, match="only full attention"):
+def test_models_with_other_attention_are_refused(tmp_path: Path, model: Path) -> None:
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    chunked = {**config, "layer_types": ["chunked_attention"] * 2, "attention_chunk_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(chunked))
+    with pytest.raises(UnsupportedModel, match="only attention to all earlier positions"):
         Engine(EmbeddedEngineConfig(model=str(tmp_path)))
 
 

@@ -30,7 +30,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "odd_layers": {"layer_types": ["full_attention", "sliding_attention"]},
     "linear_layers": {"model_type": "qwen3_next", "full_attention_interval": 4},
     "state_space": {"model_type": "mamba", "state_size": 16},
-    "window": {"model_type": "mistral", "sliding_window": 128},
+    "chunks": {"model_type": "llama4_text", "layer_types": ["chunked_attention"] * 4},
+    "shared_layers": {"model_type": "gemma3n", "text_config": {"num_kv_shared_layers": 2}},
     "classifier": {"architectures": ["Qwen3ForSequenceClassification"]},
 }
 """Models that are whole and not for this program: what their `config.json` says."""

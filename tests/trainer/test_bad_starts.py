@@ -96,15 +96,15 @@ CASES: dict[str, tuple[str, str]] = {
     "damaged tokenizer": ("serve --run {new} --model {m[bad_tokenizer]}", "tokenizer.json is not"),
     "encoder and decoder": (
         "serve --run {new} --model {m[encoder_decoder]}",
-        "t5: encoder-decoder models are not served; take another model, or serve it elsewhere",
+        "t5: encoder-decoder models are not served; take another model, or serve it from SGLang",
     ),
     "layers of a window": (
         "serve --run {new} --model {m[sliding_layers]}",
-        "layers of type sliding_attention need another cache; .*; take another model",
+        "qwen3: it has layers of type sliding_attention and does not say their sliding_window",
     ),
     "layers that do not add up": (
         "serve --run {new} --model {m[odd_layers]}",
-        "layers of type sliding_attention need another cache",
+        "qwen3: layer_types names 2 layers, num_hidden_layers others",
     ),
     "linear layers": (
         "serve --run {new} --model {m[linear_layers]}",
@@ -114,9 +114,14 @@ CASES: dict[str, tuple[str, str]] = {
         "serve --run {new} --model {m[state_space]}",
         r"mamba: not every layer is one of attention \(config\.json has 'state_size'\)",
     ),
-    "a window": (
-        "serve --run {new} --model {m[window]}",
-        "mistral: attention is limited to a window of 128 tokens",
+    "layers of chunks": (
+        "serve --run {new} --model {m[chunks]}",
+        r"llama4_text: layers of type chunked_attention need another cache; only attention to all "
+        r"earlier positions, .* or serve it from SGLang \(docs/sglang\.md: policy\.url, frozen\.u",
+    ),
+    "layers that share": (
+        "serve --run {new} --model {m[shared_layers]}",
+        r"gemma3n: layers share keys and values of others \(num_kv_shared_layers\); only",
     ),
     "a classifier": (
         "serve --run {new} --model {m[classifier]}",
@@ -391,7 +396,7 @@ def test_a_wrong_word_is_named_after_how_the_command_is_used(case: str) -> None:
         "serve --run {new} --model {m[cut_weights]}",
         "serve --run {new} --model {m[sliding_layers]}",
         "serve --run {new} --model {m[linear_layers]}",
-        "serve --run {new} --model {m[window]}",
+        "serve --run {new} --model {m[chunks]}",
         "serve --run {new} --model {m[no_template]}",
         SERVE + " --renderer glm-4.5",
         SERVE + " --port {port}",

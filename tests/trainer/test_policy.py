@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from tests.trainer.tiny import VOCAB, load, save_model
@@ -109,7 +108,8 @@ def test_adapters_start_without_effect_and_only_they_train(folder):
     assert (changed - start).abs().max() > 0.01
 
 
-def test_a_model_that_caps_its_logits_is_refused():
+def capped_model(cap: float) -> Gemma2ForCausalLM:
+    torch.manual_seed(0)
     config = Gemma2Config(
         vocab_size=VOCAB,
         hidden_size=32,
@@ -118,12 +118,36 @@ def test_a_model_that_caps_its_logits_is_refused():
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,
-        final_logit_softcapping=0.05,
+        final_logit_softcapping=cap,
         initializer_range=1.0,
     )
-    model: nn.Module = Gemma2ForCausalLM(config)
+    return Gemma2ForCausalLM(config)
+
+
+def test_logits_are_capped_as_the_model_caps_them():
+    policy = Policy(capped_model(0.5), dtype="float32", chunk_tokens=8)
+    ids, mask = batch()
+    temperatures = torch.full(ids.shape, 0.7)
+    request = TokenRequest(draw=3, top_k=2, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = policy.token_logprobs(ids, mask, temperatures, request)
+        logits = policy.base_model(input_ids=ids).logits[:, :-1]
+    wanted = mask[:, 1:] > 0
+    targets = ids[:, 1:, None]
+    for got, scale in ((found.logprobs_BT, 1.0), (found.logprobs_sampled_BT, 0.7)):
+        expected = (logits / scale).log_softmax(-1).gather(2, targets)[..., 0]
+        torch.testing.assert_close(got[:, 1:][wanted], expected[wanted], atol=1e-5, rtol=0)
+    assert found.drawn_BTK is not None
+    assert found.drawn_ids_BTK is not None
+    drawn = logits.log_softmax(-1).gather(2, found.drawn_ids_BTK[:, 1:])
+    got = found.drawn_BTK[:, 1:][wanted]
+    torch.testing.assert_close(got, drawn[wanted], atol=1e-5, rtol=0)
+
+
+def test_a_model_that_does_something_unknown_to_its_logits_is_refused(monkeypatch):
+    monkeypatch.setattr("trainer.policy._after_head", lambda config: (1.0, None))
     with pytest.raises(StartupError, match="Gemma2"):
-        Policy(model, dtype="float32", chunk_tokens=8)
+        Policy(capped_model(0.05), dtype="float32", chunk_tokens=8)
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, alpha=8)])
