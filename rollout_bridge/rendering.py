@@ -26,6 +26,8 @@ from rollout_bridge.config import RendererConfig
 from rollout_bridge.control_text import ControlTexts, unbroken
 from rollout_bridge.parsed_reply import ParsedCall, ParsedReply, is_object, name_and_arguments
 from rollout_bridge.renderer_package import make_renderer, needs_offsets, package_config
+from rollout_bridge.stop_ids import model_stop_ids
+from rollout_bridge.template_errors import TemplateErrors
 from rollout_bridge.template_messages import template_messages
 from rollout_bridge.tokenizer import control_texts, load_tokenizer
 
@@ -67,17 +69,20 @@ class RenderedPrompt:
 class Rendering:
     """One tokenizer and its renderer; made by `load`."""
 
-    def __init__(self, tokenizer: Any, renderer: Any, attributing: Any) -> None:
-        """`attributing` is `renderer`, or one like it that says more of where ids come from."""
+    def __init__(
+        self, tokenizer: Any, renderer: Any, attributing: Any, stop_ids: tuple[int, ...]
+    ) -> None:
+        """`attributing` is `renderer`, or one like it that says more of where ids come from;
+        `stop_ids` end a reply as the model has it, whatever the renderer knows.
+        """
         self.tokenizer = tokenizer
         self._renderer = renderer
         self._attributing = attributing
         self.template_only = type(renderer).__name__ == "DefaultRenderer"
         self.vocab_size = len(tokenizer)
-        stops = list(renderer.get_stop_token_ids())
-        if not stops and tokenizer.eos_token_id is not None:
-            stops = [tokenizer.eos_token_id]
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        self._known_stops = frozenset(renderer.get_stop_token_ids())
+        stops = dict.fromkeys((*renderer.get_stop_token_ids(), *stop_ids))
+        self.stop_token_ids: tuple[int, ...] = tuple(stops)
         self.tool_call_start_id = self._first_marker_id(_TOOL_CALL_STARTS)
         self.tool_call_end_id = self._first_marker_id(_TOOL_CALL_ENDS)
         self.reasoning_start_id = self._first_marker_id(("<think>",))
@@ -109,7 +114,7 @@ class Rendering:
                 f"renderer {config.name!r} does not fit the tokenizer of {model!r}: {error}; set "
                 "renderer.name to the model's family, or to 'default' (its own template)"
             ) from error
-        return cls(tokenizer, *renderers)
+        return cls(tokenizer, *renderers, model_stop_ids(model, tokenizer))
 
     def with_thinking(self, enable_thinking: bool | None) -> Rendering:
         """This rendering with the chat template's switch set so; None leaves it as it is.
@@ -120,7 +125,8 @@ class Rendering:
             return self
         known = self._by_thinking.get(enable_thinking)
         if known is None:
-            known = Rendering(self.tokenizer, *self._renderers_with_thinking(enable_thinking))
+            renderers = self._renderers_with_thinking(enable_thinking)
+            known = Rendering(self.tokenizer, *renderers, self.stop_token_ids)
             self._by_thinking[enable_thinking] = known
         return known
 
@@ -141,7 +147,7 @@ class Rendering:
 
         Raises ValueError when the template cannot render these messages.
         """
-        with _TemplateErrors():
+        with TemplateErrors():
             ids = self._renderer.render_ids(
                 self._shown(messages), tools=self._shown_tools(tools), add_generation_prompt=True
             )
@@ -154,7 +160,7 @@ class Rendering:
             return RenderedPrompt(
                 ids=self.prompt_ids(messages, tools), message_indices=None, is_sampled=None
             )
-        with _TemplateErrors():
+        with TemplateErrors():
             rendered = self._attributing.render(
                 self._shown(messages), tools=self._shown_tools(tools), add_generation_prompt=True
             )
@@ -187,7 +193,7 @@ class Rendering:
         if sampled[-1] in self.stop_token_ids and sampled[-1] not in self._template_end_ids:
             return None
         previous = prompt_ids.tolist()
-        with _TemplateErrors():
+        with TemplateErrors():
             bridged = self._renderer.bridge_to_next_turn(
                 previous, sampled, self._shown(new_messages), tools=self._shown_tools(tools)
             )
@@ -212,7 +218,7 @@ class Rendering:
         `prompt_ids` [P], if the caller has them already, save rendering `messages` once more.
         Raises ValueError where the template does not show the response as a reply to this prompt.
         """
-        with _TemplateErrors():
+        with TemplateErrors():
             whole = list(
                 self._renderer.render_ids(
                     self._shown([*messages, response]), tools=self._shown_tools(tools)
@@ -243,6 +249,8 @@ class Rendering:
         there, in order; none is dropped for being malformed.
         """
         ids = response_ids.tolist()
+        if ids and ids[-1] in self.stop_token_ids and ids[-1] not in self._known_stops:
+            ids.pop()
         parse = partial(
             self._renderer.parse_response,
             tools=list(tools) or None,
@@ -276,7 +284,7 @@ class Rendering:
         """The prompt as text, straight from the tokenizer's chat template (ValueError if it cannot
         render). What a template-only renderer offers in place of token origins.
         """
-        with _TemplateErrors():
+        with TemplateErrors():
             text = self.tokenizer.apply_chat_template(
                 self._shown(messages),
                 tools=self._shown_tools(tools),
@@ -377,20 +385,3 @@ def _renderers(tokenizer: Any, config: Any) -> tuple[Any, Any]:
     if config.name == "default" or not needs_offsets(renderer):
         return renderer, renderer
     return renderer, make_renderer(tokenizer, config, with_offsets=True)
-
-
-class _TemplateErrors:
-    """Turns what templates and renderers raise on messages they cannot show into ValueError."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from jinja2 import TemplateError
-
-        raised = TemplateError | KeyError | TypeError | AttributeError | RecursionError
-        if isinstance(error, raised):
-            raise ValueError(f"the chat template cannot render these messages: {error}") from error
-        # A panic of tokenizers, which is written in Rust, is no Exception and has no public type.
-        if type(error).__name__ == "PanicException":
-            raise ValueError(f"the tokenizer cannot split these messages: {error}") from error

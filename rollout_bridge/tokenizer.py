@@ -196,7 +196,7 @@ def load_tokenizer(model: str) -> Any:
     A transformers tokenizer where only that package's Python code can split text. Raises OSError
     or ValueError where there is none.
     """
-    files = _ModelFiles(model)
+    files = ModelFiles(model)
     core_file = files.path(_TOKENIZER_FILE)
     settings = files.json("tokenizer_config.json") or {}
     if core_file is None or "auto_map" in settings:
@@ -228,7 +228,7 @@ def _from_transformers(model: str) -> Any:
     )
 
 
-class _ModelFiles:
+class ModelFiles:
     """Files of a local folder or of the hub's repository (its cache, where there is no network)."""
 
     def __init__(self, model: str) -> None:
@@ -267,7 +267,7 @@ class _ModelFiles:
 
 
 def _from_files(
-    core: Tokenizer, settings: dict[str, Any], files: _ModelFiles, model: str
+    core: Tokenizer, settings: dict[str, Any], files: ModelFiles, model: str
 ) -> ChatTokenizer:
     if "added_tokens_decoder" not in settings:
         settings = {**settings, **(files.json("special_tokens_map.json") or {})}

@@ -28,6 +28,7 @@ from rollout_bridge.embedded.runner import ModelRunner
 from rollout_bridge.embedded.sampling import Sampler
 from rollout_bridge.embedded.scheduler import Scheduler
 from rollout_bridge.embedded.self_check import check_cached_forward
+from rollout_bridge.stop_ids import model_stop_ids
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Engine:
         self.tokenizer = loading.load_tokenizer(config)
         self._model = loading.load_model(config)
         self.context_length = loading.context_length(self._model, config)
-        self.stop_token_ids = loading.stop_token_ids(self._model, self.tokenizer)
+        self.stop_token_ids = frozenset(model_stop_ids(config.model, self.tokenizer))
         runner = ModelRunner(self._model, self.context_length)
         self.vocab_size = runner.vocab_size
         shape = runner.cache_shape()

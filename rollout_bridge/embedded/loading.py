@@ -64,17 +64,6 @@ def context_length(model: PreTrainedModel, config: EmbeddedEngineConfig) -> int:
     return int(length)
 
 
-def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
-    """Ids that end a response: the generation configuration's, the model's, the tokenizer's."""
-    ids: set[int] = set()
-    generation = getattr(model, "generation_config", None)
-    for source in (getattr(generation, "eos_token_id", None), model.config.eos_token_id):
-        ids.update([source] if isinstance(source, int) else source or [])
-    if tokenizer.eos_token_id is not None:
-        ids.add(tokenizer.eos_token_id)
-    return frozenset(ids)
-
-
 def load_weights(model: PreTrainedModel, path: str) -> None:
     """Put the folder's tensors into the live model; all of them or none.
 

@@ -1,0 +1,22 @@
+"""What chat templates and tokenizers raise on messages that they cannot show, as one error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class TemplateErrors:
+    """Turns what templates and renderers raise on messages they cannot show into ValueError."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        from jinja2 import TemplateError
+
+        raised = TemplateError | KeyError | TypeError | AttributeError | RecursionError
+        if isinstance(error, raised):
+            raise ValueError(f"the chat template cannot render these messages: {error}") from error
+        # A panic of tokenizers, which is written in Rust, is no Exception and has no public type.
+        if type(error).__name__ == "PanicException":
+            raise ValueError(f"the tokenizer cannot split these messages: {error}") from error
