@@ -19,9 +19,12 @@ import numpy as np
 import torch
 
 from records.types import Ids, Logprobs
+from rollout_bridge.engine.types import Generation, SamplingParams
 from trainer.errors import CalibrationError
 from trainer.token_states import LogprobModel
 
+NUM_SAMPLED = 8
+"""Tokens that an engine samples after each sequence."""
 USUAL_GAP = 0.05
 """Nats per token between teacher and student in a batch that teaches: 0.03 to 0.3 in the lab."""
 
@@ -33,17 +36,23 @@ class Scorer(Protocol):
         """Log-probs at temperature 1 of `input_ids[start:]`."""
         ...
 
+    async def generate(self, input_ids: Ids, params: SamplingParams) -> Generation:
+        """Sample a continuation."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineNoise:
     """|engine - trainer| over all tokens of the sequences, in nats; `spread` is what a token's
     log-prob differs by when it is scored again, alone and beside others: mean and largest.
+    `sampled_max` is the largest gap of tokens that the engine sampled itself.
     """
 
     mean_abs: float
     max_abs: float
     spread_mean: float
     spread_max: float
+    sampled_max: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +98,7 @@ async def calibrate(
     bound: float,
 ) -> Calibration:
     """Score `sequences` (each at least 2 ids) with every engine, together, one by one and together
-    again, and with the trainer's own forward.
+    again, and with the trainer's own forward; and the log-probs of tokens that it samples.
 
     Each engine comes with the function that gives the trainer's log-probs [T-1] of ids[1:] at the
     weights that this engine serves. Raises CalibrationError that names the engine, the gap and the
@@ -113,6 +122,7 @@ async def calibrate(
             max_abs=float(gaps.max()),
             spread_mean=float(spread.mean()),
             spread_max=float(spread.max()),
+            sampled_max=float((await _sampled_gaps(name, scorer, own, sequences, bound)).max()),
         )
     return Calibration(
         engines=results,
@@ -141,23 +151,56 @@ def random_sequences(vocab_size: int, lengths: Sequence[int], seed: int) -> list
     return [generator.integers(0, vocab_size, size=n).astype(np.int32) for n in lengths]
 
 
+async def _sampled_gaps(
+    name: str,
+    engine: Scorer,
+    own: Callable[[Ids], Logprobs],
+    sequences: Sequence[Ids],
+    bound: float,
+) -> np.ndarray:
+    """Gaps of the log-probs that come with sampled tokens: the ones that training compares with."""
+    # Prompt and answer are no longer than what was scored.
+    prompts = [ids[: max(len(ids) - NUM_SAMPLED, 1)] for ids in sequences]
+    new = [max(len(ids) - len(prompt), 1) for ids, prompt in zip(sequences, prompts, strict=True)]
+    answers = await asyncio.gather(
+        *(
+            engine.generate(prompt, SamplingParams(max_new_tokens=count, ignore_eos=True))
+            for prompt, count in zip(prompts, new, strict=True)
+        )
+    )
+
+    def expected() -> list[Logprobs]:
+        return [
+            own(np.concatenate([prompt, answer.output_ids]))[len(prompt) - 1 :]
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+
+    reported = [answer.output_logprobs for answer in answers]
+    where = "what it sampled after sequence"
+    return _gaps(name, reported, await asyncio.to_thread(expected), bound, where)
+
+
 def _gaps(
-    name: str, scored: Sequence[Logprobs], expected: Sequence[Logprobs], bound: float
+    name: str,
+    scored: Sequence[Logprobs],
+    expected: Sequence[Logprobs],
+    bound: float,
+    where: str = "sequence",
 ) -> np.ndarray:
     gaps = []
     for index, (engine, own) in enumerate(zip(scored, expected, strict=True)):
         if engine.shape != own.shape:
             raise CalibrationError(
-                f"engine {name}: {engine.size} log-probs for {own.size} tokens of sequence {index}"
+                f"engine {name}: {engine.size} log-probs for {own.size} tokens of {where} {index}"
             )
         gap = np.abs(engine.astype(np.float64) - own)
         if not np.isfinite(gap).all():
-            raise CalibrationError(f"engine {name}: a log-prob of sequence {index} is not finite")
+            raise CalibrationError(f"engine {name}: a log-prob of {where} {index} is not finite")
         worst = int(gap.argmax())
         if gap[worst] > bound:
             raise CalibrationError(
                 f"engine {name} differs from the trainer by {gap[worst]:.2e} at token {worst + 1} "
-                f"of sequence {index} ({engine[worst]:.5f} against {own[worst]:.5f}); the bound is "
+                f"of {where} {index} ({engine[worst]:.5f} against {own[worst]:.5f}); the bound is "
                 f"{bound:.0e}. Other weights, another precision, or another tokenizer?"
             )
         gaps.append(gap)

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from rollout_bridge.embedded.errors import UnsupportedModel
 from rollout_bridge.embedded.kv_cache import CacheShape, RowCache
+from rollout_bridge.embedded.logprobs import normalise
 from rollout_bridge.embedded.masks import Masks
 
 PREFILL_CHUNK = 1024
@@ -114,9 +115,8 @@ class ModelRunner:
             length = int(positions_BT.max()) + 1
             logits_BTV = self.forward(
                 cache, first_row, ids_BT, positions_BT, length, logits_to_keep=0
-            ).float()
-            # Or a token near probability 1 is off by the rounding of its logit.
-            logits_BTV.sub_(logits_BTV.amax(dim=-1, keepdim=True))
+            )
+            below_BTV, norms_BT = normalise(logits_BTV.float())
             predicted = [
                 range(
                     min(start + number * chunk, len(sequence)),
@@ -124,7 +124,7 @@ class ModelRunner:
                 )
                 for sequence, start in zip(sequences, starts, strict=True)
             ]
-            yield logits_BTV, torch.logsumexp(logits_BTV, dim=-1), predicted
+            yield below_BTV, norms_BT, predicted
 
     def padded_length(self, sequences: list[list[int]], starts: list[int]) -> int:
         """Positions that `prefill` or `score` of these may write: padding goes beyond the end."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from rollout_bridge.embedded.logprobs import normalise
 from rollout_bridge.embedded.request import EngineRequest, TopLogprobs
 
 # Exponential noise comes from uniforms with 24 bits: anything below this is their underflow, and
@@ -66,7 +67,8 @@ class Sampler:
             matcher.mask(logits_BV[row])
         if self._scales:
             logits_BV = logits_BV / self._temperatures_B1
-        logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
+        below_BV, norms_B = normalise(logits_BV)
+        logprobs_BV = below_BV.sub_(norms_B[:, None])
         scores_BV = logprobs_BV
         if self._truncated:
             scores_BV = scores_BV.clone()

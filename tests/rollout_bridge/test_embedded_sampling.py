@@ -55,6 +55,17 @@ def test_truncation_keeps_the_named_tokens(settings, kept: list[int]) -> None:
     assert frequencies_V.nonzero()[:, 0].tolist() == kept
 
 
+def test_log_probs_of_a_large_vocabulary_are_exact() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits_BV = 3 * torch.randn(4, 262_144, generator=generator)
+    exact_BV = logits_BV.double().log_softmax(-1)
+    sampler = Sampler(torch.device("cpu"), seed=0)
+    sampler.use([request(temperature=value) for value in (1, 1, 0, 1)])
+    ids, logprobs = sampler.sample(logits_BV.clone())
+    expected = exact_BV.gather(1, ids[:, None])[:, 0]
+    torch.testing.assert_close(logprobs.double(), expected, atol=4e-6, rtol=0)
+
+
 def test_rows_keep_their_own_settings() -> None:
     sampler = Sampler(torch.device("cpu"), seed=0)
     rows = [request(temperature=0), request(temperature=3), request(top_k=1), request(seed=7)]

@@ -9,8 +9,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from rollout_bridge.engine.errors import EngineUnavailable
+from rollout_bridge.engine.types import Generation, SamplingParams
 from tests.trainer.tiny import load
 from trainer.calibrate import own_logprobs
 
@@ -63,3 +65,23 @@ class LocalEngine:
     async def score(self, input_ids: np.ndarray, start: int) -> np.ndarray:
         self._call("score")
         return self._score(input_ids)[start - 1 :]
+
+    async def generate(self, input_ids: np.ndarray, params: SamplingParams) -> Generation:
+        self._call("generate")
+        ids = np.asarray(input_ids)
+        for _ in range(params.max_new_tokens):
+            with torch.no_grad():
+                logits = self.policy.base_model(torch.from_numpy(ids)[None].long()).logits[0, -1]
+            token = int(torch.multinomial(logits.softmax(-1), 1))
+            ids = np.append(ids, np.int32(token)).astype(np.int32)
+        return Generation(
+            output_ids=ids[len(input_ids) :],
+            output_logprobs=self._score(ids)[len(input_ids) - 1 :],
+            text="",
+            finish_reason="length",
+            matched=None,
+            weight_version=self.version,
+            weight_spans=None,
+            prompt_tokens=len(input_ids),
+            cached_tokens=0,
+        )

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,6 +74,25 @@ async def test_a_gap_at_the_first_or_last_token_is_refused(folder, own, place):
     engine.shift, engine.place = 0.01, place
     with pytest.raises(CalibrationError, match=rf"engine frozen .*1\.00e-02 at token {place + 1} "):
         await calibrate({"frozen": (engine, own)}, SEQUENCES, bound=1e-3)
+
+
+async def test_sampled_tokens_are_compared_too(folder, own):
+    class Rounded(LocalEngine):
+        shift = 5e-4
+
+        async def generate(self, input_ids, params):
+            answer = await super().generate(input_ids, params)
+            logprobs = answer.output_logprobs.copy()
+            logprobs[-1] -= self.shift
+            return replace(answer, output_logprobs=logprobs)
+
+    engine = Rounded(folder)
+    result = await calibrate({"policy": (engine, own)}, SEQUENCES, bound=1e-3)
+    assert result.engines["policy"].sampled_max == pytest.approx(5e-4, rel=0.05)
+    assert result.noise < 1e-6
+    engine.shift = 0.01
+    with pytest.raises(CalibrationError, match=r"policy .* of what it sampled after sequence 0"):
+        await calibrate({"policy": (engine, own)}, SEQUENCES, bound=1e-3)
 
 
 async def test_other_weights_are_refused(tmp_path, own):
