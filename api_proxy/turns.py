@@ -53,6 +53,7 @@ from records.types import Ids
 from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.engine.types import PauseMode, SamplingParams
 from rollout_bridge.rendering import Rendering
+from rollout_bridge.template_errors import Unrenderable
 
 logger = logging.getLogger(__name__)
 
@@ -374,9 +375,10 @@ class TurnService:
             return await self._prompts.build(link, completion)
         except (ValueError, RecursionError) as error:
             logger.info("messages refused by the chat template: %s", type(error).__name__)
-            raise invalid(
-                "The model's chat template cannot render these messages.", "messages"
-            ) from error
+            said = "The model's chat template cannot render these messages."
+            if isinstance(error, Unrenderable):
+                said = f"{str(error)[0].upper()}{str(error)[1:]}."
+            raise invalid(said, "messages") from error
         except StoreError as error:
             self.metrics.failed_lookups.inc()
             logger.error("prompt rendered in full, the store does not answer: %s", error)

@@ -29,6 +29,7 @@ from rollout_bridge.renderer_package import make_renderer, needs_offsets, packag
 from rollout_bridge.stop_ids import model_stop_ids
 from rollout_bridge.template_errors import TemplateErrors
 from rollout_bridge.template_messages import template_messages
+from rollout_bridge.template_traits import TemplateTraits
 from rollout_bridge.tokenizer import control_texts, load_tokenizer
 
 Tools = Sequence[dict[str, Any]]
@@ -79,6 +80,9 @@ class Rendering:
         self._renderer = renderer
         self._attributing = attributing
         self.template_only = type(renderer).__name__ == "DefaultRenderer"
+        # A renderer of a family knows what its template shows.
+        extra = renderer.config.model_extra
+        self.traits = TemplateTraits(tokenizer, extra) if self.template_only else None
         self.vocab_size = len(tokenizer)
         self._known_stops = frozenset(renderer.get_stop_token_ids())
         stops = dict.fromkeys((*renderer.get_stop_token_ids(), *stop_ids))
@@ -149,7 +153,9 @@ class Rendering:
         """
         with TemplateErrors():
             ids = self._renderer.render_ids(
-                self._shown(messages), tools=self._shown_tools(tools), add_generation_prompt=True
+                self._shown(messages, tools),
+                tools=self._shown_tools(tools),
+                add_generation_prompt=True,
             )
         return np.asarray(ids, dtype=np.int32)
 
@@ -221,7 +227,7 @@ class Rendering:
         with TemplateErrors():
             whole = list(
                 self._renderer.render_ids(
-                    self._shown([*messages, response]), tools=self._shown_tools(tools)
+                    self._shown([*messages, response], tools), tools=self._shown_tools(tools)
                 )
             )
         prompt = None if prompt_ids is None else prompt_ids.tolist()
@@ -286,7 +292,7 @@ class Rendering:
         """
         with TemplateErrors():
             text = self.tokenizer.apply_chat_template(
-                self._shown(messages),
+                self._shown(messages, tools),
                 tools=self._shown_tools(tools),
                 add_generation_prompt=True,
                 tokenize=False,
@@ -313,9 +319,12 @@ class Rendering:
         with_blanks = getattr(self._renderer.config, "name", None) == "gpt-oss"
         return ControlTexts(self.control_texts, kept, with_blanks=with_blanks)
 
-    def _shown(self, messages: Sequence[Message]) -> list[Message]:
+    def _shown(self, messages: Sequence[Message], tools: Tools = ()) -> list[Message]:
         """Messages for the template, control texts in them broken."""
-        return self._content.broken_messages(template_messages(messages))
+        shaped = template_messages(messages)
+        if self.traits is not None:
+            shaped = self.traits.shaped(shaped, tools)
+        return self._content.broken_messages(shaped)
 
     def _shown_tools(self, tools: Tools) -> list[dict[str, Any]] | None:
         given = list(tools)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+_LONGEST = 300
+
+
+class Unrenderable(ValueError):
+    """Messages that the template cannot show, in words for whoever sent them."""
+
 
 class TemplateErrors:
     """Turns what templates and renderers raise on messages they cannot show into ValueError."""
@@ -14,7 +20,11 @@ class TemplateErrors:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         from jinja2 import TemplateError
 
-        raised = TemplateError | KeyError | TypeError | AttributeError | RecursionError
+        if isinstance(error, TemplateError):
+            # What a template says of a request ("roles must alternate") is meant for its sender.
+            said = (str(error).strip() or type(error).__name__).split("\n")[0][:_LONGEST]
+            raise Unrenderable(f"the chat template cannot render these messages: {said}") from error
+        raised = KeyError | TypeError | AttributeError | RecursionError
         if isinstance(error, raised):
             raise ValueError(f"the chat template cannot render these messages: {error}") from error
         # A panic of tokenizers, which is written in Rust, is no Exception and has no public type.

@@ -67,14 +67,15 @@ def calibration_sequences(rendering: Rendering, seed: int) -> list[Ids]:
 def conversation_sequences(rendering: Rendering) -> list[Ids]:
     """The conversations in the model's own format.
 
-    A template that refuses system messages gets its conversation without one, and one that cannot
-    render tool calls does without that conversation: such models can be served too.
+    A template that refuses system messages gets its conversation without one, one that ignores
+    tools gets calls alone, and one that cannot render those does without that conversation: such
+    models can be served too.
     """
     question, system, *exchange = (*CONVERSATIONS[0], *CONVERSATIONS[1])
     sequences = [rendering.prompt_ids([question])]
     for choices in (
         (([system, *exchange], []), (exchange, [])),
-        ((list(TOOL_CONVERSATION), TOOLS),),
+        ((list(TOOL_CONVERSATION), TOOLS), (list(TOOL_CONVERSATION), [])),
     ):
         for messages, tools in choices:
             with contextlib.suppress(ValueError):

@@ -58,6 +58,14 @@ async def until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) ->
         await working
 
 
+def _template_warnings(config: RunConfig) -> list[str]:
+    """What requests of this run cannot show to its model."""
+    from rollout_bridge.rendering import Rendering
+
+    traits = Rendering.load(config.model, config.renderer).traits
+    return [] if traits is None else traits.warnings
+
+
 async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> None:
     if config.renderer.name == "default":
         console.print(
@@ -65,6 +73,8 @@ async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> No
             + ("" if config.renderer.tool_parser else ", and tool calls stay text")
             + "; name the model's family with --renderer (qwen3, glm45, ...)[/]"
         )
+        for warning in await asyncio.to_thread(_template_warnings, config):
+            console.print(f"[yellow]{warning}[/]", highlight=False, soft_wrap=True)
     await _refuse_open_door(config, folder)
     for warning in run_warnings(config.trainer):
         console.print(f"[yellow]{warning}[/]")

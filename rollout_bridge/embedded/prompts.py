@@ -20,6 +20,8 @@ from records.messages import Message, content_text, parsed_arguments
 from rollout_bridge.content_tokenizer import ContentTokenizer
 from rollout_bridge.control_text import ControlTexts
 from rollout_bridge.embedded.errors import BadRequest
+from rollout_bridge.template_errors import Unrenderable
+from rollout_bridge.template_traits import TemplateTraits
 from rollout_bridge.tokenizer import control_texts
 
 Given = ParamSpec("Given")
@@ -40,6 +42,7 @@ class Prompts:
         self._model = model
         self._context_length = context_length
         self._content_tokenizer = ContentTokenizer(tokenizer)
+        self._traits = TemplateTraits(tokenizer)
         self._content = ControlTexts(control_texts(tokenizer))
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompt")
 
@@ -101,12 +104,15 @@ class Prompts:
             if self._content.stand_in(message["role"]):
                 raise BadRequest("the role of a message holds a control text of the model")
         try:
+            shaped = self._traits.shaped(shaped, tools)
             ids = self._content_tokenizer.apply_chat_template(
                 self._content.broken_messages(shaped),
                 tools=None if tools is None else self._content.broken_value(list(tools)),
                 add_generation_prompt=True,
                 **variables,
             )
+        except Unrenderable as error:
+            raise BadRequest(str(error)) from None
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise BadRequest(f"the chat template cannot render these messages: {error}") from None
         if not ids:
