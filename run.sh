@@ -30,6 +30,8 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   clients     agents and SDKs of other projects against the endpoint:
               ./run.sh clients [NAME...] [--short]
   replay      learn from recorded sessions:  ./run.sh replay FILE|DIR... [--votes FILE]
+  models      two small pretrained models to try things on, in runs/models:  ./run.sh models
+              (models FILE.gguf FOLDER: convert a GGUF file)
   slime       training on a cluster:  ./run.sh slime --config configs/qwen3_4b.toml --dry-run
 
 Every command takes --help.
@@ -109,7 +111,7 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | train | judge | proxy | engine | keys | hints | records | doctor | eval | replay | sglang | slime | test | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
+    lab | serve | train | judge | proxy | engine | keys | hints | records | doctor | eval | replay | sglang | models | slime | test | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac
@@ -134,6 +136,7 @@ case "$command" in
         examples/sglang_cpu/install.sh
         exec .venv/bin/python -m examples.sglang_cpu "$@"
         ;;
+    models) exec .venv/bin/python -m examples.real_models "$@" ;;
     clients) exec .venv/bin/python -m tests.clients "$@" ;;
     lab) exec .venv/bin/python -m examples.tool_lab "$@" ;;
     *) exec .venv/bin/opd "$command" "$@" ;;

@@ -20,12 +20,14 @@ _REPLY = "Zanzibar"
 def model_stop_ids(model: str, tokenizer: Any) -> tuple[int, ...]:
     """The ids that end a reply of `model`, a local folder or a hub id.
 
-    What the template shows counts where the model has no `generation_config.json` that says it:
-    some families end messages inside a reply with a token that is no end of it.
+    What the template shows counts where no `generation_config.json` was written for the model that
+    says it: some families end messages inside a reply with a token that is no end of it.
     """
     files = ModelFiles(model)
-    generation = _ids(files.json("generation_config.json"))
-    shown = None if generation else _shown_end(tokenizer)
+    said = files.json("generation_config.json") or {}
+    generation = _ids(said)
+    is_own = generation and not said.get("_from_model_config")
+    shown = None if is_own else _shown_end(tokenizer)
     own = tokenizer.eos_token_id
     ids = (*generation, *_ids(files.json("config.json")), own, shown)
     num_ids = len(tokenizer)

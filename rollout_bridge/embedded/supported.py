@@ -57,6 +57,11 @@ def context_limit(text: Mapping[str, Any]) -> int | None:
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(rope, Mapping):
         return None
+    # Families whose kinds of layers differ name each.
+    kinds = [one for one in rope.values() if isinstance(one, Mapping)]
+    if kinds:
+        limits = [context_limit({**text, "rope_parameters": one}) for one in kinds]
+        return min(filter(None, limits), default=None)
     if (rope.get("rope_type") or rope.get("type")) not in ("longrope", "su", "dynamic"):
         return None
     key = "original_max_position_embeddings"
