@@ -55,12 +55,18 @@ TOOLS = [
 ]
 
 
-def calibration_sequences(rendering: Rendering, seed: int) -> list[Ids]:
-    """Id sequences of 2 tokens to a few hundred; equal seeds give equal sequences."""
+def calibration_sequences(
+    rendering: Rendering, seed: int, vocab_size: int | None = None
+) -> list[Ids]:
+    """Id sequences of 2 tokens to a few hundred; equal seeds give equal sequences.
+
+    Random ids are below `vocab_size`, the rows of the model's head, which a tokenizer may exceed.
+    """
+    num_ids = min(rendering.vocab_size, vocab_size or rendering.vocab_size)
     sequences = conversation_sequences(rendering)
     random = np.random.default_rng(seed)
     for length in (2, 33, 200):
-        sequences.append(random.integers(0, rendering.vocab_size, length).astype(np.int32))
+        sequences.append(random.integers(0, num_ids, length).astype(np.int32))
     return sequences
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from trainer.errors import StartupError
+from trainer.model_vocabulary import check_vocabulary
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_TIMEOUT_S = 3.0
@@ -35,8 +36,7 @@ _AGAIN = "copy or download it again"
 _LOCAL = "give a local folder that has config.json, *.safetensors and tokenizer.json"
 _CONVERT = (
     "is in the format GGUF, which cannot be trained: give the folder of the original model "
-    "(*.safetensors), or convert it once with transformers: from_pretrained(FOLDER, "
-    "gguf_file=FILE).save_pretrained(NEW_FOLDER), of model and tokenizer"
+    "(*.safetensors), or convert it once with ./run.sh models FILE.gguf NEW_FOLDER, and give that"
 )
 
 
@@ -61,6 +61,7 @@ def check_folder(folder: Path) -> None:
     _check_config(folder)
     _check_weights(folder)
     _check_tokenizer(folder)
+    check_vocabulary(folder)
 
 
 def _near(path: Path) -> str:
@@ -91,11 +92,22 @@ def _check_config(folder: Path) -> None:
             f"model: {file}: architecture {model_type!r} is unknown to the installed transformers: "
             "take a model of another one, or update transformers"
         )
+    _check_not_quantised(file, config)
     kinds = config.get("architectures")
     if isinstance(kinds, list) and kinds and all(_WRITES_NOTHING.search(str(k)) for k in kinds):
         raise StartupError(
             f"model: {file}: {', '.join(map(str, kinds))} does not write text: give the folder of "
             "a causal language model"
+        )
+
+
+def _check_not_quantised(file: Path, config: dict[str, Any]) -> None:
+    quantised = config.get("quantization_config")
+    if isinstance(quantised, dict):
+        method = quantised.get("quant_method", "an unnamed method")
+        raise StartupError(
+            f"model: {file}: the weights are quantised ({method}), which cannot be trained: give "
+            "the folder of the original model, in bfloat16 or float32"
         )
 
 

@@ -282,7 +282,9 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
             rehearsal=config.rehearsal if config.rehearsal.enabled else None,
         )
         try:
-            sequences = calibration_sequences(rendering, config.seed)
+            sequences = calibration_sequences(
+                rendering, config.seed, model_vocab_size(config.model)
+            )
             calibration = await trainer.calibrate(sequences, frozen={"frozen": frozen})
             logger.info("calibrated: noise %.3g nats", calibration.noise)
             await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))

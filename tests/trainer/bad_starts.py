@@ -32,6 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "state_space": {"model_type": "mamba", "state_size": 16},
     "chunks": {"model_type": "llama4_text", "layer_types": ["chunked_attention"] * 4},
     "shared_layers": {"model_type": "gemma3n", "text_config": {"num_kv_shared_layers": 2}},
+    "quantised": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+    "other_vocabulary": {"vocab_size": 40},
     "classifier": {"architectures": ["Qwen3ForSequenceClassification"]},
 }
 """Models that are whole and not for this program: what their `config.json` says."""

@@ -59,7 +59,7 @@ CASES: dict[str, tuple[str, str]] = {
     "blanks in the name": ("serve --run {new} --model 'my model'", "model: no folder my model"),
     "a GGUF file": (
         "serve --run {new} --model {m[gguf_file]}",
-        r"GGUF, which cannot be trained: .*gguf_file=FILE",
+        r"GGUF, which cannot be trained: .*\./run\.sh models FILE\.gguf NEW_FOLDER",
     ),
     "a folder of GGUF": ("serve --run {new} --model {m[gguf]}", "GGUF, which cannot be trained"),
     "a file": ("serve --run {new} --model {model}/config.json", "is a file: give the folder"),
@@ -122,6 +122,14 @@ CASES: dict[str, tuple[str, str]] = {
     "layers that share": (
         "serve --run {new} --model {m[shared_layers]}",
         r"gemma3n: layers share keys and values of others \(num_kv_shared_layers\); only",
+    ),
+    "quantised": (
+        "serve --run {new} --model {m[quantised]}",
+        r"the weights are quantised \(gptq\), which cannot be trained: give the folder of the orig",
+    ),
+    "another vocabulary": (
+        "serve --run {new} --model {m[other_vocabulary]}",
+        r"tokenizer\.json has ids up to \d+, and the weights have rows for 40 \(vocab_size\)",
     ),
     "a classifier": (
         "serve --run {new} --model {m[classifier]}",
