@@ -15,6 +15,9 @@ _OTHER_LAYERS = (
     *("mamba_d_state", "state_size", "ssm_cfg"),
 )
 """Keys of a `config.json` whose model has layers besides those of attention."""
+_POSITIONS_IN_MASK = ("bloom", "mpt")
+_OTHER_HEADS = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
+"""Architectures that no key of a configuration gives away."""
 _ONLY = "only attention to all earlier positions, or to a window of them, is served"
 
 
@@ -69,6 +72,10 @@ def context_limit(text: Mapping[str, Any]) -> int | None:
 
 
 def _other_attention(name: str, layer_types: Any, text: Mapping[str, Any]) -> str | None:
+    if name in _POSITIONS_IN_MASK or text.get("alibi"):
+        return f"{name}: its attention mask holds the positions (ALiBi), which is not served"
+    if name in _OTHER_HEADS:
+        return f"{name}: its layers differ in the size of a head, which is not served"
     others = sorted(set(layer_types or ()) - {FULL, SLIDING})
     if others:
         return f"{name}: layers of type {', '.join(others)} need another cache; {_ONLY}"
@@ -80,6 +87,4 @@ def _other_attention(name: str, layer_types: Any, text: Mapping[str, Any]) -> st
         return f"{name}: its tokens attend to later ones (use_bidirectional_attention); {_ONLY}"
     if text.get("num_kv_shared_layers"):
         return f"{name}: layers share keys and values of others (num_kv_shared_layers); {_ONLY}"
-    if text.get("global_head_dim") not in (None, text.get("head_dim")):
-        return f"{name}: its layers differ in the size of a head (global_head_dim)"
     return None

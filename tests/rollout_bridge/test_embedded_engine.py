@@ -192,13 +192,17 @@ def test_a_model_computed_wrongly_through_the_cache_is_refused(model: Path, monk
         Engine(EmbeddedEngineConfig(model=str(model)))
 
 
-def test_a_model_with_other_masks_is_refused(tmp_path: Path, model: Path) -> None:
+def test_a_model_with_other_masks_is_refused(tmp_path: Path, model: Path, monkeypatch) -> None:
     config = BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)
     BloomForCausalLM(config).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((model / name).read_bytes())
+    settings = EmbeddedEngineConfig(model=str(tmp_path), context_length=64)
+    with pytest.raises(UnsupportedModel, match="bloom: its attention mask holds the positions"):
+        Engine(settings)
+    monkeypatch.setattr("rollout_bridge.embedded.supported._POSITIONS_IN_MASK", ())
     with pytest.raises(UnsupportedModel, match="cannot use the engine's cache"):
-        Engine(EmbeddedEngineConfig(model=str(tmp_path), context_length=64))
+        Engine(settings)
 
 
 @asynccontextmanager

@@ -31,6 +31,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "linear_layers": {"model_type": "qwen3_next", "full_attention_interval": 4},
     "state_space": {"model_type": "mamba", "state_size": 16},
     "chunks": {"model_type": "llama4_text", "layer_types": ["chunked_attention"] * 4},
+    "alibi": {"model_type": "bloom"},
+    "unlike_heads": {"model_type": "gemma4_text"},
     "shared_layers": {"model_type": "gemma3n", "text_config": {"num_kv_shared_layers": 2}},
     "quantised": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
     "other_vocabulary": {"vocab_size": 40},

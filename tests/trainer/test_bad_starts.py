@@ -119,6 +119,14 @@ CASES: dict[str, tuple[str, str]] = {
         r"llama4_text: layers of type chunked_attention need another cache; only attention to all "
         r"earlier positions, .* or serve it from SGLang \(docs/sglang\.md: policy\.url, frozen\.u",
     ),
+    "positions in the mask": (
+        "serve --run {new} --model {m[alibi]}",
+        r"bloom: its attention mask holds the positions \(ALiBi\), .* or serve it from SGLang",
+    ),
+    "heads of two sizes": (
+        "serve --run {new} --model {m[unlike_heads]}",
+        "gemma4_text: its layers differ in the size of a head, which is not served; take another",
+    ),
     "layers that share": (
         "serve --run {new} --model {m[shared_layers]}",
         r"gemma3n: layers share keys and values of others \(num_kv_shared_layers\); only",
