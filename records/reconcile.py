@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, exists, insert, or_, select, update
 
 from records.errors import StoreConflict
+from records.hints.ending import drop_turns
 from records.hints.memory import only_versions
 from records.lessons import steps
 from records.models import PolicyVersionRow, ScoreRow, TurnRow, VerdictRow
@@ -78,6 +79,7 @@ def reconcile_op(
     returned = [turn_id for turn_id in in_store if turn_id not in on_chain]
     for part in chunks(returned):
         again = TurnRow.turn_id.in_(part)
+        drop_turns(connection, now, again)
         # What taught it may have been deleted since (records/deletion.py).
         taught = or_(
             exists().where(ScoreRow.turn_id == TurnRow.turn_id),
@@ -85,7 +87,7 @@ def reconcile_op(
         )
         connection.execute(
             update(TurnRow)
-            .where(again, ~taught)
+            .where(again, TurnRow.state == TurnState.TRAINED, ~taught)
             .values(
                 state=TurnState.DROPPED,
                 drop_reason=DropReason.FORGOTTEN,
@@ -95,7 +97,7 @@ def reconcile_op(
         )
         connection.execute(
             update(TurnRow)
-            .where(again, taught)
+            .where(again, taught, TurnRow.state == TurnState.TRAINED)
             .values(state=TurnState.READY, trained_version=None, updated_at=now)
         )
     marked, unknown = _mark_trained(

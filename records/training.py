@@ -13,6 +13,7 @@ from sqlalchemy import Connection, and_, exists, func, insert, or_, select, upda
 
 from records.batches import turns_alone, with_lessons
 from records.errors import StoreConflict
+from records.hints import ending
 from records.hints import memory as hint_memory
 from records.lessons import steps
 from records.lessons.rows import LessonRow
@@ -116,11 +117,16 @@ def release_all_op(connection: Connection, now: float) -> int:
 
 
 def _to_ready(connection: Connection, now: float, *conditions: Any) -> int:
-    return connection.execute(
-        update(TurnRow)
-        .where(TurnRow.state == TurnState.LEASED, *conditions)
-        .values(state=TurnState.READY, claim_owner=None, claim_until=None, updated_at=now)
-    ).rowcount
+    """leased -> ready, or dropped where the hint ended meanwhile; returns how many."""
+    ended = ending.drop_turns(connection, now, TurnRow.state == TurnState.LEASED, *conditions)
+    return (
+        ended
+        + connection.execute(
+            update(TurnRow)
+            .where(TurnRow.state == TurnState.LEASED, *conditions)
+            .values(state=TurnState.READY, claim_owner=None, claim_until=None, updated_at=now)
+        ).rowcount
+    )
 
 
 def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, u
 
 from records.columns import clean_text
 from records.feedback import load as load_feedback
+from records.hints.ending import erase_deleted
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import LIVE_STATUSES, HintStatus, RehearsalBlock
 from records.lessons.dropping import erase_of_hint
@@ -281,6 +282,7 @@ def trained(
             .where(among, HintRow.trained_since.is_(None))
             .values(trained_since=version)
         )
+    erase_deleted(connection, turn_ids)  # one may have been deleted during the step
 
 
 def only_versions(connection: Connection, versions: Iterable[int]) -> None:
