@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, select
 
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow
-from records.hints.types import Examination, HintStatus
+from records.hints.types import Examination, HintState, HintStatus
 from records.lessons.rows import LessonScoreRow
 from records.models import ScoreRow, VerdictRow, VoteRow
 from records.names import DropReason, TurnState
@@ -163,3 +163,12 @@ async def test_a_hint_that_is_deleted_during_a_step_leaves_nothing_to_read(store
     await store.commit_step(version=a_version(1), results=[a_result(turn_id)])
     assert await became(store, turn_id) == (TurnState.TRAINED, None)
     assert await store.read(written) == "[]"
+
+
+async def test_the_states_of_a_deleted_hint_stay(store: Store) -> None:
+    """What it taught there is to go back."""
+    hint_id, turn_id = await rule(store)
+    states = [HintState(hint_id=hint_id, turn_id=turn_id, held_out=False)]
+    await store.set_hint_states(hint_id, states)
+    assert await store.delete_hint(hint_id) is not None
+    assert await store.hint_states(hint_id) == states
