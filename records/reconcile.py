@@ -14,7 +14,7 @@ from sqlalchemy import Connection, exists, insert, or_, select, update
 
 from records.errors import StoreConflict
 from records.hints.ending import drop_turns
-from records.hints.memory import only_versions
+from records.hints.versions import recount
 from records.lessons import steps
 from records.models import PolicyVersionRow, ScoreRow, TurnRow, VerdictRow
 from records.names import DropReason, TurnState
@@ -66,7 +66,6 @@ def reconcile_op(
     """
     on_chain, lessons_on_chain = trained_on_chain(chain), trained_on_chain(lessons)
     added, abandoned = _reconcile_versions(connection, [version for version, _ in chain])
-    only_versions(connection, [version.version for version, _ in chain])
     released = release_all_op(connection, now)
     in_store: dict[str, int | None] = {
         row.turn_id: row.trained_version
@@ -106,6 +105,7 @@ def reconcile_op(
         now,
     )
     dropped, lessons_marked, unknown_lessons = steps.reconcile(connection, lessons_on_chain, now)
+    recount(connection, [version.version for version, _ in chain])
     return ReconcileReport(
         versions_added=tuple(added),
         versions_abandoned=tuple(abandoned),

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, and_, exists, func, insert, or_, select, upda
 from records.batches import turns_alone, with_lessons
 from records.errors import StoreConflict
 from records.hints import ending
-from records.hints import memory as hint_memory
+from records.hints import versions as hint_versions
 from records.lessons import steps
 from records.lessons.rows import LessonRow
 from records.models import PolicyVersionRow, RecordingRow, SampleRow, TurnRow
@@ -170,7 +170,7 @@ def commit_step_op(
     steps.train(connection, version.version, lessons, now)
     lesson_ids = [result.turn_id for result in lessons]
     hint_ids = steps.hints_of(connection, lesson_ids)
-    hint_memory.trained(connection, version.version, turn_ids, hint_ids)
+    hint_versions.trained(connection, version.version, turn_ids, hint_ids)
 
 
 def commit_handed_over_op(
@@ -187,7 +187,7 @@ def commit_handed_over_op(
     """
     if _new_version(connection, version):
         _leased_to_trained(connection, version.version, turn_ids, now, TurnRow.claim_owner == owner)
-        hint_memory.trained(connection, version.version, turn_ids)
+        hint_versions.trained(connection, version.version, turn_ids)
 
 
 def _new_version(connection: Connection, version: PolicyVersion) -> bool:

@@ -21,6 +21,7 @@ from records.hints.types import (
 )
 from records.lessons.dropping import drop_of_hint_op, erase_of_hint
 from records.lessons.names import LessonDrop
+from records.lessons.rows import LessonRow, LessonSampleRow
 from records.models import SampleRow, ScoreRow, TurnRow, VerdictRow, VoteRow
 from records.names import DropReason, TurnState
 from records.sql import chunks
@@ -118,13 +119,11 @@ def delete_hint_op(
     turns; its row stays. None if there is none, or none of the `scope`, or it was deleted before.
     """
     row = connection.execute(
-        select(HintRow.scope, HintRow.status, HintRow.trained_since)
-        .where(HintRow.hint_id == hint_id)
-        .with_for_update()
+        select(HintRow.scope, HintRow.status).where(HintRow.hint_id == hint_id).with_for_update()
     ).one_or_none()
     if row is None or scope not in (None, row.scope) or row.status is HintStatus.DELETED:
         return None
-    versions = _versions_of(connection, hint_id, row.trained_since)
+    versions = versions_of(connection, [hint_id])
     connection.execute(delete(HintPromptRow).where(HintPromptRow.hint_id == hint_id))
     connection.execute(
         update(HintRow)
@@ -161,11 +160,25 @@ def _erase_verdicts(connection: Connection, hint_id: str) -> None:
     )
 
 
-def _versions_of(connection: Connection, hint_id: str, first: int | None) -> tuple[int, ...]:
-    """Versions that trained on a turn that the hint came from, and the first that a lesson did."""
-    of_turns = connection.scalars(
-        select(SampleRow.version)
-        .join(HintSourceRow, HintSourceRow.turn_id == SampleRow.turn_id)
-        .where(HintSourceRow.hint_id == hint_id)
-    )
-    return tuple(sorted({*of_turns, *([] if first is None else [first])}))
+def versions_of(connection: Connection, hint_ids: Sequence[str]) -> tuple[int, ...]:
+    """Versions that trained on turns that these hints came from or on their lessons, lost ones
+    included, and the first that is known of.
+    """
+    found: set[int | None] = set()
+    for part in chunks(hint_ids):
+        lessons, sources = LessonRow.hint_id.in_(part), HintSourceRow.hint_id.in_(part)
+        for statement in (
+            select(HintRow.trained_since).where(HintRow.hint_id.in_(part)),
+            select(LessonRow.trained_version).where(lessons),
+            select(LessonSampleRow.version)
+            .join(LessonRow, LessonRow.lesson_id == LessonSampleRow.lesson_id)
+            .where(lessons),
+            select(TurnRow.trained_version)
+            .join(HintSourceRow, HintSourceRow.turn_id == TurnRow.turn_id)
+            .where(sources),
+            select(SampleRow.version)
+            .join(HintSourceRow, HintSourceRow.turn_id == SampleRow.turn_id)
+            .where(sources),
+        ):
+            found.update(connection.scalars(statement.distinct()))
+    return tuple(sorted(version for version in found if version is not None))

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, u
 
 from records.columns import clean_text
 from records.feedback import load as load_feedback
-from records.hints.ending import erase_deleted
+from records.hints.ending import versions_of
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import LIVE_STATUSES, HintStatus, RehearsalBlock
 from records.lessons.dropping import erase_of_hint
@@ -207,10 +207,7 @@ def delete_sourceless(connection: Connection, hint_ids: Iterable[str], now: floa
         )
         gone += [hint_id for hint_id in part if hint_id not in kept]
     for part in chunks(gone):
-        trained = select(HintRow.trained_since).where(
-            HintRow.hint_id.in_(part), HintRow.trained_since.is_not(None)
-        )
-        versions.update(version for version in connection.scalars(trained) if version is not None)
+        versions.update(versions_of(connection, part))
         for model in (HintStateRow, HintPromptRow):
             connection.execute(delete(model).where(model.hint_id.in_(part)))
         connection.execute(
@@ -264,36 +261,3 @@ def _other_with(connection: Connection, scope: str, key: str, hint_id: str) -> b
         HintRow.scope == scope, HintRow.text_key == key, HintRow.hint_id != hint_id
     )
     return connection.scalar(statement) is not None
-
-
-def trained(
-    connection: Connection, version: int, turn_ids: Sequence[str], hint_ids: Iterable[str] = ()
-) -> None:
-    """A step trained these turns and lessons of these hints: part of the step's transaction."""
-    hints = set(hint_ids)
-    for part in chunks(turn_ids):
-        of_turns = select(HintSourceRow.hint_id).where(HintSourceRow.turn_id.in_(part))
-        hints.update(connection.scalars(of_turns))
-    for part in chunks(sorted(hints)):
-        among = HintRow.hint_id.in_(part)
-        connection.execute(update(HintRow).where(among).values(num_steps=HintRow.num_steps + 1))
-        connection.execute(
-            update(HintRow)
-            .where(among, HintRow.trained_since.is_(None))
-            .values(trained_since=version)
-        )
-    erase_deleted(connection, turn_ids)  # one may have been deleted during the step
-
-
-def only_versions(connection: Connection, versions: Iterable[int]) -> None:
-    """Only these versions of the policy are left: what others trained counts no more."""
-    left = set(versions)
-    known = connection.scalars(
-        select(HintRow.trained_since).where(HintRow.trained_since.is_not(None)).distinct()
-    )
-    for part in chunks([version for version in known if version not in left]):
-        connection.execute(
-            update(HintRow)
-            .where(HintRow.trained_since.in_(part))
-            .values(trained_since=None, num_steps=0)
-        )

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
+from records.deletion import delete_sessions_op
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow
 from records.hints.types import Examination, HintState, HintStatus
+from records.lessons import steps
+from records.lessons.names import LessonKind
 from records.lessons.rows import LessonScoreRow
 from records.models import ScoreRow, VerdictRow, VoteRow
 from records.names import DropReason, TurnState
+from records.share import LessonShares
 from records.store import Store
 from tests.records.builders import (
     OWNER,
@@ -21,7 +25,8 @@ from tests.records.builders import (
     a_version,
     claimed,
 )
-from tests.records.hints.test_memory import EXAMINER, examined, objected
+from tests.records.hints.test_memory import EXAMINER, examined, objected, one
+from tests.records.lessons.builders import ready_lessons
 
 CELSIUS, ALSO_CELSIUS, FAHRENHEIT = "use Celsius", "in Celsius please", "use Fahrenheit"
 ENDED = (TurnState.DROPPED, DropReason.HINT_ENDED)
@@ -172,3 +177,61 @@ async def test_the_states_of_a_deleted_hint_stay(store: Store) -> None:
     await store.set_hint_states(hint_id, states)
     assert await store.delete_hint(hint_id) is not None
     assert await store.hint_states(hint_id) == states
+
+
+async def trained_in(store: Store, version: int, hint_id: str, kind: LessonKind) -> str:
+    """A lesson of a hint that this version trained."""
+    [lesson_id] = await ready_lessons(store, kind, hint_id=hint_id)
+    samples = await store.lease(
+        owner=TRAINER, count=1, ttl_s=60, lessons=LessonShares(counter=0, keep=0, hold_s=0)
+    )
+    if kind is LessonKind.COUNTER:  # takes no batch of its own
+        assert samples == []
+        await store.write(steps.lease, lesson_ids=[lesson_id], owner=TRAINER, now=1.0, ttl_s=1e9)
+    await store.commit_step(version=a_version(version), results=[], lessons=[a_result(lesson_id)])
+    return lesson_id
+
+
+async def test_a_deleted_hint_names_all_versions_that_trained_on_it(store: Store) -> None:
+    hint_id, turn_id = await rule(store)
+    await scored(store, turn_id)
+    await store.lease(owner=TRAINER, count=1, ttl_s=60)
+    await store.commit_step(version=a_version(1), results=[a_result(turn_id)])
+    await trained_in(store, 2, hint_id, LessonKind.HINT)
+    await trained_in(store, 3, "another", LessonKind.HINT)
+    await trained_in(store, 4, hint_id, LessonKind.COUNTER)
+    deleted = await store.delete_hint(hint_id)
+    assert deleted is not None
+    assert deleted.versions == (1, 2, 4)
+
+
+async def test_so_does_one_that_goes_with_its_session(store: Store) -> None:
+    hint_id, turn_id = await rule(store)
+    await trained_in(store, 1, hint_id, LessonKind.HINT)
+    await trained_in(store, 2, hint_id, LessonKind.HINT)
+    turn = await store.turn(turn_id)
+    assert turn is not None
+    gone = await store.write(
+        delete_sessions_op, session_ids=[turn.session_id], reason="forget", now=1.0
+    )
+    assert gone.versions == (1, 2)
+
+
+async def test_reconciling_says_since_when_hints_were_trained(store: Store) -> None:
+    """The step before died between the checkpoint's rename and its commit."""
+    hint_id, turn_id = await rule(store)
+    await scored(store, turn_id)
+    lesson_id = (await ready_lessons(store, hint_id=hint_id))[0]
+    versions = [(a_version(1), [turn_id]), (a_version(2), [])]
+    lessons = [(a_version(1), []), (a_version(2), [lesson_id])]
+    await store.reconcile(versions, lessons)
+    hint = await one(store, hint_id)
+    assert (hint.trained_since, hint.num_steps) == (1, 2)
+    await store.reconcile(versions, lessons)
+    assert await one(store, hint_id) == hint
+    await store.reconcile(versions[:1], lessons[:1])
+    hint = await one(store, hint_id)
+    assert (hint.trained_since, hint.num_steps) == (1, 1)
+    await store.reconcile([])
+    hint = await one(store, hint_id)
+    assert (hint.trained_since, hint.num_steps) == (None, 0)
