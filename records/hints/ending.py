@@ -123,15 +123,16 @@ def delete_hint_op(
     ).one_or_none()
     if row is None or scope not in (None, row.scope) or row.status is HintStatus.DELETED:
         return None
-    versions = versions_of(connection, [hint_id])
-    connection.execute(delete(HintPromptRow).where(HintPromptRow.hint_id == hint_id))
+    merged = _merged_into(connection, [hint_id])
+    versions = versions_of(connection, [hint_id, *merged])
     connection.execute(
         update(HintRow)
         .where(HintRow.hint_id == hint_id)
-        .values(status=HintStatus.DELETED, text="", text_key=None, detail=None, updated_at=now)
+        .values(status=HintStatus.DELETED, text_key=None, updated_at=now)
     )
     stop(connection, hint_id, LessonDrop.FORGOTTEN, now)
-    erase_of_hint(connection, hint_id, now)
+    for one in (hint_id, *merged):
+        erase_texts(connection, one, now)
     _erase_verdicts(connection, hint_id)
     connection.execute(
         update(HintSourceRow).where(HintSourceRow.hint_id == hint_id).values(text="", words="")
@@ -143,6 +144,31 @@ def delete_hint_op(
         .values(opposed_by=None, block=None, updated_at=now)
     )
     return DeletedHint(hint_id=hint_id, versions=versions)
+
+
+def _merged_into(connection: Connection, hint_ids: Sequence[str]) -> list[str]:
+    """Hints that say the same as these, and those that do as they: their texts go with these."""
+    found: list[str] = []
+    while hint_ids:
+        hint_ids = [
+            one
+            for part in chunks(hint_ids)
+            for one in connection.scalars(
+                select(HintRow.hint_id).where(HintRow.merged_into.in_(part))
+            )
+            if one not in found
+        ]
+        found += hint_ids
+    return found
+
+
+def erase_texts(connection: Connection, hint_id: str, now: float) -> None:
+    """A hint's text and what was written from it: words of its exceptions, and its lessons."""
+    connection.execute(delete(HintPromptRow).where(HintPromptRow.hint_id == hint_id))
+    erase_of_hint(connection, hint_id, now)
+    connection.execute(
+        update(HintRow).where(HintRow.hint_id == hint_id).values(text="", detail=None)
+    )
 
 
 def _erase_verdicts(connection: Connection, hint_id: str) -> None:
@@ -160,19 +186,28 @@ def _erase_verdicts(connection: Connection, hint_id: str) -> None:
     )
 
 
+def versions_of_lessons(connection: Connection, hint_ids: Sequence[str]) -> set[int]:
+    """Versions that trained on lessons of these hints, lost ones included."""
+    found: set[int | None] = set()
+    for part in chunks(hint_ids):
+        lessons = LessonRow.hint_id.in_(part)
+        found.update(connection.scalars(select(LessonRow.trained_version).where(lessons)))
+        sampled = select(LessonSampleRow.version).join(
+            LessonRow, LessonRow.lesson_id == LessonSampleRow.lesson_id
+        )
+        found.update(connection.scalars(sampled.where(lessons)))
+    return {version for version in found if version is not None}
+
+
 def versions_of(connection: Connection, hint_ids: Sequence[str]) -> tuple[int, ...]:
     """Versions that trained on turns that these hints came from or on their lessons, lost ones
     included, and the first that is known of.
     """
-    found: set[int | None] = set()
+    found: set[int | None] = {*versions_of_lessons(connection, hint_ids)}
     for part in chunks(hint_ids):
-        lessons, sources = LessonRow.hint_id.in_(part), HintSourceRow.hint_id.in_(part)
+        sources = HintSourceRow.hint_id.in_(part)
         for statement in (
             select(HintRow.trained_since).where(HintRow.hint_id.in_(part)),
-            select(LessonRow.trained_version).where(lessons),
-            select(LessonSampleRow.version)
-            .join(LessonRow, LessonRow.lesson_id == LessonSampleRow.lesson_id)
-            .where(lessons),
             select(TurnRow.trained_version)
             .join(HintSourceRow, HintSourceRow.turn_id == TurnRow.turn_id)
             .where(sources),
