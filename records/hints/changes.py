@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, select, update
 
 from records.errors import StoreConflict
+from records.hints import pausing
 from records.hints.ending import contradict, stop
 from records.hints.memory import look_again, take_back
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
@@ -147,10 +148,11 @@ def examination_op(
         contradict(connection, other, row.scope, hint_id, now) for other in examination.contradicts
     ]
     block, opposed_by = examination.block, None
-    if examination.opposed_elsewhere:
-        block, opposed_by = RehearsalBlock.OTHER_SCOPE, examination.opposed_elsewhere[0]
-        for other in examination.opposed_elsewhere:
-            _pause(connection, other, hint_id, now)
+    opponents = pausing.still_live(connection, examination.opposed_elsewhere)
+    if opponents:
+        block, opposed_by = RehearsalBlock.OTHER_SCOPE, opponents[0]
+        for other in opponents:
+            pausing.pause(connection, other, hint_id, now)
     upsert(connection, HintPromptRow, [_prompt_row(one) for one in examination.prompts])
     connection.execute(
         update(HintRow)
@@ -197,6 +199,7 @@ def _merge(
         )
     )
     connection.execute(update(HintRow).where(HintRow.hint_id == into).values(updated_at=now))
+    pausing.hand_over(connection, hint_id, into, now)
     look_again(connection, [into])
     return [hint_id]
 
@@ -214,15 +217,6 @@ def _give_way(
         return None  # it ended meanwhile: the hint is examined again
     ended = contradict(connection, hint_id, scope, to, now)
     return [] if ended is None else [ended]
-
-
-def _pause(connection: Connection, hint_id: str, by: str, now: float) -> None:
-    connection.execute(
-        update(HintRow)
-        .where(HintRow.hint_id == hint_id, HintRow.status.in_(LIVE_STATUSES))
-        .values(block=RehearsalBlock.OTHER_SCOPE, opposed_by=by, updated_at=now)
-    )
-    drop_of_hint_op(connection, hint_id, LessonDrop.HINT_ENDED, now)
 
 
 def _take_away(connection: Connection, hint_id: str) -> None:
@@ -244,13 +238,16 @@ def _prompt_row(prompt: HintPrompt) -> dict[str, Any]:
 
 
 def examine_again_op(connection: Connection, hint_id: str, now: float) -> bool:
-    """A rule that holds waits for the examiner once more; False if it has ended, or waits."""
+    """A rule that holds waits for the examiner once more; False if it has ended, waits, or is
+    opposed by another scope.
+    """
     changed = connection.execute(
         update(HintRow)
         .where(
             HintRow.hint_id == hint_id,
             HintRow.status.in_(LIVE_STATUSES),
             HintRow.is_rule.is_(True),
+            ~pausing.IS_PAUSED,
         )
         .values(is_rule=None, block=None, detail=None, updated_at=now)
     )
@@ -292,13 +289,15 @@ def set_block_op(
     detail: str | None,
     now: float,
 ) -> None:
-    """Why a hint is not rehearsed; None: it is."""
-    connection.execute(
+    """Why a hint is not rehearsed; None: it is. Not of one that another scope opposes, or that has
+    ended: who prepares it read it minutes ago.
+    """
+    changed = connection.execute(
         update(HintRow)
-        .where(HintRow.hint_id == hint_id)
+        .where(HintRow.hint_id == hint_id, HintRow.status.in_(LIVE_STATUSES), ~pausing.IS_PAUSED)
         .values(block=block, detail=detail, updated_at=now)
     )
-    if block is not None:
+    if changed.rowcount and block is not None:
         drop_of_hint_op(connection, hint_id, LessonDrop.HINT_ENDED, now)
 
 
@@ -334,6 +333,7 @@ def set_status_op(
     connection.execute(update(HintRow).where(HintRow.hint_id == hint_id).values(**values))
     if status not in LIVE_STATUSES:
         stop(connection, hint_id, LessonDrop.HINT_ENDED, now)
+        pausing.lift(connection, [hint_id], now)
     elif status is not HintStatus.ACTIVE:
         drop_of_hint_op(connection, hint_id, LessonDrop.HINT_ENDED, now)
     return True

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, select, update
 
+from records.hints.pausing import lift
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow
 from records.hints.types import (
     ENDED_STATUSES,
     LIVE_STATUSES,
     DeletedHint,
     HintStatus,
-    RehearsalBlock,
 )
 from records.lessons.dropping import drop_of_hint_op, erase_of_hint
 from records.lessons.names import LessonDrop
@@ -97,6 +97,7 @@ def contradict(connection: Connection, hint_id: str, scope: str, by: str, now: f
     if not changed.rowcount:
         return None
     stop(connection, hint_id, LessonDrop.HINT_ENDED, now)
+    lift(connection, [hint_id], now)
     return hint_id
 
 
@@ -137,12 +138,7 @@ def delete_hint_op(
     connection.execute(
         update(HintSourceRow).where(HintSourceRow.hint_id == hint_id).values(text="", words="")
     )
-    # Who was paused on its account goes on.
-    connection.execute(
-        update(HintRow)
-        .where(and_(HintRow.opposed_by == hint_id, HintRow.block == RehearsalBlock.OTHER_SCOPE))
-        .values(opposed_by=None, block=None, updated_at=now)
-    )
+    lift(connection, [hint_id], now)
     return DeletedHint(hint_id=hint_id, versions=versions)
 
 

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, u
 from records.columns import clean_text
 from records.feedback import load as load_feedback
 from records.hints.ending import versions_of, versions_of_lessons
+from records.hints.pausing import lift
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import LIVE_STATUSES, HintStatus, RehearsalBlock
 from records.lessons.dropping import erase_of_hint
@@ -232,9 +233,7 @@ def delete_sourceless(connection: Connection, hint_ids: Iterable[str], now: floa
             .where(HintRow.merged_into.in_(part))
             .values(merged_into=None, text="", detail=None)
         )
-        connection.execute(
-            update(HintRow).where(HintRow.opposed_by.in_(part)).values(opposed_by=None, block=None)
-        )
+        lift(connection, part, now)
         for hint_id in part:
             erase_of_hint(connection, hint_id, now)
         connection.execute(delete(HintRow).where(HintRow.hint_id.in_(part)))
