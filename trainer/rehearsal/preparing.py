@@ -38,6 +38,8 @@ _CANDIDATES = 4
 _REMEMBERED = 50_000
 _SOURCES = 8
 """Turns that a hint came from, of which it is looked up how much it changes there."""
+_HINTS_AT_ONCE = 8
+"""Hints of which it is asked at a time whether one applies: the first that does is enough."""
 _LEAST_EFFECT = 0.1
 _MOST_SOURCES = 1000
 _ENOUGH_WISHES = 4
@@ -335,8 +337,10 @@ class Preparation:
                 for one in hints
                 for state in (*one.training, *one.held_back)
             )
-        for one in hints:
-            if await self._applies(one.hint, turn) is not False:
+        for begin in range(0, len(hints), _HINTS_AT_ONCE):
+            part = hints[begin : begin + _HINTS_AT_ONCE]
+            said = await all_or_none([self._applies(one.hint, turn) for one in part])
+            if any(applies is not False for applies in said):
                 return False
         return True
 
