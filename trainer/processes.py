@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rollout_bridge.engine.client import EngineClient
     from rollout_bridge.rendering import Rendering
     from rollout_bridge.scoring import Resampler, RewriteHint
+    from trainer.loop import EmbeddedTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -255,14 +256,11 @@ def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool)
 
 
 async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays: bool) -> None:
-    """Train until told to. One that `stays` when RUN/stop ends training goes on once that file is
-    deleted: whoever started it would take its end for a failure.
-    """
+    """Train until told to."""
     from trainer.calibration_texts import calibration_sequences
     from trainer.loop import EmbeddedTrainer
     from trainer.run_folder import only_trainer
     from trainer.run_report import write_run_report
-    from trainer.stop_order import read_stop, waited_while_stopped
 
     for warning in run_warnings(config.trainer):
         logger.warning("%s", warning)
@@ -285,16 +283,28 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
             sequences = calibration_sequences(rendering, config.seed)
             calibration = await trainer.calibrate(sequences, frozen={"frozen": frozen})
             logger.info("calibrated: noise %.3g nats", calibration.noise)
-            await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
-            while stays and read_stop(folder) is not None and not stop.is_set():
-                await waited_while_stopped(folder, stop)
-                await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
+            serves = stays and config.made_by == "serve"
+            await train_and_serve(trainer, stop, stays=stays, when_done=serves)
         finally:
             await trainer.close()
             # A lab's or a replay's summary and report are their own; serve writes its own as well.
             if not stays and config.made_by in (None, "serve"):
                 path = await write_run_report(folder, f"Training {config.model}", store, rendering)
                 logger.info("report: %s", path)
+
+
+async def train_and_serve(
+    trainer: EmbeddedTrainer, stop: asyncio.Event, *, stays: bool, when_done: bool
+) -> None:
+    """Train until told to. One that `stays` when RUN/stop ends training goes on once that file is
+    deleted: whoever started it would take its end for a failure. Meanwhile, and `when_done` also
+    after its last step, it keeps the engines at the version that is to serve.
+    """
+    while not stop.is_set():
+        await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
+        if not stays or not trainer.is_at_rest(when_done=when_done):
+            return
+        await trainer.serve_on(stop, when_done=when_done)
 
 
 async def _check_teachers(config: RunConfig, rendering: Rendering) -> None:
