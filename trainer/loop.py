@@ -307,7 +307,7 @@ class EmbeddedTrainer:
         num_turns = await self.store.ready_count()
         if finishes:
             size = min(size, num_turns)
-        if not finishes and self._lessons.awaits_measurement(self.version):
+        if not finishes and await self._lessons.awaits_measurement(self.version):
             return None
         if size == 0 or num_turns + await self._lessons.num_ready() < size:
             return None
