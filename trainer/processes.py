@@ -34,6 +34,7 @@ from trainer.status import status_line
 if TYPE_CHECKING:
     from judge.config import JudgeConfig
     from judge.context import Reads
+    from judge.hints.metrics import QuestionMetrics
     from rollout_bridge.control_text import ControlTexts
     from rollout_bridge.engine.client import EngineClient
     from rollout_bridge.rendering import Rendering
@@ -58,6 +59,7 @@ def run_proxy(config_file: Path, overrides: list[str], exit_with_parent: bool) -
 async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
     from api_proxy.app import ProxyDeps, create_app
     from api_proxy.server import ProxyServer
+    from trainer.metrics_file import FOLDER
 
     async with await Store.open(config.store) as store:
         await refuse_open_door(config, store, config_file)
@@ -69,6 +71,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
                 rendering=rendering,
                 config=config.proxy,
                 pause_mode=config.trainer.pause_mode,
+                metrics_folder=config_file.parent / FOLDER,
             )
             await ProxyServer(create_app(deps), config.proxy).serve()
 
@@ -98,9 +101,12 @@ def run_judge(
 async def _judge_and_score(
     config: RunConfig, folder: Path, stop: asyncio.Event, rewrite_hint: RewriteHint | None
 ) -> None:
+    from judge.hints.metrics import QuestionMetrics
     from judge.worker import JudgeWorker
     from rollout_bridge.policy_scores import PolicyScorer
     from rollout_bridge.scoring import ScoringWorker
+    from trainer.metrics_file import keep_written
+    from trainer.run_figures import RunCollector
 
     rendering = _rendering(config)
     store = await Store.open(config.store)
@@ -128,13 +134,19 @@ async def _judge_and_score(
             resampler=_resampler(config, store, policy, rendering),
             freshness=freshness_of(config),
         )
+        questions = QuestionMetrics()
+        registries = [one.registry for one in (judge.metrics, scoring.metrics, questions)]
         async with asyncio.TaskGroup() as group:
+            run_figures = RunCollector(store, folder)
+            group.create_task(keep_written(folder, "judge", registries, run_figures, stop))
             group.create_task(judge.run(stop))
             if config.replay.mode != "judge-only":
                 group.create_task(scoring.run(stop))
             if config.rehearsal.enabled:
                 group.create_task(
-                    _rehearse(config, folder, stop, store, policy, teacher, rendering, reads)
+                    _rehearse(
+                        config, folder, stop, store, policy, teacher, rendering, reads, questions
+                    )
                 )
 
 
@@ -147,6 +159,7 @@ async def _rehearse(
     teacher: EngineClient,
     rendering: Rendering,
     reads: Reads,
+    metrics: QuestionMetrics,
 ) -> None:
     """Examine new hints and practise those that are rules, until `stop`."""
     from judge.calls import judge_client
@@ -156,7 +169,7 @@ async def _rehearse(
 
     asked = judge_config(config)
     async with judge_client(asked) as client, asyncio.TaskGroup() as group:
-        questions = HintQuestions(client, asked, **reads)
+        questions = HintQuestions(client, asked, metrics=metrics, **reads)
         to = Connections(
             store=store, questions=questions, policy=policy, frozen=teacher, rendering=rendering
         )
