@@ -36,7 +36,6 @@ from trainer.rehearsal.desk import Desk
 from trainer.rehearsal.journal import Journal
 from trainer.rehearsal.keeping import Keeping
 from trainer.rehearsal.measuring import Measurer
-from trainer.rehearsal.metrics import RehearsalMetrics
 from trainer.rehearsal.needs import Questions, RehearsalStore
 from trainer.rehearsal.planning import (
     KeptState,
@@ -99,7 +98,6 @@ class RehearsalWorker:
         measurer = Measurer(desk, probe, questions, limit)
         self._review = Review(store, measurer, self._keeping, Journal(folder), config)
         self._hints: list[Hint] = []
-        self.metrics = RehearsalMetrics()
         self._rota = Rota(random.randrange(1_000_000))
         claims = LessonClaims(store)
         loop = config.loop.model_copy(update={"concurrency": concurrency})
@@ -181,7 +179,6 @@ class RehearsalWorker:
         last = self._review.last()
         if last is None or last.version != version:
             row = await self._review.version(version, hints, kept, ended)
-            self.metrics.show(row)
             ended = await self._keeping.to_bring_back(row.returned)
             order = self._review.stop_order(row)
             if order is not None:
