@@ -84,9 +84,10 @@ def judged_share(connection: Connection) -> float | None:
     return judged / (judged + let_go)
 
 
-def num_objections(connection: Connection) -> int:
-    """Number of turns whose verdict has a hint."""
-    return connection.scalar(select(func.count(VerdictRow.hint))) or 0
+def num_judged(connection: Connection) -> tuple[int, int]:
+    """Number of turns with a verdict, and of those whose verdict has a hint."""
+    judged, objections = connection.execute(select(func.count(), func.count(VerdictRow.hint))).one()
+    return judged, objections
 
 
 def ready_count(connection: Connection) -> int:

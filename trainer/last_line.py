@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+METRICS_FILE = "metrics.jsonl"
+"""A line for each step, in a run's folder."""
 _BLOCK = 65_536
 
 

@@ -16,6 +16,7 @@ from records.types import ReadySample
 from trainer.batch_totals import BatchTotals
 from trainer.config import TrainerConfig
 from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.figures import figures
 from trainer.rehearsal.journal import LastRow
 from trainer.rehearsal.recovery import shares_after
 
@@ -159,9 +160,10 @@ class LessonMix:
         """A batch was leased: the next one waits anew."""
         self._full_since = None
 
-    async def metrics(self, samples: Sequence[ReadySample]) -> dict[str, int]:
+    async def metrics(self, samples: Sequence[ReadySample]) -> dict[str, float]:
         """After a step on `samples`: lessons at hand and dropped, and steps that went without any
-        though counter-lessons were on their way, since this process began.
+        though counter-lessons were on their way, since this process began; and what the version
+        that was measured last came to.
         """
         if self._rehearsal is None:
             return {}
@@ -171,4 +173,5 @@ class LessonMix:
             self._steps_alone += 1
             logger.warning("a step of turns alone: its lessons did not come in time")
         found = pool_metrics(counts, await self._store.lesson_drops())
-        return found | {"lessons/steps_alone": self._steps_alone}
+        measured = {f"hints/{name}": value for name, value in figures(self._journal.read()).items()}
+        return found | {"lessons/steps_alone": self._steps_alone} | measured

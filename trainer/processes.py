@@ -26,6 +26,7 @@ from trainer.devices import check_device
 from trainer.keys_commands import refuse_open_door
 from trainer.model_config import model_vocab_size
 from trainer.model_folder import check_model
+from trainer.rehearsal.saying import LearningLine
 from trainer.run_checks import run_warnings
 from trainer.run_config import EngineConfig, RunConfig
 from trainer.start_checks import check_listening, check_spill, check_store
@@ -92,6 +93,7 @@ def run_judge(
     run_until_stopped(
         lambda stop: _with_status(
             config,
+            config_file.parent,
             exit_with_parent,
             _judge_and_score(config, config_file.parent, stop, rewrite_hint),
         )
@@ -210,17 +212,24 @@ def _resampler(
     )
 
 
-async def _with_status(config: RunConfig, is_child: bool, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, with a line a minute on where the turns stand; of a child its parent says it."""
+async def _with_status(
+    config: RunConfig, folder: Path, is_child: bool, work: Coroutine[Any, Any, None]
+) -> None:
+    """Do the work, with lines a minute on where turns and hints stand; of a child its parent says
+    them.
+    """
     if is_child:
         await work
         return
     async with await Store.open(config.store) as store:
+        learning = LearningLine(store, folder)
 
         async def say() -> None:
             while True:
                 await asyncio.sleep(LINE_EVERY_S)
                 logger.info("%s", await status_line(store))
+                if (said := await learning.said()) is not None:
+                    logger.info("%s", said)
 
         saying = asyncio.create_task(say())
         try:
@@ -262,6 +271,7 @@ def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool)
     run_until_stopped(
         lambda stop: _with_status(
             config,
+            config_file.parent,
             exit_with_parent,
             _train(config, config_file.parent, stop, stays=exit_with_parent),
         )

@@ -18,11 +18,10 @@ from prometheus_client.registry import Collector
 from records.hints.types import HintStatus, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.store import Store
-from trainer.last_line import last_line
+from trainer.last_line import METRICS_FILE, last_line
 from trainer.rehearsal.figures import figures
 from trainer.rehearsal.journal import VersionRow, last_row
 
-METRICS_FILE = "metrics.jsonl"
 _READ_EVERY_S = 60.0
 _OBEDIENCE = ("value", "low", "high", "before", "floor")
 
@@ -44,9 +43,10 @@ class RunFigures:
 async def read_figures(store: Store, folder: Path) -> RunFigures:
     """As they are now."""
     line = last_line(folder / METRICS_FILE)
+    _, objections = await store.num_judged()
     return RunFigures(
         turns=sum((await store.counts()).values()),
-        objections=await store.num_objections(),
+        objections=objections,
         hints=await store.hint_counts(),
         lessons=await store.lesson_totals(),
         lesson_drops=await store.lesson_drops(),

@@ -114,6 +114,13 @@ def counts(connection: Connection) -> dict[tuple[HintStatus, RehearsalBlock | No
     return {(row.status, row.block): row.number for row in connection.execute(statement)}
 
 
+def rules(connection: Connection) -> dict[bool | None, int]:
+    """Number of hints by the judge's answer to whether each is a rule; None: not asked yet."""
+    number = func.count().label("number")
+    statement = select(HintRow.is_rule, number).group_by(HintRow.is_rule)
+    return {row.is_rule: row.number for row in connection.execute(statement)}
+
+
 def of_ready_turns(connection: Connection) -> set[str]:
     """Hints that turns gave which wait to be trained on."""
     return set(

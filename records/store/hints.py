@@ -122,6 +122,10 @@ class HintStore(StoreBase):
         """
         return await self.read(reading.counts)
 
+    async def hint_rules(self) -> dict[bool | None, int]:
+        """Number of hints that the judge takes for a rule, or not, or was not asked about yet."""
+        return await self.read(reading.rules)
+
     async def hints_of_ready_turns(self) -> set[str]:
         """Hints that turns gave which wait to be trained on."""
         return await self.read(reading.of_ready_turns)

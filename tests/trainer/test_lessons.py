@@ -119,6 +119,7 @@ async def lesson_states(store: Store, lesson_ids: list[str]) -> set[LessonState]
 
 
 async def test_a_step_of_turns_and_lessons_is_one_version(folder, tmp_path):
+    Journal(tmp_path).add(a_row(0))
     async with rehearsing(tmp_path, folder) as (trainer, store):
         await make_ready(store, samples(1)[:1])
         lessons = [
@@ -132,6 +133,10 @@ async def test_a_step_of_turns_and_lessons_is_one_version(folder, tmp_path):
         assert await states(store) == {TurnState.TRAINED: 1}
         assert await lesson_states(store, lessons) == {LessonState.TRAINED}
         assert await trainer.step() is None
+        assert await store.lessons_trained_by_hint() == {"hint": {HINT: 1, COUNTER: 1}}
+        trained = dict.fromkeys((HINT, COUNTER, KEEP), 1)
+        totals = await store.lesson_totals()
+        assert totals == {(kind, LessonState.TRAINED): n for kind, n in trained.items()}
     manifest = Manifest.read(tmp_path / "checkpoints" / "step_000001")
     assert manifest.turn_ids == ("s0-0",)
     assert sorted(manifest.lesson_ids) == sorted(lessons)
@@ -141,6 +146,10 @@ async def test_a_step_of_turns_and_lessons_is_one_version(folder, tmp_path):
     assert line["turns/live"] == 1
     kinds = ("live", "hint", "counter", "keep")
     assert all(line[f"lessons/gap_{kind}"] > 0 for kind in kinds)
+    # What was measured of the version before it; what was not has no key.
+    assert (line["hints/gap"], line["hints/keep_gap"], line["hints/objections"]) == (0.5, 0.5, 1)
+    assert line["hints/measured_version"] == 0
+    assert "hints/obedience" not in line
     assert line["lessons/steps_alone"] == line["lessons/ready_hint"] == 0
 
 

@@ -110,7 +110,8 @@ class VersionRow(_Row):
     """One version. `turns` and `objections` (accepted hints) are those of the run so far;
     `obedience_of` are open wishes by the id of the hint that they are against; `keep` is the gap to
     the start model at states of other kinds; `returned` are ended hints whose states answer as the
-    start does again.
+    start does again. With `rehearsal.without_counter`: `unguarded_of` are open wishes by texts that
+    train too, of hints with none that only measures; `unmeasured` are hints without any.
     """
 
     time: float
@@ -125,6 +126,8 @@ class VersionRow(_Row):
     lessons: dict[str, int]
     returned: tuple[str, ...] = ()
     going_back: tuple[str, ...] = ()
+    unguarded_of: dict[str, ObedienceRow] = {}
+    unmeasured: tuple[str, ...] = ()
 
 
 class Journal:

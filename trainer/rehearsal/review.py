@@ -41,6 +41,8 @@ _ENOUGH_ANSWERS = 16
 """Fewer say nothing of one hint's open wishes."""
 _LOOK_BACK = 8
 """Versions among which so many are looked for."""
+_UNGUARDED = 16
+"""Answers a version to open wishes that train too, where a hint has no other: shown, no guard."""
 _RESTING_A_VERSION = 4
 """Hints at rest whose gap is measured at one version, in turn."""
 
@@ -97,6 +99,8 @@ class Review:
         of_hints = await self._measurer.obedience(wishes)
         obedience = summed(list(of_hints.values()))
         obeys = obedience is None or is_obedient(obedience, config.obedience_floor)
+        spare = [_spare_wishes(one) for one in hints] if config.without_counter else []
+        unguarded = await self._measurer.obedience(wishes_in_turn(spare, _UNGUARDED, version))
         rows = [
             await self.hint(one, version, of_hints.get(one.hint.hint_id), version_obeys=obeys)
             for one in self._to_measure(hints, version)
@@ -122,6 +126,10 @@ class Review:
             lessons={f"{kind.value}/{state.value}": n for (kind, state), n in lessons.items()},
             returned=returned,
             going_back=going_back,
+            unguarded_of={hint_id: ObedienceRow.of(one) for hint_id, one in unguarded.items()},
+            unmeasured=tuple(
+                one.hint.hint_id for one in hints if config.without_counter and not one.open_wishes
+            ),
         )
         self._journal.add(row)
         return row
@@ -267,3 +275,11 @@ def _wishes(one: Prepared) -> list[Wish]:
     return [
         Wish(hint_id=hint_id, turn=turn, prompt=prompt) for turn in turns for prompt in one.wishes
     ]
+
+
+def _spare_wishes(one: Prepared) -> list[Wish]:
+    """Of a hint with no text that only measures: the open wish that trains."""
+    turns = (*one.held_back, *one.training)
+    hint_id = one.hint.hint_id
+    prompts = [] if one.wishes else one.open_wishes
+    return [Wish(hint_id=hint_id, turn=turn, prompt=prompt) for turn in turns for prompt in prompts]
