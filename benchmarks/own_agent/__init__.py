@@ -17,7 +17,10 @@ else is the lab's: people, their words, the agent, what tools return and the sco
     cell.py     one run: measure, quiet people, objecting people, wait for the hints, measure
     table.py    the headline table and the drawings
     rounds.py   what became of wishes round by round
-    reading.py  how the untrained judge reads each objection
+    poisoned.py two tenants: what one's objections change for the other
+    baselines.py other ways to learn from what a run recorded: recorded.py reads it, offline.py
+                learns
+    reading.py  how the untrained judge reads each objection, and what hints lower (falls.py)
 
 A run begins with people who have the same wishes and leave without a word at what they do not like:
 what an endpoint has recorded before anybody objects. Then people object, each at most once to one

@@ -8,6 +8,7 @@ table.
     python -m benchmarks.own_agent --kinds unit+order --objections 3 --seeds 0 --judge contrary
     python -m benchmarks.own_agent --kinds unit+order+room+rounding+detail+code+title \\
         --objections 3 --seeds 0 --rounds 5 --change-of-mind order room
+    python -m benchmarks.own_agent --kinds unit --objections 10 --seeds 0 --poisoned --others order
     python -m benchmarks.own_agent --only-table
 
 For each kind of wish (or several at once, as unit+order), seed and number of objections `opd
@@ -23,6 +24,11 @@ answer heeded already is refuted unless `--set scoring.least_fall=0`.
 
 With `--rounds N` people with fresh patience come N times; from the middle round on they wish the
 kinds of `--change-of-mind` the other way round.
+
+`--poisoned`: two tenants with keys of their own. The people of one object as usual, those of the
+other are quiet, or wish what `--others` names; measured with the key of the latter.
+
+What other ways to learn make of a run's objections: `python -m benchmarks.own_agent.baselines`.
 """
 
 from __future__ import annotations
@@ -35,6 +41,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.own_agent import poisoned
 from benchmarks.own_agent.cell import measured_cell
 from benchmarks.own_agent.people import words_checksum
 from benchmarks.own_agent.protocol import Cell, Protocol
@@ -66,7 +73,12 @@ def main() -> None:
         raise SystemExit(f"no results in {arguments.out}")
     for name, drawing in plots(results).items():
         (arguments.out / f"{name}.svg").write_text(drawing, encoding="utf-8")
-    parts = (table(results), until_table(results), rounds_table(results))
+    parts = (
+        table(results),
+        until_table(results),
+        rounds_table(results),
+        poisoned.poisoned_table(results),
+    )
     print("\n" + "\n\n".join(part for part in parts if part))
 
 
@@ -95,7 +107,10 @@ async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         believes=arguments.judge_believes,
         rounds=arguments.rounds,
         change_of_mind=tuple(arguments.change_of_mind),
+        poisoned=arguments.poisoned,
+        others=tuple(arguments.others),
     )
+    run = poisoned.phases if arguments.poisoned else None
     results = []
     for kinds in arguments.kinds:
         for seed in arguments.seeds:
@@ -103,7 +118,7 @@ async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 cell = Cell(kinds=kinds, seed=seed, objections=objections)
                 print(cell.name(protocol), flush=True)
                 clock = time.monotonic()
-                results.append(await measured_cell(cell, protocol, arguments.out))
+                results.append(await measured_cell(cell, protocol, arguments.out, run))
                 _say_pace(results[-1], time.monotonic() - clock)
     return results
 
@@ -164,12 +179,20 @@ def parsed() -> argparse.Namespace:
     add("--judge-believes", action="store_true", help="it says that its hints are rules asked for")
     add("--rounds", type=int, default=1, help="people object, and are waited for, so often")
     add("--change-of-mind", nargs="+", choices=list(WISHES), default=[], metavar="KIND")
+    add("--poisoned", action="store_true", help="two tenants, one of which objects")
+    add("--others", nargs="+", choices=list(WISHES), default=[], metavar="KIND")
     add("--set", action="append", default=[], help="for opd serve: section.key=value")
     add("--out", type=Path, default=Path("runs/own_agent"))
     add("--only-table", action="store_true", help="measure nothing: print what is in OUT")
     arguments = parser.parse_args()
     if arguments.rounds < 1 or (arguments.change_of_mind and arguments.rounds < 2):
         parser.error("--rounds: 1 at least, and 2 with --change-of-mind")
+    if arguments.others and not arguments.poisoned:
+        parser.error("--others are the wishes of the second tenant: add --poisoned")
+    if arguments.poisoned and (arguments.rounds > 1 or arguments.remember):
+        parser.error("--poisoned has one round, and a policy that learns")
+    if any(kind in arguments.others for kinds in arguments.kinds for kind in kinds):
+        parser.error("--others: other kinds than those of --kinds")
     return arguments
 
 

@@ -13,7 +13,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +28,8 @@ from benchmarks.own_agent.scripted import ScriptedJudge
 from benchmarks.own_agent.serving import Served, log_of, serving, what_became
 from benchmarks.own_agent.travel import Travel
 from benchmarks.own_agent.wishes import WISHES, Wish
+
+Phases = Callable[[Served, Cell, Protocol, Path], Awaitable[dict[str, Any]]]
 
 HOLDS = 0.80
 POLL_S = 3.0
@@ -58,8 +60,12 @@ class Traffic:
         }
 
 
-async def measured_cell(cell: Cell, protocol: Protocol, out: Path) -> dict[str, Any]:
-    """The cell's results, from its file where it is there, else measured and written there."""
+async def measured_cell(
+    cell: Cell, protocol: Protocol, out: Path, run: Phases | None = None
+) -> dict[str, Any]:
+    """The cell's results, from its file where it is there, else measured and written there; `run`
+    does what is done in place of `phases`.
+    """
     path = out / f"{cell.name(protocol)}.json"
     if path.exists():
         return json.loads(path.read_text(encoding="utf-8"))
@@ -69,7 +75,7 @@ async def measured_cell(cell: Cell, protocol: Protocol, out: Path) -> dict[str, 
         judge_of(cell, protocol) as judge_words,
         serving(folder, protocol.settings, judge_words) as served,
     ):
-        result = await _phases(served, cell, protocol, out)
+        result = await (run or phases)(served, cell, protocol, out)
     result |= {
         "kinds": list(cell.kinds),
         "seed": cell.seed,
@@ -129,12 +135,13 @@ def write_whole(path: Path, value: Any) -> None:
     temporary.replace(path)
 
 
-async def _phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> dict[str, Any]:
+async def phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> dict[str, Any]:
+    """From the first measurement to the last; returns what goes into the file."""
     start = await start_rates(served.endpoint, cell, protocol, out)
     quiet, objecting = Traffic(patience=Patience(0)), Traffic(patience=Patience(cell.objections))
     at_first = [WISHES[kind] for kind in cell.kinds]
     for number in range(protocol.quiet_sessions):
-        await _session(served.endpoint, cell, protocol, at_first, number, quiet)
+        await session(served.endpoint, cell, protocol, at_first, number, quiet)
     say(f"people: {quiet.as_numbers()} left quietly")
     rounds: list[dict[str, Any]] = []
     looks: list[dict[str, Any]] = []
@@ -201,7 +208,7 @@ async def _people_object(
     most = traffic.sessions + protocol.sessions
     while traffic.sessions < most and not traffic.patience.is_over(cell.kinds):
         number = protocol.quiet_sessions + traffic.sessions
-        await _session(served.endpoint, cell, protocol, wishes, number, traffic)
+        await session(served.endpoint, cell, protocol, wishes, number, traffic)
         if cell.objections is None and traffic.sessions % protocol.every == 0:
             rates = await measure_wishes(served.endpoint, cell.kinds, protocol.n, cell.seed)
             looks.append({"sessions": number + 1, "rates": as_counts(rates)})
@@ -211,21 +218,25 @@ async def _people_object(
     return looks
 
 
-async def _session(
+async def session(
     endpoint: Endpoint,
     cell: Cell,
     protocol: Protocol,
     wishes: Sequence[Wish],
     number: int,
     traffic: Traffic,
+    *,
+    about: Sequence[Wish] | None = None,
 ) -> None:
-    """One session of somebody with these wishes; sessions follow each other at the pace."""
+    """One session of somebody with these wishes; sessions follow each other at the pace. `about`:
+    whose errands they are, where those are not of these wishes.
+    """
     clock = time.monotonic()
     rng = random.Random(f"{'+'.join(cell.kinds)}-{cell.seed}-{number}")
     person = Person(
         rng=rng,
         travel=Travel(rng=random.Random(rng.randrange(2**40)), held_out=False),
-        errands=errands_for(rng, wishes),
+        errands=errands_for(rng, wishes if about is None else about),
         wishes=wishes,
         patience=traffic.patience,
     )

@@ -8,8 +8,8 @@ import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
+from benchmarks.own_agent.scored import CHUNK_TOKENS, scored
 from benchmarks.own_agent.travel import calls_of
 from benchmarks.own_agent.turned import HINTS
 from benchmarks.own_agent.wishes import WISHES, Wish, shown_by_answer, shown_by_call
@@ -17,12 +17,10 @@ from examples.tool_lab.cases import Message, evaluation_episode
 from examples.tool_lab.domain import TOOLS
 from examples.tool_lab.local_generate import LocalGenerator
 from examples.tool_lab.preferences import PREFERENCES
-from records.types import Ids, Logprobs
 from rollout_bridge.hinting import hinted_prompt_ids
 from rollout_bridge.scoring import fall_of
 from trainer.policy import Policy
 
-ROWS = 32
 MAX_TOKENS = 4096
 
 
@@ -53,7 +51,8 @@ def falls(generator: LocalGenerator, wish: Wish, n: int, seed: int) -> dict[str,
         for messages, prompt, answer in zip(asked, prompts, answers, strict=True)
         if shown_by_reply(wish, generator.message(answer)) == wish.opposite
     ]
-    plain = logprobs_of(generator, [(prompt, answer) for _, prompt, answer in wrong])
+    model = Policy(generator.model, dtype="float32", chunk_tokens=CHUNK_TOKENS)
+    plain = scored(model, [(prompt, answer) for _, prompt, answer in wrong])
     found: dict[str, list[float]] = {}
     for name in ("right", "opposite", "other kind"):
         rows = []
@@ -63,8 +62,9 @@ def falls(generator: LocalGenerator, wish: Wish, n: int, seed: int) -> dict[str,
                 generator.rendering, messages, TOOLS, prompt, hint, MAX_TOKENS
             )
             rows.append((hinted, answer))
-        both = zip(plain, logprobs_of(generator, rows), strict=True)
-        found[name] = [fall for one in both if (fall := fall_of(*one)) is not None]
+        both = zip(plain, scored(model, rows), strict=True)
+        pairs = [fall_of(before.logprobs, after.logprobs) for before, after in both]
+        found[name] = [fall for fall in pairs if fall is not None]
     return found
 
 
@@ -79,28 +79,6 @@ def _hints(wish: Wish, name: str) -> Sequence[str]:
         if other.errand != wish.errand
         for hint in hints_for(other.kind, other.wanted)
     ]
-
-
-@torch.no_grad()
-def logprobs_of(generator: LocalGenerator, rows: Sequence[tuple[Ids, Ids]]) -> list[Logprobs]:
-    """The log-probs [R] of each response after its prompt, at temperature 1."""
-    policy = Policy(generator.model, dtype="float32", chunk_tokens=4096)
-    found: list[Logprobs] = []
-    for start in range(0, len(rows), ROWS):
-        part = rows[start : start + ROWS]
-        longest = max(len(prompt) + len(answer) for prompt, answer in part)
-        ids_BT = torch.zeros((len(part), longest), dtype=torch.long)
-        mask_BT = torch.zeros((len(part), longest))
-        for row, (prompt, answer) in enumerate(part):
-            end = len(prompt) + len(answer)
-            ids_BT[row, :end] = torch.from_numpy(np.concatenate([prompt, answer])).long()
-            mask_BT[row, len(prompt) : end] = 1
-        scored_BT = policy.token_logprobs(ids_BT, mask_BT).logprobs_BT
-        found += [
-            scored_BT[row, len(prompt) : len(prompt) + len(answer)].numpy()
-            for row, (prompt, answer) in enumerate(part)
-        ]
-    return found
 
 
 def shown_falls(kind: str, found: Mapping[str, Sequence[float]], least: float) -> str:

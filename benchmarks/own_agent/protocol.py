@@ -26,8 +26,8 @@ class Protocol:
     policy is not trained; the agent keeps the hints in its system prompt.
 
     judge, believes: see `scripted.py`. rounds: people object, and are waited for, so often; from
-    the middle round on wishes of the kinds `change_of_mind` are turned. poisoned: see
-    `poisoned.py`.
+    the middle round on wishes of the kinds `change_of_mind` are turned. poisoned: there are two
+    tenants, and the second has wishes of `others`; see `poisoned.py`.
     """
 
     quiet_sessions: int
@@ -47,6 +47,7 @@ class Protocol:
     rounds: int = 1
     change_of_mind: tuple[str, ...] = ()
     poisoned: bool = False
+    others: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -67,6 +68,7 @@ LATER: dict[str, Any] = {
     "rounds": 1,
     "change_of_mind": (),
     "poisoned": False,
+    "others": (),
 }
 """Fields that older files of results lack, with what holds for these."""
 

@@ -41,17 +41,19 @@ class ServeFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A running `opd serve`."""
+    """A running `opd serve`. `key`: with which the hint memory is read, where there are keys."""
 
     url: str
     folder: Path
     endpoint: Endpoint
     process: asyncio.subprocess.Process
+    key: str | None = None
 
     async def hints(self) -> list[dict[str, Any]]:
         """All hints of the memory, by `GET /v1/hints`."""
         found: list[dict[str, Any]] = []
-        async with httpx.AsyncClient(base_url=self.url, timeout=REQUEST_S) as http:
+        headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+        async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=REQUEST_S) as http:
             while True:
                 query = {"limit": "100"} | ({"after": found[-1]["id"]} if found else {})
                 reply = (await http.get("/v1/hints", params=query)).raise_for_status().json()

@@ -63,7 +63,8 @@ def names_of(group: Sequence[Result], rate: str) -> list[str]:
     """
     kinds = group[0]["kinds"]
     if rate == "usual":
-        return [f"usual_{kind}" for kind in WISHES if kind not in kinds]
+        wished = [*kinds, *(LATER | group[0]["protocol"])["others"]]
+        return [f"usual_{kind}" for kind in WISHES if kind not in wished]
     turned = (LATER | group[0]["protocol"])["change_of_mind"]
     names = {"wanted": "usual_", "contrary": "contrary_turned_"}
     return [f"{names[rate] if kind in turned else rate + '_'}{kind}" for kind in kinds]
@@ -107,7 +108,7 @@ def until_table(results: Iterable[Result]) -> str:
         _until_row(one)
         for group in grouped(results)
         for one in sorted(group, key=lambda one: one["seed"])
-        if one["asked_objections"] is None
+        if one["asked_objections"] is None and "baseline" not in one
     ]
     return markdown(UNTIL_HEADER, rows) if rows else ""
 
@@ -239,6 +240,7 @@ def settings_of(one: Result) -> str:
         return f"baseline {one['baseline']}"
     judge = [] if protocol["judge"] == "own" else [f"judge {protocol['judge']}"]
     judge += ["that believes"] if protocol["believes"] else []
+    judge += ["two tenants"] if protocol["poisoned"] else []
     rounds = [f"{protocol['rounds']} rounds"] if protocol["rounds"] > 1 else []
     rounds += [f"{kind} turned" for kind in protocol["change_of_mind"]]
     return ", ".join((*judge, *rounds, *protocol["settings"])) or "as documented"
