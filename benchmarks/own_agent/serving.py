@@ -26,7 +26,7 @@ from trainer.supervisor import free_ports
 ROOT = Path(__file__).parents[2]
 MODEL = Path("examples/tool_lab/model")
 START_S = 300.0
-STOP_S = 120.0
+STOP_S = 300.0
 REQUEST_S = 120.0
 
 
