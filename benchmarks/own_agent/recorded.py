@@ -11,6 +11,7 @@ from pathlib import Path
 from sqlalchemy import Connection, func, select
 
 from records import summary
+from records.hints.types import LIVE_STATUSES
 from records.lessons.rows import LessonSampleRow
 from records.models import PolicyVersionRow, SampleRow, VerdictRow
 from records.store import Store
@@ -32,8 +33,8 @@ class HintedState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """`steps`: samples of each trained step, turns and lessons, oldest first. `hinted`: the states
-    that trained the run's hints, and where there are none, the turns that they came from.
-    `objected` and `accepted` are answers by what the judge saw of them.
+    that trained the hints which still hold, and where there are none, the turns that they came
+    from. `objected` and `accepted` are answers by what the judge saw of them.
     """
 
     config: RunConfig
@@ -52,7 +53,7 @@ async def recorded(folder: Path) -> Recorded:
         judged = await store.read(_judged)
         accepted = await store.load_turns(sorted(await store.accepted_turns(judged)))
         hinted: list[HintedState] = []
-        for hint in await store.hints(limit=MOST_HINTS):
+        for hint in await store.hints(statuses=LIVE_STATUSES, limit=MOST_HINTS):
             if not hint.num_steps:
                 continue
             states = [one for one in await store.hint_states(hint.hint_id) if not one.held_out]
