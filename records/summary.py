@@ -84,6 +84,11 @@ def judged_share(connection: Connection) -> float | None:
     return judged / (judged + let_go)
 
 
+def num_objections(connection: Connection) -> int:
+    """Number of turns whose verdict has a hint."""
+    return connection.scalar(select(func.count(VerdictRow.hint))) or 0
+
+
 def ready_count(connection: Connection) -> int:
     """Number of turns that wait for a trainer."""
     statement = select(func.count()).where(TurnRow.state == TurnState.READY)

@@ -95,6 +95,17 @@ def to_rehearse(connection: Connection, limit: int) -> list[Hint]:
     return _with_counts(connection, rows)
 
 
+def is_practising(connection: Connection) -> bool:
+    """Whether a hint has been prepared and measured, and is still practised or at rest."""
+    found = select(HintRow.hint_id).where(
+        HintRow.status.in_((HintStatus.ACTIVE, HintStatus.RESTING)),
+        HintRow.is_rule.is_(True),
+        HintRow.block.is_(None),
+        HintRow.first_gap.is_not(None),
+    )
+    return connection.scalar(found.limit(1)) is not None
+
+
 def counts(connection: Connection) -> dict[tuple[HintStatus, RehearsalBlock | None], int]:
     """Number of hints by status and by why they are not rehearsed."""
     number = func.count().label("number")

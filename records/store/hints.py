@@ -112,6 +112,10 @@ class HintStore(StoreBase):
         """Rules that are active or rest: what is rehearsed, and what is measured."""
         return await self.read(reading.to_rehearse, limit=limit)
 
+    async def is_practising(self) -> bool:
+        """Whether any hint is practised, or rests, and was measured: then each version is."""
+        return await self.read(reading.is_practising)
+
     async def hint_counts(self) -> dict[tuple[HintStatus, RehearsalBlock | None], int]:
         """Number of hints by status and by why they are not rehearsed (None: they are, or are
         still to be examined).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from records.config import StoreConfig
+from records.hints.types import Examination, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.types import LessonSample, LessonScore, NewLesson
 from records.names import TurnState
@@ -157,24 +159,51 @@ async def test_turns_wait_for_lessons_and_then_go_alone_and_that_is_counted(fold
         assert "lessons/gap_hint" not in report.metrics
 
 
-async def test_a_step_waits_until_the_version_before_it_is_measured(folder, tmp_path):
+async def practised(store: Store) -> str:
+    """The hint that turns gave, prepared and measured."""
+    [hint] = await store.claim_hints(owner="examiner", limit=1, ttl_s=60)
+    found = Examination(hint_id=hint.hint_id, is_rule=True)
+    assert await store.commit_examination("examiner", found)
+    await store.set_hint_gap(hint.hint_id, gap=0.5, gap_high=0.6, first=True)
+    return hint.hint_id
+
+
+async def test_a_step_waits_for_the_measurement_of_the_version_before_it(
+    folder, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("trainer.lessons.SAY_EVERY_S", 0.05)
     journal = Journal(tmp_path)
     journal.add(a_row(0))
-    async with rehearsing(tmp_path, folder) as (trainer, store):
+    options = {"lesson_wait_s": 0.0}
+    async with rehearsing(tmp_path, folder, **options) as (trainer, store):
         await make_ready(store, samples(2))
+        await practised(store)
         assert await trainer.step() is not None
         await make_ready(store, samples(2, first=2, version=1))
-        assert await trainer.step() is None, "version 1 is being measured"
+        for _ in range(4):
+            assert await trainer.step() is None, "version 1 is being measured"
+            await asyncio.sleep(0.03)
+        assert "training waits for the measurement of version 1" in caplog.text
+        said = caplog.text.count("training waits")
+        assert 1 <= said <= 2, "not at every look"
+    # A trainer that starts again has forgotten nothing, and the version after is waited for too.
+    async with rehearsing(tmp_path, folder, **options) as (trainer, store):
+        assert await trainer.step() is None
         journal.add(a_row(1))
         assert await trainer.step() is not None
+        await make_ready(store, samples(2, first=4, version=2))
+        assert await trainer.step() is None, "version 2 is being measured"
 
 
-async def test_a_step_does_not_wait_for_ever_for_a_measurement(folder, tmp_path):
+async def test_nothing_waits_for_a_measurement_where_no_hint_is_practised(folder, tmp_path):
     Journal(tmp_path).add(a_row(0))
-    async with rehearsing(tmp_path, folder, lesson_wait_s=0.0) as (trainer, store):
-        for version in range(2):
-            await make_ready(store, samples(2, first=2 * version, version=version))
-            assert await trainer.step() is not None
+    async with rehearsing(tmp_path, folder) as (trainer, store):
+        await make_ready(store, samples(4))
+        hint_id = await practised(store)
+        assert await trainer.step() is not None
+        assert await trainer.step() is None
+        await store.set_hint_block(hint_id, RehearsalBlock.NO_STATES, "they are gone")
+        assert await trainer.step() is not None, "the worker has nothing to measure"
 
 
 async def test_a_run_that_ends_trains_what_is_left_without_waiting(folder, tmp_path):

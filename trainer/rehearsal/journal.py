@@ -5,16 +5,15 @@ The rehearsal worker writes it and reads it again when it begins; terminal and r
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from records.hints.types import HintStatus
+from trainer.last_line import last_line
 from trainer.rehearsal.estimates import Gap, Obedience, PooledObedience
 
 FILE = "rehearsal.jsonl"
-_BLOCK = 65_536
 
 
 class _Row(BaseModel):
@@ -154,18 +153,8 @@ def read_rows(folder: Path) -> list[VersionRow]:
 
 def last_row(folder: Path) -> VersionRow | None:
     """The newest row, without reading those before it."""
-    path = folder / FILE
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        end = begin = file.seek(0, os.SEEK_END)
-        tail = b""
-        while begin > 0 and tail.rstrip(b"\n").count(b"\n") < 2:
-            begin = max(begin - _BLOCK, 0)
-            file.seek(begin)
-            tail = file.read(end - begin)
-    lines = [line for line in tail.splitlines(keepends=True) if line.endswith(b"\n")]
-    return VersionRow.model_validate_json(lines[-1]) if lines else None
+    line = last_line(folder / FILE)
+    return None if line is None else VersionRow.model_validate_json(line)
 
 
 class LastRow:

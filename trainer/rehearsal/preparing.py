@@ -24,6 +24,7 @@ from trainer.rehearsal.effect import effect_at
 from trainer.rehearsal.needs import Questions, RehearsalStore
 from trainer.rehearsal.prompt_check import check_prompt
 from trainer.rehearsal.states import (
+    answers_objection,
     called_tools,
     choose_states,
     was_accepted_since,
@@ -133,7 +134,8 @@ class Preparation:
     async def _has_states(self, hint: Hint) -> bool:
         config = self._config
         known = await self._store.hint_states(hint.hint_id)
-        turns = _with_tokens(await self._store.load_turns([state.turn_id for state in known]))
+        loaded = await self._store.load_turns([state.turn_id for state in known])
+        turns = await self._without_objections(_with_tokens(loaded))
         given = await self._store.hint_sources(hint.hint_id, _MOST_SOURCES)
         turns = await self._wanted(hint, turns, given)
         if len(turns) < config.max_states:
@@ -190,9 +192,8 @@ class Preparation:
         near = await self._store.states_near(
             hint.hint_id, rule=rule, limit=_CANDIDATES * wanted if by_judge else wanted
         )
-        turns = _with_tokens(
-            await self._store.load_turns([turn_id for turn_id in near if turn_id not in known])
-        )
+        loaded = await self._store.load_turns([turn_id for turn_id in near if turn_id not in known])
+        turns = await self._without_objections(_with_tokens(loaded))
         sources = [one.turn_id for one in given]
         least = await self._least_effect(hint, sources)
 
@@ -212,6 +213,14 @@ class Preparation:
             if len(found) >= missing:
                 break
         return found
+
+    async def _without_objections(self, turns: Sequence[TurnRecord]) -> list[TurnRecord]:
+        """Without those whose user objects there. A parent may have been judged since it was looked
+        at last.
+        """
+        ids = {turn.parent_turn_id for turn in turns if turn.parent_turn_id is not None}
+        parents = {one.turn_id: one for one in await self._store.load_turns(sorted(ids))}
+        return [turn for turn in turns if not answers_objection(turn, parents)]
 
     async def _least_effect(self, hint: Hint, sources: Sequence[str]) -> float | None:
         """What a hint changes at a state at least, in nats: of the most that it changes where it

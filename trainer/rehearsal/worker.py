@@ -25,7 +25,7 @@ from pathlib import Path
 
 from records.errors import StoreUnavailable
 from records.hints.types import Hint, HintStatus, RehearsalBlock
-from records.lessons.names import LessonDrop, LessonKind
+from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.types import NewLesson
 from records.share import LessonShares
 from rollout_bridge.engine.errors import EngineError
@@ -36,7 +36,6 @@ from trainer.rehearsal.desk import Desk
 from trainer.rehearsal.journal import Journal
 from trainer.rehearsal.keeping import Keeping
 from trainer.rehearsal.measuring import Measurer
-from trainer.rehearsal.metrics import RehearsalMetrics
 from trainer.rehearsal.needs import Questions, RehearsalStore
 from trainer.rehearsal.planning import (
     KeptState,
@@ -99,7 +98,6 @@ class RehearsalWorker:
         measurer = Measurer(desk, probe, questions, limit)
         self._review = Review(store, measurer, self._keeping, Journal(folder), config)
         self._hints: list[Hint] = []
-        self.metrics = RehearsalMetrics()
         self._rota = Rota(random.randrange(1_000_000))
         claims = LessonClaims(store)
         loop = config.loop.model_copy(update={"concurrency": concurrency})
@@ -181,7 +179,6 @@ class RehearsalWorker:
         last = self._review.last()
         if last is None or last.version != version:
             row = await self._review.version(version, hints, kept, ended)
-            self.metrics.show(row)
             ended = await self._keeping.to_bring_back(row.returned)
             order = self._review.stop_order(row)
             if order is not None:
@@ -279,9 +276,13 @@ class RehearsalWorker:
             self._prepared.pop(one.hint.hint_id, None)
 
     async def _add_lessons(self, kept: list[str], to_return: list[str]) -> None:
-        """As many as the next step lacks. `kept` are turns of states of other kinds, `to_return`
+        """As many as the next step lacks, unless a step is under way: it makes a version, for which
+        lessons of this one are too old. `kept` are turns of states of other kinds, `to_return`
         those of ended hints.
         """
+        counts = await self._store.lesson_counts()
+        if any(state is LessonState.LEASED and number for (_, state), number in counts.items()):
+            return
         to_keep = [*to_return, *(one for one in kept if one not in to_return)]
         disobeyed = self._review.disobeyed(self._prepared)
         of_turns = await self._store.hints_of_ready_turns()
@@ -309,7 +310,7 @@ class RehearsalWorker:
         )
         if not practised and to_return and self._knows_hints:
             targets = targets_of_return(self._batch_size, self._config.pool)
-        lacking = missing(targets, await self._store.lesson_counts())
+        lacking = missing(targets, counts)
         now = time.monotonic()
         if now - self._counting_since >= _TRY_AGAIN_S:
             self._made, self._counting_since = {}, now

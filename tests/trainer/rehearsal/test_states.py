@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 from records.hints.types import HintState
 from tests.trainer.rehearsal.builders import a_source, a_state
 from trainer.rehearsal.states import (
+    answers_objection,
     called_tools,
     choose_states,
     last_user_text,
@@ -111,3 +114,14 @@ def test_an_answer_that_was_taken_after_the_objection(created_at, next_state, ac
     sources = [a_source("s1", created_at=9.0), a_source("s0", created_at=2.0)]
     assert was_accepted_since(turn, accepted, sources) is is_one
     assert not was_accepted_since(turn, accepted, [])
+
+
+def test_where_a_user_objects_the_wish_is_open():
+    objected = replace(a_state("objected", "Karo?"), candidates=("Answer in Celsius.",))
+    praised = a_state("praised", "Milu?")
+    parents = {one.turn_id: one for one in (objected, praised)}
+    behind = {
+        name: answers_objection(replace(a_state("s", "No."), parent_turn_id=name), parents)
+        for name in ("objected", "praised", "unknown", None)
+    }
+    assert behind == {"objected": True, "praised": False, "unknown": False, None: False}
