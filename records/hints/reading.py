@@ -38,7 +38,8 @@ UNFIT = (
     DropReason.HELD_OUT,
 )
 """What was dropped for these reasons is no state to learn at: nobody consented, it is to be
-forgotten, nobody knows what it belongs to, or it measures.
+forgotten, nobody knows what it belongs to, a stage failed on it and another one may, or it
+measures. For other reasons a turn's answer does not train; of a state only the prompt is read.
 """
 
 _WORD = re.compile(r"\w+")
@@ -299,9 +300,9 @@ def accepted(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
 
 
 def _fit(of_scope: ColumnElement[bool] | None) -> list[ColumnElement[bool]]:
+    """Of main turns with ids, in whatever state, however their answers were sampled."""
     conditions = [
         TurnRow.turn_type == TurnType.MAIN,
-        TurnRow.distribution_modified.is_(None),
         or_(TurnRow.drop_reason.is_(None), TurnRow.drop_reason.not_in(UNFIT)),
         # What was redacted has no ids.
         TokensRow.prompt_length > 0,

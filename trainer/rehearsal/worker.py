@@ -250,14 +250,10 @@ class RehearsalWorker:
         self._preparing = asyncio.create_task(self._prepare(hint))
 
     def _wants_preparation(self, hint: Hint) -> bool:
-        if hint.status is HintStatus.RESTING:
-            return hint.hint_id not in self._prepared
-        known = self._prepared.get(hint.hint_id)
-        return (
-            known is None
-            or known.has_untried
-            or len(known.training) + len(known.held_back) < self._config.max_states
-        )
+        """One that is practised is looked at again and again: states come, and are withdrawn by
+        what their users say.
+        """
+        return hint.status is not HintStatus.RESTING or hint.hint_id not in self._prepared
 
     async def _prepare(self, hint: Hint) -> None:
         try:

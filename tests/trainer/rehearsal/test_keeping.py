@@ -105,7 +105,6 @@ def prepared(hint_id: str = "h0", *states: str) -> Prepared:
         held_back=(),
         prompts=(),
         wishes=(),
-        has_untried=False,
     )
 
 
