@@ -65,6 +65,9 @@ DROP_WORDS: dict[DropReason, str] = {
         "its hint makes no part of the reply less likely (scoring.least_fall): it asks for what "
         "the reply did, so the judge misread what followed, or nothing was to be corrected"
     ),
+    DropReason.HINT_ENDED: (
+        "its hint was deleted, or a later one said the opposite, before it could train"
+    ),
     DropReason.HINTED_PROMPT_MISMATCH: "adding the hint would have changed more than one message",
     DropReason.HINTED_PROMPT_TOO_LONG: "prompt and hint do not fit into the teacher's context",
     DropReason.TEACHER_MISALIGNED: "the teacher scored other tokens than those that were sampled",

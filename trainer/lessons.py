@@ -39,6 +39,17 @@ def hinted_places(samples: Sequence[ReadySample]) -> list[int]:
     return [place for place, one in enumerate(samples) if one.lesson in (None, LessonKind.HINT)]
 
 
+def teaches(samples: Sequence[ReadySample], totals: BatchTotals, floor: float) -> bool:
+    """Whether a batch's mean |teacher - student| is more than `floor`, the noise in nats: that of
+    its hinted samples. One without any brings back what ended hints taught: when that is enough is
+    measured, so it need not be more than the noise, only more than nothing.
+    """
+    hinted = hinted_places(samples)
+    if hinted:
+        return totals.mean_gap_of(hinted) > floor
+    return totals.mean_gap_of(range(len(samples))) > 0.0
+
+
 def lesson_metrics(samples: Sequence[ReadySample], totals: BatchTotals) -> dict[str, float]:
     """Of a batch with lessons: how many of each kind, and the mean |teacher - student| of its
     tokens, in nats; without a token that has a teacher none. Of one without: nothing.

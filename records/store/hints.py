@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from records import loading
-from records.hints import changes, reading
+from records.hints import changes, ending, reading
 from records.hints.types import (
     DeletedHint,
     Examination,
@@ -198,5 +198,5 @@ class HintStore(StoreBase):
     async def delete_hint(self, hint_id: str, scope: str | None = None) -> DeletedHint | None:
         """Delete a hint, of this scope if one is given; None if there is no such hint."""
         return await self.write(
-            changes.delete_hint_op, hint_id=hint_id, scope=scope, now=self._clock()
+            ending.delete_hint_op, hint_id=hint_id, scope=scope, now=self._clock()
         )

@@ -24,6 +24,7 @@ from tests.rollout_bridge.fault_teacher import (
     HINT,
     MESSAGES,
     RESPONSE,
+    FaultTeacher,
     change,
     config,
     run_until_left_scoring,
@@ -57,6 +58,61 @@ async def test_exactly_the_sampled_ids_are_scored_under_the_hinted_prompt(
     assert registry.get_sample_value("teacher_scored_total") == 1
     assert registry.get_sample_value("teacher_tokens_total") == 3
     assert registry.get_sample_value("teacher_latency_seconds_count") == 1
+
+
+def favouring(teacher: FaultTeacher, hinted_length: int, plain: list[float]) -> None:
+    """Let the teacher say -0.25, -0.5, -0.75 under the hint, and `plain` without it."""
+
+    def spoil(entries):
+        if teacher.requests[-1]["logprob_start_len"] == hinted_length - 1:
+            return entries
+        values = [None, *plain]
+        return [[value, entry[1], None] for value, entry in zip(values, entries, strict=True)]
+
+    teacher.spoil = spoil
+
+
+@pytest.mark.parametrize(
+    ("plain", "reason"),
+    [
+        ([-0.25, -0.4, -0.1], None),
+        ([-0.25, -0.5, -0.3], DropReason.HINT_AGREES),
+        ([-0.5, -0.6, -3.0], DropReason.HINT_AGREES),
+    ],
+)
+async def test_a_hint_that_agrees_with_its_answer_is_none(
+    store, client, teacher, rendering, plain, reason
+):
+    turn_id = await scoring_turn(store, rendering)
+    stored = rendering.prompt_ids(MESSAGES)
+    hinted = hinted_prompt_ids(rendering, MESSAGES, [], stored, HINT, 4096)
+    favouring(teacher, len(hinted), plain)
+    worker = ScoringWorker(store, client, rendering, config(least_fall=0.5), "scoring-1")
+    await run_until_left_scoring(store, worker)
+    assert [len(one["input_ids"]) for one in teacher.requests] == [
+        len(hinted) + len(RESPONSE),
+        len(stored) + len(RESPONSE),
+    ]
+    turn = await store.turn(turn_id)
+    assert turn is not None
+    assert (turn.state, turn.drop_reason) == (
+        (TurnState.READY, None) if reason is None else (TurnState.DROPPED, reason)
+    )
+    # The turn is no source of the hint then, and a hint without any is gone.
+    assert len(await store.hints()) == (1 if reason is None else 0)
+
+
+async def test_what_the_policy_answered_anew_may_agree_with_the_hint(
+    store, client, teacher, rendering
+):
+    recording = Recording(kind=RecordingKind.RESAMPLED, source="x", position=0)
+    turn_id = await scoring_turn(store, rendering, recording=recording)
+    worker = ScoringWorker(store, client, rendering, config(least_fall=0.5), "scoring-1")
+    await run_until_left_scoring(store, worker)
+    turn = await store.turn(turn_id)
+    assert turn is not None
+    assert turn.state is TurnState.READY
+    assert len(teacher.requests) == 1
 
 
 @pytest.mark.parametrize("value", [False, True])

@@ -53,6 +53,27 @@ async def test_every_candidate_is_scored_under_its_own_prompt(store, client, tea
     assert worker.metrics.registry.get_sample_value("teacher_tokens_total") == 9
 
 
+async def test_candidates_that_agree_with_the_answer_are_left_out(
+    store, client, teacher, rendering
+):
+    await scoring_turn(store, rendering, hints=HINTS)
+    stored = rendering.prompt_ids(MESSAGES)
+    lengths = [
+        len(hinted_prompt_ids(rendering, MESSAGES, [], stored, hint, 4096)) for hint in HINTS
+    ]
+
+    def spoil(entries):
+        if teacher.requests[-1]["logprob_start_len"] == lengths[1] - 1:
+            return [[None if i == 0 else -2.0, e[1], None] for i, e in enumerate(entries)]
+        return entries
+
+    teacher.spoil = spoil
+    worker = ScoringWorker(store, client, rendering, config(least_fall=0.5), "scoring-1")
+    await run_until_left_scoring(store, worker)
+    sample = await the_sample(store)
+    assert [(one.candidate, one.hint) for one in sample.teachings] == [(1, HINTS[1])]
+
+
 async def test_top_k_comes_with_the_same_request(store, client, teacher, rendering):
     await scoring_turn(store, rendering)
     worker = ScoringWorker(store, client, rendering, config(top_k=2), "scoring-1")

@@ -125,6 +125,7 @@ class VersionRow(_Row):
     keep: GapRow | None
     lessons: dict[str, int]
     returned: tuple[str, ...] = ()
+    going_back: tuple[str, ...] = ()
     unguarded_of: dict[str, ObedienceRow] = {}
     unmeasured: tuple[str, ...] = ()
 

@@ -23,7 +23,12 @@ from trainer.rehearsal.desk import Desk
 from trainer.rehearsal.effect import effect_at
 from trainer.rehearsal.needs import Questions, RehearsalStore
 from trainer.rehearsal.prompt_check import check_prompt
-from trainer.rehearsal.states import called_tools, choose_states, was_said_before
+from trainer.rehearsal.states import (
+    answers_objection,
+    called_tools,
+    choose_states,
+    was_said_before,
+)
 from trainer.together import all_or_none
 
 logger = logging.getLogger(__name__)
@@ -33,6 +38,8 @@ _CANDIDATES = 4
 _REMEMBERED = 50_000
 _SOURCES = 8
 """Turns that a hint came from, of which it is looked up how much it changes there."""
+_HINTS_AT_ONCE = 8
+"""Hints of which it is asked at a time whether one applies: the first that does is enough."""
 _LEAST_EFFECT = 0.1
 _MOST_SOURCES = 1000
 _ENOUGH_WISHES = 4
@@ -130,7 +137,8 @@ class Preparation:
     async def _has_states(self, hint: Hint) -> bool:
         config = self._config
         known = await self._store.hint_states(hint.hint_id)
-        turns = _with_tokens(await self._store.load_turns([state.turn_id for state in known]))
+        loaded = await self._store.load_turns([state.turn_id for state in known])
+        turns = await self._without_objections(_with_tokens(loaded))
         if len(turns) < config.max_states:
             turns += await self._further_states(hint, turns)
         chosen = choose_states(
@@ -162,9 +170,8 @@ class Preparation:
         near = await self._store.states_near(
             hint.hint_id, rule=rule, limit=_CANDIDATES * wanted if by_judge else wanted
         )
-        turns = _with_tokens(
-            await self._store.load_turns([turn_id for turn_id in near if turn_id not in have])
-        )
+        loaded = await self._store.load_turns([turn_id for turn_id in near if turn_id not in have])
+        turns = await self._without_objections(_with_tokens(loaded))
         given = await self._store.hint_sources(hint.hint_id, _MOST_SOURCES)
         sources = [one.turn_id for one in given]
         accepted = await self._store.accepted_turns([turn.turn_id for turn in turns])
@@ -193,6 +200,14 @@ class Preparation:
             if len(found) + len(known) >= wanted:
                 break
         return found
+
+    async def _without_objections(self, turns: Sequence[TurnRecord]) -> list[TurnRecord]:
+        """Without those whose user objects there. A parent may have been judged since it was looked
+        at last.
+        """
+        ids = {turn.parent_turn_id for turn in turns if turn.parent_turn_id is not None}
+        parents = {one.turn_id: one for one in await self._store.load_turns(sorted(ids))}
+        return [turn for turn in turns if not answers_objection(turn, parents)]
 
     async def _least_effect(self, hint: Hint, sources: Sequence[str]) -> float | None:
         """What a hint changes at a state at least, in nats: of the most that it changes where it
@@ -322,8 +337,10 @@ class Preparation:
                 for one in hints
                 for state in (*one.training, *one.held_back)
             )
-        for one in hints:
-            if await self._applies(one.hint, turn) is not False:
+        for begin in range(0, len(hints), _HINTS_AT_ONCE):
+            part = hints[begin : begin + _HINTS_AT_ONCE]
+            said = await all_or_none([self._applies(one.hint, turn) for one in part])
+            if any(applies is not False for applies in said):
                 return False
         return True
 

@@ -36,6 +36,14 @@ def was_said_before(turn: TurnRecord, sources: Iterable[HintSource]) -> bool:
     )
 
 
+def answers_objection(turn: TurnRecord, parents: Mapping[str, TurnRecord]) -> bool:
+    """Whether a state's user objects there to the answer before it, whatever hint the judge made of
+    that: what was wished for is said openly there. `parents`: turns by id.
+    """
+    parent = parents.get(turn.parent_turn_id or "")
+    return parent is not None and bool(parent.candidates)
+
+
 def called_tools(turn: TurnRecord) -> frozenset[str]:
     """Names of the tools that were called since the last user message, by the answer too."""
     index = last_user_index(turn.messages)

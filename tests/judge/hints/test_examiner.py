@@ -11,12 +11,13 @@ import pytest
 from examples.tool_lab.domain import TOOLS
 from judge.calls import judge_client
 from judge.config import JudgeConfig
-from judge.hints.examiner import HintExaminer
+from judge.hints.examiner import HintExaminer, SourceCheck
 from judge.hints.questions import HintQuestions
 from records.config import StoreConfig
 from records.hints.types import Hint, HintStatus, PromptKind, RehearsalBlock
 from records.names import TurnState
 from records.store import Store
+from records.types import TurnRecord
 from rollout_bridge.config import ClaimLoopConfig
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
@@ -74,10 +75,13 @@ async def remembered(
     return hint
 
 
-async def examined(store: Store, config: JudgeConfig, *hints: Hint) -> list[Hint]:
+async def examined(
+    store: Store, config: JudgeConfig, *hints: Hint, check: SourceCheck | None = None
+) -> list[Hint]:
     """The hints after an examiner has looked at all of them."""
     async with judge_client(config) as client:
-        examiner = HintExaminer(store, HintQuestions(client, config), config, "examiner")
+        questions = HintQuestions(client, config)
+        examiner = HintExaminer(store, questions, config, "examiner", check=check)
         stop = asyncio.Event()
         working = asyncio.create_task(examiner.loop.run(stop))
         try:
@@ -158,6 +162,41 @@ async def test_of_two_opposites_the_one_said_last_holds_though_it_was_judged_fir
     holds = await store.hint(new.hint_id)
     assert holds is not None
     assert holds.status is HintStatus.ACTIVE
+
+
+async def test_a_misread_objection_contradicts_nothing(store: Store, engine_url: str) -> None:
+    """The hint that the judge misread asks for what the answer did: it has no source."""
+    right = await remembered(store, CELSIUS)
+    wrong = await remembered(store, FAHRENHEIT)
+    [misread] = await store.hint_sources(wrong.hint_id)
+    asked: list[tuple[str, str]] = []
+
+    async def fall(turn: TurnRecord, hint: str) -> float | None:
+        asked.append((turn.turn_id, hint))
+        return 0.01 if turn.turn_id == misread.turn_id else 6.0
+
+    check = SourceCheck(fall=fall, least=0.5)
+    [known] = await examined(store, config_of(f"{engine_url}/v1"), right, check=check)
+    await until_gone(store, wrong, engine_url, check)
+    assert await store.hint(wrong.hint_id) is None
+    again = await store.hint(right.hint_id)
+    assert again is not None
+    assert (again.status, again.is_rule, known.block) == (HintStatus.ACTIVE, True, None)
+    assert (misread.turn_id, FAHRENHEIT) in asked
+
+
+async def until_gone(store: Store, hint: Hint, engine_url: str, check: SourceCheck) -> None:
+    """Let an examiner work until the memory has the hint no more."""
+    config = config_of(f"{engine_url}/v1")
+    async with judge_client(config) as client, asyncio.timeout(60):
+        questions = HintQuestions(client, config)
+        examiner = HintExaminer(store, questions, config, "examiner", check=check)
+        stop = asyncio.Event()
+        working = asyncio.create_task(examiner.loop.run(stop))
+        while await store.hint(hint.hint_id) is not None:
+            await asyncio.sleep(0.02)
+        stop.set()
+        await working
 
 
 async def test_opposites_of_two_tenants_both_wait(store: Store, engine_url: str) -> None:

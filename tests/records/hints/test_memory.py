@@ -436,3 +436,38 @@ async def test_accepted_turns_are_those_judged_without_a_hint(store: Store) -> N
     content = a_verdict(turn.turn_id, None, votes=(a_vote(score=-1, hint=""),))
     assert await store.commit_verdict(OWNER, content, DropReason.NO_HINT)
     assert await store.accepted_turns([turn_id, turn.turn_id]) == {turn.turn_id}
+
+
+async def ready(store: Store, hint: str = HINT) -> str:
+    """An objected turn that waits for the trainer."""
+    turn_id = await objected(store, hint)
+    assert await claimed(store, TurnState.SCORING) == [turn_id]
+    assert await store.commit_score(OWNER, a_score(turn_id, hint=hint))
+    return turn_id
+
+
+async def test_sources_whose_answers_do_what_the_hint_asks_are_none(store: Store) -> None:
+    wrong, right = await ready(store), await ready(store)
+    [hint] = await store.hints()
+    claim = [one.hint_id for one in await store.claim_hints(owner="a", limit=1, ttl_s=60)]
+    assert claim == [hint.hint_id]
+    assert not await store.refute_sources("another", hint.hint_id, [wrong], "agrees")
+    assert await store.refute_sources("a", hint.hint_id, [wrong], "agrees")
+    assert [one.turn_id for one in await store.hint_sources(hint.hint_id)] == [right]
+    turns = await store.turns([wrong, right])
+    assert [(one.state, one.drop_reason) for one in turns] == [
+        (TurnState.DROPPED, DropReason.HINT_AGREES),
+        (TurnState.READY, None),
+    ]
+    # It is examined with what is left, and goes with its last source.
+    await store.claim_hints(owner="a", limit=1, ttl_s=60)
+    assert not await store.refute_sources("a", hint.hint_id, [right], "agrees")
+    assert await store.hints() == []
+
+
+async def test_a_turn_that_is_dropped_since_its_hint_agrees_is_no_source(store: Store) -> None:
+    turn_id = await objected(store)
+    assert len(await store.hints()) == 1
+    assert await claimed(store, TurnState.SCORING) == [turn_id]
+    assert await store.drop(OWNER, turn_id, DropReason.HINT_AGREES, "by 0.1 nats")
+    assert await store.hints() == []

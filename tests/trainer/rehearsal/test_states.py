@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from records.hints.types import HintSource, HintState
 from tests.trainer.rehearsal.builders import a_state
 from trainer.rehearsal.states import (
+    answers_objection,
     called_tools,
     choose_states,
     last_user_text,
@@ -98,3 +101,14 @@ def test_a_state_behind_the_objection_is_none():
     at = {"earlier": ("s", 1.0), "t1": ("s", 2.0), "later": ("s", 3.0), "other": ("r", 3.0)}
     states = [a_state(name, "x", session_id=s, created_at=when) for name, (s, when) in at.items()]
     assert [one.turn_id for one in states if was_said_before(one, [source])] == ["later"]
+
+
+def test_where_a_user_objects_the_wish_is_open():
+    objected = replace(a_state("objected", "Karo?"), candidates=("Answer in Celsius.",))
+    praised = a_state("praised", "Milu?")
+    parents = {one.turn_id: one for one in (objected, praised)}
+    behind = {
+        name: answers_objection(replace(a_state("s", "No."), parent_turn_id=name), parents)
+        for name in ("objected", "praised", "unknown", None)
+    }
+    assert behind == {"objected": True, "praised": False, "unknown": False, None: False}
