@@ -81,7 +81,7 @@ class Wishes:
 class Nothing:
     """A store and a memory in which nothing happened."""
 
-    async def ended(self, *_: object) -> dict[str, object]:
+    def ended(self, *_: object) -> dict[str, object]:
         return {}
 
     async def vote_summary(self) -> Any:
@@ -114,7 +114,7 @@ async def test_without_a_guard_what_open_wishes_lose_is_measured_and_stops_nothi
     measurer: Any = Wishes()
     review = Review(nothing, measurer, nothing, Journal(tmp_path), config)
     hints = [prepared("one", a_prompt()), prepared("none")]
-    row = (await review.version(1, hints, [])).row
+    row = await review.version(1, hints, [])
     assert (row.obedience, row.pooled) == (None, None)
     assert review.stop_order(row) is None
     if not without_counter:
