@@ -101,7 +101,6 @@ def prepared(hint_id: str, *prompts: HintPrompt) -> Prepared:
         held_back=(),
         prompts=prompts,
         wishes=(),
-        has_untried=False,
     )
 
 
