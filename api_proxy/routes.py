@@ -11,6 +11,7 @@ from api_proxy.admission import Body, admitted
 from api_proxy.callers import admin_only
 from api_proxy.choices import answer_all
 from api_proxy.formats import ChatFormat
+from api_proxy.other_metrics import other_metrics
 from api_proxy.schemas import Completion, completion_of
 from api_proxy.turns import TurnService
 from records.errors import StoreError
@@ -68,9 +69,13 @@ async def readyz(request: Request) -> JSONResponse:
 
 @router.get("/metrics", dependencies=[Depends(admin_only)])
 async def metrics(request: Request) -> Response:
-    """Prometheus metrics, for admin keys."""
-    data = request.app.state.service.metrics.exposition()
-    return Response(data, media_type="text/plain; version=0.0.4; charset=utf-8")
+    """Prometheus metrics of this process and of the run's others, for admin keys."""
+    service: TurnService = request.app.state.service
+    others = await asyncio.to_thread(other_metrics, service.deps.metrics_folder)
+    return Response(
+        service.metrics.exposition() + others,
+        media_type="text/plain; version=0.0.4; charset=utf-8",
+    )
 
 
 async def _engine_answers(service: TurnService) -> bool:

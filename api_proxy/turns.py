@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
@@ -61,7 +62,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyDeps:
     """What the proxy stands on. `clock` gives unix seconds; `pause_mode` is how the trainer changes
-    the engine's weights.
+    the engine's weights; in `metrics_folder` other processes of the run write what they count.
     """
 
     store: Store
@@ -70,6 +71,7 @@ class ProxyDeps:
     config: ProxyConfig
     clock: Callable[[], float] = time.time
     pause_mode: PauseMode = "retract"
+    metrics_folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

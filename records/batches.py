@@ -12,7 +12,7 @@ whole or not at all:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -233,9 +233,29 @@ def with_lessons(
         chosen = fill(hinted, count - counter - keep)
         if chosen is not None:
             return _batch([*chosen, *lessons], chosen[-1].scope)
+    returning = _to_return(connection, fill, count, is_free)
+    if returning is not None:
+        return _batch(returning, returning[-1].scope)
     if not is_rehearsing or shares.alone or not recent:
         return turns_alone(connection, count, now, share, after, is_free)
     return None
+
+
+def _to_return(
+    connection: Connection,
+    fill: Callable[[Sequence[Source], int], list[Candidate] | None],
+    count: int,
+    is_free: Condition | None,
+) -> list[Candidate] | None:
+    """A batch of keep-lessons, behind the turns that are ready: what ended hints taught is to go
+    back, and nothing is practised. So many keep-lessons are made for nothing else.
+    """
+    if any(_is_under_way(connection, kind) for kind in (LessonKind.HINT, LessonKind.COUNTER)):
+        return None
+    kept = Lessons(LessonKind.KEEP)
+    if fill([kept], count) is None:
+        return None
+    return fill([*ready_turns(is_free), kept], count)
 
 
 def _batch(chosen: Sequence[Candidate], last_scope: str) -> Batch:

@@ -80,6 +80,8 @@ class DropReason(StrEnum):
     UNKNOWN_TEACHER = "unknown_teacher"
     RESAMPLED = "resampled"
     HELD_OUT = "held_out"
+    # Its hint was deleted, contradicted or withdrawn before it trained.
+    HINT_ENDED = "hint_ended"
     # Decided by the trainer.
     STALE = "stale"
     ROUTED_EXPERTS_MISSING = "routed_experts_missing"

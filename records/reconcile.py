@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, exists, insert, or_, select, update
 
 from records.errors import StoreConflict
-from records.hints.memory import only_versions
+from records.hints.ending import drop_turns
+from records.hints.versions import recount
 from records.lessons import steps
 from records.models import PolicyVersionRow, ScoreRow, TurnRow, VerdictRow
 from records.names import DropReason, TurnState
@@ -65,7 +66,6 @@ def reconcile_op(
     """
     on_chain, lessons_on_chain = trained_on_chain(chain), trained_on_chain(lessons)
     added, abandoned = _reconcile_versions(connection, [version for version, _ in chain])
-    only_versions(connection, [version.version for version, _ in chain])
     released = release_all_op(connection, now)
     in_store: dict[str, int | None] = {
         row.turn_id: row.trained_version
@@ -78,6 +78,7 @@ def reconcile_op(
     returned = [turn_id for turn_id in in_store if turn_id not in on_chain]
     for part in chunks(returned):
         again = TurnRow.turn_id.in_(part)
+        drop_turns(connection, now, again)
         # What taught it may have been deleted since (records/deletion.py).
         taught = or_(
             exists().where(ScoreRow.turn_id == TurnRow.turn_id),
@@ -85,7 +86,7 @@ def reconcile_op(
         )
         connection.execute(
             update(TurnRow)
-            .where(again, ~taught)
+            .where(again, TurnRow.state == TurnState.TRAINED, ~taught)
             .values(
                 state=TurnState.DROPPED,
                 drop_reason=DropReason.FORGOTTEN,
@@ -95,7 +96,7 @@ def reconcile_op(
         )
         connection.execute(
             update(TurnRow)
-            .where(again, taught)
+            .where(again, taught, TurnRow.state == TurnState.TRAINED)
             .values(state=TurnState.READY, trained_version=None, updated_at=now)
         )
     marked, unknown = _mark_trained(
@@ -104,6 +105,7 @@ def reconcile_op(
         now,
     )
     dropped, lessons_marked, unknown_lessons = steps.reconcile(connection, lessons_on_chain, now)
+    recount(connection, [version.version for version, _ in chain])
     return ReconcileReport(
         versions_added=tuple(added),
         versions_abandoned=tuple(abandoned),

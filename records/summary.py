@@ -84,6 +84,12 @@ def judged_share(connection: Connection) -> float | None:
     return judged / (judged + let_go)
 
 
+def num_judged(connection: Connection) -> tuple[int, int]:
+    """Number of turns with a verdict, and of those whose verdict has a hint."""
+    judged, objections = connection.execute(select(func.count(), func.count(VerdictRow.hint))).one()
+    return judged, objections
+
+
 def ready_count(connection: Connection) -> int:
     """Number of turns that wait for a trainer."""
     statement = select(func.count()).where(TurnRow.state == TurnState.READY)

@@ -13,7 +13,8 @@ from sqlalchemy import Connection, and_, exists, func, insert, or_, select, upda
 
 from records.batches import turns_alone, with_lessons
 from records.errors import StoreConflict
-from records.hints import memory as hint_memory
+from records.hints import ending
+from records.hints import versions as hint_versions
 from records.lessons import steps
 from records.lessons.rows import LessonRow
 from records.models import PolicyVersionRow, RecordingRow, SampleRow, TurnRow
@@ -116,11 +117,16 @@ def release_all_op(connection: Connection, now: float) -> int:
 
 
 def _to_ready(connection: Connection, now: float, *conditions: Any) -> int:
-    return connection.execute(
-        update(TurnRow)
-        .where(TurnRow.state == TurnState.LEASED, *conditions)
-        .values(state=TurnState.READY, claim_owner=None, claim_until=None, updated_at=now)
-    ).rowcount
+    """leased -> ready, or dropped where the hint ended meanwhile; returns how many."""
+    ended = ending.drop_turns(connection, now, TurnRow.state == TurnState.LEASED, *conditions)
+    return (
+        ended
+        + connection.execute(
+            update(TurnRow)
+            .where(TurnRow.state == TurnState.LEASED, *conditions)
+            .values(state=TurnState.READY, claim_owner=None, claim_until=None, updated_at=now)
+        ).rowcount
+    )
 
 
 def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
@@ -164,7 +170,7 @@ def commit_step_op(
     steps.train(connection, version.version, lessons, now)
     lesson_ids = [result.turn_id for result in lessons]
     hint_ids = steps.hints_of(connection, lesson_ids)
-    hint_memory.trained(connection, version.version, turn_ids, hint_ids)
+    hint_versions.trained(connection, version.version, turn_ids, hint_ids)
 
 
 def commit_handed_over_op(
@@ -181,7 +187,7 @@ def commit_handed_over_op(
     """
     if _new_version(connection, version):
         _leased_to_trained(connection, version.version, turn_ids, now, TurnRow.claim_owner == owner)
-        hint_memory.trained(connection, version.version, turn_ids)
+        hint_versions.trained(connection, version.version, turn_ids)
 
 
 def _new_version(connection: Connection, version: PolicyVersion) -> bool:

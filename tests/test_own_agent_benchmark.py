@@ -15,8 +15,6 @@ import pytest
 from benchmarks.own_agent.__main__ import kinds_of, objections_of
 from benchmarks.own_agent.agent import remembering, what_follows
 from benchmarks.own_agent.cell import (
-    Cell,
-    Protocol,
     free_folder,
     measured_cell,
     none_practised,
@@ -33,6 +31,7 @@ from benchmarks.own_agent.measure import (
     value_shown,
 )
 from benchmarks.own_agent.people import MAX_FAILURES, Patience, Person, Request, errands_for
+from benchmarks.own_agent.protocol import Cell, Protocol
 from benchmarks.own_agent.table import fall_of, grouped, plots, ratio, table, until_table
 from benchmarks.own_agent.travel import Call, Travel, call_problem, calls_of
 from benchmarks.own_agent.wishes import (
@@ -398,7 +397,8 @@ def test_the_table_pools_seeds_and_keeps_protocols_apart() -> None:
     assert cells[8].startswith("+0.050 [-0.003, +0.103]; worst order +0.100 [")
     assert cells[9] == "1.000 (valid calls)"
     assert cells[10:13] == ["5, 5", "2 of 20", "24; 4 stale"]
-    assert cells[13:] == ["2 resting", "61 (time is up); 61 (time is up)"]
+    assert cells[13:15] == ["2 resting", "20; 0; -; -"]
+    assert cells[15:] == ["61 (time is up); 61 (time is up)"]
 
 
 def test_sessions_until_wishes_hold_are_told_by_seed() -> None:

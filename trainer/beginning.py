@@ -17,14 +17,15 @@ from trainer import run_config
 from trainer.run_config import RunConfig
 from trainer.supervisor import watch_parent
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
+"""Read again by `trainer.log_notices`."""
+
 
 def begin(config_file: Path, overrides: list[str], exit_with_parent: bool) -> RunConfig:
     """Set up this process, and read what the run of `config_file` is to be."""
     if exit_with_parent:
         watch_parent()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     for handler in logging.getLogger().handlers:
         handler.addFilter(request_ids.mark)
     # One line for each request of a judge would bury everything else.

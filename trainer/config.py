@@ -43,6 +43,11 @@ class LoraConfig(BaseModel):
     """Module names that get an adapter; "all-linear" is every linear layer but the head."""
 
 
+def trains_all_weights(lora: object) -> bool:
+    """Whether a value of `trainer.lora` says that there are to be no adapters."""
+    return lora is False or lora == "none"
+
+
 class TeacherConfig(BaseModel):
     """Who scores the hinted prompt."""
 
@@ -188,9 +193,7 @@ class TrainerConfig(BaseModel):
     lesson_keep_share: float = Field(default=LessonShares().keep, ge=0, lt=1)
     """Share of a batch that are keep-lessons, against drift of what no hint speaks of."""
     lesson_wait_s: float = Field(default=LessonShares().wait_s, ge=0)
-    """A full batch of turns goes without lessons where those do not come for this long. So long, at
-    most, a step waits for what is measured of the version before it.
-    """
+    """A full batch of turns goes without lessons where those do not come for this long."""
     hint_wait_s: float = Field(default=LessonShares().hold_s, ge=0)
     """A turn waits for this long until its hint has been examined and can be practised. Trained
     before, without counter-lessons, it would cost the open wish for the opposite.
@@ -250,7 +253,7 @@ class TrainerConfig(BaseModel):
     """Largest share of tokens with non-finite log-probs in a batch."""
 
     lora: LoraConfig | None = None
-    """Train adapters instead of all weights."""
+    """Train adapters instead of all weights; false (or "none") trains all."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass; weights and optimiser state are float32 in both."""
     device: str = "cpu"
@@ -288,6 +291,19 @@ class TrainerConfig(BaseModel):
         if isinstance(value, dict) and "name" not in value:
             return {"name": "hindsight_opd", **value}
         return value
+
+    @field_validator("lora", mode="before")
+    @classmethod
+    def _all_weights(cls, value: object) -> object:
+        """What says that there are to be no adapters is none."""
+        if trains_all_weights(value):
+            return None
+        if value is None or isinstance(value, dict | LoraConfig):
+            return value
+        raise ValueError(
+            f"got {value!r}: write trainer.lora=false to train all weights, or trainer.lora.rank=8 "
+            "for adapters"
+        )
 
     @property
     def share(self) -> Share:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import run_config
+from trainer.config import trains_all_weights
 from trainer.model_config import config_value, context_length, why_not_served
 from trainer.model_folder import check_model
 from trainer.run_config import ConfigError, EngineConfig, RunConfig
@@ -45,10 +46,11 @@ def resolve(
     file: Path | None,
     overrides: list[str],
     check: Callable[[RunConfig], None] | None = None,
-    recipe: Callable[[int | None], dict[str, Any]] | None = None,
+    recipe: Callable[[int | None, bool], dict[str, Any]] | None = None,
 ) -> RunConfig:
     """`values`, then the file's, then the overrides; validated and completed. Below all of them
-    lies the `recipe` for a model of this hidden size (None: not known yet).
+    lies the `recipe` for a model of this hidden size (None: not known yet), and for all of its
+    weights where trainer.lora says so.
 
     Everything that was written is validated, and given to `check`, before anything of the model is
     read: a typing error shows at once. Raises ConfigError with one line per wrong key, and what
@@ -57,7 +59,8 @@ def resolve(
     if file is not None:
         values = run_config.merge(values, run_config.read_toml(file))
     values = run_config.merge(values, run_config.parse_overrides(overrides))
-    given = _as_given(values if recipe is None else run_config.merge(recipe(None), values))
+    full = _trains_all_weights(values)
+    given = _as_given(values if recipe is None else run_config.merge(recipe(None, full), values))
     if check is not None:
         check(given)
     model = given.model
@@ -67,7 +70,7 @@ def resolve(
     if renderer is None:
         renderer = _chosen_renderer(model, model_type)
     if recipe is not None:
-        values = run_config.merge(recipe(_width(model)), values)
+        values = run_config.merge(recipe(_width(model), full), values)
     values = run_config.merge({"renderer": renderer}, values)
     values = run_config.merge({"scoring": {"context_length": length}}, values)
     if "url" in values["frozen"]:
@@ -85,6 +88,11 @@ def _as_given(values: dict[str, Any]) -> RunConfig:
         raise ConfigError("judge.model: set judge.base_url too, the server that has this model")
     later = {"judge": {"base_url": "http://127.0.0.1:0/v1", "model": "later"}}
     return run_config.build(run_config.merge(later, values))
+
+
+def _trains_all_weights(values: dict[str, Any]) -> bool:
+    trainer = values.get("trainer")
+    return isinstance(trainer, dict) and trains_all_weights(trainer.get("lora"))
 
 
 def _is_served_here(config: RunConfig) -> bool:

@@ -1,7 +1,11 @@
-"""Each reason for which a turn is dropped, in words for who asks why, with what can be done."""
+"""Each reason for which a turn or a lesson is dropped, or a hint not practised, in words for who
+asks why, with what can be done.
+"""
 
 from __future__ import annotations
 
+from records.hints.types import RehearsalBlock
+from records.lessons.names import LessonDrop
 from records.names import DropReason
 
 DROP_WORDS: dict[DropReason, str] = {
@@ -61,6 +65,9 @@ DROP_WORDS: dict[DropReason, str] = {
         "its hint makes no part of the reply less likely (scoring.least_fall): it asks for what "
         "the reply did, so the judge misread what followed, or nothing was to be corrected"
     ),
+    DropReason.HINT_ENDED: (
+        "its hint was deleted, or a later one said the opposite, before it could train"
+    ),
     DropReason.HINTED_PROMPT_MISMATCH: "adding the hint would have changed more than one message",
     DropReason.HINTED_PROMPT_TOO_LONG: "prompt and hint do not fit into the teacher's context",
     DropReason.TEACHER_MISALIGNED: "the teacher scored other tokens than those that were sampled",
@@ -77,4 +84,46 @@ DROP_WORDS: dict[DropReason, str] = {
     DropReason.NEUTRAL_REWARD: "its verdict is neutral and it has no hint: nothing to learn",
     DropReason.BELOW_NOISE: "its batch taught less than the noise between engines and trainer",
     DropReason.NONFINITE_GRADIENT: "its batch gave a gradient that is not finite",
+}
+
+LESSON_WORDS: dict[LessonDrop, str] = {
+    LessonDrop.STALE: "another version had been trained before it could train; it is sampled anew",
+    LessonDrop.SENSITIVE: "what the policy answered holds secrets or personal data",
+    LessonDrop.FORGOTTEN: "the recorded turn that it stands on was deleted on request",
+    LessonDrop.HINT_ENDED: "its hint was deleted, withdrawn, contradicted or merged, or rests",
+    LessonDrop.LENGTH_CUT: (
+        "the policy's answer was cut at its token limit (rehearsal.max_new_tokens)"
+    ),
+    LessonDrop.EMPTY_RESPONSE: "the policy's answer is empty",
+    LessonDrop.MIXED_VERSION: "the engine got new weights while it answered",
+    LessonDrop.UNKNOWN_VERSION: "the engine did not say which weights sampled the answer",
+    LessonDrop.ROLLOUT_LOGPROBS_INVALID: (
+        "the engine gave log-probabilities of the answer that are not finite"
+    ),
+    LessonDrop.PROMPT_MISMATCH: (
+        "words added to its recorded request would have changed more than one message"
+    ),
+    LessonDrop.PROMPT_TOO_LONG: "its request does not fit into the context with what is added",
+    LessonDrop.TEACHER_MISALIGNED: "the teacher scored other tokens than those of the answer",
+    LessonDrop.TEACHER_LOGPROBS_INVALID: (
+        "the teacher's log-probabilities of the answer are missing or not finite"
+    ),
+    LessonDrop.ENGINE_UNAVAILABLE: "policy engine or teacher did not answer for too long",
+    LessonDrop.BELOW_NOISE: "its batch taught less than the noise between engines and trainer",
+    LessonDrop.ROLLOUT_REJECTED: (
+        "rollout correction rejected it: trainer and engine disagree too much about its tokens"
+    ),
+    LessonDrop.NONFINITE_GRADIENT: "its batch gave a gradient that is not finite",
+    LessonDrop.INTERNAL_ERROR: "a stage failed on it in a way that nobody foresaw; see its log",
+}
+
+BLOCK_WORDS: dict[RehearsalBlock, str] = {
+    RehearsalBlock.NO_MAJORITY: "at most half of the votes on its turn asked for it",
+    RehearsalBlock.NOT_EXAMINED: "the judge never answered when it was asked about it",
+    RehearsalBlock.NOT_A_RULE: "the judge says that it was meant for one answer only",
+    RehearsalBlock.NO_STATES: "too few recorded requests to which it applies",
+    RehearsalBlock.NO_COUNTER_LESSONS: (
+        "too few open wishes for the opposite that the start model follows"
+    ),
+    RehearsalBlock.OTHER_SCOPE: "a hint of another tenant says the opposite",
 }

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 from api_proxy.callers import tenant_scope
-from records.hints.texts import measuring_texts
-from records.hints.types import Hint, HintPrompt, HintSource, HintStatus
+from records.hints.texts import measuring_texts, usable
+from records.hints.types import Hint, HintPrompt, HintSource, HintState, HintStatus, PromptKind
 from records.store import Store
 from trainer import run_config
 from trainer.errors import StartupError
 from trainer.records_commands import Outcome
+from trainer.rehearsal.journal import last_row
+from trainer.rehearsal.saying import MEASURED_WHERE_IT_TRAINS, unguarded
 from trainer.start_checks import check_store
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    hint: Hint | None
+    sources: list[HintSource]
+    prompts: list[HintPrompt]
+    states: list[HintState]
 
 
 def list_hints(config_file: Path, status: str | None, tenant: str | None, limit: int) -> Outcome:
@@ -35,14 +46,21 @@ def list_hints(config_file: Path, status: str | None, tenant: str | None, limit:
 def show(config_file: Path, hint_id: str) -> Outcome:
     """All that is known of a hint."""
 
-    async def look(store: Store) -> tuple[Hint | None, list[HintSource], list[HintPrompt]]:
-        hint = await store.hint(hint_id)
-        return hint, await store.hint_sources(hint_id), await store.hint_prompts(hint_id)
+    async def look(store: Store) -> _Known:
+        return _Known(
+            hint=await store.hint(hint_id),
+            sources=await store.hint_sources(hint_id),
+            prompts=await store.hint_prompts(hint_id),
+            states=await store.hint_states(hint_id),
+        )
 
-    hint, sources, prompts = _with_store(config_file, look)
+    known = _with_store(config_file, look)
+    hint, sources, prompts = known.hint, known.sources, known.prompts
     if hint is None:
         raise _unknown(hint_id)
-    lines = [line(hint), *_measured(hint)]
+    lines = [line(hint), *_measured(hint, known.states)]
+    if run_config.load(config_file).rehearsal.without_counter and hint.first_gap is not None:
+        lines += _obedience(hint, prompts, config_file.parent)
     lines += [f"opposed by {hint.opposed_by}"] if hint.opposed_by else []
     lines += [f"merged into {hint.merged_into}"] if hint.merged_into else []
     for one in sources:
@@ -80,11 +98,25 @@ def line(hint: Hint) -> str:
     return "  ".join([*words, hint.text or "(deleted)"])
 
 
-def _measured(hint: Hint) -> list[str]:
+def _measured(hint: Hint, states: Sequence[HintState]) -> list[str]:
     if hint.gap is None or hint.gap_high is None:
         return ["gap: not measured"]
     first = "" if hint.first_gap is None else f", at first {hint.first_gap:.3f}"
-    return [f"gap: {hint.gap:.3f} nats per token, at most {hint.gap_high:.3f}{first}"]
+    where = "" if any(one.held_out for one in states) else f" ({MEASURED_WHERE_IT_TRAINS})"
+    return [f"gap: {hint.gap:.3f} nats per token, at most {hint.gap_high:.3f}{first}{where}"]
+
+
+def _obedience(hint: Hint, prompts: Sequence[HintPrompt], folder: Path) -> list[str]:
+    """What `rehearsal.without_counter` cost, of a hint that no text only measures."""
+    if measuring_texts(prompts):
+        return []
+    if not any(one.kind is PromptKind.OPPOSITE for one in usable(prompts)):
+        return unguarded([], 1)
+    row = last_row(folder)
+    found = None if row is None else row.unguarded_of.get(hint.hint_id)
+    return (
+        ["open wishes: not measured yet, not guarded"] if found is None else unguarded([found], 0)
+    )
 
 
 def _with_store(config_file: Path, work: Callable[[Store], Awaitable[T]]) -> T:

@@ -16,11 +16,13 @@ from records.types import ReadySample
 from trainer.batch_totals import BatchTotals
 from trainer.config import TrainerConfig
 from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.figures import figures
 from trainer.rehearsal.journal import LastRow
 from trainer.rehearsal.recovery import shares_after
 
 logger = logging.getLogger(__name__)
 
+SAY_EVERY_S = 60.0
 LIVE = "live"
 """The kind of a turn, beside those of lessons."""
 
@@ -35,6 +37,17 @@ def hinted_places(samples: Sequence[ReadySample]) -> list[int]:
     to the start: their small gaps do not say that a batch teaches nothing.
     """
     return [place for place, one in enumerate(samples) if one.lesson in (None, LessonKind.HINT)]
+
+
+def teaches(samples: Sequence[ReadySample], totals: BatchTotals, floor: float) -> bool:
+    """Whether a batch's mean |teacher - student| is more than `floor`, the noise in nats: that of
+    its hinted samples. One without any brings back what ended hints taught: when that is enough is
+    measured, so it need not be more than the noise, only more than nothing.
+    """
+    hinted = hinted_places(samples)
+    if hinted:
+        return totals.mean_gap_of(hinted) > floor
+    return totals.mean_gap_of(range(len(samples))) > 0.0
 
 
 def lesson_metrics(samples: Sequence[ReadySample], totals: BatchTotals) -> dict[str, float]:
@@ -64,6 +77,32 @@ def pool_metrics(
     }
 
 
+class _MeasurementWait:
+    """Says once a minute that training waits for a measurement, and for how long it has."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._said_at = 0.0
+
+    def end(self) -> None:
+        """It is there, or none is needed."""
+        self._since = None
+
+    def say(self, version: int) -> None:
+        """At each look."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = self._said_at = now
+        if now - self._said_at >= SAY_EVERY_S:
+            self._said_at = now
+            logger.warning(
+                "training waits for the measurement of version %d: judge and engine have not "
+                "answered all of it for %d s",
+                version,
+                now - self._since,
+            )
+
+
 class LessonMix:
     """The lessons' part of a trainer's batches; none where it does not rehearse."""
 
@@ -74,19 +113,24 @@ class LessonMix:
         self._config = config
         self._rehearsal = rehearsal
         self._full_since: float | None = None
-        self._stepped_at: float | None = None
+        self._waits = _MeasurementWait()
         self._journal = LastRow(folder)
         self._steps_alone = 0
 
-    def awaits_measurement(self, version: int) -> bool:
-        """Whether `version` is being measured: what its next step is made of depends on the open
-        wishes that it does. For `lesson_wait_s` at most, and only behind a version that was.
+    async def awaits_measurement(self, version: int) -> bool:
+        """Whether `version` is still to be measured: what its next step is made of, and whether
+        there is one, depends on it. However long that takes; never where no hint is practised, as
+        the rehearsal worker then measures nothing.
         """
-        if self._rehearsal is None or self._stepped_at is None:
+        if self._rehearsal is None:
             return False
         row = self._journal.read()
-        is_next = row is not None and row.version == version - 1
-        return is_next and time.monotonic() - self._stepped_at < self._config.lesson_wait_s
+        is_measured = row is not None and row.version == version
+        if is_measured or not await self._store.is_practising():
+            self._waits.end()
+            return False
+        self._waits.say(version)
+        return True
 
     async def num_ready(self) -> int:
         """Number of lessons that could fill a batch."""
@@ -114,11 +158,12 @@ class LessonMix:
 
     def leased(self) -> None:
         """A batch was leased: the next one waits anew."""
-        self._full_since, self._stepped_at = None, time.monotonic()
+        self._full_since = None
 
-    async def metrics(self, samples: Sequence[ReadySample]) -> dict[str, int]:
+    async def metrics(self, samples: Sequence[ReadySample]) -> dict[str, float]:
         """After a step on `samples`: lessons at hand and dropped, and steps that went without any
-        though counter-lessons were on their way, since this process began.
+        though counter-lessons were on their way, since this process began; and what the version
+        that was measured last came to.
         """
         if self._rehearsal is None:
             return {}
@@ -128,4 +173,5 @@ class LessonMix:
             self._steps_alone += 1
             logger.warning("a step of turns alone: its lessons did not come in time")
         found = pool_metrics(counts, await self._store.lesson_drops())
-        return found | {"lessons/steps_alone": self._steps_alone}
+        measured = {f"hints/{name}": value for name, value in figures(self._journal.read()).items()}
+        return found | {"lessons/steps_alone": self._steps_alone} | measured

@@ -35,9 +35,10 @@ from trainer.manifest import Manifest
 from trainer.metrics import MetricsLog
 from trainer.publish import Publisher, WeightTarget
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.restore import in_thread, restore, start_model
+from trainer.restore import in_thread, load_frozen, restore, start_model
 from trainer.run_checks import lessons_problem
 from trainer.self_check import self_check
+from trainer.served import Served
 from trainer.step_report import (
     StepReport,
     batch_counters,
@@ -46,8 +47,9 @@ from trainer.step_report import (
     step_metrics,
     trained_results,
 )
-from trainer.stop_order import STOP_FILE, read_stop
+from trainer.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
 from trainer.teacher_models import EmaTeacher
+from trainer.token_states import LogprobModel
 from trainer.update import Updater
 from trainer.update_report import UpdateReport
 
@@ -84,7 +86,8 @@ class EmbeddedTrainer:
         self.run_folder = run_folder
         self.checkpoints = checkpoints
         self.manifest = chain[-1]
-        """The newest step; its version is what the engines are to serve."""
+        """The newest step; its version is what the engines are to serve, unless RUN/stop says
+        another."""
         self.updater = updater
         self.owner = owner
         self._lessons = LessonMix(store, config, run_folder, rehearsal)
@@ -94,6 +97,7 @@ class EmbeddedTrainer:
             attempts=config.publish_attempts,
             backoff_s=config.publish_backoff_s,
         )
+        self._served = Served(run_folder, checkpoints, self.publisher)
         self._engines = engines
         self._thread = thread
         self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard)
@@ -150,7 +154,7 @@ class EmbeddedTrainer:
         except BaseException:
             thread.shutdown()
             raise
-        await trainer._serve_current()
+        await trainer._served.begin(trainer.manifest)
         return trainer
 
     @property
@@ -166,7 +170,8 @@ class EmbeddedTrainer:
         Sets the noise floor and writes RUN/calibration.json. Raises CalibrationError for a gap,
         DistillationOffError if the policy as its own teacher teaches something.
         """
-        policy = own_logprobs(self.updater.policy, self.updater.policy.device)
+        served = await in_thread(self._thread, self._served_model)
+        policy = own_logprobs(served, self.updater.policy.device)
         pairs: dict[str, tuple[Scorer, Callable[[Ids], np.ndarray]]] = {
             name: (engine, policy) for name, engine in self._engines.items()
         }
@@ -191,6 +196,13 @@ class EmbeddedTrainer:
         result.save(self.run_folder / CALIBRATION_FILE)
         return result
 
+    def _served_model(self) -> LogprobModel:
+        """The policy; where an older version is to serve, that one, loaded beside it."""
+        weights = self._served.chosen
+        if weights is None or weights.version == self.version:
+            return self.updater.policy
+        return load_frozen(self.config, weights.path)
+
     async def run(
         self, stop: asyncio.Event, on_step: Callable[[StepReport], None] | None = None
     ) -> None:
@@ -202,7 +214,7 @@ class EmbeddedTrainer:
         """
         stop_file = self.run_folder / STOP_FILE
         try:
-            while not (stop.is_set() or stop_file.exists() or self._finished()):
+            while not (stop.is_set() or stop_file.exists() or self.is_done):
                 await self._housekeeping()
                 report = await self.step()
                 if report is not None and on_step is not None:
@@ -211,26 +223,19 @@ class EmbeddedTrainer:
                     return
                 if report is None:
                     await _wait(stop, self.config.poll_interval_s)
-            await self._obey()
+            await self._served.obey(self.manifest)
         finally:
             await self.store.release_leases(self.owner)
 
-    async def _obey(self) -> None:
-        """Say why training is to stop, and bring the engines to the version that is to serve."""
-        order = read_stop(self.run_folder)
-        if order is None or not order.reason:
-            return
-        logger.error("training has stopped: %s (delete %s to go on)", order.reason, STOP_FILE)
-        wanted = order.serve_version
-        if wanted is None or wanted == self.version:
-            return
-        path = self.checkpoints.kept_weights(wanted)
-        if path is None:
-            logger.error("version %d is not kept: version %d serves on", wanted, self.version)
-            return
-        failed = await self.publisher.publish(path, wanted)
-        if not failed:
-            logger.error("version %d serves from here on", wanted)
+    def is_at_rest(self, *, when_done: bool) -> bool:
+        """Whether RUN/stop is there, or, `when_done`, `max_steps` are trained."""
+        return read_stop(self.run_folder) is not None or (when_done and self.is_done)
+
+    async def serve_on(self, stop: asyncio.Event, *, when_done: bool) -> None:
+        """Until it is no longer at rest, or `stop`: keep the engines at what is to serve."""
+        while not stop.is_set() and self.is_at_rest(when_done=when_done):
+            await self._repair()
+            await _wait(stop, LOOK_EVERY_S)
 
     async def step(self) -> StepReport | None:
         """One update attempt, or None while no batch of usable turns is ready.
@@ -302,7 +307,7 @@ class EmbeddedTrainer:
         num_turns = await self.store.ready_count()
         if finishes:
             size = min(size, num_turns)
-        if not finishes and self._lessons.awaits_measurement(self.version):
+        if not finishes and await self._lessons.awaits_measurement(self.version):
             return None
         if size == 0 or num_turns + await self._lessons.num_ready() < size:
             return None
@@ -378,7 +383,7 @@ class EmbeddedTrainer:
                 reason = report.untrained.get(index, DropReason.NONFINITE_GRADIENT)
                 await self._drop(sample, reason)
         committed = time.perf_counter()
-        await self.publisher.publish(self.checkpoints.weights_path(manifest), version)
+        await self._served.publish(manifest)
         published = time.perf_counter()
         await in_thread(self._thread, self._prune)
         return {
@@ -434,12 +439,17 @@ class EmbeddedTrainer:
 
     async def _housekeeping(self) -> None:
         """Now and then: expire what became stale, repair engines that serve something else."""
+        if await self._repair():
+            await self._expire()
+
+    async def _repair(self) -> bool:
+        """Repair engines that serve something else, if it is time to look."""
         now = time.monotonic()
         if now < self._next_engine_check:
-            return
+            return False
         self._next_engine_check = now + self.config.engine_check_interval_s
-        await self._expire()
-        await self.publisher.repair(self.checkpoints.weights_path(self.manifest), self.version)
+        await self._served.repair(self.manifest)
+        return True
 
     async def _expire(self) -> None:
         oldest = oldest_allowed(self._chain, self.config.max_staleness)
@@ -450,15 +460,9 @@ class EmbeddedTrainer:
         if expired:
             logger.info("%d lessons expired as stale", expired)
 
-    async def _serve_current(self) -> None:
-        """At start. A trained version is always published: its number may be another run's too."""
-        path = self.checkpoints.weights_path(self.manifest)
-        if self.version == 0:
-            await self.publisher.repair(path, 0)
-        else:
-            await self.publisher.publish(path, self.version)
-
-    def _finished(self) -> bool:
+    @property
+    def is_done(self) -> bool:
+        """Whether `max_steps` are trained."""
         return self.config.max_steps is not None and self.manifest.step >= self.config.max_steps
 
 

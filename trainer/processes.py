@@ -26,6 +26,7 @@ from trainer.devices import check_device
 from trainer.keys_commands import refuse_open_door
 from trainer.model_config import model_vocab_size
 from trainer.model_folder import check_model
+from trainer.rehearsal.saying import LearningLine
 from trainer.run_checks import run_warnings
 from trainer.run_config import EngineConfig, RunConfig
 from trainer.start_checks import check_listening, check_spill, check_store
@@ -34,10 +35,12 @@ from trainer.status import status_line
 if TYPE_CHECKING:
     from judge.config import JudgeConfig
     from judge.context import Reads
+    from judge.hints.metrics import QuestionMetrics
     from rollout_bridge.control_text import ControlTexts
     from rollout_bridge.engine.client import EngineClient
     from rollout_bridge.rendering import Rendering
     from rollout_bridge.scoring import Resampler, RewriteHint
+    from trainer.loop import EmbeddedTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ def run_proxy(config_file: Path, overrides: list[str], exit_with_parent: bool) -
 async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
     from api_proxy.app import ProxyDeps, create_app
     from api_proxy.server import ProxyServer
+    from trainer.metrics_file import FOLDER
 
     async with await Store.open(config.store) as store:
         await refuse_open_door(config, store, config_file)
@@ -68,6 +72,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
                 rendering=rendering,
                 config=config.proxy,
                 pause_mode=config.trainer.pause_mode,
+                metrics_folder=config_file.parent / FOLDER,
             )
             await ProxyServer(create_app(deps), config.proxy).serve()
 
@@ -88,6 +93,7 @@ def run_judge(
     run_until_stopped(
         lambda stop: _with_status(
             config,
+            config_file.parent,
             exit_with_parent,
             _judge_and_score(config, config_file.parent, stop, rewrite_hint),
         )
@@ -97,9 +103,12 @@ def run_judge(
 async def _judge_and_score(
     config: RunConfig, folder: Path, stop: asyncio.Event, rewrite_hint: RewriteHint | None
 ) -> None:
+    from judge.hints.metrics import QuestionMetrics
     from judge.worker import JudgeWorker
     from rollout_bridge.policy_scores import PolicyScorer
     from rollout_bridge.scoring import ScoringWorker
+    from trainer.metrics_file import keep_written
+    from trainer.run_figures import RunCollector
 
     rendering = _rendering(config)
     store = await Store.open(config.store)
@@ -127,13 +136,19 @@ async def _judge_and_score(
             resampler=_resampler(config, store, policy, rendering),
             freshness=freshness_of(config),
         )
+        questions = QuestionMetrics()
+        registries = [one.registry for one in (judge.metrics, scoring.metrics, questions)]
         async with asyncio.TaskGroup() as group:
+            run_figures = RunCollector(store, folder)
+            group.create_task(keep_written(folder, "judge", registries, run_figures, stop))
             group.create_task(judge.run(stop))
             if config.replay.mode != "judge-only":
                 group.create_task(scoring.run(stop))
             if config.rehearsal.enabled:
                 group.create_task(
-                    _rehearse(config, folder, stop, store, policy, teacher, rendering, reads)
+                    _rehearse(
+                        config, folder, stop, store, policy, teacher, rendering, reads, questions
+                    )
                 )
 
 
@@ -146,6 +161,7 @@ async def _rehearse(
     teacher: EngineClient,
     rendering: Rendering,
     reads: Reads,
+    metrics: QuestionMetrics,
 ) -> None:
     """Examine new hints and practise those that are rules, until `stop`."""
     from judge.calls import judge_client
@@ -155,7 +171,7 @@ async def _rehearse(
 
     asked = judge_config(config)
     async with judge_client(asked) as client, asyncio.TaskGroup() as group:
-        questions = HintQuestions(client, asked, **reads)
+        questions = HintQuestions(client, asked, metrics=metrics, **reads)
         to = Connections(
             store=store, questions=questions, policy=policy, frozen=teacher, rendering=rendering
         )
@@ -196,17 +212,24 @@ def _resampler(
     )
 
 
-async def _with_status(config: RunConfig, is_child: bool, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, with a line a minute on where the turns stand; of a child its parent says it."""
+async def _with_status(
+    config: RunConfig, folder: Path, is_child: bool, work: Coroutine[Any, Any, None]
+) -> None:
+    """Do the work, with lines a minute on where turns and hints stand; of a child its parent says
+    them.
+    """
     if is_child:
         await work
         return
     async with await Store.open(config.store) as store:
+        learning = LearningLine(store, folder)
 
         async def say() -> None:
             while True:
                 await asyncio.sleep(LINE_EVERY_S)
                 logger.info("%s", await status_line(store))
+                if (said := await learning.said()) is not None:
+                    logger.info("%s", said)
 
         saying = asyncio.create_task(say())
         try:
@@ -248,6 +271,7 @@ def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool)
     run_until_stopped(
         lambda stop: _with_status(
             config,
+            config_file.parent,
             exit_with_parent,
             _train(config, config_file.parent, stop, stays=exit_with_parent),
         )
@@ -255,14 +279,11 @@ def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool)
 
 
 async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays: bool) -> None:
-    """Train until told to. One that `stays` when RUN/stop ends training goes on once that file is
-    deleted: whoever started it would take its end for a failure.
-    """
+    """Train until told to."""
     from trainer.calibration_texts import calibration_sequences
     from trainer.loop import EmbeddedTrainer
     from trainer.run_folder import only_trainer
     from trainer.run_report import write_run_report
-    from trainer.stop_order import read_stop, waited_while_stopped
 
     for warning in run_warnings(config.trainer):
         logger.warning("%s", warning)
@@ -287,16 +308,28 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
             )
             calibration = await trainer.calibrate(sequences, frozen={"frozen": frozen})
             logger.info("calibrated: noise %.3g nats", calibration.noise)
-            await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
-            while stays and read_stop(folder) is not None and not stop.is_set():
-                await waited_while_stopped(folder, stop)
-                await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
+            serves = stays and config.made_by == "serve"
+            await train_and_serve(trainer, stop, stays=stays, when_done=serves)
         finally:
             await trainer.close()
             # A lab's or a replay's summary and report are their own; serve writes its own as well.
             if not stays and config.made_by in (None, "serve"):
                 path = await write_run_report(folder, f"Training {config.model}", store, rendering)
                 logger.info("report: %s", path)
+
+
+async def train_and_serve(
+    trainer: EmbeddedTrainer, stop: asyncio.Event, *, stays: bool, when_done: bool
+) -> None:
+    """Train until told to. One that `stays` when RUN/stop ends training goes on once that file is
+    deleted: whoever started it would take its end for a failure. Meanwhile, and `when_done` also
+    after its last step, it keeps the engines at the version that is to serve.
+    """
+    while not stop.is_set():
+        await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
+        if not stays or not trainer.is_at_rest(when_done=when_done):
+            return
+        await trainer.serve_on(stop, when_done=when_done)
 
 
 async def _check_teachers(config: RunConfig, rendering: Rendering) -> None:

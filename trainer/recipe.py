@@ -19,8 +19,14 @@ LEAST_FALL = 0.5
 """Nats. A hint that the answer lacked lowers one of its tokens by 3 to 10 for the lab's model, one
 that the judge misread by at most 0.05 (docs/learning.md).
 """
-_MEASURED_WIDTH, _MEASURED_RATE = 128, 5e-4
-"""Where the rate was measured: the lab's model."""
+_MEASURED_WIDTH = 128
+"""Where the rates were measured: the lab's model."""
+_LORA_RATE = 5e-4
+"""Of the adapters (docs/learning.md)."""
+_FULL_RATE = 1e-4
+"""Of full weights: that of the runs in docs/tool_lab.md, which trained all weights. They learned
+from live turns alone; with rehearsal it is not measured.
+"""
 _UNKNOWN_WIDTH = 2048
 ADAM_BETAS = (0.5, 0.95)
 """A wish is learned in six to ten steps. With the usual 0.9 the steps that should win back an open
@@ -28,17 +34,18 @@ wish still follow those that lost it (docs/learning.md).
 """
 
 
-def recipe(width: int | None) -> dict[str, Any]:
+def recipe(width: int | None, full_weights: bool = False) -> dict[str, Any]:
     """Values to lay under those that are given, for a model of this hidden size; None: not known
-    yet.
+    yet. `full_weights`: without adapters, at a rate that goes with that.
     """
+    weights = {} if full_weights else {"lora": {"rank": 8, "alpha": 16}}
     return {
         "scoring": {"top_k": TOP_K, "least_fall": LEAST_FALL},
         "trainer": {
             "objective": {"name": "topk_tail_reverse_kl", "topk": TOP_K},
             "beta_kl": 0.02,
-            "lora": {"rank": 8, "alpha": 16},
-            "learning_rate": lora_learning_rate(width),
+            **weights,
+            "learning_rate": learning_rate(width, full_weights=full_weights),
             "adam_betas": ADAM_BETAS,
             "rollout_batch_size": 24,
             "epochs_per_batch": 4,
@@ -47,12 +54,13 @@ def recipe(width: int | None) -> dict[str, Any]:
     }
 
 
-def lora_learning_rate(width: int | None) -> float:
-    """The adapters' rate for a model of this hidden size, falling with its root; None: not known.
+def learning_rate(width: int | None, *, full_weights: bool) -> float:
+    """The rate for a model of this hidden size, falling with its root; None: not known.
 
-    At 2,048 it is 1.2e-4, four times for each batch.
+    At 2,048 it is 1.3e-4 for adapters and 2.5e-5 for full weights, four times for each batch.
     """
-    rate = _MEASURED_RATE * math.sqrt(_MEASURED_WIDTH / (width or _UNKNOWN_WIDTH))
+    measured = _FULL_RATE if full_weights else _LORA_RATE
+    rate = measured * math.sqrt(_MEASURED_WIDTH / (width or _UNKNOWN_WIDTH))
     return float(f"{rate:.2g}")
 
 

@@ -75,8 +75,13 @@ def start_model(config: TrainerConfig, checkpoints: Checkpoints, updater: Update
 
 def load_start(config: TrainerConfig, checkpoints: Checkpoints) -> Policy:
     """The start weights, frozen."""
+    return load_frozen(config, checkpoints.model)
+
+
+def load_frozen(config: TrainerConfig, path: str) -> Policy:
+    """The weights in a folder, frozen; adapters are part of them there."""
     return Policy.load(
-        checkpoints.model,
+        path,
         device=config.device,
         dtype=config.dtype,
         chunk_tokens=config.logprob_chunk_tokens,

@@ -74,6 +74,20 @@ def changes_since(folder: Path, config: RunConfig) -> list[str]:
     return changes(run_config.build(run_config.read_toml(folder / CONFIG_FILE)), config)
 
 
+def refuse_other_weights(folder: Path, config: RunConfig) -> None:
+    """Raise ConfigError where a run that is there would train adapters instead of all its weights,
+    or the other way round: its optimiser and checkpoints are of the one kind.
+    """
+    if not is_run(folder):
+        return
+    had = run_config.build(run_config.read_toml(folder / CONFIG_FILE)).trainer.lora
+    if (had is None) != (config.trainer.lora is None):
+        kind = "all weights" if had is None else "adapters"
+        raise ConfigError(
+            f"trainer.lora: {folder} is a run that trains {kind}: take a new folder (--run)"
+        )
+
+
 def changes(old: RunConfig, new: RunConfig) -> list[str]:
     """Settings that differ, as `key old -> new`."""
     before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))

@@ -13,6 +13,7 @@ from typing import Any
 from judge.prompts import message_text
 from records.store import Store
 from rollout_bridge.rendering import Rendering
+from trainer.drop_words import DROP_WORDS
 from trainer.rehearsal.reported import learning_curves, learning_tables
 from trainer.report import Curve, ReportExample, metric_curve, write_report
 from trainer.run_summary import write_run_summary
@@ -43,10 +44,10 @@ async def write_run_report(
             ("Turns by state", ("state", "turns"), [(k.value, str(n)) for k, n in counts.items()]),
             (
                 "Turns dropped, by reason",
-                ("reason", "turns"),
-                [(k.value, str(n)) for k, n in drops.items()],
+                ("reason", "turns", "why"),
+                [(k.value, str(n), DROP_WORDS[k]) for k, n in drops.items()],
             ),
-            *await learning_tables(store),
+            *await learning_tables(store, folder),
         ],
         curves=learning_curves(folder) + run_curves(rows),
         examples=await example_turns(store, rendering, limit=examples),

@@ -14,7 +14,7 @@ from typing import Any
 from records.hints.types import Hint
 from records.lessons.names import LessonKind
 from records.store import Store
-from trainer.drop_words import DROP_WORDS
+from trainer.drop_words import DROP_WORDS, LESSON_WORDS
 from trainer.rehearsal.journal import VersionRow, read_rows
 from trainer.rehearsal.reported import objections_per_100
 from trainer.rehearsal.saying import MOST_HINTS
@@ -42,7 +42,8 @@ async def run_summary(
 ) -> dict[str, Any]:
     """What a run has come to, ready for JSON."""
     latest = await store.latest_version()
-    lessons = await store.lesson_counts()
+    lessons, rules = await store.lesson_counts(), await store.hint_rules()
+    trained = await store.lessons_trained_by_hint()
     return {
         "policy_version": latest.version if latest is not None else 0,
         "training_stopped": why_stopped(folder),
@@ -57,16 +58,30 @@ async def run_summary(
             {"status": status.value, "not_rehearsed": block and block.value, "hints": number}
             for (status, block), number in (await store.hint_counts()).items()
         ],
+        "hints_asked_whether_a_rule": {
+            "yes": rules.get(True, 0),
+            "no": rules.get(False, 0),
+            "not_asked_yet": rules.get(None, 0),
+        },
         # The newest.
-        "hints": [_hint(one) for one in await store.hints(limit=MOST_HINTS)],
+        "hints": [
+            _hint(one) | {"lessons_trained": _by_kind(trained.get(one.hint_id, {}))}
+            for one in await store.hints(limit=MOST_HINTS)
+        ],
         "lessons_on_their_way": {
             f"{kind.value} {state.value}": number for (kind, state), number in lessons.items()
         },
         "lessons_dropped": {
-            reason.value: number for reason, number in (await store.lesson_drops()).items()
+            reason.value: {"lessons": number, "why": LESSON_WORDS[reason]}
+            for reason, number in (await store.lesson_drops()).items()
         },
         "measured": _measured(read_rows(folder)),
     }
+
+
+def _by_kind(trained: Mapping[LessonKind, int]) -> dict[str, int]:
+    """Of the kinds that a hint's lessons have."""
+    return {kind.value: trained.get(kind, 0) for kind in (LessonKind.HINT, LessonKind.COUNTER)}
 
 
 def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -115,5 +130,9 @@ def _measured(rows: Sequence[VersionRow]) -> dict[str, Any] | None:
         "obedience_of_hints": {
             hint_id: one.model_dump() for hint_id, one in last.obedience_of.items()
         },
+        "obedience_not_guarded": {
+            hint_id: one.model_dump() for hint_id, one in last.unguarded_of.items()
+        },
+        "obedience_not_measurable": list(last.unmeasured),
         "gap_at_other_states": None if last.keep is None else last.keep.model_dump(),
     }

@@ -11,7 +11,13 @@ from typing import Any
 
 from trainer import recipe, run_config
 from trainer.defaults import resolve
-from trainer.resuming import base_values, changes_since, is_run, refuse_other_settings
+from trainer.resuming import (
+    base_values,
+    changes_since,
+    is_run,
+    refuse_other_settings,
+    refuse_other_weights,
+)
 from trainer.run_folder import starting_in
 from trainer.start_checks import check_start
 
@@ -38,6 +44,7 @@ def serve_forever(
             lambda given: check_start(given, serves=True),
             None if is_run(folder) else recipe.recipe,
         )
+        refuse_other_weights(folder, config)
         for change in changes_since(folder, config):
             print(f"changed: {change}")
 

@@ -18,7 +18,8 @@ from records.store import Store
 from trainer import recipe, run_config
 from trainer.at_work import LINE_EVERY_S
 from trainer.keys_commands import refuse_open_door
-from trainer.rehearsal.saying import learning_line
+from trainer.log_notices import LogNotices
+from trainer.rehearsal.saying import LearningLine
 from trainer.run import Run
 from trainer.run_checks import run_warnings
 from trainer.run_config import RunConfig
@@ -105,17 +106,28 @@ async def _refuse_open_door(config: RunConfig, folder: Path) -> None:
 async def _report_while_serving(run: Run, store: Store, folder: Path, console: Console) -> None:
     """A line now and then, and the report as it is; until cancelled or something fails."""
     drawn = time.monotonic()
+    learning, notices = LearningLine(store, folder), LogNotices(run.supervisor.logs)
     while True:
         await asyncio.wait([run.supervisor.failed], timeout=STATUS_EVERY_S)
         if run.supervisor.failed.done():
             run.supervisor.failed.result()
-        console.print(await status_line(store), highlight=False, soft_wrap=True)
-        learning = await learning_line(store, folder)
-        if learning is not None:
-            console.print(learning, highlight=False, soft_wrap=True)
+        await say_how_it_stands(store, learning, notices, console)
         if time.monotonic() - drawn > REPORT_EVERY_S:
             drawn = time.monotonic()
             await _write_report(run.config, folder, store, console)
+
+
+async def say_how_it_stands(
+    store: Store, learning: LearningLine, notices: LogNotices, console: Console
+) -> None:
+    """Where the turns and hints stand, and what the run's processes warned of since."""
+    console.print(await status_line(store), highlight=False, soft_wrap=True)
+    said = await learning.said()
+    if said is not None:
+        console.print(said, highlight=False, soft_wrap=True)
+    for notice in notices.new():
+        # What a process says is no markup.
+        console.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 async def _write_report(config: RunConfig, folder: Path, store: Store, console: Console) -> None:

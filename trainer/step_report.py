@@ -30,6 +30,7 @@ HINT_DROPS = (
     DropReason.HINT_ONLY,
     DropReason.NO_USER_MESSAGE,
     DropReason.HINT_AGREES,
+    DropReason.HINT_ENDED,
     DropReason.HINTED_PROMPT_MISMATCH,
     DropReason.HINTED_PROMPT_TOO_LONG,
     DropReason.TEACHER_MISALIGNED,

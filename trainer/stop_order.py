@@ -6,15 +6,14 @@ reason does not begin again by itself.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 STOP_FILE = "stop"
-_LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 1.0
+"""How often who waits for the order's end looks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +50,3 @@ def why_stopped(folder: Path) -> str | None:
     """Why training has been told to end; None: it has not."""
     order = read_stop(folder)
     return None if order is None else order.reason or "on request"
-
-
-async def waited_while_stopped(folder: Path, stop: asyncio.Event) -> None:
-    """Return once the order is deleted, or `stop` is set."""
-    while read_stop(folder) is not None and not stop.is_set():
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)

@@ -52,7 +52,7 @@ class Supervisor:
     """
 
     def __init__(self, logs: Path, max_restarts_a_minute: int = 5, stop_timeout_s: float = 30.0):
-        self._logs = logs
+        self.logs = logs
         self._max_restarts = max_restarts_a_minute
         self._stop_timeout_s = stop_timeout_s
         self._children: list[Child] = []
@@ -77,7 +77,7 @@ class Supervisor:
             name=name,
             argv=argv,
             ready=ready,
-            log=self._logs / f"{name}.log",
+            log=self.logs / f"{name}.log",
             may_finish=may_finish,
         )
         self._children.append(child)

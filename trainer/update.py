@@ -27,7 +27,7 @@ from trainer.collate import MicroBatch, build_micro_batch, comparable, plan_micr
 from trainer.config import TrainerConfig
 from trainer.correction import Correction
 from trainer.errors import DistillationOffError, NonFiniteError
-from trainer.lessons import hinted_places, lesson_metrics
+from trainer.lessons import lesson_metrics, teaches
 from trainer.objectives.batch import GlobalCounts
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
 from trainer.objectives.options import HindsightOpd
@@ -336,13 +336,12 @@ class Updater:
             reason = DropReason.NONFINITE_GRADIENT if nonfinite else DropReason.ROLLOUT_REJECTED
             return reason, norm
         # Not only below: without measured noise, gaps of exactly 0 teach nothing either.
-        gap = total.mean_gap_of(hinted_places(samples))
-        teaches = gap > self.config.noise_floor_factor * self.noise
-        if not teaches and total.sums["reward_abs"] == 0:
+        has_gap = teaches(samples, total, self.config.noise_floor_factor * self.noise)
+        if not has_gap and total.sums["reward_abs"] == 0:
             return DropReason.BELOW_NOISE, norm
         if not math.isfinite(norm):
             return DropReason.NONFINITE_GRADIENT, norm
-        if teaches and not self._probed:
+        if has_gap and not self._probed:
             raise DistillationOffError(
                 "the distillation term has no gradient, yet its advantages are not noise: "
                 "no step can teach anything"

@@ -5,12 +5,30 @@ table.
     python -m benchmarks.own_agent --kinds unit+order --objections until --seeds 0
     python -m benchmarks.own_agent --kinds unit --set rehearsal.enabled=false --seeds 0
     python -m benchmarks.own_agent --kinds unit --remember --seeds 0
+    python -m benchmarks.own_agent --kinds unit+order --objections 3 --seeds 0 --judge contrary
+    python -m benchmarks.own_agent --kinds unit+order+room+rounding+detail+code+title \\
+        --objections 3 --seeds 0 --rounds 5 --change-of-mind order room
+    python -m benchmarks.own_agent --kinds unit --objections 10 --seeds 0 --poisoned --others order
     python -m benchmarks.own_agent --only-table
 
 For each kind of wish (or several at once, as unit+order), seed and number of objections `opd
 serve` runs as documented in a folder of its own, one session at a time. Results lie in OUT as one
 JSON file each, and one that is there is not measured again: an interrupted command is given once
 more.
+
+`--judge` puts a scripted judge in the place of the model's own: a control. `none` gives no hint,
+`random` answers at random, `contrary` gives the hint for the opposite of what was wished, and
+`off-topic` that of another kind. The last two say rightly that such a hint is no rule which the
+words ask for; with `--judge-believes` they say it is one, so that it is practised. A hint that the
+answer heeded already is refuted unless `--set scoring.least_fall=0`.
+
+With `--rounds N` people with fresh patience come N times; from the middle round on they wish the
+kinds of `--change-of-mind` the other way round.
+
+`--poisoned`: two tenants with keys of their own. The people of one object as usual, those of the
+other are quiet, or wish what `--others` names; measured with the key of the latter.
+
+What other ways to learn make of a run's objections: `python -m benchmarks.own_agent.baselines`.
 """
 
 from __future__ import annotations
@@ -23,10 +41,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.own_agent.cell import Cell, Protocol, measured_cell
+from benchmarks.own_agent import poisoned
+from benchmarks.own_agent.cell import measured_cell
 from benchmarks.own_agent.people import words_checksum
+from benchmarks.own_agent.protocol import Cell, Protocol
+from benchmarks.own_agent.rounds import rounds_table
+from benchmarks.own_agent.scripted import JUDGES
 from benchmarks.own_agent.serving import model_checksum
 from benchmarks.own_agent.table import plots, table, until_table
+from benchmarks.own_agent.turned import HINTS, TURNED
 from benchmarks.own_agent.wishes import WISHES
 
 UNTIL = "until"
@@ -50,7 +73,13 @@ def main() -> None:
         raise SystemExit(f"no results in {arguments.out}")
     for name, drawing in plots(results).items():
         (arguments.out / f"{name}.svg").write_text(drawing, encoding="utf-8")
-    print("\n" + "\n\n".join(part for part in (table(results), until_table(results)) if part))
+    parts = (
+        table(results),
+        until_table(results),
+        rounds_table(results),
+        poisoned.poisoned_table(results),
+    )
+    print("\n" + "\n\n".join(part for part in parts if part))
 
 
 async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -70,11 +99,18 @@ async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         steady_s=arguments.steady,
         every=arguments.every,
         model=model_checksum(),
-        words=words_checksum(),
+        words=words_checksum(*further_words(arguments)),
         asks_first=arguments.asks_first,
         settings=tuple(arguments.set) + (UNTRAINED if arguments.remember else ()),
         remembers=arguments.remember,
+        judge=arguments.judge,
+        believes=arguments.judge_believes,
+        rounds=arguments.rounds,
+        change_of_mind=tuple(arguments.change_of_mind),
+        poisoned=arguments.poisoned,
+        others=tuple(arguments.others),
     )
+    run = poisoned.phases if arguments.poisoned else None
     results = []
     for kinds in arguments.kinds:
         for seed in arguments.seeds:
@@ -82,9 +118,15 @@ async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 cell = Cell(kinds=kinds, seed=seed, objections=objections)
                 print(cell.name(protocol), flush=True)
                 clock = time.monotonic()
-                results.append(await measured_cell(cell, protocol, arguments.out))
+                results.append(await measured_cell(cell, protocol, arguments.out, run))
                 _say_pace(results[-1], time.monotonic() - clock)
     return results
+
+
+def further_words(arguments: argparse.Namespace) -> list[object]:
+    """What is said beside the wishes' words, where these arguments make it so."""
+    turned: list[object] = [TURNED] if arguments.change_of_mind else []
+    return turned if arguments.judge == "own" else [*turned, TURNED, HINTS]
 
 
 def _say_pace(result: dict[str, Any], seconds: float) -> None:
@@ -133,10 +175,25 @@ def parsed() -> argparse.Namespace:
         action="store_true",
         help="train nothing: the agent keeps the hints in its system prompt (a baseline)",
     )
+    add("--judge", choices=JUDGES, default="own", help="a scripted one (a control)")
+    add("--judge-believes", action="store_true", help="it says that its hints are rules asked for")
+    add("--rounds", type=int, default=1, help="people object, and are waited for, so often")
+    add("--change-of-mind", nargs="+", choices=list(WISHES), default=[], metavar="KIND")
+    add("--poisoned", action="store_true", help="two tenants, one of which objects")
+    add("--others", nargs="+", choices=list(WISHES), default=[], metavar="KIND")
     add("--set", action="append", default=[], help="for opd serve: section.key=value")
     add("--out", type=Path, default=Path("runs/own_agent"))
     add("--only-table", action="store_true", help="measure nothing: print what is in OUT")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or (arguments.change_of_mind and arguments.rounds < 2):
+        parser.error("--rounds: 1 at least, and 2 with --change-of-mind")
+    if arguments.others and not arguments.poisoned:
+        parser.error("--others are the wishes of the second tenant: add --poisoned")
+    if arguments.poisoned and (arguments.rounds > 1 or arguments.remember):
+        parser.error("--poisoned has one round, and a policy that learns")
+    if any(kind in arguments.others for kinds in arguments.kinds for kind in kinds):
+        parser.error("--others: other kinds than those of --kinds")
+    return arguments
 
 
 def kinds_of(text: str) -> tuple[str, ...]:

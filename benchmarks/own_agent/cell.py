@@ -2,28 +2,34 @@
 
     measure -> people who leave without a word -> people who object -> wait -> measure
 
-The wait is for the hints: until all rest, or nothing changes any more, or time is up.
+The wait is for the hints: until all rest, or nothing changes any more, or time is up. With several
+rounds the last three come again, with people whose patience is fresh.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.own_agent.agent import Endpoint, run_session
+from benchmarks.own_agent.judging import NAME, judging
 from benchmarks.own_agent.measure import Rates, measure, measure_wishes
 from benchmarks.own_agent.people import Patience, Person, errands_for
+from benchmarks.own_agent.protocol import Cell, Protocol, wishes_in
+from benchmarks.own_agent.scripted import ScriptedJudge
 from benchmarks.own_agent.serving import Served, log_of, serving, what_became
 from benchmarks.own_agent.travel import Travel
-from benchmarks.own_agent.wishes import WISHES
+from benchmarks.own_agent.wishes import WISHES, Wish
+
+Phases = Callable[[Served, Cell, Protocol, Path], Awaitable[dict[str, Any]]]
 
 HOLDS = 0.80
 POLL_S = 3.0
@@ -33,55 +39,6 @@ AT_WORK = frozenset({"judging", "scoring", "leased"})
 """States of turns in which they are with, or wait for, judge, teacher or trainer; ready ones wait
 for others to fill a batch.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Protocol:
-    """How cells are made; cells of different protocols are never put together.
-
-    quiet_sessions: people who leave without a word, before anybody objects. sessions: at most so
-    many in which people object. n: requests for each rate. pace: least seconds from the start of
-    one session to the next. wait_s: longest wait for the hints; steady_s: it ends earlier when
-    nothing has changed for so long. every: sessions between two looks at the wishes, where people
-    never tire. asks_first: the agent asks before it calls. settings: handed to `opd serve`. model,
-    words: which start weights and which sentences, by checksums. remembers: the policy is not
-    trained; the agent keeps the hints in its system prompt.
-    """
-
-    quiet_sessions: int
-    sessions: int
-    n: int
-    pace: float
-    wait_s: float
-    steady_s: float
-    every: int
-    model: str
-    words: str
-    asks_first: bool = False
-    settings: tuple[str, ...] = ()
-    remembers: bool = False
-
-    @property
-    def digest(self) -> str:
-        """Tells protocols apart in file names."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """People with silent wishes of `kinds` who object `objections` times to each; None: as long as
-    there is something to object to, until the wishes hold.
-    """
-
-    kinds: tuple[str, ...]
-    seed: int
-    objections: int | None
-
-    def name(self, protocol: Protocol) -> str:
-        """The name of its file and of its run folder."""
-        said = "until" if self.objections is None else f"objections{self.objections}"
-        return f"{'+'.join(self.kinds)}-seed{self.seed}-{said}-{protocol.digest}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,15 +60,22 @@ class Traffic:
         }
 
 
-async def measured_cell(cell: Cell, protocol: Protocol, out: Path) -> dict[str, Any]:
-    """The cell's results, from its file where it is there, else measured and written there."""
+async def measured_cell(
+    cell: Cell, protocol: Protocol, out: Path, run: Phases | None = None
+) -> dict[str, Any]:
+    """The cell's results, from its file where it is there, else measured and written there; `run`
+    does what is done in place of `phases`.
+    """
     path = out / f"{cell.name(protocol)}.json"
     if path.exists():
         return json.loads(path.read_text(encoding="utf-8"))
     folder = free_folder(out / "runs" / cell.name(protocol))
     started = time.monotonic()
-    async with serving(folder, protocol.settings) as served:
-        result = await _phases(served, cell, protocol, out)
+    async with (
+        judge_of(cell, protocol) as judge_words,
+        serving(folder, protocol.settings, judge_words) as served,
+    ):
+        result = await (run or phases)(served, cell, protocol, out)
     result |= {
         "kinds": list(cell.kinds),
         "seed": cell.seed,
@@ -135,14 +99,29 @@ def free_folder(folder: Path) -> Path:
     return found
 
 
+@asynccontextmanager
+async def judge_of(cell: Cell, protocol: Protocol) -> AsyncIterator[list[str]]:
+    """The protocol's judge until the body ends: yields words for `opd serve`, none for its own."""
+    if protocol.judge == "own":
+        yield []
+        return
+    judge = ScriptedJudge(
+        kind=protocol.judge, wished=cell.kinds, seed=cell.seed, believes=protocol.believes
+    )
+    async with judging(judge) as url:
+        yield ["--judge-url", url, "--judge-model", NAME]
+
+
 async def start_rates(
     endpoint: Endpoint, cell: Cell, protocol: Protocol, out: Path
 ) -> dict[str, list[int]]:
     """What the untrained model does, for all kinds; cells of one seed share it."""
-    path = out / "starts" / f"seed{cell.seed}-n{protocol.n}-{protocol.model}-{protocol.words}.json"
+    turned = protocol.change_of_mind
+    name = f"seed{cell.seed}-n{protocol.n}-{protocol.model}-{protocol.words}"
+    path = out / "starts" / f"{'-'.join((name, *turned))}.json"
     if not path.exists():
         clock = time.monotonic()
-        rates = await measure(endpoint, WISHES, protocol.n, cell.seed)
+        rates = await measure(endpoint, WISHES, protocol.n, cell.seed, turned=turned)
         say(f"start, {time.monotonic() - clock:.0f} s: {shown_rates(rates)}")
         write_whole(path, as_counts(rates))
     return json.loads(path.read_text(encoding="utf-8"))
@@ -156,43 +135,80 @@ def write_whole(path: Path, value: Any) -> None:
     temporary.replace(path)
 
 
-async def _phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> dict[str, Any]:
+async def phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> dict[str, Any]:
+    """From the first measurement to the last; returns what goes into the file."""
     start = await start_rates(served.endpoint, cell, protocol, out)
     quiet, objecting = Traffic(patience=Patience(0)), Traffic(patience=Patience(cell.objections))
+    at_first = [WISHES[kind] for kind in cell.kinds]
     for number in range(protocol.quiet_sessions):
-        await _session(served.endpoint, cell, protocol, number, quiet)
-    looks = await _people_object(served, cell, protocol, objecting)
-    say(f"people: {quiet.as_numbers()} left quietly, {objecting.as_numbers()}")
-    waited = await wait_for_hints(served, protocol)
-    say(f"waited {waited['seconds']:.0f} s: {waited['ended']}; hints: {waited['hints']}")
-    clock = time.monotonic()
-    hints = await served.hints()
-    endpoint = served.endpoint
-    if protocol.remembers:
-        endpoint = replace(endpoint, memory=remembered(hints))
-    end = await measure(endpoint, cell.kinds, protocol.n, cell.seed)
-    measuring_s = time.monotonic() - clock
-    say(f"end, {measuring_s:.0f} s: {shown_rates(end)}")
+        await session(served.endpoint, cell, protocol, at_first, number, quiet)
+    say(f"people: {quiet.as_numbers()} left quietly")
+    rounds: list[dict[str, Any]] = []
+    looks: list[dict[str, Any]] = []
+    for number in range(protocol.rounds):
+        rounds.append(await _round(served, cell, protocol, number, objecting, looks))
+    last = rounds[-1]
     return {
         "start": start,
-        "end": as_counts(end),
-        "measuring_seconds": round(measuring_s, 1),
+        "end": last["end"],
+        "measuring_seconds": last["measuring_seconds"],
         "quiet": quiet.as_numbers(),
         "objecting": objecting.as_numbers(),
         "looks": looks,
+        "waited": last["waited"],
+        "hints": await served.hints(),
+        "rounds": rounds,
+    }
+
+
+async def _round(
+    served: Served,
+    cell: Cell,
+    protocol: Protocol,
+    number: int,
+    traffic: Traffic,
+    looks: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """People with fresh patience object, their hints are waited for, and all is measured. Adds to
+    `traffic`, and to `looks`.
+    """
+    said, sessions = Counter(traffic.patience.said), traffic.sessions
+    wishes = wishes_in(cell.kinds, protocol, number)
+    traffic.patience = Patience(cell.objections)
+    looks += await _people_object(served, cell, protocol, wishes, traffic)
+    made = traffic.patience.said
+    traffic.patience.said = said + made
+    say(f"{traffic.sessions - sessions} sessions, objections: {dict(made)}")
+    waited = await wait_for_hints(served, protocol)
+    say(f"waited {waited['seconds']:.0f} s: {waited['ended']}; hints: {waited['hints']}")
+    clock = time.monotonic()
+    endpoint = served.endpoint
+    if protocol.remembers:
+        endpoint = replace(endpoint, memory=remembered(await served.hints()))
+    turned = protocol.change_of_mind
+    end = await measure(endpoint, cell.kinds, protocol.n, cell.seed, turned=turned)
+    measuring_s = time.monotonic() - clock
+    say(f"end, {measuring_s:.0f} s: {shown_rates(end)}")
+    return {
+        "sessions": traffic.sessions - sessions,
+        "objections": dict(made),
+        "turned": [one.kind for one in wishes if one is not WISHES[one.kind]],
         "waited": waited,
-        "hints": hints,
+        "end": as_counts(end),
+        "measuring_seconds": round(measuring_s, 1),
+        "store": await what_became(served.folder),
     }
 
 
 async def _people_object(
-    served: Served, cell: Cell, protocol: Protocol, traffic: Traffic
+    served: Served, cell: Cell, protocol: Protocol, wishes: Sequence[Wish], traffic: Traffic
 ) -> list[dict[str, Any]]:
     """Sessions until patience is over; returns the looks at the wishes between them, if any."""
     looks: list[dict[str, Any]] = []
-    while traffic.sessions < protocol.sessions and not traffic.patience.is_over(cell.kinds):
+    most = traffic.sessions + protocol.sessions
+    while traffic.sessions < most and not traffic.patience.is_over(cell.kinds):
         number = protocol.quiet_sessions + traffic.sessions
-        await _session(served.endpoint, cell, protocol, number, traffic)
+        await session(served.endpoint, cell, protocol, wishes, number, traffic)
         if cell.objections is None and traffic.sessions % protocol.every == 0:
             rates = await measure_wishes(served.endpoint, cell.kinds, protocol.n, cell.seed)
             looks.append({"sessions": number + 1, "rates": as_counts(rates)})
@@ -202,17 +218,25 @@ async def _people_object(
     return looks
 
 
-async def _session(
-    endpoint: Endpoint, cell: Cell, protocol: Protocol, number: int, traffic: Traffic
+async def session(
+    endpoint: Endpoint,
+    cell: Cell,
+    protocol: Protocol,
+    wishes: Sequence[Wish],
+    number: int,
+    traffic: Traffic,
+    *,
+    about: Sequence[Wish] | None = None,
 ) -> None:
-    """One session of somebody with the cell's wishes; sessions follow each other at the pace."""
+    """One session of somebody with these wishes; sessions follow each other at the pace. `about`:
+    whose errands they are, where those are not of these wishes.
+    """
     clock = time.monotonic()
     rng = random.Random(f"{'+'.join(cell.kinds)}-{cell.seed}-{number}")
-    wishes = [WISHES[kind] for kind in cell.kinds]
     person = Person(
         rng=rng,
         travel=Travel(rng=random.Random(rng.randrange(2**40)), held_out=False),
-        errands=errands_for(rng, wishes),
+        errands=errands_for(rng, wishes if about is None else about),
         wishes=wishes,
         patience=traffic.patience,
     )

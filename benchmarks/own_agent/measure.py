@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.own_agent.agent import Endpoint, Message, opening, tool_results
 from benchmarks.own_agent.people import TOOLS_OF, Request, new_request
 from benchmarks.own_agent.travel import Call, Travel, call_problem
+from benchmarks.own_agent.turned import TURNED
 from benchmarks.own_agent.wishes import WISHES, Wish, shown_by_answer, shown_by_call
 from examples.tool_lab.evaluate import Rate
 
@@ -147,7 +148,8 @@ def rates_of(tasks: Sequence[Task], attempts: Sequence[Attempt]) -> Rates:
 def _outcomes(task: Task, made: Attempt) -> dict[str, bool]:
     wish, shown = task.wish, value_shown(task, made)
     if task.opposite:
-        return {f"contrary_{wish.kind}": shown == wish.opposite}
+        way = "" if wish.wanted == WISHES[wish.kind].wanted else "turned_"
+        return {f"contrary_{way}{wish.kind}": shown == wish.opposite}
     outcomes = {
         f"wanted_{wish.kind}": shown == wish.wanted,
         f"usual_{wish.kind}": shown == wish.opposite,
@@ -160,11 +162,13 @@ def _outcomes(task: Task, made: Attempt) -> dict[str, bool]:
     return outcomes
 
 
-async def measure(endpoint: Endpoint, kinds: Iterable[str], n: int, seed: int) -> Rates:
+async def measure(
+    endpoint: Endpoint, kinds: Iterable[str], n: int, seed: int, *, turned: Iterable[str] = ()
+) -> Rates:
     """All rates: `n` requests in which each wish shows, and `n` with an open one for the opposite
-    of each of `kinds`. Raises openai.APIError.
+    of each of `kinds`, and of those that are `turned` the other way round. Raises openai.APIError.
     """
-    openly = [WISHES[kind] for kind in kinds]
+    openly = [*(WISHES[kind] for kind in kinds), *(TURNED[kind] for kind in turned)]
     tasks = [
         *(task for wish in WISHES.values() for task in tasks_for(wish, n, seed, opposite=False)),
         *(task for wish in openly for task in tasks_for(wish, n, seed, opposite=True)),

@@ -59,9 +59,12 @@ SHARE_THAT_GO_ON_AT_ONCE = 0.5
 """Of objections, with which the next request comes in the same message."""
 
 
-def words_checksum() -> str:
-    """Tells what people say from what they said earlier: eight hexadecimal digits."""
-    return hashlib.sha256(repr((WISHES, REQUESTS, LAST_WORDS)).encode()).hexdigest()[:8]
+def words_checksum(*further: object) -> str:
+    """Tells what people say from what they said earlier: eight hexadecimal digits. `further` words
+    are those of cells that need more.
+    """
+    said = (WISHES, REQUESTS, LAST_WORDS, *further)
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,13 @@
 """How the untrained judge reads what people say: objections that it does not understand would
 measure nothing but that.
 
-    python -m benchmarks.own_agent.reading --n 16
+    python -m benchmarks.own_agent.reading --n 16 [--turned]
 
 For each objection, said of an answer or a call that is not as wished: how often three votes come to
-a hint, and how often that hint asks for what is wished. How open wishes are heeded is measured in
-every cell, at its start. Nothing that learns reads this.
+a hint, and how often that hint asks for what is wished. For each kind, beside it: by how many nats
+a hint lowers the least favoured token of such an answer, of right hints, of those for what the
+answer does, and of those of other kinds; and which share of each `scoring.least_fall` refutes. How
+open wishes are heeded is measured in every cell, at its start. Nothing that learns reads this.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import random
 
 import torch
 
+from benchmarks.own_agent.falls import falls, shown_falls
+from benchmarks.own_agent.turned import TURNED
 from benchmarks.own_agent.wishes import WISHES, Wish
 from examples.tool_lab.cases import evaluation_episode
 from examples.tool_lab.episode import Reaction
@@ -65,17 +69,25 @@ def main() -> None:
     parser.add_argument("--model", default="examples/tool_lab/model")
     parser.add_argument("--n", type=int, default=16, help="turns for each sentence")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--turned", action="store_true", help="the wishes the other way round")
+    parser.add_argument("--least-fall", type=float, default=0.5, help="as scoring.least_fall")
     parser.add_argument("--asks-first", action="store_true", help="as the benchmark's option")
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     generator = LocalGenerator.load(arguments.model)
+    wishes = TURNED if arguments.turned else WISHES
     print("right  hint  kind      objection")
     for kind in arguments.kinds:
         of_kind = readings(
-            generator, WISHES[kind], arguments.n, arguments.seed, asks_first=arguments.asks_first
+            generator, wishes[kind], arguments.n, arguments.seed, asks_first=arguments.asks_first
         )
         for words, (hits, hints) in of_kind.items():
             print(f"{hits / arguments.n:5.2f} {hints / arguments.n:5.2f}  {kind:9} {words}")
+    print("\nkind      hint      answers  nats: 5%  median     95%  refuted")
+    for kind in arguments.kinds:
+        number = arguments.n * len(wishes[kind].objections)
+        found = falls(generator, wishes[kind], number, arguments.seed)
+        print(shown_falls(kind, found, arguments.least_fall))
 
 
 if __name__ == "__main__":

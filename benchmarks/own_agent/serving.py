@@ -17,6 +17,7 @@ import openai
 from sqlalchemy import Connection, func, select
 
 from benchmarks.own_agent.agent import Endpoint
+from records.hints.rows import HintRow
 from records.lessons.rows import LessonRow
 from records.store import Store
 from trainer import run_config
@@ -25,7 +26,7 @@ from trainer.supervisor import free_ports
 ROOT = Path(__file__).parents[2]
 MODEL = Path("examples/tool_lab/model")
 START_S = 300.0
-STOP_S = 120.0
+STOP_S = 300.0
 REQUEST_S = 120.0
 
 
@@ -40,17 +41,19 @@ class ServeFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A running `opd serve`."""
+    """A running `opd serve`. `key`: with which the hint memory is read, where there are keys."""
 
     url: str
     folder: Path
     endpoint: Endpoint
     process: asyncio.subprocess.Process
+    key: str | None = None
 
     async def hints(self) -> list[dict[str, Any]]:
         """All hints of the memory, by `GET /v1/hints`."""
         found: list[dict[str, Any]] = []
-        async with httpx.AsyncClient(base_url=self.url, timeout=REQUEST_S) as http:
+        headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+        async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=REQUEST_S) as http:
             while True:
                 query = {"limit": "100"} | ({"after": found[-1]["id"]} if found else {})
                 reply = (await http.get("/v1/hints", params=query)).raise_for_status().json()
@@ -60,15 +63,18 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(folder: Path, settings: Sequence[str]) -> AsyncIterator[Served]:
+async def serving(
+    folder: Path, settings: Sequence[str], words: Sequence[str] = (), *, model: Path = MODEL
+) -> AsyncIterator[Served]:
     """`opd serve` in a new run folder until the body ends, then Ctrl-C.
 
-    `settings` are handed to it as `--set`. Its output goes to FOLDER.log. Raises ServeFailed.
+    `settings` are handed to it as `--set`, `words` as they are. Its output goes to FOLDER.log.
+    Raises ServeFailed.
     """
     port = free_ports(1)[0]
-    command = [sys.executable, "-m", "trainer.cli", "serve", "--model", str(MODEL)]
+    command = [sys.executable, "-m", "trainer.cli", "serve", "--model", str(model)]
     command += ["--run", str(folder.resolve()), "--port", str(port)]
-    command += [word for one in settings for word in ("--set", one)]
+    command += [*words, *(word for one in settings for word in ("--set", one))]
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = log_of(folder)
     with log.open("wb") as output:
@@ -130,6 +136,7 @@ async def what_became(folder: Path) -> dict[str, Any]:
             "drops": {reason.value: n for reason, n in (await store.drops()).items() if n},
             "accepted": votes.accepted,
             "lessons": lessons,
+            **await store.read(_hint_rows),
             "lesson_drops": {
                 reason.value: n for reason, n in (await store.lesson_drops()).items() if n
             },
@@ -142,3 +149,17 @@ def _lessons(connection: Connection) -> dict[str, int]:
         LessonRow.kind, LessonRow.state
     )
     return {f"{kind.value} {state.value}": n for kind, state, n in connection.execute(statement)}
+
+
+def _hint_rows(connection: Connection) -> dict[str, Any]:
+    """Rows of the hint memory by status, how many of them are rules, and how many were practised:
+    a lesson of theirs has trained.
+    """
+    by_status = select(HintRow.status, func.count()).group_by(HintRow.status)
+    rules = select(func.count()).where(HintRow.is_rule.is_(True))
+    practised = select(func.count()).where(HintRow.num_steps > 0)
+    return {
+        "hint_rows": {status.value: n for status, n in connection.execute(by_status)},
+        "rules": connection.scalar(rules) or 0,
+        "practised": connection.scalar(practised) or 0,
+    }

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.own_agent.cell import HOLDS
+from benchmarks.own_agent.protocol import LATER
 from benchmarks.own_agent.wishes import WISHES
 from examples.tool_lab.evaluate import Rate
 from trainer.report import Curve, plot_svg
@@ -28,6 +29,7 @@ HEADER = (
     "live lessons expired",
     "rehearsed lessons: trained; dropped",
     "hints",
+    "hints accepted; refuted; rules; practised",
     "waited, seconds",
 )
 UNTIL_HEADER = ("settings", "wishes", "seed", f"all hold >= {HOLDS:.2f} after", "objections", "s")
@@ -45,7 +47,7 @@ def grouped(results: Iterable[Result]) -> list[list[Result]]:
 def _place(group: Sequence[Result]) -> tuple[Any, ...]:
     first = group[0]
     asked = first["asked_objections"]
-    return (_settings(first), first["kinds"], asked is None, asked or 0)
+    return (settings_of(first), first["kinds"], asked is None, asked or 0)
 
 
 def pooled(group: Sequence[Result], when: str, names: Iterable[str]) -> Rate | None:
@@ -56,13 +58,16 @@ def pooled(group: Sequence[Result], when: str, names: Iterable[str]) -> Rate | N
 
 
 def names_of(group: Sequence[Result], rate: str) -> list[str]:
-    """The names that a column puts together: `wanted` and `contrary` of the wishes that people had,
-    `usual` of all other kinds.
+    """The names that a column puts together: `wanted` and `contrary` of the wishes that people had
+    in the end, `usual` of all other kinds.
     """
     kinds = group[0]["kinds"]
     if rate == "usual":
-        kinds = [kind for kind in WISHES if kind not in kinds]
-    return [f"{rate}_{kind}" for kind in kinds]
+        wished = [*kinds, *(LATER | group[0]["protocol"])["others"]]
+        return [f"usual_{kind}" for kind in WISHES if kind not in wished]
+    turned = (LATER | group[0]["protocol"])["change_of_mind"]
+    names = {"wanted": "usual_", "contrary": "contrary_turned_"}
+    return [f"{names[rate] if kind in turned else rate + '_'}{kind}" for kind in kinds]
 
 
 def before_after(group: Sequence[Result], rate: str) -> tuple[Rate | None, Rate | None]:
@@ -103,7 +108,7 @@ def until_table(results: Iterable[Result]) -> str:
         _until_row(one)
         for group in grouped(results)
         for one in sorted(group, key=lambda one: one["seed"])
-        if one["asked_objections"] is None
+        if one["asked_objections"] is None and "baseline" not in one
     ]
     return markdown(UNTIL_HEADER, rows) if rows else ""
 
@@ -120,20 +125,21 @@ def _row(group: Sequence[Result]) -> Sequence[str]:
     wish, contrary, usual = (before_after(group, rate) for rate in ("wanted", "contrary", "usual"))
     made = _objections(group)
     return (
-        _settings(first),
+        settings_of(first),
         " and ".join(first["kinds"]),
         f"until they hold ({made} made)" if asked is None else f"{asked} ({made} made)",
         ", ".join(str(seed) for seed in sorted(one["seed"] for one in group)),
-        f"{_value(wish[0])} → {_shown(wish[1])}",
-        f"{_value(contrary[0])} → {_shown(contrary[1])}",
+        f"{_value(wish[0])} → {shown(wish[1])}",
+        f"{_value(contrary[0])} → {shown(contrary[1])}",
         _number(ratio(*contrary)),
         f"{_value(usual[0])} → {_value(usual[1])}, n {_count(usual[1])}",
-        f"{_shown_fall(fall_of(*usual))}; worst {worst_untouched(group)}",
+        f"{shown_fall(fall_of(*usual))}; worst {worst_untouched(group)}",
         _worst_skill(group),
         ", ".join(str(one["store"]["version"]) for one in group),
         _expired(group),
         _lessons(group),
         _hints(group),
+        _control(group),
         "; ".join(f"{one['waited']['seconds']:.0f} ({one['waited']['ended']})" for one in group),
     )
 
@@ -148,7 +154,7 @@ def worst_untouched(group: Sequence[Result]) -> str:
     if not known:
         return "-"
     name = max(known, key=lambda name: known[name][0])
-    return f"{name.removeprefix('usual_')} {_shown_fall(known[name])}"
+    return f"{name.removeprefix('usual_')} {shown_fall(known[name])}"
 
 
 def _worst_skill(group: Sequence[Result]) -> str:
@@ -177,6 +183,19 @@ def _hints(group: Sequence[Result]) -> str:
     return ", ".join(f"{n} {name}" for name, n in standing.most_common()) or "none"
 
 
+def _control(group: Sequence[Result]) -> str:
+    """What became of the judge's hints: turns with an accepted one, turns whose answer did what it
+    asks, hints that passed as rules, and hints that a lesson was trained of.
+    """
+    stores = [one["store"] for one in group]
+    refuted = sum(store["drops"].get("hint_agrees", 0) for store in stores)
+    rules, practised = (
+        "-" if any(key not in store for store in stores) else str(sum(s[key] for s in stores))
+        for key in ("rules", "practised")
+    )
+    return f"{sum(store['accepted'] for store in stores)}; {refuted}; {rules}; {practised}"
+
+
 def _lessons(group: Sequence[Result]) -> str:
     """Of the rehearsal: how many lessons trained, and why others did not."""
     lessons: Counter[str] = Counter()
@@ -199,7 +218,7 @@ def _until_row(one: Result) -> Sequence[str]:
     held = next((look for look in looks if _all_hold(look["rates"])), None)
     sessions = one["quiet"]["sessions"] + one["objecting"]["sessions"]
     return (
-        _settings(one),
+        settings_of(one),
         " and ".join(one["kinds"]),
         str(one["seed"]),
         f"{held['sessions']} sessions" if held else f"not in {sessions} sessions",
@@ -212,17 +231,27 @@ def _all_hold(rates: Mapping[str, Sequence[int]]) -> bool:
     return all(hits >= HOLDS * count for hits, count in rates.values())
 
 
-def _settings(one: Result) -> str:
-    if one["protocol"]["remembers"]:
+def settings_of(one: Result) -> str:
+    """What sets a result's protocol apart, in words."""
+    protocol = LATER | one["protocol"]
+    if protocol["remembers"]:
         return "untrained, the hints in every system prompt"
-    return ", ".join(one["protocol"]["settings"]) or "as documented"
+    if "baseline" in one:
+        return f"baseline {one['baseline']}"
+    judge = [] if protocol["judge"] == "own" else [f"judge {protocol['judge']}"]
+    judge += ["that believes"] if protocol["believes"] else []
+    judge += ["two tenants"] if protocol["poisoned"] else []
+    rounds = [f"{protocol['rounds']} rounds"] if protocol["rounds"] > 1 else []
+    rounds += [f"{kind} turned" for kind in protocol["change_of_mind"]]
+    return ", ".join((*judge, *rounds, *protocol["settings"])) or "as documented"
 
 
 def _value(rate: Rate | None) -> str:
     return "-" if rate is None else f"{rate.value:.3f}"
 
 
-def _shown(rate: Rate | None) -> str:
+def shown(rate: Rate | None) -> str:
+    """A rate with its interval."""
     if rate is None:
         return "-"
     low, high = rate.interval
@@ -237,7 +266,8 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _shown_fall(fall: tuple[float, float, float] | None) -> str:
+def shown_fall(fall: tuple[float, float, float] | None) -> str:
+    """A fall with its interval."""
     return "-" if fall is None else f"{fall[0]:+.3f} [{fall[1]:+.3f}, {fall[2]:+.3f}]"
 
 
@@ -255,7 +285,7 @@ def plots(results: Iterable[Result]) -> dict[str, str]:
     by_settings: dict[str, list[list[Result]]] = {}
     for group in grouped(results):
         if group[0]["asked_objections"] is not None:
-            by_settings.setdefault(_settings(group[0]), []).append(group)
+            by_settings.setdefault(settings_of(group[0]), []).append(group)
     drawn = {}
     for number, (settings, groups) in enumerate(by_settings.items()):
         for rate, (title, unit) in PLOTS.items():

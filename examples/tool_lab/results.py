@@ -119,7 +119,7 @@ async def save_results(
                 ("reason", "turns"),
                 [(name, str(number)) for name, number in summary["dropped"].items()],
             ),
-            *await learning_tables(store),
+            *await learning_tables(store, folder),
             (
                 "Where the time went",
                 ("phase", "seconds"),

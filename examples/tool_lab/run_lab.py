@@ -58,7 +58,7 @@ def run(
         config_file,
         overrides,
         lambda given: check_start(given, serves=True),
-        recipe.recipe if lab.rehearses else lambda _: LIVE_TURNS,
+        recipe.recipe if lab.rehearses else lambda *_: LIVE_TURNS,
     )
     folder.mkdir(mode=0o700, parents=True, exist_ok=False)
     (folder / "lab.toml").write_text(tomli_w.dumps(lab.model_dump()), encoding="utf-8")

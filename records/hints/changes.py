@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, exists, func, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from records.errors import StoreConflict
+from records.hints import pausing
+from records.hints.ending import contradict, stop
 from records.hints.memory import look_again, take_back
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import (
     LIVE_STATUSES,
-    DeletedHint,
     Examination,
     HintPrompt,
     HintState,
     HintStatus,
     RehearsalBlock,
 )
-from records.lessons.dropping import drop_of_hint_op, erase_of_hint
+from records.lessons.dropping import drop_of_hint_op
 from records.lessons.names import LessonDrop
-from records.models import SampleRow, TurnRow
+from records.models import TurnRow
 from records.names import DropReason, TurnState
 from records.sql import chunks, upsert
 
@@ -144,13 +145,14 @@ def examination_op(
     if examination.contradicted_by is not None:
         return _give_way(connection, hint_id, row.scope, examination.contradicted_by, now)
     ended = [
-        _contradict(connection, other, row.scope, hint_id, now) for other in examination.contradicts
+        contradict(connection, other, row.scope, hint_id, now) for other in examination.contradicts
     ]
     block, opposed_by = examination.block, None
-    if examination.opposed_elsewhere:
-        block, opposed_by = RehearsalBlock.OTHER_SCOPE, examination.opposed_elsewhere[0]
-        for other in examination.opposed_elsewhere:
-            _pause(connection, other, hint_id, now)
+    opponents = pausing.still_live(connection, examination.opposed_elsewhere)
+    if opponents:
+        block, opposed_by = RehearsalBlock.OTHER_SCOPE, opponents[0]
+        for other in opponents:
+            pausing.pause(connection, other, hint_id, now)
     upsert(connection, HintPromptRow, [_prompt_row(one) for one in examination.prompts])
     connection.execute(
         update(HintRow)
@@ -197,20 +199,9 @@ def _merge(
         )
     )
     connection.execute(update(HintRow).where(HintRow.hint_id == into).values(updated_at=now))
+    pausing.hand_over(connection, hint_id, into, now)
     look_again(connection, [into])
     return [hint_id]
-
-
-def _how_contradicted(connection: Connection, old: str, new: str) -> HintStatus:
-    """Withdrawn, if users of what the old hint had taught gave the new one; else contradicted."""
-    taught = exists().where(
-        HintRow.hint_id == old,
-        HintRow.trained_since.is_not(None),
-        HintSourceRow.hint_id == new,
-        TurnRow.turn_id == HintSourceRow.turn_id,
-        TurnRow.oldest_version >= HintRow.trained_since,
-    )
-    return HintStatus.WITHDRAWN if connection.scalar(select(taught)) else HintStatus.CONTRADICTED
 
 
 def _give_way(
@@ -224,41 +215,8 @@ def _give_way(
     connection.execute(free.values(claim_owner=None, claim_until=None))
     if status not in LIVE_STATUSES:
         return None  # it ended meanwhile: the hint is examined again
-    ended = _contradict(connection, hint_id, scope, to, now)
+    ended = contradict(connection, hint_id, scope, to, now)
     return [] if ended is None else [ended]
-
-
-def _contradict(
-    connection: Connection, hint_id: str, scope: str, by: str, now: float
-) -> str | None:
-    status = _how_contradicted(connection, hint_id, by)
-    return _end(connection, hint_id, scope, status, by, now)
-
-
-def _end(
-    connection: Connection, hint_id: str, scope: str, status: HintStatus, by: str, now: float
-) -> str | None:
-    """An older hint of the scope gives way; None if it holds no more anyway."""
-    changed = connection.execute(
-        update(HintRow)
-        .where(
-            HintRow.hint_id == hint_id, HintRow.scope == scope, HintRow.status.in_(LIVE_STATUSES)
-        )
-        .values(status=status, opposed_by=by, text_key=None, block=None, updated_at=now)
-    )
-    if not changed.rowcount:
-        return None
-    drop_of_hint_op(connection, hint_id, LessonDrop.HINT_ENDED, now)
-    return hint_id
-
-
-def _pause(connection: Connection, hint_id: str, by: str, now: float) -> None:
-    connection.execute(
-        update(HintRow)
-        .where(HintRow.hint_id == hint_id, HintRow.status.in_(LIVE_STATUSES))
-        .values(block=RehearsalBlock.OTHER_SCOPE, opposed_by=by, updated_at=now)
-    )
-    drop_of_hint_op(connection, hint_id, LessonDrop.HINT_ENDED, now)
 
 
 def _take_away(connection: Connection, hint_id: str) -> None:
@@ -280,13 +238,16 @@ def _prompt_row(prompt: HintPrompt) -> dict[str, Any]:
 
 
 def examine_again_op(connection: Connection, hint_id: str, now: float) -> bool:
-    """A rule that holds waits for the examiner once more; False if it has ended, or waits."""
+    """A rule that holds waits for the examiner once more; False if it has ended, waits, or is
+    opposed by another scope.
+    """
     changed = connection.execute(
         update(HintRow)
         .where(
             HintRow.hint_id == hint_id,
             HintRow.status.in_(LIVE_STATUSES),
             HintRow.is_rule.is_(True),
+            ~pausing.IS_PAUSED,
         )
         .values(is_rule=None, block=None, detail=None, updated_at=now)
     )
@@ -328,13 +289,15 @@ def set_block_op(
     detail: str | None,
     now: float,
 ) -> None:
-    """Why a hint is not rehearsed; None: it is."""
-    connection.execute(
+    """Why a hint is not rehearsed; None: it is. Not of one that another scope opposes, or that has
+    ended: who prepares it read it minutes ago.
+    """
+    changed = connection.execute(
         update(HintRow)
-        .where(HintRow.hint_id == hint_id)
+        .where(HintRow.hint_id == hint_id, HintRow.status.in_(LIVE_STATUSES), ~pausing.IS_PAUSED)
         .values(block=block, detail=detail, updated_at=now)
     )
-    if block is not None:
+    if changed.rowcount and block is not None:
         drop_of_hint_op(connection, hint_id, LessonDrop.HINT_ENDED, now)
 
 
@@ -368,49 +331,9 @@ def set_status_op(
     if status not in LIVE_STATUSES:
         values["text_key"] = None
     connection.execute(update(HintRow).where(HintRow.hint_id == hint_id).values(**values))
-    if status is not HintStatus.ACTIVE:
+    if status not in LIVE_STATUSES:
+        stop(connection, hint_id, LessonDrop.HINT_ENDED, now)
+        pausing.lift(connection, [hint_id], now)
+    elif status is not HintStatus.ACTIVE:
         drop_of_hint_op(connection, hint_id, LessonDrop.HINT_ENDED, now)
     return True
-
-
-def delete_hint_op(
-    connection: Connection, hint_id: str, scope: str | None, now: float
-) -> DeletedHint | None:
-    """Delete a hint: its texts and its sources' words go, its row stays. None if there is none, or
-    none of the `scope`, or it was deleted before.
-    """
-    row = connection.execute(
-        select(HintRow.scope, HintRow.status, HintRow.trained_since)
-        .where(HintRow.hint_id == hint_id)
-        .with_for_update()
-    ).one_or_none()
-    if row is None or scope not in (None, row.scope) or row.status is HintStatus.DELETED:
-        return None
-    versions = _versions_of(connection, hint_id, row.trained_since)
-    _take_away(connection, hint_id)
-    erase_of_hint(connection, hint_id, now)
-    connection.execute(
-        update(HintSourceRow).where(HintSourceRow.hint_id == hint_id).values(text="", words="")
-    )
-    connection.execute(
-        update(HintRow)
-        .where(HintRow.hint_id == hint_id)
-        .values(status=HintStatus.DELETED, text="", text_key=None, detail=None, updated_at=now)
-    )
-    # Who was paused on its account goes on.
-    connection.execute(
-        update(HintRow)
-        .where(and_(HintRow.opposed_by == hint_id, HintRow.block == RehearsalBlock.OTHER_SCOPE))
-        .values(opposed_by=None, block=None, updated_at=now)
-    )
-    return DeletedHint(hint_id=hint_id, versions=versions)
-
-
-def _versions_of(connection: Connection, hint_id: str, first: int | None) -> tuple[int, ...]:
-    """Versions that trained on a turn that the hint came from, and the first that a lesson did."""
-    of_turns = connection.scalars(
-        select(SampleRow.version)
-        .join(HintSourceRow, HintSourceRow.turn_id == SampleRow.turn_id)
-        .where(HintSourceRow.hint_id == hint_id)
-    )
-    return tuple(sorted({*of_turns, *([] if first is None else [first])}))

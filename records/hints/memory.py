@@ -17,6 +17,8 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, u
 
 from records.columns import clean_text
 from records.feedback import load as load_feedback
+from records.hints.ending import versions_of, versions_of_lessons
+from records.hints.pausing import lift
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import LIVE_STATUSES, HintStatus, RehearsalBlock
 from records.lessons.dropping import erase_of_hint
@@ -163,7 +165,9 @@ def _forget_sources(connection: Connection, turn_ids: Sequence[str], now: float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """Hints that went with their turns, and versions of the policy that had trained on them."""
+    """Hints that went with their turns, and versions of the policy that had trained on them, or on
+    lessons that were written from words that went.
+    """
 
     hint_ids: tuple[str, ...]
     versions: tuple[int, ...]
@@ -173,15 +177,32 @@ def forget_turns(connection: Connection, turn_ids: Sequence[str], now: float) ->
     """Take these turns out of the memory: sources, states, and hints that came from them alone.
 
     A hint with other sources stays, with the text of its oldest other source if its own text came
-    from one of these turns; then it is examined anew.
+    from one of these turns; what was written from their words goes, and it is examined anew.
     """
     for part in chunks(turn_ids):
         connection.execute(delete(HintStateRow).where(HintStateRow.turn_id.in_(part)))
-    return take_back(connection, turn_ids, now)
+    touched = _take_sources(connection, turn_ids)
+    gone = delete_sourceless(connection, touched, now)
+    left = sorted(touched - set(gone.hint_ids))
+    versions = versions_of_lessons(connection, left)
+    _tell_anew(connection, left, set(turn_ids), now)
+    for hint_id in left:
+        _write_anew(connection, hint_id, now)
+    return Forgotten(hint_ids=gone.hint_ids, versions=tuple(sorted({*gone.versions, *versions})))
 
 
 def take_back(connection: Connection, turn_ids: Sequence[str], now: float) -> Forgotten:
-    """These turns are sources of no hint any more; as `forget_turns`, but they stay states."""
+    """These turns are sources of no hint any more; as `forget_turns`, but they stay states, and
+    what was written from their words stays where the hint's text does.
+    """
+    touched = _take_sources(connection, turn_ids)
+    gone = delete_sourceless(connection, touched, now)
+    _tell_anew(connection, sorted(touched - set(gone.hint_ids)), set(turn_ids), now)
+    return gone
+
+
+def _take_sources(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
+    """Delete the sources that these turns are; the hints that they, or their text, came from."""
     touched: set[str] = set()
     for part in chunks(turn_ids):
         of_turns = HintSourceRow.turn_id.in_(part)
@@ -189,9 +210,7 @@ def take_back(connection: Connection, turn_ids: Sequence[str], now: float) -> Fo
         origins = select(HintRow.hint_id).where(HintRow.origin_turn_id.in_(part))
         touched.update(connection.scalars(origins))
         connection.execute(delete(HintSourceRow).where(of_turns))
-    gone = delete_sourceless(connection, touched, now)
-    _tell_anew(connection, touched - set(gone.hint_ids), set(turn_ids))
-    return gone
+    return touched
 
 
 def delete_sourceless(connection: Connection, hint_ids: Iterable[str], now: float) -> Forgotten:
@@ -206,27 +225,26 @@ def delete_sourceless(connection: Connection, hint_ids: Iterable[str], now: floa
         )
         gone += [hint_id for hint_id in part if hint_id not in kept]
     for part in chunks(gone):
-        trained = select(HintRow.trained_since).where(
-            HintRow.hint_id.in_(part), HintRow.trained_since.is_not(None)
-        )
-        versions.update(version for version in connection.scalars(trained) if version is not None)
+        versions.update(versions_of(connection, part))
         for model in (HintStateRow, HintPromptRow):
             connection.execute(delete(model).where(model.hint_id.in_(part)))
         connection.execute(
-            update(HintRow).where(HintRow.merged_into.in_(part)).values(merged_into=None)
+            update(HintRow)
+            .where(HintRow.merged_into.in_(part))
+            .values(merged_into=None, text="", detail=None)
         )
-        connection.execute(
-            update(HintRow).where(HintRow.opposed_by.in_(part)).values(opposed_by=None, block=None)
-        )
+        lift(connection, part, now)
         for hint_id in part:
             erase_of_hint(connection, hint_id, now)
         connection.execute(delete(HintRow).where(HintRow.hint_id.in_(part)))
     return Forgotten(hint_ids=tuple(gone), versions=tuple(sorted(versions)))
 
 
-def _tell_anew(connection: Connection, hint_ids: set[str], forgotten: set[str]) -> None:
+def _tell_anew(
+    connection: Connection, hint_ids: Sequence[str], forgotten: set[str], now: float
+) -> None:
     """Hints whose own text came from a forgotten turn take that of their oldest source."""
-    for hint_id in sorted(hint_ids):
+    for hint_id in hint_ids:
         row = connection.execute(
             select(HintRow.origin_turn_id, HintRow.scope, HintRow.status).where(
                 HintRow.hint_id == hint_id
@@ -244,18 +262,23 @@ def _tell_anew(connection: Connection, hint_ids: set[str], forgotten: set[str]) 
         key = text_key(source.text) if holds else None
         if key is not None and _other_with(connection, row.scope, key, hint_id):
             key = None  # the scope has this text already
-        connection.execute(delete(HintPromptRow).where(HintPromptRow.hint_id == hint_id))
+        _write_anew(connection, hint_id, now)
         connection.execute(
             update(HintRow)
             .where(HintRow.hint_id == hint_id)
-            .values(
-                text=source.text,
-                origin_turn_id=source.turn_id,
-                text_key=key,
-                is_rule=None,
-                block=None,
-            )
+            .values(text=source.text, origin_turn_id=source.turn_id, text_key=key)
         )
+
+
+def _write_anew(connection: Connection, hint_id: str, now: float) -> None:
+    """A hint is examined anew, without what was written and taught from words that went."""
+    connection.execute(delete(HintPromptRow).where(HintPromptRow.hint_id == hint_id))
+    erase_of_hint(connection, hint_id, now)
+    connection.execute(
+        update(HintRow)
+        .where(HintRow.hint_id == hint_id)
+        .values(is_rule=None, block=None, detail=None)
+    )
 
 
 def _other_with(connection: Connection, scope: str, key: str, hint_id: str) -> bool:
@@ -263,35 +286,3 @@ def _other_with(connection: Connection, scope: str, key: str, hint_id: str) -> b
         HintRow.scope == scope, HintRow.text_key == key, HintRow.hint_id != hint_id
     )
     return connection.scalar(statement) is not None
-
-
-def trained(
-    connection: Connection, version: int, turn_ids: Sequence[str], hint_ids: Iterable[str] = ()
-) -> None:
-    """A step trained these turns and lessons of these hints: part of the step's transaction."""
-    hints = set(hint_ids)
-    for part in chunks(turn_ids):
-        of_turns = select(HintSourceRow.hint_id).where(HintSourceRow.turn_id.in_(part))
-        hints.update(connection.scalars(of_turns))
-    for part in chunks(sorted(hints)):
-        among = HintRow.hint_id.in_(part)
-        connection.execute(update(HintRow).where(among).values(num_steps=HintRow.num_steps + 1))
-        connection.execute(
-            update(HintRow)
-            .where(among, HintRow.trained_since.is_(None))
-            .values(trained_since=version)
-        )
-
-
-def only_versions(connection: Connection, versions: Iterable[int]) -> None:
-    """Only these versions of the policy are left: what others trained counts no more."""
-    left = set(versions)
-    known = connection.scalars(
-        select(HintRow.trained_since).where(HintRow.trained_since.is_not(None)).distinct()
-    )
-    for part in chunks([version for version in known if version not in left]):
-        connection.execute(
-            update(HintRow)
-            .where(HintRow.trained_since.in_(part))
-            .values(trained_since=None, num_steps=0)
-        )

@@ -38,7 +38,8 @@ UNFIT = (
     DropReason.HELD_OUT,
 )
 """What was dropped for these reasons is no state to learn at: nobody consented, it is to be
-forgotten, nobody knows what it belongs to, or it measures.
+forgotten, nobody knows what it belongs to, a stage failed on it and another one may, or it
+measures. For other reasons a turn's answer does not train; of a state only the prompt is read.
 """
 
 _WORD = re.compile(r"\w+")
@@ -94,6 +95,17 @@ def to_rehearse(connection: Connection, limit: int) -> list[Hint]:
     return _with_counts(connection, rows)
 
 
+def is_practising(connection: Connection) -> bool:
+    """Whether a hint has been prepared and measured, and is still practised or at rest."""
+    found = select(HintRow.hint_id).where(
+        HintRow.status.in_((HintStatus.ACTIVE, HintStatus.RESTING)),
+        HintRow.is_rule.is_(True),
+        HintRow.block.is_(None),
+        HintRow.first_gap.is_not(None),
+    )
+    return connection.scalar(found.limit(1)) is not None
+
+
 def counts(connection: Connection) -> dict[tuple[HintStatus, RehearsalBlock | None], int]:
     """Number of hints by status and by why they are not rehearsed."""
     number = func.count().label("number")
@@ -101,6 +113,13 @@ def counts(connection: Connection) -> dict[tuple[HintStatus, RehearsalBlock | No
         HintRow.status, HintRow.block
     )
     return {(row.status, row.block): row.number for row in connection.execute(statement)}
+
+
+def rules(connection: Connection) -> dict[bool | None, int]:
+    """Number of hints by the judge's answer to whether each is a rule; None: not asked yet."""
+    number = func.count().label("number")
+    statement = select(HintRow.is_rule, number).group_by(HintRow.is_rule)
+    return {row.is_rule: row.number for row in connection.execute(statement)}
 
 
 def of_ready_turns(connection: Connection) -> set[str]:
@@ -281,9 +300,9 @@ def accepted(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
 
 
 def _fit(of_scope: ColumnElement[bool] | None) -> list[ColumnElement[bool]]:
+    """Of main turns with ids, in whatever state, however their answers were sampled."""
     conditions = [
         TurnRow.turn_type == TurnType.MAIN,
-        TurnRow.distribution_modified.is_(None),
         or_(TurnRow.drop_reason.is_(None), TurnRow.drop_reason.not_in(UNFIT)),
         # What was redacted has no ids.
         TokensRow.prompt_length > 0,

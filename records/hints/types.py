@@ -25,6 +25,8 @@ class HintStatus(StrEnum):
 
 LIVE_STATUSES = (HintStatus.ACTIVE, HintStatus.RESTING, HintStatus.STUCK)
 """Hints that still hold: a new one is compared with these."""
+ENDED_STATUSES = (HintStatus.CONTRADICTED, HintStatus.WITHDRAWN, HintStatus.DELETED)
+"""Hints of which nothing is to be learned; what a merged one taught holds."""
 
 
 class RehearsalBlock(StrEnum):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Connection, delete, select, update
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Connection, delete, or_, select, update
 
 from records.lessons.names import LessonDrop, LessonState
 from records.lessons.rows import LessonRow, LessonScoreRow, LessonTokensRow
@@ -24,10 +26,15 @@ def drop_of_hint_op(connection: Connection, hint_id: str, reason: LessonDrop, no
 def drop_if_given_back(
     connection: Connection, reason: LessonDrop, *conditions: ColumnElement[bool]
 ) -> None:
-    """Leased lessons are not to become ready again."""
+    """Leased lessons are not to become ready again. What is to be forgotten stays so."""
+    stays = LessonRow.drop_reason == LessonDrop.FORGOTTEN
     connection.execute(
         update(LessonRow)
-        .where(*conditions, LessonRow.state == LessonState.LEASED)
+        .where(
+            *conditions,
+            LessonRow.state == LessonState.LEASED,
+            or_(LessonRow.drop_reason.is_(None), ~stays),
+        )
         .values(drop_reason=reason)
     )
 
@@ -56,14 +63,21 @@ def drop_where(
                 updated_at=now,
             )
         )
+    erase(connection, lesson_ids)
+    return len(lesson_ids)
+
+
+def erase(connection: Connection, lesson_ids: Sequence[str]) -> None:
+    """What was sampled and read in these lessons goes."""
+    for part in chunks(lesson_ids):
         for model in (LessonScoreRow, LessonTokensRow):
             connection.execute(delete(model).where(model.lesson_id.in_(part)))
-    return len(lesson_ids)
 
 
 def erase_of_hint(connection: Connection, hint_id: str, now: float) -> None:
     """A hint's text is forgotten: its lessons are dropped, and of those that are trained on stays
-    what training did, not what was read and said.
+    what training did, not what was read and said. One that is being trained on is erased when its
+    step is committed.
     """
     drop_of_hint_op(connection, hint_id, LessonDrop.FORGOTTEN, now)
     of_hint = select(LessonRow.lesson_id).where(

@@ -263,6 +263,29 @@ def counts(connection: Connection) -> dict[tuple[LessonKind, LessonState], int]:
     return {(kind, state): number for kind, state, number in connection.execute(statement)}
 
 
+def totals(connection: Connection) -> dict[tuple[LessonKind, LessonState], int]:
+    """Number of all lessons, by kind and state: counted along an index, in time that grows with
+    them.
+    """
+    columns = (LessonRow.kind, LessonRow.state)
+    statement = select(*columns, func.count()).group_by(*columns)
+    return {(kind, state): number for kind, state, number in connection.execute(statement)}
+
+
+def trained_by_hint(connection: Connection) -> dict[str, dict[LessonKind, int]]:
+    """Number of trained lessons of each hint, by kind."""
+    columns = (LessonRow.hint_id, LessonRow.kind)
+    statement = (
+        select(*columns, func.count())
+        .where(LessonRow.state == LessonState.TRAINED, LessonRow.hint_id.is_not(None))
+        .group_by(*columns)
+    )
+    found: dict[str, dict[LessonKind, int]] = {}
+    for hint_id, kind, number in connection.execute(statement):
+        found.setdefault(str(hint_id), {})[kind] = number
+    return found
+
+
 def drops(connection: Connection) -> dict[LessonDrop, int]:
     """Number of dropped lessons by reason."""
     statement = (

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 
 from records.errors import StoreConflict
-from records.lessons.dropping import drop_where
+from records.lessons.dropping import drop_where, erase
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.rows import LessonRow, LessonSampleRow
 from records.sql import chunks, table_of
@@ -75,13 +75,23 @@ def train(
     """
     if not results:
         return
+    lesson_ids = [result.turn_id for result in results]
+    forgotten = [
+        lesson_id
+        for part in chunks(lesson_ids)
+        for lesson_id in connection.scalars(
+            select(LessonRow.lesson_id).where(
+                LessonRow.lesson_id.in_(part), LessonRow.drop_reason == LessonDrop.FORGOTTEN
+            )
+        )
+    ]
     num_trained = sum(
         connection.execute(
             update(LessonRow)
             .where(LessonRow.lesson_id.in_(part), LessonRow.state == LessonState.LEASED)
             .values(**_trained(version, now))
         ).rowcount
-        for part in chunks([result.turn_id for result in results])
+        for part in chunks(lesson_ids)
     )
     if num_trained != len(results):
         raise StoreConflict(
@@ -91,6 +101,7 @@ def train(
     connection.execute(
         insert(table_of(LessonSampleRow)), [_sample_row(one, version, now) for one in results]
     )
+    erase(connection, forgotten)  # its text was deleted during the step
 
 
 def hints_of(connection: Connection, lesson_ids: Sequence[str]) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from records import loading
-from records.hints import changes, reading
+from records.hints import changes, ending, reading
 from records.hints.types import (
     DeletedHint,
     Examination,
@@ -112,11 +112,19 @@ class HintStore(StoreBase):
         """Rules that are active or rest: what is rehearsed, and what is measured."""
         return await self.read(reading.to_rehearse, limit=limit)
 
+    async def is_practising(self) -> bool:
+        """Whether any hint is practised, or rests, and was measured: then each version is."""
+        return await self.read(reading.is_practising)
+
     async def hint_counts(self) -> dict[tuple[HintStatus, RehearsalBlock | None], int]:
         """Number of hints by status and by why they are not rehearsed (None: they are, or are
         still to be examined).
         """
         return await self.read(reading.counts)
+
+    async def hint_rules(self) -> dict[bool | None, int]:
+        """Number of hints that the judge takes for a rule, or not, or was not asked about yet."""
+        return await self.read(reading.rules)
 
     async def hints_of_ready_turns(self) -> set[str]:
         """Hints that turns gave which wait to be trained on."""
@@ -190,5 +198,5 @@ class HintStore(StoreBase):
     async def delete_hint(self, hint_id: str, scope: str | None = None) -> DeletedHint | None:
         """Delete a hint, of this scope if one is given; None if there is no such hint."""
         return await self.write(
-            changes.delete_hint_op, hint_id=hint_id, scope=scope, now=self._clock()
+            ending.delete_hint_op, hint_id=hint_id, scope=scope, now=self._clock()
         )

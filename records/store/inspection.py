@@ -35,6 +35,10 @@ class InspectionStore(StoreBase):
         """
         return await self.read(summary.judged_share)
 
+    async def num_judged(self) -> tuple[int, int]:
+        """Number of judged turns, and of those for which the judge accepted a hint."""
+        return await self.read(summary.num_judged)
+
     async def votes_of(self, turn_id: str) -> tuple[Vote, ...]:
         """The votes on a turn."""
         return await self.read(summary.votes_of, turn_id=turn_id)

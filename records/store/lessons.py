@@ -122,6 +122,14 @@ class LessonStore(StoreBase):
         """Number of lessons on their way (neither trained nor dropped), by kind and state."""
         return await self.read(reading.counts)
 
+    async def lesson_totals(self) -> dict[tuple[LessonKind, LessonState], int]:
+        """Number of all lessons, by kind and state; for reports, not for every look."""
+        return await self.read(reading.totals)
+
+    async def lessons_trained_by_hint(self) -> dict[str, dict[LessonKind, int]]:
+        """Number of trained lessons of each hint, by kind; for reports, not for every look."""
+        return await self.read(reading.trained_by_hint)
+
     async def lesson_drops(self) -> dict[LessonDrop, int]:
         """Number of dropped lessons by reason."""
         return await self.read(reading.drops)

@@ -317,3 +317,39 @@ async def test_lessons_end_with_their_hint(
         assert not worker.is_rehearsing
         left = by_kind(await parts.store.lesson_counts())
         assert set(left) <= {LessonKind.KEEP}
+
+
+@pytest.mark.timeout(600)
+async def test_what_a_deleted_hint_taught_goes_back(
+    policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
+) -> None:
+    """It was the only one: steps of keep-lessons alone are taken until its states are as before."""
+    async with opened(tmp_path, policy_url, lab_engine, rendering) as parts:
+        hint_id = await remembered(parts, *TEXTS)
+        trainer, stop = await parts.trainer(), asyncio.Event()
+        training = asyncio.create_task(trainer.run(stop))
+        worker_stop = asyncio.Event()
+        rehearsing = asyncio.create_task(parts.worker().run(worker_stop))
+        async with asyncio.timeout(200):
+            while (hint := await parts.store.hint(hint_id)) is None or hint.num_steps < 2:
+                await asyncio.sleep(0.05)
+        deleted = await parts.store.delete_hint(hint_id)
+        assert deleted is not None
+        before = len(manifests(tmp_path))
+        worker_stop.set()
+        await rehearsing
+        worker_stop = asyncio.Event()
+        rehearsing = asyncio.create_task(parts.worker("next").run(worker_stop))
+        async with asyncio.timeout(300):
+            while hint_id not in (rows := read_rows(tmp_path))[-1].returned:
+                assert not training.done()
+                await asyncio.sleep(0.05)
+        stop.set()
+        worker_stop.set()
+        await asyncio.gather(training, rehearsing)
+        await trainer.close()
+        trained = [id_ for one in manifests(tmp_path)[before + 1 :] for id_ in one["lesson_ids"]]
+        lessons = [await parts.store.lesson(lesson_id) for lesson_id in trained]
+    assert any(hint_id in row.going_back for row in rows), "a version had not gone back yet"
+    assert {one.kind for one in lessons if one is not None} == {LessonKind.KEEP}
+    assert len(trained) >= BATCH

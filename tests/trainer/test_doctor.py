@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from records.feedback import Feedback
+from records.hints.types import RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind
 from records.names import DropReason, TurnState, TurnType
 from records.store import Store
@@ -30,7 +31,7 @@ from tests.records.lessons.builders import ready_lessons
 from trainer import run_config
 from trainer.allowances import allow
 from trainer.cli import app
-from trainer.drop_words import DROP_WORDS
+from trainer.drop_words import BLOCK_WORDS, DROP_WORDS, LESSON_WORDS
 from trainer.resuming import base_values
 
 
@@ -57,6 +58,8 @@ def explained(config_file: Path, session: str) -> list[dict[str, Any]]:
 def test_every_drop_reason_has_words() -> None:
     assert set(DROP_WORDS) == set(DropReason)
     assert len(set(DROP_WORDS.values())) == len(DROP_WORDS)
+    assert set(LESSON_WORDS) == set(LessonDrop)
+    assert set(BLOCK_WORDS) == set(RehearsalBlock)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from records.config import StoreConfig
+from records.hints.types import Examination, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.types import LessonSample, LessonScore, NewLesson
 from records.names import TurnState
@@ -117,6 +119,7 @@ async def lesson_states(store: Store, lesson_ids: list[str]) -> set[LessonState]
 
 
 async def test_a_step_of_turns_and_lessons_is_one_version(folder, tmp_path):
+    Journal(tmp_path).add(a_row(0))
     async with rehearsing(tmp_path, folder) as (trainer, store):
         await make_ready(store, samples(1)[:1])
         lessons = [
@@ -130,6 +133,10 @@ async def test_a_step_of_turns_and_lessons_is_one_version(folder, tmp_path):
         assert await states(store) == {TurnState.TRAINED: 1}
         assert await lesson_states(store, lessons) == {LessonState.TRAINED}
         assert await trainer.step() is None
+        assert await store.lessons_trained_by_hint() == {"hint": {HINT: 1, COUNTER: 1}}
+        trained = dict.fromkeys((HINT, COUNTER, KEEP), 1)
+        totals = await store.lesson_totals()
+        assert totals == {(kind, LessonState.TRAINED): n for kind, n in trained.items()}
     manifest = Manifest.read(tmp_path / "checkpoints" / "step_000001")
     assert manifest.turn_ids == ("s0-0",)
     assert sorted(manifest.lesson_ids) == sorted(lessons)
@@ -139,6 +146,10 @@ async def test_a_step_of_turns_and_lessons_is_one_version(folder, tmp_path):
     assert line["turns/live"] == 1
     kinds = ("live", "hint", "counter", "keep")
     assert all(line[f"lessons/gap_{kind}"] > 0 for kind in kinds)
+    # What was measured of the version before it; what was not has no key.
+    assert (line["hints/gap"], line["hints/keep_gap"], line["hints/objections"]) == (0.5, 0.5, 1)
+    assert line["hints/measured_version"] == 0
+    assert "hints/obedience" not in line
     assert line["lessons/steps_alone"] == line["lessons/ready_hint"] == 0
 
 
@@ -157,24 +168,51 @@ async def test_turns_wait_for_lessons_and_then_go_alone_and_that_is_counted(fold
         assert "lessons/gap_hint" not in report.metrics
 
 
-async def test_a_step_waits_until_the_version_before_it_is_measured(folder, tmp_path):
+async def practised(store: Store) -> str:
+    """The hint that turns gave, prepared and measured."""
+    [hint] = await store.claim_hints(owner="examiner", limit=1, ttl_s=60)
+    found = Examination(hint_id=hint.hint_id, is_rule=True)
+    assert await store.commit_examination("examiner", found)
+    await store.set_hint_gap(hint.hint_id, gap=0.5, gap_high=0.6, first=True)
+    return hint.hint_id
+
+
+async def test_a_step_waits_for_the_measurement_of_the_version_before_it(
+    folder, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("trainer.lessons.SAY_EVERY_S", 0.05)
     journal = Journal(tmp_path)
     journal.add(a_row(0))
-    async with rehearsing(tmp_path, folder) as (trainer, store):
+    options = {"lesson_wait_s": 0.0}
+    async with rehearsing(tmp_path, folder, **options) as (trainer, store):
         await make_ready(store, samples(2))
+        await practised(store)
         assert await trainer.step() is not None
         await make_ready(store, samples(2, first=2, version=1))
-        assert await trainer.step() is None, "version 1 is being measured"
+        for _ in range(4):
+            assert await trainer.step() is None, "version 1 is being measured"
+            await asyncio.sleep(0.03)
+        assert "training waits for the measurement of version 1" in caplog.text
+        said = caplog.text.count("training waits")
+        assert 1 <= said <= 2, "not at every look"
+    # A trainer that starts again has forgotten nothing, and the version after is waited for too.
+    async with rehearsing(tmp_path, folder, **options) as (trainer, store):
+        assert await trainer.step() is None
         journal.add(a_row(1))
         assert await trainer.step() is not None
+        await make_ready(store, samples(2, first=4, version=2))
+        assert await trainer.step() is None, "version 2 is being measured"
 
 
-async def test_a_step_does_not_wait_for_ever_for_a_measurement(folder, tmp_path):
+async def test_nothing_waits_for_a_measurement_where_no_hint_is_practised(folder, tmp_path):
     Journal(tmp_path).add(a_row(0))
-    async with rehearsing(tmp_path, folder, lesson_wait_s=0.0) as (trainer, store):
-        for version in range(2):
-            await make_ready(store, samples(2, first=2 * version, version=version))
-            assert await trainer.step() is not None
+    async with rehearsing(tmp_path, folder) as (trainer, store):
+        await make_ready(store, samples(4))
+        hint_id = await practised(store)
+        assert await trainer.step() is not None
+        assert await trainer.step() is None
+        await store.set_hint_block(hint_id, RehearsalBlock.NO_STATES, "they are gone")
+        assert await trainer.step() is not None, "the worker has nothing to measure"
 
 
 async def test_a_run_that_ends_trains_what_is_left_without_waiting(folder, tmp_path):

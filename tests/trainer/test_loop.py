@@ -18,6 +18,7 @@ from trainer.config import LoraConfig, TrainerConfig
 from trainer.errors import CheckpointError, TrainerError
 from trainer.loop import EmbeddedTrainer
 from trainer.manifest import Manifest
+from trainer.processes import train_and_serve
 from trainer.stop_order import StopOrder, order_stop
 
 BATCH = 4
@@ -248,8 +249,58 @@ async def test_an_order_to_stop_brings_an_older_version_back(folder, tmp_path, c
     # The order stands: what comes up again serves what it says, and trains nothing.
     async with opened(tmp_path, folder, engine) as (trainer, store, _):
         await make_ready(store, samples(2, first=4))
+        assert engine.version == "1", "not even before it looks at the order"
         await trainer.run(asyncio.Event())
         assert (trainer.version, engine.version) == (2, "1")
+
+
+async def test_what_is_ordered_to_serve_is_calibrated_and_repaired_until_the_order_ends(
+    folder, tmp_path
+):
+    engine = LocalEngine(str(folder))
+    async with opened(tmp_path, folder, engine) as (trainer, store, _):
+        await make_ready(store, samples(4))
+        await trainer.run(asyncio.Event(), lambda report: stop_after(tmp_path, report, 2, 1))
+    loads = engine.calls.count("update_weights")
+    async with opened(tmp_path, folder, engine) as (trainer, _, _):
+        assert engine.calls.count("update_weights") == loads + 1, "version 2 was never loaded"
+        result = await trainer.calibrate(random_sequences(VOCAB, [9, 30], seed=2))
+        assert result.noise < 1e-5
+        stop = asyncio.Event()
+        task = asyncio.create_task(
+            train_and_serve(trainer, stop, stays=True, when_done=True),
+        )
+        await until(lambda: trainer.publisher.served == {"policy": 1})
+        engine._load(str(folder))
+        engine.version = "0"  # as after a restart from the start weights
+        await until(lambda: engine.version == "1")
+        (tmp_path / "stop").unlink()
+        await until(lambda: engine.version == "2")
+        stop.set()
+        await task
+
+
+async def test_after_the_last_step_an_engine_is_still_repaired(folder, tmp_path):
+    engine = LocalEngine(str(folder))
+    async with opened(tmp_path, folder, engine, max_steps=1) as (trainer, store, _):
+        await make_ready(store, samples(2))
+        stop = asyncio.Event()
+        task = asyncio.create_task(
+            train_and_serve(trainer, stop, stays=True, when_done=True),
+        )
+        await until(lambda: trainer.is_done and engine.version == "1")
+        engine.version = "0"
+        await until(lambda: engine.version == "1")
+        order_stop(tmp_path, StopOrder(reason="obedience fell", serve_version=0))
+        await until(lambda: engine.version == "0")
+        stop.set()
+        await task
+
+
+async def until(is_so) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():
+            await asyncio.sleep(0.01)
 
 
 async def test_weights_that_are_gone_cannot_be_brought_back(folder, tmp_path, caplog):

@@ -50,6 +50,7 @@ async def test_a_run_is_drawn_from_what_it_left(tmp_path):
     page = path.read_text()
     assert "A &lt;run&gt;" in page
     assert "stale" in page
+    assert "weights too old sampled it" in page, "each reason says why"
     assert page.count("<svg") >= 15
     assert "Mean importance weight" in page
     assert "No turn was trained" in page
@@ -80,10 +81,15 @@ async def test_the_summary_tells_hints_and_what_was_measured(tmp_path):
     order_stop(tmp_path, StopOrder(reason="obedience fell"))
     async with await Store.open(StoreConfig(url=f"sqlite:///{tmp_path}/records.db")) as store:
         await objected(store, "use Celsius")
-        await write_run_report(tmp_path, "Learns", store, Letters())  # type: ignore[arg-type]
+        path = await write_run_report(tmp_path, "Learns", store, Letters())  # type: ignore[arg-type]
+    page = path.read_text()
+    assert "Hints, by status and why they are not practised" in page
+    assert "answer to whether each is a rule" in page
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["training_stopped"] == "obedience fell"
     [hint] = summary["hints"]
+    assert hint["lessons_trained"] == {"hint": 0, "counter": 0}
+    assert summary["hints_asked_whether_a_rule"] == {"yes": 0, "no": 0, "not_asked_yet": 1}
     assert summary["hints_counted"] == [{"status": "active", "not_rehearsed": None, "hints": 1}]
     assert (hint["text"], hint["status"], hint["gap"]) == ("use Celsius", "active", None)
     measured = summary["measured"]

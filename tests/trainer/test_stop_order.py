@@ -1,6 +1,4 @@
-import asyncio
-
-from trainer.stop_order import StopOrder, order_stop, read_stop, waited_while_stopped
+from trainer.stop_order import StopOrder, order_stop, read_stop
 
 
 def test_an_order_says_why_and_what_serves(tmp_path):
@@ -19,21 +17,3 @@ def test_a_file_that_somebody_touched_is_an_order(tmp_path):
     assert read_stop(tmp_path) == StopOrder(reason="enough for today")
     (tmp_path / "stop").write_text("[1]")
     assert read_stop(tmp_path) == StopOrder(reason="[1]")
-
-
-async def test_who_waits_goes_on_when_the_order_is_deleted(tmp_path):
-    order_stop(tmp_path, StopOrder(reason="obedience fell"))
-    stop = asyncio.Event()
-    waiting = asyncio.create_task(waited_while_stopped(tmp_path, stop))
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
-    (tmp_path / "stop").unlink()
-    await asyncio.wait_for(waiting, 5)
-
-
-async def test_who_waits_ends_with_its_process(tmp_path):
-    order_stop(tmp_path, StopOrder(reason="obedience fell"))
-    stop = asyncio.Event()
-    waiting = asyncio.create_task(waited_while_stopped(tmp_path, stop))
-    stop.set()
-    await asyncio.wait_for(waiting, 5)

@@ -79,6 +79,7 @@ ALLOWED = frozenset(
         DropReason.HINT_ONLY,
         DropReason.NO_USER_MESSAGE,
         DropReason.HINT_AGREES,
+        DropReason.HINT_ENDED,
         DropReason.HINTED_PROMPT_MISMATCH,
         DropReason.HINTED_PROMPT_TOO_LONG,
         DropReason.TEACHER_MISALIGNED,

@@ -5,16 +5,15 @@ The rehearsal worker writes it and reads it again when it begins; terminal and r
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from records.hints.types import HintStatus
+from trainer.last_line import last_line
 from trainer.rehearsal.estimates import Gap, Obedience, PooledObedience
 
 FILE = "rehearsal.jsonl"
-_BLOCK = 65_536
 
 
 class _Row(BaseModel):
@@ -111,7 +110,8 @@ class VersionRow(_Row):
     """One version. `turns` and `objections` (accepted hints) are those of the run so far;
     `obedience_of` are open wishes by the id of the hint that they are against; `keep` is the gap to
     the start model at states of other kinds; `returned` are ended hints whose states answer as the
-    start does again.
+    start does again. With `rehearsal.without_counter`: `unguarded_of` are open wishes by texts that
+    train too, of hints with none that only measures; `unmeasured` are hints without any.
     """
 
     time: float
@@ -125,6 +125,9 @@ class VersionRow(_Row):
     keep: GapRow | None
     lessons: dict[str, int]
     returned: tuple[str, ...] = ()
+    going_back: tuple[str, ...] = ()
+    unguarded_of: dict[str, ObedienceRow] = {}
+    unmeasured: tuple[str, ...] = ()
 
 
 class Journal:
@@ -153,18 +156,8 @@ def read_rows(folder: Path) -> list[VersionRow]:
 
 def last_row(folder: Path) -> VersionRow | None:
     """The newest row, without reading those before it."""
-    path = folder / FILE
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        end = begin = file.seek(0, os.SEEK_END)
-        tail = b""
-        while begin > 0 and tail.rstrip(b"\n").count(b"\n") < 2:
-            begin = max(begin - _BLOCK, 0)
-            file.seek(begin)
-            tail = file.read(end - begin)
-    lines = [line for line in tail.splitlines(keepends=True) if line.endswith(b"\n")]
-    return VersionRow.model_validate_json(lines[-1]) if lines else None
+    line = last_line(folder / FILE)
+    return None if line is None else VersionRow.model_validate_json(line)
 
 
 class LastRow:

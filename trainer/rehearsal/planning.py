@@ -74,6 +74,13 @@ def targets_of(
     return {kind: math.ceil(pool * number) if wanted[kind] else 0 for kind, number in parts.items()}
 
 
+def targets_of_return(batch_size: int, pool: float) -> dict[LessonKind, int]:
+    """The same where nothing is practised and what ended hints taught is to go back: steps of
+    keep-lessons alone.
+    """
+    return dict.fromkeys(LessonKind, 0) | {LessonKind.KEEP: math.ceil(pool * batch_size)}
+
+
 class Rota:
     """Whose turn it is; it goes on where it stopped, but for a new process."""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from records.hints.memory import MAX_TEXTS
 from records.hints.texts import measuring_texts, usable
-from records.hints.types import Hint, HintPrompt, PromptKind, RehearsalBlock
+from records.hints.types import Hint, HintPrompt, HintSource, PromptKind, RehearsalBlock
 from records.types import TurnRecord
 from trainer.policy_sampler import PolicySampler
 from trainer.rehearsal.config import RehearsalConfig
@@ -27,6 +27,7 @@ from trainer.rehearsal.states import (
     answers_objection,
     called_tools,
     choose_states,
+    was_accepted_since,
     was_said_before,
 )
 from trainer.together import all_or_none
@@ -38,6 +39,8 @@ _CANDIDATES = 4
 _REMEMBERED = 50_000
 _SOURCES = 8
 """Turns that a hint came from, of which it is looked up how much it changes there."""
+_HINTS_AT_ONCE = 8
+"""Hints of which it is asked at a time whether one applies: the first that does is enough."""
 _LEAST_EFFECT = 0.1
 _MOST_SOURCES = 1000
 _ENOUGH_WISHES = 4
@@ -46,16 +49,13 @@ _ENOUGH_WISHES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A hint with its states and texts; what is held back measures and never trains. `has_untried`:
-    the start model was not yet asked to do what some of its texts ask.
-    """
+    """A hint with its states and texts; what is held back measures and never trains."""
 
     hint: Hint
     training: tuple[TurnRecord, ...]
     held_back: tuple[TurnRecord, ...]
     prompts: tuple[HintPrompt, ...]
     wishes: tuple[HintPrompt, ...]
-    has_untried: bool
 
     @property
     def open_wishes(self) -> list[HintPrompt]:
@@ -129,7 +129,6 @@ class Preparation:
             held_back=tuple(turn for turn in turns if turn.turn_id in held),
             prompts=tuple(one for one in tried if one.prompt_id not in measuring),
             wishes=tuple(one for one in tried if one.prompt_id in measuring),
-            has_untried=any(one.dropped is None and not one.asked for one in prompts),
         )
 
     async def _has_states(self, hint: Hint) -> bool:
@@ -137,8 +136,11 @@ class Preparation:
         known = await self._store.hint_states(hint.hint_id)
         loaded = await self._store.load_turns([state.turn_id for state in known])
         turns = await self._without_objections(_with_tokens(loaded))
+        given = await self._store.hint_sources(hint.hint_id, _MOST_SOURCES)
+        turns = await self._wanted(hint, turns, given)
         if len(turns) < config.max_states:
-            turns += await self._further_states(hint, turns)
+            have = {state.turn_id for state in known}
+            turns += await self._further_states(hint, have, given, config.max_states - len(turns))
         chosen = choose_states(
             hint.hint_id,
             turns,
@@ -159,43 +161,56 @@ class Preparation:
             await self._store.set_hint_states(hint.hint_id, chosen)
         return True
 
-    async def _further_states(self, hint: Hint, known: Sequence[TurnRecord]) -> list[TurnRecord]:
-        """Further states at which the hint may be practised, the likeliest first."""
+    async def _wanted(
+        self, hint: Hint, turns: Sequence[TurnRecord], given: Sequence[HintSource]
+    ) -> list[TurnRecord]:
+        """Those of these states whose user has neither given the hint before, nor taken the
+        opposite since. Asked of known states, too: users go on after a state was chosen.
+        """
+        accepted = await self._store.accepted_turns([turn.turn_id for turn in turns])
+        sources = {one.turn_id for one in given}
+
+        async def is_wanted(turn: TurnRecord) -> bool:
+            if was_said_before(turn, given):
+                return False
+            if turn.turn_id in sources or not was_accepted_since(turn, accepted, given):
+                return True
+            return await self._heeds(hint, turn) is not False
+
+        said = await all_or_none([is_wanted(turn) for turn in turns])
+        return [turn for turn, is_one in zip(turns, said, strict=True) if is_one]
+
+    async def _further_states(
+        self, hint: Hint, known: Collection[str], given: Sequence[HintSource], missing: int
+    ) -> list[TurnRecord]:
+        """Further states at which the hint may be practised, `missing` at least where there are so
+        many, the likeliest first.
+        """
         wanted = self._config.max_states
         by_judge = self._config.state_rule == "judge"
         rule = "near" if by_judge else self._config.state_rule
-        have = {turn.turn_id for turn in known}
         near = await self._store.states_near(
             hint.hint_id, rule=rule, limit=_CANDIDATES * wanted if by_judge else wanted
         )
-        loaded = await self._store.load_turns([turn_id for turn_id in near if turn_id not in have])
+        loaded = await self._store.load_turns([turn_id for turn_id in near if turn_id not in known])
         turns = await self._without_objections(_with_tokens(loaded))
-        given = await self._store.hint_sources(hint.hint_id, _MOST_SOURCES)
         sources = [one.turn_id for one in given]
-        accepted = await self._store.accepted_turns([turn.turn_id for turn in turns])
         least = await self._least_effect(hint, sources)
 
-        async def is_state(turn: TurnRecord) -> bool:
+        async def may_be(turn: TurnRecord) -> bool:
             if was_said_before(turn, given):
                 return False
             if least is not None and (await self._effect(hint, turn) or 0.0) < least:
                 return False
-            if turn.turn_id in sources:
-                return True
-            if by_judge and not await self._applies(hint, turn):
-                return False
-            # What a tool says is no user's word.
-            was_answered = any(message["role"] == "user" for message in turn.next_state)
-            is_accepted = was_answered and turn.turn_id in accepted
-            is_later = is_accepted and turn.created_at > hint.created_at
-            return not is_later or await self._heeds(hint, turn) is not False
+            return turn.turn_id in sources or not by_judge or bool(await self._applies(hint, turn))
 
         found: list[TurnRecord] = []
         for begin in range(0, len(turns), wanted):
             part = turns[begin : begin + wanted]
-            said = await all_or_none([is_state(turn) for turn in part])
-            found += [turn for turn, is_one in zip(part, said, strict=True) if is_one]
-            if len(found) + len(known) >= wanted:
+            said = await all_or_none([may_be(turn) for turn in part])
+            likely = [turn for turn, is_one in zip(part, said, strict=True) if is_one]
+            found += await self._wanted(hint, likely, given)
+            if len(found) >= missing:
                 break
         return found
 
@@ -335,8 +350,10 @@ class Preparation:
                 for one in hints
                 for state in (*one.training, *one.held_back)
             )
-        for one in hints:
-            if await self._applies(one.hint, turn) is not False:
+        for begin in range(0, len(hints), _HINTS_AT_ONCE):
+            part = hints[begin : begin + _HINTS_AT_ONCE]
+            said = await all_or_none([self._applies(one.hint, turn) for one in part])
+            if any(applies is not False for applies in said):
                 return False
         return True
 

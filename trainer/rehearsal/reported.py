@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from records.hints.types import Hint
+from records.hints.types import Hint, HintStatus, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
+from trainer.drop_words import BLOCK_WORDS, LESSON_WORDS
 from trainer.rehearsal.journal import VersionRow, read_rows
-from trainer.rehearsal.saying import MOST_HINTS, HintStore
+from trainer.rehearsal.saying import MEASURED_WHERE_IT_TRAINS, MOST_HINTS, HintStore
 from trainer.report import Curve
 
 _SHOWN = 50
@@ -20,21 +21,45 @@ _SHORT = 60
 class LearningStore(HintStore, Protocol):
     """What is asked of the store."""
 
+    async def hint_counts(self) -> dict[tuple[HintStatus, RehearsalBlock | None], int]: ...
+    async def hint_rules(self) -> dict[bool | None, int]: ...
     async def lesson_counts(self) -> dict[tuple[LessonKind, LessonState], int]: ...
     async def lesson_drops(self) -> dict[LessonDrop, int]: ...
+    async def lessons_trained_by_hint(self) -> dict[str, dict[LessonKind, int]]: ...
 
 
 async def learning_tables(
-    store: LearningStore,
+    store: LearningStore, folder: Path
 ) -> list[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
-    """The hints, newest first, and the lessons; none of a run that has no hint."""
+    """The hints, newest first, how many stand where, and the lessons; none of a run that has no
+    hint.
+    """
     hints = await store.hints(limit=MOST_HINTS)
     if not hints:
         return []
+    trained, where = await store.lessons_trained_by_hint(), _measured_where_trained(folder)
     title = "Hints" if len(hints) <= _SHOWN else f"Hints: the newest {_SHOWN} of {len(hints)}"
-    header = ("hint", "status", "why", "confirmed", "steps", "since version", "gap first", "gap")
+    header = ("hint", "status", "why", "confirmed", "steps", "lessons", "counter-lessons")
+    header = (*header, "since version", "gap first", "gap")
     return [
-        (title, header, [_hint_cells(hint) for hint in hints[:_SHOWN]]),
+        (
+            title,
+            header,
+            [
+                _hint_cells(hint, trained.get(hint.hint_id, {}), hint.hint_id in where)
+                for hint in hints[:_SHOWN]
+            ],
+        ),
+        (
+            "Hints, by status and why they are not practised",
+            ("status", "not practised", "hints", "why"),
+            _count_cells(await store.hint_counts()),
+        ),
+        (
+            "Hints, by the judge's answer to whether each is a rule",
+            ("a rule", "hints"),
+            _rule_cells(await store.hint_rules()),
+        ),
         (
             "Lessons on their way",
             ("kind", "state", "lessons"),
@@ -42,10 +67,33 @@ async def learning_tables(
         ),
         (
             "Lessons dropped, by reason",
-            ("reason", "lessons"),
-            [(reason.value, str(n)) for reason, n in (await store.lesson_drops()).items()],
+            ("reason", "lessons", "why"),
+            [
+                (reason.value, str(n), LESSON_WORDS[reason])
+                for reason, n in (await store.lesson_drops()).items()
+            ],
         ),
     ]
+
+
+def _measured_where_trained(folder: Path) -> set[str]:
+    """Hints with too few states to hold some back, as they were measured last."""
+    held = {one.hint_id: one.held_back for row in read_rows(folder) for one in row.hints}
+    return {hint_id for hint_id, is_held_back in held.items() if not is_held_back}
+
+
+def _count_cells(
+    counts: Mapping[tuple[HintStatus, RehearsalBlock | None], int],
+) -> list[Sequence[str]]:
+    return [
+        (status.value, block.value if block else "", str(n), BLOCK_WORDS[block] if block else "")
+        for (status, block), n in counts.items()
+    ]
+
+
+def _rule_cells(rules: Mapping[bool | None, int]) -> list[Sequence[str]]:
+    answers = ((True, "yes"), (False, "no"), (None, "not asked yet"))
+    return [(word, str(rules.get(answer, 0))) for answer, word in answers]
 
 
 def learning_curves(folder: Path) -> list[Curve]:
@@ -113,8 +161,11 @@ def _short(hint_id: str) -> str:
     return hint_id.removeprefix("hint_")[:8]
 
 
-def _hint_cells(hint: Hint) -> Sequence[str]:
+def _hint_cells(
+    hint: Hint, trained: Mapping[LessonKind, int], measured_where_trained: bool
+) -> Sequence[str]:
     why = hint.block.value if hint.block is not None else ""
+    where = f" ({MEASURED_WHERE_IT_TRAINS})" if measured_where_trained else ""
     text = hint.text if len(hint.text) <= _SHORT else f"{hint.text[:_SHORT]}..."
     return (
         f"{_short(hint.hint_id)} {text}",
@@ -122,9 +173,11 @@ def _hint_cells(hint: Hint) -> Sequence[str]:
         ": ".join(one for one in (why, hint.detail or "") if one),
         str(hint.num_confirmed),
         str(hint.num_steps),
+        str(trained.get(LessonKind.HINT, 0)),
+        str(trained.get(LessonKind.COUNTER, 0)),
         "" if hint.trained_since is None else str(hint.trained_since),
         "" if hint.first_gap is None else f"{hint.first_gap:.3g}",
-        "" if hint.gap is None else f"{hint.gap:.3g}",
+        "" if hint.gap is None else f"{hint.gap:.3g}{where}",
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from records.hints.types import Hint, HintStatus
 from records.lessons.names import LessonDrop
@@ -42,16 +41,10 @@ _ENOUGH_ANSWERS = 16
 """Fewer say nothing of one hint's open wishes."""
 _LOOK_BACK = 8
 """Versions among which so many are looked for."""
+_UNGUARDED = 16
+"""Answers a version to open wishes that train too, where a hint has no other: shown, no guard."""
 _RESTING_A_VERSION = 4
 """Hints at rest whose gap is measured at one version, in turn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reviewed:
-    """What a version's measurement came to; the states of ended hints are still to be kept."""
-
-    row: VersionRow
-    ended: list[TurnRecord]
 
 
 class Review:
@@ -74,6 +67,12 @@ class Review:
         """The newest version that was measured."""
         return self._journal.rows[-1] if self._journal.rows else None
 
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """Ended hints whose states are as they began, or at which nothing more can be done."""
+        last = self.last()
+        return () if last is None else last.returned
+
     def disobeyed(self, hint_ids: Iterable[str]) -> set[str]:
         """Those against which open wishes are done too seldom."""
         rows = self._journal.rows
@@ -85,15 +84,23 @@ class Review:
         }
 
     async def version(
-        self, version: int, hints: Sequence[Prepared], kept: Sequence[TurnRecord]
-    ) -> Reviewed:
-        """Measure a version, store the fates of its hints, and write its row."""
+        self,
+        version: int,
+        hints: Sequence[Prepared],
+        kept: Sequence[TurnRecord],
+        ended: Sequence[Hint] = (),
+    ) -> VersionRow:
+        """Measure a version, store the fates of its hints, and write its row. `ended` ones are
+        still to go back.
+        """
         config = self._config
         lists = [_wishes(one) for one in hints]
         wishes = wishes_in_turn(lists, config.obedience_samples, version)
         of_hints = await self._measurer.obedience(wishes)
         obedience = summed(list(of_hints.values()))
         obeys = obedience is None or is_obedient(obedience, config.obedience_floor)
+        spare = [_spare_wishes(one) for one in hints] if config.without_counter else []
+        unguarded = await self._measurer.obedience(wishes_in_turn(spare, _UNGUARDED, version))
         rows = [
             await self.hint(one, version, of_hints.get(one.hint.hint_id), version_obeys=obeys)
             for one in self._to_measure(hints, version)
@@ -103,7 +110,7 @@ class Review:
         so_far += [obedience] if obedience is not None else []
         together = pooled(so_far[-config.obedience_versions :], floor=config.obedience_floor)
         keep = await self._measurer.gap(kept, None, config.keep_samples, version)
-        returned, ended = await self._returned(hints, version)
+        returned, going_back = await self._returned(hints, ended, version)
         votes, turns = await self._store.vote_summary(), await self._store.counts()
         lessons = await self._store.lesson_counts()
         row = VersionRow(
@@ -118,9 +125,14 @@ class Review:
             keep=GapRow.of(keep),
             lessons={f"{kind.value}/{state.value}": n for (kind, state), n in lessons.items()},
             returned=returned,
+            going_back=going_back,
+            unguarded_of={hint_id: ObedienceRow.of(one) for hint_id, one in unguarded.items()},
+            unmeasured=tuple(
+                one.hint.hint_id for one in hints if config.without_counter and not one.open_wishes
+            ),
         )
         self._journal.add(row)
-        return Reviewed(row=row, ended=ended)
+        return row
 
     async def hint(
         self,
@@ -201,20 +213,31 @@ class Review:
         return 0
 
     async def _returned(
-        self, hints: Sequence[Prepared], version: int
-    ) -> tuple[tuple[str, ...], list[TurnRecord]]:
-        """Ended hints whose states answer as the start does again, so far; the states of others."""
-        last = self.last()
-        returned = list(last.returned) if last is not None else []
-        left: list[TurnRecord] = []
-        for hint_id, (hint, turns) in (await self._keeping.ended(returned, hints)).items():
+        self, hints: Sequence[Prepared], ended: Sequence[Hint], version: int
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Ended hints whose states answer as the start does again, so far; and those whose states
+        do not yet.
+        """
+        returned, going_back = list(self.returned), []
+        of_ended = self._keeping.ended(ended, hints)
+        for hint in ended:
+            if hint.hint_id not in of_ended:
+                continue  # ended just now: nobody has looked at its states
+            turns = await self._store.load_turns(of_ended[hint.hint_id])
+            turns = [turn for turn in turns if len(turn.prompt_ids)]
             gap = await self._measurer.gap(turns, None, self._config.keep_samples, version)
-            if _is_back(hint, gap, self._config):
-                logger.info("hint %s: its states answer as the start model does", hint_id)
-                returned.append(hint_id)
+            tries = sum(hint.hint_id in row.going_back for row in self._journal.rows)
+            if not turns:
+                logger.info("hint %s: no state is left to bring back", hint.hint_id)
+            elif gap is not None and _is_back(hint, gap, self._config):
+                logger.info("hint %s: its states answer as the start model does", hint.hint_id)
+            elif tries >= self._config.max_steps:
+                logger.warning("hint %s: %d steps have not brought it back", hint.hint_id, tries)
             else:
-                left += turns
-        return tuple(returned), left
+                going_back.append(hint.hint_id)
+                continue
+            returned.append(hint.hint_id)
+        return tuple(returned), tuple(going_back)
 
 
 def obedience_of(
@@ -241,9 +264,8 @@ def _num_asked(parts: Sequence[Obedience]) -> int:
     return sum(one.asked for one in parts)
 
 
-def _is_back(hint: Hint, gap: Gap | None, config: RehearsalConfig) -> bool:
-    # Without a state at which no other hint applies there is nothing to bring back.
-    return gap is None or gap.high <= closed_below(hint.first_gap or 0.0, config)
+def _is_back(hint: Hint, gap: Gap, config: RehearsalConfig) -> bool:
+    return gap.high <= closed_below(hint.first_gap or 0.0, config)
 
 
 def _wishes(one: Prepared) -> list[Wish]:
@@ -253,3 +275,11 @@ def _wishes(one: Prepared) -> list[Wish]:
     return [
         Wish(hint_id=hint_id, turn=turn, prompt=prompt) for turn in turns for prompt in one.wishes
     ]
+
+
+def _spare_wishes(one: Prepared) -> list[Wish]:
+    """Of a hint with no text that only measures: the open wish that trains."""
+    turns = (*one.held_back, *one.training)
+    hint_id = one.hint.hint_id
+    prompts = [] if one.wishes else one.open_wishes
+    return [Wish(hint_id=hint_id, turn=turn, prompt=prompt) for turn in turns for prompt in prompts]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from records.hints.types import Hint, HintStatus
-from trainer.rehearsal.journal import VersionRow, last_row
+from records.lessons.names import LessonKind, LessonState
+from trainer.last_line import METRICS_FILE, last_line
+from trainer.rehearsal.estimates import summed
+from trainer.rehearsal.journal import ObedienceRow, VersionRow, last_row
 from trainer.stop_order import read_stop
 
 MOST_HINTS = 1000
+MEASURED_WHERE_IT_TRAINS = "measured where it trains: fewer than four states"
 
 
 class HintStore(Protocol):
@@ -27,19 +33,64 @@ class HintStore(Protocol):
     ) -> list[Hint]: ...
 
 
-async def learning_line(store: HintStore, folder: Path) -> str | None:
-    """Where the hints stand and what is measured; None while there is neither. Begins with why
-    training has stopped, if it has.
+class ProgressStore(HintStore, Protocol):
+    """What is asked of the store, once a minute."""
+
+    async def num_judged(self) -> tuple[int, int]: ...
+    async def lesson_totals(self) -> dict[tuple[LessonKind, LessonState], int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Beside hints and measurements: `objections` per 100 judged turns since the line before,
+    lessons trained of hints, and staleness (mean, most) of the last step; None: nothing to say.
     """
-    hints = await store.hints(limit=MOST_HINTS)
-    order = read_stop(folder)
-    said = shown_learning(hints, last_row(folder))
-    if order is not None and order.reason:
-        return f"training has stopped: {order.reason}" + (f"\n{said}" if said else "")
-    return said
+
+    objections: float | None = None
+    lessons: int | None = None
+    staleness: tuple[float, float] | None = None
 
 
-def shown_learning(hints: Sequence[Hint], row: VersionRow | None) -> str | None:
+class LearningLine:
+    """Says now and then whether a run learns."""
+
+    def __init__(self, store: ProgressStore, folder: Path) -> None:
+        self._store, self._folder = store, folder
+        self._judged = self._objections = 0
+
+    async def said(self) -> str | None:
+        """Where the hints stand and what is measured; None while there is neither. Begins with why
+        training has stopped, if it has.
+        """
+        hints = await self._store.hints(limit=MOST_HINTS)
+        order = read_stop(self._folder)
+        said = shown_learning(hints, last_row(self._folder), await self._progress())
+        if order is not None and order.reason:
+            return f"training has stopped: {order.reason}" + (f"\n{said}" if said else "")
+        return said
+
+    async def _progress(self) -> Progress:
+        judged, objections = await self._store.num_judged()
+        new, found = judged - self._judged, objections - self._objections
+        self._judged, self._objections = judged, objections
+        lessons = (await self._store.lesson_totals()).get((LessonKind.HINT, LessonState.TRAINED))
+        return Progress(
+            objections=100 * found / new if new > 0 else None,
+            lessons=lessons,
+            staleness=_staleness(self._folder),
+        )
+
+
+def _staleness(folder: Path) -> tuple[float, float] | None:
+    line = last_line(folder / METRICS_FILE)
+    row: dict[str, Any] = {} if line is None else json.loads(line)
+    mean, most = row.get("staleness_mean"), row.get("staleness_max")
+    return None if mean is None or most is None else (mean, most)
+
+
+def shown_learning(
+    hints: Sequence[Hint], row: VersionRow | None, progress: Progress | None = None
+) -> str | None:
     """The line; None where there is nothing to say."""
     if not hints and row is None:
         return None
@@ -52,8 +103,43 @@ def shown_learning(hints: Sequence[Hint], row: VersionRow | None) -> str | None:
     if gaps:
         first, now = (sum(values) / len(gaps) for values in zip(*gaps, strict=True))
         parts.append(f"gap {first:.2g} -> {now:.2g} nats")
-    if row is not None and row.pooled is not None:
-        parts.append(f"open wishes done {row.pooled.value:.2f} (start {row.pooled.before:.2f})")
-    if row is not None and row.keep is not None:
-        parts.append(f"other states {row.keep.value:.2g} nats from the start")
+    parts += [] if row is None else _measured(row)
+    parts += [] if progress is None else _progressed(progress)
     return "; ".join(parts)
+
+
+def _measured(row: VersionRow) -> list[str]:
+    parts: list[str] = []
+    if row.pooled is not None:
+        parts.append(f"open wishes done {row.pooled.value:.2f} (start {row.pooled.before:.2f})")
+    parts += unguarded(list(row.unguarded_of.values()), len(row.unmeasured))
+    if row.keep is not None:
+        parts.append(f"other states {row.keep.value:.2g} nats from the start")
+    return parts
+
+
+def unguarded(found: Sequence[ObedienceRow], num_unmeasured: int) -> list[str]:
+    """What `rehearsal.without_counter` practises without a guard: what it cost, where that can be
+    measured.
+    """
+    one = summed([row.obedience() for row in found])
+    parts: list[str] = []
+    if one is not None and one.asked:
+        done, before = one.followed / one.asked, one.before / one.asked
+        parts.append(f"open wishes done {done:.2f} (start {before:.2f}), not guarded")
+    if num_unmeasured:
+        of = "" if num_unmeasured == 1 and not parts else f" of {num_unmeasured} hints"
+        parts.append(f"obedience{of} cannot be measured: no usable open wish")
+    return parts
+
+
+def _progressed(found: Progress) -> list[str]:
+    parts: list[str] = []
+    if found.objections is not None:
+        parts.append(f"{found.objections:.0f} objections per 100 turns")
+    if found.lessons:
+        parts.append(f"{found.lessons} lessons of hints trained")
+    if found.staleness is not None:
+        mean, most = found.staleness
+        parts.append(f"last step {mean:.1f} versions stale (at most {most:.0f})")
+    return parts

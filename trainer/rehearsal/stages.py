@@ -28,6 +28,14 @@ from trainer.rehearsal.places import Place
 
 logger = logging.getLogger(__name__)
 
+_TAUGHT = {
+    LessonKind.HINT: (HintStatus.ACTIVE,),
+    # What others teach, or its own turns, may cost the open wishes against a hint that rests.
+    LessonKind.COUNTER: (HintStatus.ACTIVE, HintStatus.RESTING),
+    LessonKind.KEEP: (),
+}
+"""Hints whose lessons are made, by the lessons' kind."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimedLesson:
@@ -81,7 +89,7 @@ async def facts_of(store: RehearsalStore, lesson: Lesson) -> Facts:
     hint, words = None, None
     if lesson.hint_id is not None:
         hint = await store.hint(lesson.hint_id)
-        if hint is None or hint.status is not HintStatus.ACTIVE:
+        if hint is None or hint.status not in _TAUGHT[lesson.kind]:
             status = "gone" if hint is None else hint.status.value
             raise LessonUnusable(LessonDrop.HINT_ENDED, f"the hint is {status}")
     if lesson.prompt_id is not None:

@@ -7,7 +7,7 @@ policy what the other half is to measure.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from records.hints.types import HintSource, HintState
@@ -34,6 +34,19 @@ def was_said_before(turn: TurnRecord, sources: Iterable[HintSource]) -> bool:
         source.session_id == turn.session_id and source.created_at < turn.created_at
         for source in sources
     )
+
+
+def was_accepted_since(
+    turn: TurnRecord, accepted: Collection[str], sources: Sequence[HintSource]
+) -> bool:
+    """Whether the user of a state took its answer without a word (`accepted` turns, by the judge)
+    when the hint had been given already. What a tool says is no user's word.
+    """
+    was_answered = any(message["role"] == "user" for message in turn.next_state or ())
+    if not was_answered or turn.turn_id not in accepted or not sources:
+        return False
+    # The verdict came later: what counts is when the answer was that was objected to.
+    return turn.created_at > min(source.created_at for source in sources)
 
 
 def answers_objection(turn: TurnRecord, parents: Mapping[str, TurnRecord]) -> bool:

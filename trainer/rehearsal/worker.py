@@ -6,9 +6,11 @@
 
 The director looks at the version that the policy's engine serves. A new one is measured before it
 gets lessons: gaps, obedience, states of other kinds; hints rest, wake or are given up; training is
-stopped where obedience fell. Then it adds as many lessons as the next step needs. Beside that, one
-hint at a time is prepared. All that matters is in the store and in RUN/rehearsal.jsonl: the process
-may die at any instruction. Engines and judge that are down are waited for.
+stopped where obedience fell. Then it adds as many lessons as the next step needs: keep-lessons
+alone where no hint is practised, but what an ended one taught has not gone back. Beside that, one
+hint at a time is prepared, and states of other kinds are chosen. All that matters is in the store
+and in RUN/rehearsal.jsonl: the process may die at any instruction. Engines and judge that are down
+are waited for.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from records.hints.types import Hint, HintStatus, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.types import NewLesson
 from records.share import LessonShares
-from records.types import TurnRecord
 from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
 from trainer.policy_sampler import PolicySampler
@@ -35,7 +36,6 @@ from trainer.rehearsal.desk import Desk
 from trainer.rehearsal.journal import Journal
 from trainer.rehearsal.keeping import Keeping
 from trainer.rehearsal.measuring import Measurer
-from trainer.rehearsal.metrics import RehearsalMetrics
 from trainer.rehearsal.needs import Questions, RehearsalStore
 from trainer.rehearsal.planning import (
     KeptState,
@@ -44,6 +44,7 @@ from trainer.rehearsal.planning import (
     missing,
     taking_part,
     targets_of,
+    targets_of_return,
 )
 from trainer.rehearsal.preparing import Preparation, Prepared
 from trainer.rehearsal.recovery import shares_after
@@ -97,7 +98,6 @@ class RehearsalWorker:
         measurer = Measurer(desk, probe, questions, limit)
         self._review = Review(store, measurer, self._keeping, Journal(folder), config)
         self._hints: list[Hint] = []
-        self.metrics = RehearsalMetrics()
         self._rota = Rota(random.randrange(1_000_000))
         claims = LessonClaims(store)
         loop = config.loop.model_copy(update={"concurrency": concurrency})
@@ -111,7 +111,7 @@ class RehearsalWorker:
         self._looked_at: dict[str, float] = {}
         self._preparing: asyncio.Task[None] | None = None
         self._at: int | None = None
-        self._ended: list[TurnRecord] = []
+        self._choosing: asyncio.Task[None] | None = None
         self._made: dict[LessonKind, int] = {}
         self._counting_since = 0.0
         self._warned: set[LessonKind] = set()
@@ -142,9 +142,10 @@ class RehearsalWorker:
                 await asyncio.wait([stopping], timeout=look.result())
         finally:
             stopping.cancel()
-            if self._preparing is not None:
-                self._preparing.cancel()
-                await asyncio.gather(self._preparing, return_exceptions=True)
+            beside = [one for one in (self._preparing, self._choosing) if one is not None]
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     async def _look(self) -> float:
         """Do what is to be done now; seconds until the next look."""
@@ -167,16 +168,19 @@ class RehearsalWorker:
         version = await self._version()
         await self._follow(version)
         self._prepare_next()
-        if not self._prepared:
-            return
         hints = list(self._prepared.values())
+        ended = await self._keeping.to_bring_back(self._review.returned)
+        if not hints and (not ended or not self._knows_hints):
+            return
+        self._choose_states(hints, ended)
+        if not self._keeping.has_tried:
+            return
         kept = await self._keeping.states(hints)
         last = self._review.last()
         if last is None or last.version != version:
-            reviewed = await self._review.version(version, hints, kept)
-            self.metrics.show(reviewed.row)
-            self._ended = reviewed.ended
-            order = self._review.stop_order(reviewed.row)
+            row = await self._review.version(version, hints, kept, ended)
+            ended = await self._keeping.to_bring_back(row.returned)
+            order = self._review.stop_order(row)
             if order is not None:
                 logger.error("training stops: %s", order.reason)
                 order_stop(self._folder, order)
@@ -186,7 +190,9 @@ class RehearsalWorker:
             if one.hint.first_gap is None:  # ready since this version was measured
                 await self._measure_first(one, version)
         await self._follow(version)
-        await self._add_lessons([*self._ended, *kept])
+        of_ended = self._keeping.ended(ended, hints).values()
+        to_return = [turn_id for turn_ids in of_ended for turn_id in turn_ids]
+        await self._add_lessons([turn.turn_id for turn in kept], to_return)
 
     async def _follow(self, version: int) -> None:
         """Take over what became of the hints, and what a new version makes stale."""
@@ -209,6 +215,26 @@ class RehearsalWorker:
                 del self._prepared[key]
                 await self._store.drop_lessons_of(key, LessonDrop.HINT_ENDED)
 
+    @property
+    def _knows_hints(self) -> bool:
+        """Whether each hint that may be practised was looked at since this process began."""
+        is_known = all(one.hint_id in self._looked_at for one in self._hints)
+        return is_known and self._preparing is None
+
+    def _choose_states(self, hints: list[Prepared], ended: list[Hint]) -> None:
+        """Beside everything else: the states that are kept."""
+        if self._choosing is not None and self._choosing.done():
+            task, self._choosing = self._choosing, None
+            task.result()
+        if self._choosing is None and self._keeping.is_due(hints, ended):
+            self._choosing = asyncio.create_task(self._choose(hints, ended))
+
+    async def _choose(self, hints: list[Prepared], ended: list[Hint]) -> None:
+        try:
+            await self._keeping.choose(hints, ended)
+        except (ServiceUnavailable, StoreUnavailable, EngineError) as error:
+            logger.warning("states of other kinds are not chosen yet: %s", error)
+
     def _prepare_next(self) -> None:
         """Beside everything else: the hint that was not looked at for longest."""
         if self._preparing is not None and self._preparing.done():
@@ -224,14 +250,10 @@ class RehearsalWorker:
         self._preparing = asyncio.create_task(self._prepare(hint))
 
     def _wants_preparation(self, hint: Hint) -> bool:
-        if hint.status is HintStatus.RESTING:
-            return hint.hint_id not in self._prepared
-        known = self._prepared.get(hint.hint_id)
-        return (
-            known is None
-            or known.has_untried
-            or len(known.training) + len(known.held_back) < self._config.max_states
-        )
+        """One that is practised is looked at again and again: states come, and are withdrawn by
+        what their users say.
+        """
+        return hint.status is not HintStatus.RESTING or hint.hint_id not in self._prepared
 
     async def _prepare(self, hint: Hint) -> None:
         try:
@@ -253,13 +275,15 @@ class RehearsalWorker:
             await self._store.set_hint_block(one.hint.hint_id, RehearsalBlock.NO_STATES, detail)
             self._prepared.pop(one.hint.hint_id, None)
 
-    async def _add_lessons(self, kept: list[TurnRecord]) -> None:
+    async def _add_lessons(self, kept: list[str], to_return: list[str]) -> None:
         """As many as the next step lacks, unless a step is under way: it makes a version, for which
-        lessons of this one are too old.
+        lessons of this one are too old. `kept` are turns of states of other kinds, `to_return`
+        those of ended hints.
         """
         counts = await self._store.lesson_counts()
         if any(state is LessonState.LEASED and number for (_, state), number in counts.items()):
             return
+        to_keep = [*to_return, *(one for one in kept if one not in to_return)]
         disobeyed = self._review.disobeyed(self._prepared)
         of_turns = await self._store.hints_of_ready_turns()
         measured = [
@@ -276,7 +300,7 @@ class RehearsalWorker:
         active = [one for one in practised if one.hint.status is HintStatus.ACTIVE]
         has_prompts = any(one.prompts for one in practised)
         shares = shares_after(self._review.last(), self._shares, self._config.obedience_floor)
-        counter, keep = shares.of(self._batch_size, has_counter=has_prompts, has_keep=bool(kept))
+        counter, keep = shares.of(self._batch_size, has_counter=has_prompts, has_keep=bool(to_keep))
         hinted = self._batch_size - counter - keep
         targets = targets_of(
             {LessonKind.HINT: hinted, LessonKind.COUNTER: counter, LessonKind.KEEP: keep},
@@ -284,6 +308,8 @@ class RehearsalWorker:
             is_rehearsing=bool(active),
             has_turns=bool(practised),
         )
+        if not practised and to_return and self._knows_hints:
+            targets = targets_of_return(self._batch_size, self._config.pool)
         lacking = missing(targets, counts)
         now = time.monotonic()
         if now - self._counting_since >= _TRY_AGAIN_S:
@@ -301,7 +327,9 @@ class RehearsalWorker:
                     dict(self.sampling.dropped + self.scoring.dropped),
                 )
             if kind is LessonKind.KEEP:
-                added += self._rota.of_kept(await self._with_scopes(kept if count else []), count)
+                added += self._rota.of_kept(
+                    await self._with_scopes(to_keep if count else []), count
+                )
             else:
                 # A hint that rests is learned; what its turns would unlearn is taught again.
                 hints = practised if kind is LessonKind.COUNTER else active
@@ -310,10 +338,10 @@ class RehearsalWorker:
         if added:
             await self._store.add_lessons(added)
 
-    async def _with_scopes(self, turns: list[TurnRecord]) -> list[KeptState]:
-        scopes = await self._store.scopes_of([turn.turn_id for turn in turns])
+    async def _with_scopes(self, turn_ids: list[str]) -> list[KeptState]:
+        scopes = await self._store.scopes_of(turn_ids)
         return [
-            KeptState(turn_id=turn.turn_id, scope=scopes[turn.turn_id])
-            for turn in turns
-            if turn.turn_id in scopes
+            KeptState(turn_id=turn_id, scope=scopes[turn_id])
+            for turn_id in turn_ids
+            if turn_id in scopes
         ]

@@ -23,6 +23,7 @@ from trainer.resuming import (
     changes_since,
     is_run,
     refuse_other_settings,
+    refuse_other_weights,
 )
 from trainer.run_folder import starting_in
 from trainer.start_checks import check_start, check_store
@@ -67,6 +68,7 @@ def replay(request: ReplayRequest, folder: Path, console: Console) -> dict[str, 
             _check,
             recipe.recipe if request.rehearse and not is_run(folder) else None,
         )
+        refuse_other_weights(folder, config)
         for change in changes_since(folder, config):
             console.print(f"changed: {change}", markup=False, soft_wrap=True)
 

@@ -208,7 +208,7 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
                 for one in await store.recorded_hints(HINTS_SHOWN)
             ],
         ),
-        *(await learning_tables(store) if "learning" in summary else []),
+        *(await learning_tables(store, folder) if "learning" in summary else []),
         ("Seconds", ("stage", "s"), [(k, f"{v:.1f}") for k, v in summary["seconds"].items()]),
     ]
     path = folder / "report.html"

@@ -151,6 +151,29 @@ async def test_no_hint_is_rehearsed_turns_train_alone_and_with_keep_lessons_that
     assert kinds(await leased(store)) == {None: 3, KEEP: 1}
 
 
+async def test_what_ended_hints_taught_goes_back_in_steps_of_keep_lessons_alone(
+    store: Store,
+) -> None:
+    await ready_lessons(store, HINT, 2)
+    await store.drop_lessons_of(HINT_ID, LessonDrop.HINT_ENDED)
+    await ready_lessons(store, KEEP, 3)
+    assert await leased(store) == [], "a keep-lesson is missing"
+    await ready_lessons(store, KEEP, 5)
+    assert kinds(await leased(store)) == {KEEP: 4}
+    [turn_id] = await ready_turns(store, 1)
+    samples = await leased(store)
+    assert kinds(samples) == {None: 1, KEEP: 3}, "turns that are ready come along"
+    assert samples[0].turn_id == turn_id
+
+
+async def test_no_step_is_of_keep_lessons_alone_while_a_hint_is_practised(store: Store) -> None:
+    await ready_lessons(store, KEEP, 8)
+    await ready_lessons(store, HINT, 1)
+    assert await leased(store) == []
+    await store.drop_lessons_of(HINT_ID, LessonDrop.HINT_ENDED)
+    assert kinds(await leased(store)) == {KEEP: 4}
+
+
 async def test_a_step_begins_without_turns(store: Store) -> None:
     for kind, count in ((HINT, 2), (COUNTER, 1), (KEEP, 1)):
         await ready_lessons(store, kind, count)

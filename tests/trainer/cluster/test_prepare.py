@@ -85,6 +85,8 @@ def test_judge_of_its_own_is_asked_by_its_name() -> None:
         ("cluster.ray.port=12000", r"port 12000: Ray's workers use the ports 10002 to 19999"),
         ("cluster.frozen_base_port=15000", r"choose one from 20000 on"),
         ("trainer.rollout_batch_size=1", r"less than the 2 copies of the model"),
+        ("rehearsal.enabled=true", "slime cannot train lessons yet"),
+        ("trainer.lesson_keep_share=0.5", "slime trains no lessons"),
     ],
 )
 def test_refusals_name_the_key_and_what_to_do(override: str, reason: str) -> None:

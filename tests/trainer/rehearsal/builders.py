@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from records.hints.types import Hint, HintPrompt, HintStatus, PromptKind
+from records.hints.types import Hint, HintPrompt, HintSource, HintStatus, PromptKind
 from records.names import TurnState, TurnType
 from records.types import TurnRecord, VersionSpan
 from trainer.rehearsal.estimates import Obedience
@@ -53,6 +53,21 @@ def a_prompt(prompt_id: str = "p0", **changes: Any) -> HintPrompt:
         "dropped": None,
     }
     return HintPrompt(**{**values, **changes})
+
+
+def a_source(turn_id: str = "t0", **changes: Any) -> HintSource:
+    """A turn of a session of its own that gave the hint."""
+    values: dict[str, Any] = {
+        "hint_id": "h0",
+        "turn_id": turn_id,
+        "session_id": turn_id,
+        "text": HINT_TEXT,
+        "words": "I want Celsius.",
+        "num_votes": 3,
+        "num_positive": 3,
+        "created_at": 1.0,
+    }
+    return HintSource(**{**values, **changes})
 
 
 def a_state(turn_id: str, text: str, **changes: Any) -> TurnRecord:

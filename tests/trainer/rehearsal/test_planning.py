@@ -4,7 +4,15 @@ from dataclasses import replace
 from records.hints.types import HintStatus
 from records.lessons.names import LessonKind, LessonState
 from tests.trainer.rehearsal.builders import a_hint
-from trainer.rehearsal.planning import KeptState, Rehearsed, Rota, missing, taking_part, targets_of
+from trainer.rehearsal.planning import (
+    KeptState,
+    Rehearsed,
+    Rota,
+    missing,
+    taking_part,
+    targets_of,
+    targets_of_return,
+)
 
 HINT, COUNTER, KEEP = LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP
 
@@ -33,6 +41,10 @@ def test_turns_whose_hint_rests_get_everything_but_its_lessons():
     parts = {HINT: 7, COUNTER: 6, KEEP: 3}
     found = targets_of(parts, 1.0, is_rehearsing=False, has_turns=True)
     assert found == {HINT: 0, COUNTER: 6, KEEP: 3}
+
+
+def test_what_ended_is_brought_back_by_keep_lessons_alone():
+    assert targets_of_return(16, 1.5) == {HINT: 0, COUNTER: 0, KEEP: 24}
 
 
 def test_a_hint_that_rests_takes_part_where_its_open_wishes_are_lost():

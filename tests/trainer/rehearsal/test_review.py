@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from tests.trainer.rehearsal.builders import a_prompt, a_state, a_version, asked
+import pytest
+
+from records.hints.types import HintPrompt
+from tests.trainer.rehearsal.builders import a_hint, a_prompt, a_state, a_version, asked
 from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.estimates import Obedience
+from trainer.rehearsal.journal import Journal, ObedienceRow
 from trainer.rehearsal.measuring import Wish, wishes_in_turn
-from trainer.rehearsal.review import obedience_of
+from trainer.rehearsal.preparing import Prepared
+from trainer.rehearsal.review import Review, obedience_of
 
 CONFIG = RehearsalConfig()
 
@@ -55,3 +65,60 @@ def test_every_hint_is_asked_about_as_often_and_every_wish_in_its_turn() -> None
     of_first = [one.prompt.prompt_id for one in asked_for if one.hint_id == "h0"]
     assert of_first == [f"p{number % 5}" for number in range(10)]
     assert wishes_in_turn([[]], 4, 0) == []
+
+
+class Wishes:
+    """Measures nothing but open wishes, of which one in two is done."""
+
+    async def gap(self, *_: object) -> None:
+        return None
+
+    async def obedience(self, wishes: Sequence[Wish]) -> dict[str, Obedience]:
+        count = len(wishes)
+        return {one.hint_id: asked(count // 2, count) for one in wishes}
+
+
+class Nothing:
+    """A store and a memory in which nothing happened."""
+
+    def ended(self, *_: object) -> dict[str, object]:
+        return {}
+
+    async def vote_summary(self) -> Any:
+        return SimpleNamespace(accepted=0)
+
+    async def counts(self) -> dict[str, int]:
+        return {}
+
+    lesson_counts = counts
+
+
+def prepared(hint_id: str, *prompts: HintPrompt) -> Prepared:
+    """One whose texts all train."""
+    return Prepared(
+        hint=a_hint(hint_id),
+        training=(a_state("t", "What is the temperature?"),),
+        held_back=(),
+        prompts=prompts,
+        wishes=(),
+    )
+
+
+@pytest.mark.parametrize("without_counter", [True, False])
+async def test_without_a_guard_what_open_wishes_lose_is_measured_and_stops_nothing(
+    without_counter: bool, tmp_path: Path
+) -> None:
+    config = RehearsalConfig(without_counter=without_counter)
+    nothing: Any = Nothing()
+    measurer: Any = Wishes()
+    review = Review(nothing, measurer, nothing, Journal(tmp_path), config)
+    hints = [prepared("one", a_prompt()), prepared("none")]
+    row = await review.version(1, hints, [])
+    assert (row.obedience, row.pooled) == (None, None)
+    assert review.stop_order(row) is None
+    if not without_counter:
+        assert (row.unguarded_of, row.unmeasured) == ({}, ())
+        return
+    lost = ObedienceRow(followed=8, asked=16, abstained=0, before=16.0)
+    assert row.unguarded_of == {"one": lost}
+    assert row.unmeasured == ("none",)

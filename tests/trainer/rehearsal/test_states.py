@@ -1,15 +1,17 @@
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from records.hints.types import HintSource, HintState
-from tests.trainer.rehearsal.builders import a_state
+from records.hints.types import HintState
+from tests.trainer.rehearsal.builders import a_source, a_state
 from trainer.rehearsal.states import (
     answers_objection,
     called_tools,
     choose_states,
     last_user_text,
+    was_accepted_since,
     was_said_before,
 )
 
@@ -88,19 +90,30 @@ def test_tools_called_since_the_user_spoke():
 
 
 def test_a_state_behind_the_objection_is_none():
-    source = HintSource(
-        hint_id="h0",
-        turn_id="t1",
-        session_id="s",
-        text="Use Celsius.",
-        words="I want Celsius.",
-        num_votes=3,
-        num_positive=3,
-        created_at=2.0,
-    )
+    source = a_source("t1", session_id="s", created_at=2.0)
     at = {"earlier": ("s", 1.0), "t1": ("s", 2.0), "later": ("s", 3.0), "other": ("r", 3.0)}
     states = [a_state(name, "x", session_id=s, created_at=when) for name, (s, when) in at.items()]
     assert [one.turn_id for one in states if was_said_before(one, [source])] == ["later"]
+
+
+USER, TOOL = ({"role": role, "content": "Thanks."} for role in ("user", "tool"))
+
+
+@pytest.mark.parametrize(
+    ("created_at", "next_state", "accepted", "is_one"),
+    [
+        (3.0, [USER], {"t"}, True),
+        (1.0, [USER], {"t"}, False),  # nobody had objected yet
+        (3.0, [USER], set(), False),  # its user did not take it, or nobody judged it
+        (3.0, [TOOL], {"t"}, False),  # a tool takes everything
+        (3.0, [], {"t"}, False),
+    ],
+)
+def test_an_answer_that_was_taken_after_the_objection(created_at, next_state, accepted, is_one):
+    turn = a_state("t", "How warm is it?", created_at=created_at, next_state=next_state)
+    sources = [a_source("s1", created_at=9.0), a_source("s0", created_at=2.0)]
+    assert was_accepted_since(turn, accepted, sources) is is_one
+    assert not was_accepted_since(turn, accepted, [])
 
 
 def test_where_a_user_objects_the_wish_is_open():

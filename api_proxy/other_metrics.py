@@ -1,0 +1,32 @@
+"""What the run's other processes count: files in Prometheus' text format, one a process.
+
+Each is replaced whole by its process, so that it is read as it is. A process that died leaves its
+last one: its age is shown beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+_MOST_BYTES = 4 * 2**20
+_AGE = "opd_process_metrics_age_seconds"
+
+
+def other_metrics(folder: Path | None) -> bytes:
+    """All files' text and their ages; empty without a file. It reads files: not on the loop."""
+    if folder is None or not folder.is_dir():
+        return b""
+    parts: list[bytes] = []
+    ages: list[str] = []
+    for path in sorted(folder.glob("*.prom")):
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_size <= _MOST_BYTES:
+                parts.append(file.read())
+        ages.append(f'{_AGE}{{process="{path.stem}"}} {max(time.time() - status.st_mtime, 0.0)}')
+    if not ages:
+        return b""
+    head = f"# HELP {_AGE} Since the process wrote its metrics.\n# TYPE {_AGE} gauge\n"
+    return b"".join(parts) + (head + "\n".join(ages) + "\n").encode()

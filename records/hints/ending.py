@@ -1,0 +1,215 @@
+"""The end of hints that hold no more: what they had under way goes in the same transaction.
+
+Lessons are dropped, and so are turns that only ended hints came from: nothing would hold the open
+wish for the opposite while they train. The states stay, since what was taught there is to go back
+(trainer/rehearsal/keeping.py). Of a deleted hint the texts go too, and what a judge wrote of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, select, update
+
+from records.hints.pausing import lift
+from records.hints.rows import HintPromptRow, HintRow, HintSourceRow
+from records.hints.types import (
+    ENDED_STATUSES,
+    LIVE_STATUSES,
+    DeletedHint,
+    HintStatus,
+)
+from records.lessons.dropping import drop_of_hint_op, erase_of_hint
+from records.lessons.names import LessonDrop
+from records.lessons.rows import LessonRow, LessonSampleRow
+from records.models import SampleRow, ScoreRow, TurnRow, VerdictRow, VoteRow
+from records.names import DropReason, TurnState
+from records.sql import chunks
+
+_WAITING = (TurnState.SCORING, TurnState.READY)
+
+
+def only_ended(row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
+    """Whether a turn gave hints, none of which holds."""
+    of_turn = (HintSourceRow.turn_id == row.turn_id, HintRow.hint_id == HintSourceRow.hint_id)
+    return and_(
+        exists().where(*of_turn, HintRow.status.in_(ENDED_STATUSES)),
+        ~exists().where(*of_turn, HintRow.status.not_in(ENDED_STATUSES)),
+    )
+
+
+def stop(connection: Connection, hint_id: str, reason: LessonDrop, now: float) -> None:
+    """Nothing of a hint that ended trains any more: its lessons, and turns that it came from alone.
+    What is being trained on is dropped if it is given back.
+    """
+    drop_of_hint_op(connection, hint_id, reason, now)
+    drop_turns(connection, now, TurnRow.state.in_(_WAITING), _came_from(hint_id))
+
+
+def _came_from(hint_id: str) -> ColumnElement[bool]:
+    return TurnRow.turn_id.in_(
+        select(HintSourceRow.turn_id).where(HintSourceRow.hint_id == hint_id)
+    )
+
+
+def drop_turns(connection: Connection, now: float, *conditions: ColumnElement[bool]) -> int:
+    """Those of these turns whose hints have all ended -> dropped(hint_ended); returns how many."""
+    statement = select(TurnRow.turn_id).where(*conditions, only_ended())
+    turn_ids = list(connection.scalars(statement.order_by(TurnRow.turn_id).with_for_update()))
+    for part in chunks(turn_ids):
+        connection.execute(
+            update(TurnRow)
+            .where(TurnRow.turn_id.in_(part))
+            .values(
+                state=TurnState.DROPPED,
+                drop_reason=DropReason.HINT_ENDED,
+                trained_version=None,
+                claim_owner=None,
+                claim_until=None,
+                updated_at=now,
+            )
+        )
+    erase_deleted(connection, turn_ids)
+    return len(turn_ids)
+
+
+def erase_deleted(connection: Connection, turn_ids: Sequence[str]) -> None:
+    """What a teacher read of deleted hints goes from these turns, which nobody trains on now."""
+    for part in chunks(turn_ids):
+        gone = (
+            select(HintSourceRow.turn_id)
+            .join(HintRow, HintRow.hint_id == HintSourceRow.hint_id)
+            .where(HintSourceRow.turn_id.in_(part), HintRow.status == HintStatus.DELETED)
+        )
+        connection.execute(delete(ScoreRow).where(ScoreRow.turn_id.in_(gone)))
+
+
+def contradict(connection: Connection, hint_id: str, scope: str, by: str, now: float) -> str | None:
+    """A hint of the scope gives way to another one; None if it holds no more anyway."""
+    status = _how_contradicted(connection, hint_id, by)
+    changed = connection.execute(
+        update(HintRow)
+        .where(
+            HintRow.hint_id == hint_id, HintRow.scope == scope, HintRow.status.in_(LIVE_STATUSES)
+        )
+        .values(status=status, opposed_by=by, text_key=None, block=None, updated_at=now)
+    )
+    if not changed.rowcount:
+        return None
+    stop(connection, hint_id, LessonDrop.HINT_ENDED, now)
+    lift(connection, [hint_id], now)
+    return hint_id
+
+
+def _how_contradicted(connection: Connection, old: str, new: str) -> HintStatus:
+    """Withdrawn, if users of what the old hint had taught gave the new one; else contradicted."""
+    taught = exists().where(
+        HintRow.hint_id == old,
+        HintRow.trained_since.is_not(None),
+        HintSourceRow.hint_id == new,
+        TurnRow.turn_id == HintSourceRow.turn_id,
+        TurnRow.oldest_version >= HintRow.trained_since,
+    )
+    return HintStatus.WITHDRAWN if connection.scalar(select(taught)) else HintStatus.CONTRADICTED
+
+
+def delete_hint_op(
+    connection: Connection, hint_id: str, scope: str | None, now: float
+) -> DeletedHint | None:
+    """Delete a hint: its texts go, with its sources' words and what was written of it on their
+    turns; its row stays. None if there is none, or none of the `scope`, or it was deleted before.
+    """
+    row = connection.execute(
+        select(HintRow.scope, HintRow.status).where(HintRow.hint_id == hint_id).with_for_update()
+    ).one_or_none()
+    if row is None or scope not in (None, row.scope) or row.status is HintStatus.DELETED:
+        return None
+    merged = _merged_into(connection, [hint_id])
+    versions = versions_of(connection, [hint_id, *merged])
+    connection.execute(
+        update(HintRow)
+        .where(HintRow.hint_id == hint_id)
+        .values(status=HintStatus.DELETED, text_key=None, updated_at=now)
+    )
+    stop(connection, hint_id, LessonDrop.FORGOTTEN, now)
+    for one in (hint_id, *merged):
+        erase_texts(connection, one, now)
+    _erase_verdicts(connection, hint_id)
+    connection.execute(
+        update(HintSourceRow).where(HintSourceRow.hint_id == hint_id).values(text="", words="")
+    )
+    lift(connection, [hint_id], now)
+    return DeletedHint(hint_id=hint_id, versions=versions)
+
+
+def _merged_into(connection: Connection, hint_ids: Sequence[str]) -> list[str]:
+    """Hints that say the same as these, and those that do as they: their texts go with these."""
+    found: list[str] = []
+    while hint_ids:
+        hint_ids = [
+            one
+            for part in chunks(hint_ids)
+            for one in connection.scalars(
+                select(HintRow.hint_id).where(HintRow.merged_into.in_(part))
+            )
+            if one not in found
+        ]
+        found += hint_ids
+    return found
+
+
+def erase_texts(connection: Connection, hint_id: str, now: float) -> None:
+    """A hint's text and what was written from it: words of its exceptions, and its lessons."""
+    connection.execute(delete(HintPromptRow).where(HintPromptRow.hint_id == hint_id))
+    erase_of_hint(connection, hint_id, now)
+    connection.execute(
+        update(HintRow).where(HintRow.hint_id == hint_id).values(text="", detail=None)
+    )
+
+
+def _erase_verdicts(connection: Connection, hint_id: str) -> None:
+    """Of the verdicts that gave a hint stays that there was one, and how the votes fell."""
+    turns = select(HintSourceRow.turn_id).where(HintSourceRow.hint_id == hint_id)
+    leased = select(TurnRow.turn_id).where(TurnRow.state == TurnState.LEASED)
+    connection.execute(
+        update(VerdictRow)
+        .where(VerdictRow.turn_id.in_(turns), VerdictRow.hint.is_not(None))
+        .values(hint="", candidates=None)
+    )
+    connection.execute(update(VoteRow).where(VoteRow.turn_id.in_(turns)).values(hint="", text=""))
+    connection.execute(
+        delete(ScoreRow).where(ScoreRow.turn_id.in_(turns), ScoreRow.turn_id.not_in(leased))
+    )
+
+
+def versions_of_lessons(connection: Connection, hint_ids: Sequence[str]) -> set[int]:
+    """Versions that trained on lessons of these hints, lost ones included."""
+    found: set[int | None] = set()
+    for part in chunks(hint_ids):
+        lessons = LessonRow.hint_id.in_(part)
+        found.update(connection.scalars(select(LessonRow.trained_version).where(lessons)))
+        sampled = select(LessonSampleRow.version).join(
+            LessonRow, LessonRow.lesson_id == LessonSampleRow.lesson_id
+        )
+        found.update(connection.scalars(sampled.where(lessons)))
+    return {version for version in found if version is not None}
+
+
+def versions_of(connection: Connection, hint_ids: Sequence[str]) -> tuple[int, ...]:
+    """Versions that trained on turns that these hints came from or on their lessons, lost ones
+    included, and the first that is known of.
+    """
+    found: set[int | None] = {*versions_of_lessons(connection, hint_ids)}
+    for part in chunks(hint_ids):
+        sources = HintSourceRow.hint_id.in_(part)
+        for statement in (
+            select(HintRow.trained_since).where(HintRow.hint_id.in_(part)),
+            select(TurnRow.trained_version)
+            .join(HintSourceRow, HintSourceRow.turn_id == TurnRow.turn_id)
+            .where(sources),
+            select(SampleRow.version)
+            .join(HintSourceRow, HintSourceRow.turn_id == SampleRow.turn_id)
+            .where(sources),
+        ):
+            found.update(connection.scalars(statement.distinct()))
+    return tuple(sorted(version for version in found if version is not None))

@@ -1,0 +1,78 @@
+"""Which versions of the policy trained on a hint, and since when: its lessons, and the turns that
+it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, select, update
+
+from records.hints.ending import erase_deleted
+from records.hints.rows import HintRow, HintSourceRow
+from records.lessons.names import LessonKind, LessonState
+from records.lessons.rows import LessonRow
+from records.models import TurnRow
+from records.names import TurnState
+from records.sql import chunks
+
+
+def trained(
+    connection: Connection, version: int, turn_ids: Sequence[str], hint_ids: Iterable[str] = ()
+) -> None:
+    """A step trained these turns and lessons of these hints: part of the step's transaction."""
+    hints = set(hint_ids)
+    for part in chunks(turn_ids):
+        of_turns = select(HintSourceRow.hint_id).where(HintSourceRow.turn_id.in_(part))
+        hints.update(connection.scalars(of_turns))
+    for part in chunks(sorted(hints)):
+        among = HintRow.hint_id.in_(part)
+        connection.execute(update(HintRow).where(among).values(num_steps=HintRow.num_steps + 1))
+        connection.execute(
+            update(HintRow)
+            .where(among, HintRow.trained_since.is_(None))
+            .values(trained_since=version)
+        )
+    erase_deleted(connection, turn_ids)  # one may have been deleted during the step
+
+
+def recount(connection: Connection, versions: Iterable[int]) -> None:
+    """Since when each hint was trained, and in how many steps, by the turns and lessons that are
+    trained. Only these versions of the policy are left: what others trained counts no more.
+    """
+    alive = set(versions)
+    taught: dict[str, set[int]] = {}
+    for hint_id, version in [*_of_lessons(connection), *_of_turns(connection)]:
+        taught.setdefault(hint_id, set()).add(version)
+    known = select(HintRow.hint_id, HintRow.trained_since, HintRow.num_steps)
+    for hint_id, since, num_steps in connection.execute(known).all():
+        found = taught.get(hint_id, set())
+        if since in alive:  # what was trained then may have been forgotten since
+            found.add(since)
+        now = (min(found, default=None), len(found))
+        if now != (since, num_steps):
+            connection.execute(
+                update(HintRow)
+                .where(HintRow.hint_id == hint_id)
+                .values(trained_since=now[0], num_steps=now[1])
+            )
+
+
+def _of_lessons(connection: Connection) -> list[Any]:
+    statement = select(LessonRow.hint_id, LessonRow.trained_version).where(
+        LessonRow.state == LessonState.TRAINED,
+        LessonRow.kind == LessonKind.HINT,
+        LessonRow.hint_id.is_not(None),
+        LessonRow.trained_version.is_not(None),
+    )
+    return list(connection.execute(statement.distinct()))
+
+
+def _of_turns(connection: Connection) -> list[Any]:
+    statement = (
+        select(HintSourceRow.hint_id, TurnRow.trained_version)
+        .join(TurnRow, TurnRow.turn_id == HintSourceRow.turn_id)
+        .where(TurnRow.state == TurnState.TRAINED, TurnRow.trained_version.is_not(None))
+    )
+    return list(connection.execute(statement.distinct()))

@@ -1,0 +1,49 @@
+"""Recorded turns at which hints may be rehearsed: of a state only the prompt is read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from records.names import DropReason, TurnState, TurnType
+from records.store import Store
+from tests.records.builders import SCOPE, a_session, a_turn, turn_in
+from tests.records.hints.test_memory import examined
+
+NO_STATES = {
+    DropReason.SENSITIVE,
+    DropReason.RECORD_ONLY,
+    DropReason.FORGOTTEN,
+    DropReason.AMBIGUOUS_PARENT,
+    DropReason.INTERNAL_ERROR,
+    DropReason.HELD_OUT,
+}
+
+
+async def test_only_the_prompt_of_a_state_is_read_so_most_dropped_turns_are_some(
+    store: Store,
+) -> None:
+    hint = await examined(store)
+    expected = {source.turn_id for source in await store.hint_sources(hint.hint_id)}
+    for reason in DropReason:
+        turn = a_turn(await a_session(store), drop_reason=reason)
+        await store.record_turn(turn, scope=SCOPE)
+        expected |= {turn.turn_id} if reason not in NO_STATES else set()
+    for sampled in ("temperature", "top_p", "grammar"):
+        turn = a_turn(await a_session(store), distribution_modified=sampled)
+        await store.record_turn(turn, scope=SCOPE)
+        expected.add(turn.turn_id)
+    for kind in (TurnType.SIDE, TurnType.TEXT):
+        await store.record_turn(a_turn(await a_session(store), turn_type=kind), scope=SCOPE)
+    empty = np.array([], dtype=np.int32)
+    redacted = a_turn(await a_session(store), prompt_ids=empty, drop_reason=DropReason.LENGTH_CUT)
+    await store.record_turn(redacted, scope=SCOPE)
+    assert set(await store.states_near(hint.hint_id, rule="near", limit=99)) == expected
+    assert set(await store.states_near(hint.hint_id, rule="tools", limit=99)) == expected
+    assert set(await store.keep_states(exclude_hints=[], limit=99)) == expected
+
+
+@pytest.mark.parametrize("state", list(TurnState))
+async def test_a_turn_is_a_state_all_its_life(store: Store, state: TurnState) -> None:
+    turn_id = await turn_in(store, state)
+    assert await store.keep_states(exclude_hints=[], limit=9) == [turn_id]
