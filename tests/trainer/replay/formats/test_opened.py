@@ -32,8 +32,10 @@ PACKINGS: dict[str, Callable[[bytes], bytes]] = {
     "zstd": zstd,
 }
 STRUCTURAL = st.text(alphabet='a"\\,[]{}:\n\r\t é\u2028', max_size=9)
+# Lines are read by orjson, which keeps integers of 64 bits; larger ones become floats.
+INTEGERS = st.integers(-(2**63), 2**64 - 1)
 ELEMENTS = st.recursive(
-    st.none() | st.booleans() | st.integers() | STRUCTURAL,
+    st.none() | st.booleans() | INTEGERS | STRUCTURAL,
     lambda below: st.lists(below, max_size=4) | st.dictionaries(STRUCTURAL, below, max_size=4),
     max_leaves=8,
 )
