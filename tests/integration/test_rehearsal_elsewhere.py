@@ -25,9 +25,9 @@ from judge.hints.questions import HintQuestions
 from records.hints.types import PromptKind
 from records.lessons.names import LessonKind, LessonState
 from records.messages import Message
-from records.names import TurnState, TurnType
+from records.names import TurnType
 from records.store import Store
-from records.types import CapturedTurn, Verdict, VersionSpan, Vote
+from records.types import CapturedTurn, VersionSpan
 from rollout_bridge.config import ClaimLoopConfig
 from rollout_bridge.rendering import Rendering
 from tests.integration.test_rehearsal import Parts, opened, policy_url, rendering
@@ -144,28 +144,6 @@ async def record(store: Store, policy: PolicySampler, rendering: Rendering, text
     return turn.turn_id
 
 
-async def objected(store: Store, turn_id: str) -> None:
-    """A user of the desk objects, and three votes come to a hint."""
-    assert await store.set_next_state(turn_id, [{"role": "user", "content": OBJECTION}])
-    [turn] = await store.claim(TurnState.JUDGING, owner="judge", limit=1, ttl_s=60)
-    votes = tuple(
-        Vote(
-            index=index,
-            score=1,
-            hint=HINT,
-            text=HINT,
-            latency_s=0.1,
-            prompt_tokens=10,
-            completion_tokens=10,
-        )
-        for index in range(3)
-    )
-    verdict = Verdict(
-        turn_id=turn.turn_id, votes=votes, hint=HINT, selection="longest", judge="rule"
-    )
-    assert await store.commit_verdict("judge", verdict, None)
-
-
 @pytest.mark.timeout(300)
 async def test_people_of_another_domain_are_learned_from(
     desk: tuple[DeskJudge, str],
@@ -186,7 +164,7 @@ async def test_people_of_another_domain_are_learned_from(
         others = [f"When does branch {number} open?" for number in range(3)]
         ids = [await record(parts.store, parts.sampler, rendering, text) for text in parcels]
         kept = [await record(parts.store, parts.sampler, rendering, text) for text in others]
-        await objected(parts.store, ids[0])
+        await lab.object_to(parts.store, ids[0], OBJECTION, HINT)
         questions = HintQuestions(client, config)
         await until_learned(parts, questions, config)
         [hint] = await parts.store.hints()

@@ -107,16 +107,18 @@ async def record_states(
     return turn_ids
 
 
-async def object_to(store: Store, turn_id: str) -> None:
+async def object_to(
+    store: Store, turn_id: str, words: str = "I wanted Celsius.", hint: str = HINT
+) -> None:
     """One user objects to one turn, and the judge's votes make a hint of it."""
-    assert await store.set_next_state(turn_id, [{"role": "user", "content": "I wanted Celsius."}])
+    assert await store.set_next_state(turn_id, [{"role": "user", "content": words}])
     [turn] = await store.claim(TurnState.JUDGING, owner="judge", limit=1, ttl_s=60)
     votes = tuple(
         Vote(
             index=index,
             score=1,
-            hint=HINT,
-            text=HINT,
+            hint=hint,
+            text=hint,
             latency_s=0.1,
             prompt_tokens=10,
             completion_tokens=10,
@@ -124,7 +126,7 @@ async def object_to(store: Store, turn_id: str) -> None:
         for index in range(3)
     )
     verdict = Verdict(
-        turn_id=turn.turn_id, votes=votes, hint=HINT, selection="longest", judge="rule"
+        turn_id=turn.turn_id, votes=votes, hint=hint, selection="longest", judge="rule"
     )
     assert await store.commit_verdict("judge", verdict, None)
 
