@@ -205,6 +205,9 @@ class ScoringWorker:
             plain = await teacher.score(
                 turn.prompt_ids, turn.response_ids, routing_key=turn.session_id
             )
+        problem = check_scores(plain.logprobs, len(turn.response_ids))
+        if problem is not None:
+            raise HintingError(*problem)
         return disagreeing(scores, plain.logprobs, self._config.least_fall)
 
     def _is_checked(self, turn: TurnRecord) -> bool:
@@ -285,8 +288,8 @@ async def _scored(turn: TurnRecord, teacher: FrozenTeacher, prompt: _HintedPromp
 
 def disagreeing(scores: Sequence[Score], plain: Logprobs, least_fall: float) -> list[Score]:
     """The scores whose hint makes a token of the answer less likely by `least_fall` nats than it is
-    under `plain` [R], the same teacher's log-probs without a hint. Scores that cannot be compared
-    stay: they are dropped for what is wrong with them. Raises HintingError if none is left.
+    under `plain` [R], the same teacher's log-probs without a hint. A score that is no good
+    cannot be compared and stays: its turn is dropped for that. Raises HintingError if none is left.
     """
     falls = [(one, fall_of(plain, one.teacher_logprobs)) for one in scores]
     left = [one for one, fall in falls if fall is None or fall >= least_fall]

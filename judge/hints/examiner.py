@@ -150,7 +150,8 @@ class HintExaminer:
         hint = claimed.hint
         sources = await self._store.hint_sources(hint.hint_id)
         if refuted := await self._refuted(sources):
-            detail = f"the hint {hint.text!r} asks for what the answer does"
+            # Without its text, which may be deleted one day.
+            detail = f"hint {hint.hint_id} asks for what the answer does"
             stays = await self._store.refute_sources(self._owner, hint.hint_id, refuted, detail)
             logger.info("hint %s: %d sources do what it asks", hint.hint_id, len(refuted))
             if not stays:

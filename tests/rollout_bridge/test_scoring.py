@@ -102,6 +102,18 @@ async def test_a_hint_that_agrees_with_its_answer_is_none(
     assert len(await store.hints()) == (1 if reason is None else 0)
 
 
+async def test_a_check_that_cannot_be_made_lets_no_hint_pass(store, client, teacher, rendering):
+    turn_id = await scoring_turn(store, rendering)
+    stored = rendering.prompt_ids(MESSAGES)
+    hinted = hinted_prompt_ids(rendering, MESSAGES, [], stored, HINT, 4096)
+    favouring(teacher, len(hinted), [-0.25, 0.5, -0.1])
+    worker = ScoringWorker(store, client, rendering, config(least_fall=0.5), "scoring-1")
+    await run_until_left_scoring(store, worker)
+    turn = await store.turn(turn_id)
+    assert turn is not None
+    assert turn.drop_reason is DropReason.TEACHER_LOGPROBS_INVALID
+
+
 async def test_what_the_policy_answered_anew_may_agree_with_the_hint(
     store, client, teacher, rendering
 ):
