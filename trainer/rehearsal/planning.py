@@ -91,8 +91,11 @@ class Rota:
         """`count` new lessons of `kind` (hint or counter) for hints that can have them."""
         is_counter = kind is LessonKind.COUNTER
         able = [one for one in hints if one.states and (one.prompts or not is_counter)]
+        disobeyed = [one for one in able if one.is_disobeyed]
         if is_counter:  # where it is lost it is taught most
-            able += [one for one in able if one.is_disobeyed] * (_DISOBEYED_WEIGHT - 1)
+            able += disobeyed * (_DISOBEYED_WEIGHT - 1)
+        elif len(disobeyed) < len(able):  # and its opposite not at all, for that step
+            able = [one for one in able if not one.is_disobeyed]
         able = _scopes_in_turn(able)
         if not able:
             return []

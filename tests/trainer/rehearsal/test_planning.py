@@ -99,4 +99,7 @@ def test_counter_lessons_go_where_open_wishes_are_lost():
     made = Rota().of_hints(COUNTER, hints, 8)
     assert Counter(one.hint_id for one in made) == {"h0": 2, "h1": 6}
     made = Rota().of_hints(HINT, hints, 8)
+    assert Counter(one.hint_id for one in made) == {"h0": 8}
+    lost = [replace(one, is_disobeyed=True) for one in hints]
+    made = Rota().of_hints(HINT, lost, 8)
     assert Counter(one.hint_id for one in made) == {"h0": 4, "h1": 4}

@@ -11,7 +11,7 @@ from trainer.rehearsal.recovery import shares_after
 SHARES = LessonShares()
 
 
-@pytest.mark.parametrize(("followed", "counter"), [(64, 0.375), (61, 0.375), (60, 0.625)])
+@pytest.mark.parametrize(("followed", "counter"), [(64, 0.375), (61, 0.375), (60, 0.7)])
 def test_a_step_after_a_fall_is_mostly_counter_lessons(followed: int, counter: float) -> None:
     found = shares_after(a_version(1, asked(followed, 64)), SHARES, 0.95)
     assert found == replace(SHARES, counter=counter)
