@@ -35,16 +35,33 @@ def longest(votes: Sequence[Vote], max_candidates: int = 1) -> list[Vote]:
     return [max(valid, key=lambda vote: len(vote.hint.strip()))] if valid else []
 
 
-def shortest_first(votes: Sequence[Vote], max_candidates: int = MAX_CANDIDATES) -> list[Vote]:
-    """Valid votes with different stripped hints, shortest first, at most `max_candidates` (1.5)."""
-    first_of_each: dict[str, Vote] = {}
-    for vote in valid_votes(votes):
-        first_of_each.setdefault(vote.hint.strip(), vote)
-    by_length = sorted(first_of_each.values(), key=lambda vote: len(vote.hint.strip()))
+def longest_first(votes: Sequence[Vote], max_candidates: int = MAX_CANDIDATES) -> list[Vote]:
+    """Valid votes with different stripped hints, at most `max_candidates`: that which `longest`
+    gives, and behind it those that take its place where the teacher finds that it asks for what the
+    answer did (`scoring.least_fall`).
+    """
+    by_length = sorted(_of_each_hint(votes), key=lambda vote: -len(vote.hint.strip()))
     return by_length[:max_candidates]
 
 
-SELECTIONS: dict[str, Selection] = {"longest": longest, "shortest_first": shortest_first}
+def shortest_first(votes: Sequence[Vote], max_candidates: int = MAX_CANDIDATES) -> list[Vote]:
+    """Valid votes with different stripped hints, shortest first, at most `max_candidates` (1.5)."""
+    by_length = sorted(_of_each_hint(votes), key=lambda vote: len(vote.hint.strip()))
+    return by_length[:max_candidates]
+
+
+def _of_each_hint(votes: Sequence[Vote]) -> list[Vote]:
+    first_of_each: dict[str, Vote] = {}
+    for vote in valid_votes(votes):
+        first_of_each.setdefault(vote.hint.strip(), vote)
+    return list(first_of_each.values())
+
+
+SELECTIONS: dict[str, Selection] = {
+    "longest": longest,
+    "longest_first": longest_first,
+    "shortest_first": shortest_first,
+}
 
 
 def select_hint(votes: Sequence[Vote], strategy: str, min_positive_votes: int = 1) -> str | None:

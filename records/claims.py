@@ -7,7 +7,7 @@ counts only while its owner still holds it, so a worker that lost its claim writ
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 from records.columns import clean_text
 from records.feedback import counts as feedback_counts
 from records.hints.memory import remember, take_back
+from records.hints.restating import restate
 from records.loading import hint_candidates, load_recordings
 from records.models import RecordingRow, ScoreRow, TokensRow, TurnRow, VerdictRow, VoteRow
 from records.names import DropReason, TurnState
@@ -272,6 +273,7 @@ def score_op(connection: Connection, scored: Sequence[ScoredTurn]) -> list[bool]
     ]
     kept = [one for one, is_held in zip(scored, outcomes, strict=True) if is_held]
     if kept:
+        restate(connection, _restated(kept, hints), kept[0].now)
         recordings = load_recordings(connection, [one.turn_id for one in kept])
         connection.execute(
             _MOVE, [_move_after_scoring(one, recordings.get(one.turn_id)) for one in kept]
@@ -279,6 +281,21 @@ def score_op(connection: Connection, scored: Sequence[ScoredTurn]) -> list[bool]
         upsert(connection, ScoreRow, [row for one in kept for row in one.rows])
         _keep_policy_scores(connection, kept, recordings)
     return outcomes
+
+
+def _restated(
+    scored: Sequence[ScoredTurn], hints: Mapping[str, tuple[str, ...]]
+) -> dict[str, list[str]]:
+    """The candidates that are left of turns in which another one took the first one's place. Under
+    a control, which scores with none of them, nothing changes.
+    """
+    left: dict[str, list[str]] = {}
+    for one in scored:
+        known = hints.get(one.turn_id, ())
+        rows = sorted(one.rows, key=lambda row: row["candidate"])
+        if rows and rows[0]["candidate"] == 0 and rows[0]["hint"] in known[1:]:
+            left[one.turn_id] = [row["hint"] for row in rows]
+    return left
 
 
 def _move_after_scoring(one: ScoredTurn, recording: Recording | None) -> dict[str, Any]:

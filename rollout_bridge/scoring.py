@@ -15,7 +15,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -288,13 +288,22 @@ async def _scored(turn: TurnRecord, teacher: FrozenTeacher, prompt: _HintedPromp
 
 def disagreeing(scores: Sequence[Score], plain: Logprobs, least_fall: float) -> list[Score]:
     """The scores whose hint makes a token of the answer less likely by `least_fall` nats than it is
-    under `plain` [R], the same teacher's log-probs without a hint. A score that is no good
-    cannot be compared and stays: its turn is dropped for that. Raises HintingError if none is left.
+    under `plain` [R], the same teacher's log-probs without a hint. Where the first of `scores` is
+    not among them, that which speaks most against the answer takes its place. A score that is no
+    good cannot be compared and stays: its turn is dropped for that. Raises HintingError if none is
+    left.
     """
-    falls = [(one, fall_of(plain, one.teacher_logprobs)) for one in scores]
-    left = [one for one, fall in falls if fall is None or fall >= least_fall]
+    falls = [fall_of(plain, one.teacher_logprobs) for one in scores]
+    stays = [fall is None or fall >= least_fall for fall in falls]
+    left = [one for one, is_left in zip(scores, stays, strict=True) if is_left]
+    known = {
+        one.candidate: fall for one, fall in zip(scores, falls, strict=True) if fall is not None
+    }
+    if left and not stays[0]:
+        left.sort(key=lambda one: -known.get(one.candidate, 0.0))
+        left = [replace(one, candidate=place) for place, one in enumerate(left)]
     if not left:
-        most = max(fall for _, fall in falls if fall is not None)
+        most = max(known.values())
         raise HintingError(
             DropReason.HINT_AGREES,
             f"no token becomes less likely by more than {most:.2g} nats, of {least_fall:g}",

@@ -146,9 +146,7 @@ async def _judge_and_score(
                 group.create_task(scoring.run(stop))
             if config.rehearsal.enabled:
                 group.create_task(
-                    _rehearse(
-                        config, folder, stop, store, policy, teacher, rendering, reads, questions
-                    )
+                    _rehearse(config, folder, stop, store, teacher, rendering, reads, questions)
                 )
 
 
@@ -157,7 +155,6 @@ async def _rehearse(
     folder: Path,
     stop: asyncio.Event,
     store: Store,
-    policy: EngineClient,
     teacher: EngineClient,
     rendering: Rendering,
     reads: Reads,
@@ -167,10 +164,19 @@ async def _rehearse(
     from judge.calls import judge_client
     from judge.hints.examiner import HintExaminer
     from judge.hints.questions import HintQuestions
-    from trainer.rehearsal.starting import Connections, rehearsal_worker, source_check
+    from trainer.rehearsal.starting import (
+        LESSON_PRIORITY,
+        Connections,
+        rehearsal_worker,
+        source_check,
+    )
 
     asked = judge_config(config)
-    async with judge_client(asked) as client, asyncio.TaskGroup() as group:
+    async with (
+        judge_client(asked) as client,
+        _client(config, config.policy, priority=LESSON_PRIORITY) as policy,
+        asyncio.TaskGroup() as group,
+    ):
         questions = HintQuestions(client, asked, metrics=metrics, **reads)
         to = Connections(
             store=store, questions=questions, policy=policy, frozen=teacher, rendering=rendering
@@ -359,7 +365,7 @@ def _rendering(config: RunConfig) -> Rendering:
     return Rendering.load(config.model, config.renderer)
 
 
-def _client(config: RunConfig, engine: EngineConfig) -> EngineClient:
+def _client(config: RunConfig, engine: EngineConfig, *, priority: int = 0) -> EngineClient:
     from rollout_bridge.engine.client import EngineClient
 
     return EngineClient(
@@ -367,6 +373,7 @@ def _client(config: RunConfig, engine: EngineConfig) -> EngineClient:
         config=config.engine_client,
         vocab_size=model_vocab_size(config.model),
         keys=engine.keys,
+        priority=priority,
     )
 
 

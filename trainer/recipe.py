@@ -40,6 +40,7 @@ def recipe(width: int | None, full_weights: bool = False) -> dict[str, Any]:
     """
     weights = {} if full_weights else {"lora": {"rank": 8, "alpha": 16}}
     return {
+        "judge": {"selection": "longest_first"},
         "scoring": {"top_k": TOP_K, "least_fall": LEAST_FALL},
         "trainer": {
             "objective": {"name": "topk_tail_reverse_kl", "topk": TOP_K},

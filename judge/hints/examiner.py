@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import uuid4
@@ -69,7 +69,12 @@ class ExaminerStore(Protocol):
     ) -> list[Hint]: ...
     async def load_turns(self, turn_ids: Sequence[str]) -> list[TurnRecord]: ...
     async def refute_sources(
-        self, owner: str, hint_id: str, turn_ids: Sequence[str], detail: str
+        self,
+        owner: str,
+        hint_id: str,
+        turn_ids: Sequence[str],
+        detail: str,
+        restated: Mapping[str, Sequence[str]],
     ) -> bool: ...
     async def commit_examination(self, owner: str, examination: Examination) -> bool: ...
 
@@ -120,6 +125,16 @@ class SourceCheck:
     fall: Callable[[TurnRecord, str], Awaitable[float | None]]
     least: float
 
+    async def passing(self, turn: TurnRecord, refuted: str) -> list[str]:
+        """The turn's other candidates that lower a token by `least`, that which lowers most
+        first.
+        """
+        others = [text for text in turn.candidates if text != refuted]
+        falls = {text: await self.fall(turn, text) for text in others}
+        known = {text: fall for text, fall in falls.items() if fall is not None}
+        left = [text for text, fall in known.items() if fall >= self.least]
+        return sorted(left, key=lambda text: -known[text])
+
 
 class HintExaminer:
     """Examines hints until stopped. `owner` names the claims. Without a `check` each turn whose
@@ -149,11 +164,21 @@ class HintExaminer:
         """Examine one hint and write what was found. Raises ServiceUnavailable."""
         hint = claimed.hint
         sources = await self._store.hint_sources(hint.hint_id)
-        if refuted := await self._refuted(sources):
+        left = await self._refuted(sources)
+        if left:
+            refuted = [turn_id for turn_id, others in left.items() if not others]
+            restated = {turn_id: others for turn_id, others in left.items() if others}
             # Without its text, which may be deleted one day.
             detail = f"hint {hint.hint_id} asks for what the answer does"
-            stays = await self._store.refute_sources(self._owner, hint.hint_id, refuted, detail)
-            logger.info("hint %s: %d sources do what it asks", hint.hint_id, len(refuted))
+            stays = await self._store.refute_sources(
+                self._owner, hint.hint_id, refuted, detail, restated
+            )
+            logger.info(
+                "hint %s: %d sources do what it asks, of %d another vote's hint is taken",
+                hint.hint_id,
+                len(left),
+                len(restated),
+            )
             if not stays:
                 self._questions.metrics.examined.labels(outcome="refuted").inc()
             return
@@ -169,16 +194,20 @@ class HintExaminer:
         if await self._store.commit_examination(self._owner, found):
             self._questions.metrics.examined.labels(outcome=_outcome(found)).inc()
 
-    async def _refuted(self, sources: Sequence[HintSource]) -> list[str]:
-        """Turns of the newest sources whose answers do what their hint asks."""
+    async def _refuted(self, sources: Sequence[HintSource]) -> dict[str, list[str]]:
+        """Turns of the newest sources whose answers do what their hint asks, and what is left of
+        their candidates, that which speaks most against the answer first.
+        """
         check = self._check
         if check is None:
-            return []
+            return {}
         texts = {one.turn_id: one.text for one in sources[:_CHECKED]}
-        turns = await self._store.load_turns(list(texts))
-        falls = [await check.fall(turn, texts[turn.turn_id]) for turn in turns]
-        pairs = zip(turns, falls, strict=True)
-        return [turn.turn_id for turn, fall in pairs if fall is not None and fall < check.least]
+        left: dict[str, list[str]] = {}
+        for turn in await self._store.load_turns(list(texts)):
+            fall = await check.fall(turn, texts[turn.turn_id])
+            if fall is not None and fall < check.least:
+                left[turn.turn_id] = await check.passing(turn, texts[turn.turn_id])
+        return left
 
     async def _examine(self, hint: Hint, sources: Sequence[HintSource]) -> Examination:
         words = next((source.words for source in sources if source.words), "")

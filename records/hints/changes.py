@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, select, update
@@ -11,6 +11,7 @@ from records.errors import StoreConflict
 from records.hints import pausing
 from records.hints.ending import contradict, stop
 from records.hints.memory import look_again, take_back
+from records.hints.restating import restate
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import (
     LIVE_STATUSES,
@@ -82,11 +83,13 @@ def refute_op(
     hint_id: str,
     turn_ids: Sequence[str],
     detail: str,
+    restated: Mapping[str, Sequence[str]],
     now: float,
 ) -> bool:
-    """Sources whose answers do what the hint asks are none, and those that are ready do not train.
-    False if no other source is left, with which the hint goes, or if the claim is lost; else the
-    claim is given back, and it is examined with what is left.
+    """Sources whose answers do what the hint asks are none, and those that are ready do not train;
+    of those that are `restated` other candidates are left, see `restate`. False if no other source
+    is left, with which the hint goes, or if the claim is lost; else the claim is given back, and it
+    is examined with what is left.
     """
     holds = select(HintRow.hint_id).where(HintRow.hint_id == hint_id, HintRow.claim_owner == owner)
     if connection.scalar(holds.with_for_update()) is None:
@@ -103,6 +106,7 @@ def refute_op(
             )
         )
     take_back(connection, turn_ids, now)
+    restate(connection, restated, now)
     return release_hints_op(connection, owner, [hint_id]) > 0
 
 

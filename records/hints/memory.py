@@ -8,7 +8,7 @@ hint that holds; each further turn with that text is a further source of it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -60,25 +60,15 @@ def remember(connection: Connection, verdicts: Sequence[Verdict], now: float) ->
         return
     turns = {row.turn_id: row for row in rows_in(connection, _TURNS, by_turn)}
     feedback = load_feedback(connection, list(turns))
-    insert_missing(
-        connection,
-        HintRow,
-        [
-            _hint_row(turns[turn_id].scope, verdict.hint or "", turn_id, now)
-            for turn_id, verdict in by_turn.items()
-            if turn_id in turns
-        ],
-    )
-    keys = {turn_id: text_key(verdict.hint or "") for turn_id, verdict in by_turn.items()}
-    found = rows_in(connection, _BY_KEY, keys.values())
-    ids = {(row.scope, row.text_key): row.hint_id for row in found}
+    wanted = {turn_id: (turn.scope, by_turn[turn_id].hint or "") for turn_id, turn in turns.items()}
+    ids = add_hints(connection, wanted, now)
     sources = []
     for turn_id, turn in turns.items():
         verdict = by_turn[turn_id]
         said = [*(turn.next_state or ()), *feedback.get(turn_id, ([], None))[0]]
         sources.append(
             {
-                "hint_id": ids[turn.scope, keys[turn_id]],
+                "hint_id": ids[turn_id],
                 "turn_id": turn_id,
                 "session_id": turn.session_id,
                 "text": verdict.hint,
@@ -91,6 +81,21 @@ def remember(connection: Connection, verdicts: Sequence[Verdict], now: float) ->
         )
     upsert(connection, HintSourceRow, sources)
     look_again(connection, {source["hint_id"] for source in sources})
+
+
+def add_hints(
+    connection: Connection, wanted: Mapping[str, tuple[str, str]], now: float
+) -> dict[str, str]:
+    """By turn, the hint that its scope has with that text, new ones included: `wanted` is (scope,
+    text). Its id.
+    """
+    rows = [_hint_row(scope, text, turn_id, now) for turn_id, (scope, text) in wanted.items()]
+    if rows:
+        insert_missing(connection, HintRow, rows)
+    keys = {turn_id: (scope, text_key(text)) for turn_id, (scope, text) in wanted.items()}
+    found = rows_in(connection, _BY_KEY, [key for _, key in keys.values()])
+    ids = {(row.scope, row.text_key): row.hint_id for row in found}
+    return {turn_id: ids[key] for turn_id, key in keys.items()}
 
 
 def look_again(connection: Connection, hint_ids: Iterable[str]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from records import loading
 from records.hints import changes, ending, reading
@@ -94,10 +95,16 @@ class HintStore(StoreBase):
         return ended is not None
 
     async def refute_sources(
-        self, owner: str, hint_id: str, turn_ids: Sequence[str], detail: str
+        self,
+        owner: str,
+        hint_id: str,
+        turn_ids: Sequence[str],
+        detail: str,
+        restated: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> bool:
-        """Take these turns from a claimed hint's sources: their answers do what it asks. False if
-        it went with them, or the claim is lost; else it is examined anew.
+        """Take these turns from a claimed hint's sources: their answers do what it asks. So do
+        those of `restated`, which are sources of the first hint that is left of theirs instead.
+        False if it went with them, or the claim is lost; else it is examined anew.
         """
         return await self.write(
             changes.refute_op,
@@ -105,6 +112,7 @@ class HintStore(StoreBase):
             hint_id=hint_id,
             turn_ids=turn_ids,
             detail=detail,
+            restated=restated,
             now=self._clock(),
         )
 

@@ -71,7 +71,8 @@ class Finish:
 class EngineRequest:
     """A request and its state. `score_from`: log-probs are wanted of `input_ids[score_from:]`.
 
-    Requests share the prefixes of one `cache_namespace`.
+    Requests share the prefixes of one `cache_namespace`. Those of a higher `priority` are begun
+    first.
     """
 
     input_ids: list[int]
@@ -82,6 +83,7 @@ class EngineRequest:
     token_ids: tuple[int, ...] = ()
     stream: bool = False
     cache_namespace: str = ""
+    priority: int = 0
 
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -112,7 +113,7 @@ class Scheduler:
         elif request.sampling.max_new_tokens == 0:
             self._finish(request, Finish(kind="length"))
         else:
-            self.waiting.append(request)
+            self._wait_in_line(request)
 
     def abort(self, rid: str | None) -> None:
         """End one request (with those of its batch), or all if None; unknown ids are ignored."""
@@ -280,7 +281,15 @@ class Scheduler:
         if request.sampling.max_new_tokens == 0:
             self._finish(request, Finish(kind="length"))
         else:
-            self.waiting.append(request)
+            self._wait_in_line(request)
+
+    def _wait_in_line(self, request: EngineRequest) -> None:
+        """Behind all that wait with its priority or a higher one."""
+        place = len(self.waiting)
+        if request.priority > 0:
+            ahead = (one.priority >= request.priority for one in self.waiting)
+            place = sum(1 for _ in takewhile(bool, ahead))
+        self.waiting.insert(place, request)
 
     def _decode(self) -> None:
         """One more token for every running request."""

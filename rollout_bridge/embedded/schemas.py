@@ -117,6 +117,7 @@ class GenerateBody(BaseModel):
     stream: bool = False
     rid: str | None = None
     extra_key: str | None = None
+    priority: int = 0
 
 
 class ControlBody(BaseModel):

@@ -291,6 +291,7 @@ async def _jobs(
             num_top=body.top_logprobs_num if body.return_logprob else 0,
             token_ids=tuple(body.token_ids_logprob or ()) if body.return_logprob else (),
             cache_namespace=body.extra_key or "",
+            priority=body.priority,
         )
         if body.rid is not None:
             request.rid = body.rid if params.n == 1 else f"{body.rid}_{number}"

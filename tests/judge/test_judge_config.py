@@ -24,7 +24,7 @@ def test_the_defaults_are_the_published_ones():
         ({"base_url": "localhost:8000/v1"}, "should match pattern"),
         ({"votes": 0}, "greater than or equal to 1"),
         ({"vote": 3}, "Extra inputs are not permitted"),
-        ({"selection": "best"}, "choose one of longest, shortest_first"),
+        ({"selection": "best"}, "choose one of longest, longest_first, shortest_first"),
         ({"votes": 2, "min_positive_votes": 3}, "can never be reached with 2 votes"),
         ({"temperature": "warm"}, "valid number"),
         ({"reward": "mean"}, "'none', 'verdict' or 'votes'"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from judge.selection import SELECTIONS, longest, select_hint, shortest_first
+from judge.selection import SELECTIONS, longest, longest_first, select_hint, shortest_first
 from records.types import Vote
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "openclaw_hint_judge.json"
@@ -62,6 +62,12 @@ def test_shortest_first_keeps_three_different_ones():
     assert select_hint(votes, "shortest_first") == "a" * 12
 
 
+def test_longest_first_begins_with_what_longest_takes():
+    votes = [vote(1, hint) for hint in ["b" * 20, "a" * 12, " " + "c" * 30, "b" * 20, "d" * 30]]
+    assert [v.hint.strip() for v in longest_first(votes)] == ["c" * 30, "d" * 30, "b" * 20]
+    assert select_hint(votes, "longest_first") == select_hint(votes, "longest")
+
+
 def test_a_minimum_of_positive_votes_counts_those_without_a_hint_too():
     votes = [vote(1, "a useful hint"), vote(1, ""), vote(-1, "")]
     assert select_hint(votes, "longest", 2) == "a useful hint"
@@ -69,7 +75,8 @@ def test_a_minimum_of_positive_votes_counts_those_without_a_hint_too():
 
 
 def test_an_unknown_strategy_is_named_with_the_known_ones():
-    with pytest.raises(ValueError, match="unknown hint selection 'best'; known: longest, shortest"):
+    known = "known: longest, longest_first, shortest_first"
+    with pytest.raises(ValueError, match=f"unknown hint selection 'best'; {known}"):
         select_hint([], "best")
 
 

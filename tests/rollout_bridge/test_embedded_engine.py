@@ -101,6 +101,28 @@ async def test_more_requests_than_rows_take_turns(model: Path) -> None:
         assert [len(request.output_ids) for request in requests] == [5] * 7
 
 
+async def test_a_higher_priority_is_begun_before_all_that_waits(model: Path) -> None:
+    def request(priority: int) -> EngineRequest:
+        sampling = Sampling(max_new_tokens=5)
+        return EngineRequest(input_ids=[3] * 9, sampling=sampling, priority=priority)
+
+    async with started(model, max_batch=1) as engine:
+        await engine.pause("retract")
+        ordinary, lessons = [request(0) for _ in range(4)], [request(1) for _ in range(2)]
+        for one in (*ordinary, *lessons):
+            engine.submit(one)
+        order: list[EngineRequest] = []
+
+        async def note(one: EngineRequest) -> None:
+            await asyncio.wait_for(one.context.wait(), 30)
+            order.append(one)
+
+        waits = [asyncio.create_task(note(one)) for one in (*ordinary, *lessons)]
+        await engine.resume()
+        await asyncio.gather(*waits)
+    assert order == [*lessons, *ordinary], "and of equal ones the first to come"
+
+
 async def test_long_prompts_are_prefilled_in_parts(model: Path, monkeypatch) -> None:
     monkeypatch.setattr("rollout_bridge.embedded.runner.PREFILL_CHUNK", 64)
     prompt = [(i * 7) % 200 for i in range(300)]

@@ -71,7 +71,10 @@ async def test_candidates_that_agree_with_the_answer_are_left_out(
     worker = ScoringWorker(store, client, rendering, config(least_fall=0.5), "scoring-1")
     await run_until_left_scoring(store, worker)
     sample = await the_sample(store)
-    assert [(one.candidate, one.hint) for one in sample.teachings] == [(1, HINTS[1])]
+    assert [(one.candidate, one.hint) for one in sample.teachings] == [(0, HINTS[1])]
+    assert sample.hint == HINTS[1], "what trains is what is told of the turn"
+    [remembered] = await store.hints()
+    assert remembered.text == HINTS[1]
 
 
 async def test_top_k_comes_with_the_same_request(store, client, teacher, rendering):

@@ -19,8 +19,9 @@ class RehearsalConfig(BaseModel):
     enabled: bool = False
     """Practise active hints on recorded states; `opd serve` begins its runs with it."""
     share: float = Field(default=0.25, gt=0, le=1)
-    """Share of the policy engine's places (`policy.embedded.max_batch`, or 64) that lessons may
-    take. They wait in the same line as requests, so steady traffic does not keep them out.
+    """Share of the policy engine's places (`policy.embedded.max_batch`, or 64) that is for lessons
+    while there are some: they are begun before requests that wait, and take no more than these.
+    SGLang needs `--enable-priority-scheduling` for it; without, they wait in line with requests.
     """
     pool: float = Field(default=1.0, ge=1, le=2)
     """How many steps' lessons are kept ready."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from records.hints.types import Hint, HintStatus
@@ -10,6 +11,14 @@ from trainer.rehearsal.estimates import Gap, PooledObedience
 
 NOTHING = 1e-3
 """Nats per token; a first gap of so little has nothing to teach, and its tenth cannot be seen."""
+PLATEAU = 5
+"""Versions before this one, over which a gap that no longer falls has changed by at most
+`rehearsal.rest_at` of the first one.
+"""
+_MOSTLY_CLOSED = 0.5
+"""Share of the first gap that may be left on a plateau: what more steps would not close, such as
+one held-back state where the hint says nothing. Where more is left, the hint is not learned.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +43,14 @@ def fate_of(
     obedience: PooledObedience | None = None,
     *,
     version_obeys: bool = True,
+    earlier: Sequence[float] = (),
+    rested_at: float = 0.0,
 ) -> Fate | None:
     """What a measurement means for a hint; None: it stays what it is. `active_from` is its number
     of steps when it last became active. One whose gap has closed is practised on while open wishes
     against it are done too seldom (`obedience`; None: too few answers, and the whole version's
-    count), and wakes when they are: its counter-lessons then are what teaches.
+    count), and wakes when they are: its counter-lessons then are what teaches. `earlier`: its gaps
+    at the versions before, since it was last active; `rested_at`: its gap when it came to rest.
     """
     obeys = version_obeys if obedience is None else obedience.rate.value >= obedience.floor
     bound = None if first_gap is None else closed_below(first_gap, config)
@@ -48,7 +60,19 @@ def fate_of(
                 status=HintStatus.RESTING,
                 detail=f"its gap is {gap.value:.3g} (up to {gap.high:.3g}) nats of {first_gap:.3g}",
             )
-        if hint.status is HintStatus.RESTING and gap.value > config.wake_factor * bound:
+        if (
+            hint.status is HintStatus.ACTIVE
+            and obeys
+            and _falls_no_more(gap, earlier, first_gap, config)
+        ):
+            return Fate(
+                status=HintStatus.RESTING,
+                detail=f"its gap has stopped at {gap.value:.3g} nats of {first_gap:.3g}: further "
+                "steps do not close it",
+            )
+        if hint.status is HintStatus.RESTING and gap.value > max(
+            config.wake_factor * bound, rested_at + bound
+        ):
             return Fate(
                 status=HintStatus.ACTIVE,
                 detail=f"its gap has opened to {gap.value:.3g} nats of {first_gap:.3g}",
@@ -67,3 +91,14 @@ def fate_of(
             detail=f"{steps} steps have not closed its gap ({said}); rehearsal.max_steps",
         )
     return None
+
+
+def _falls_no_more(
+    gap: Gap, earlier: Sequence[float], first_gap: float | None, config: RehearsalConfig
+) -> bool:
+    """Whether most of the first gap has closed, and the last steps changed nothing."""
+    if first_gap is None or len(earlier) < PLATEAU:
+        return False
+    last = [*earlier[-PLATEAU:], gap.value]
+    is_flat = max(last) - min(last) <= closed_below(first_gap, config)
+    return is_flat and gap.value <= _MOSTLY_CLOSED * first_gap

@@ -156,7 +156,17 @@ class Review:
             )
         active_from = self._active_from(hint)
         done = obedience_of(hint.hint_id, self._journal.rows, obedience, config)
-        fate = fate_of(hint, gap, first_gap, active_from, config, done, version_obeys=version_obeys)
+        fate = fate_of(
+            hint,
+            gap,
+            first_gap,
+            active_from,
+            config,
+            done,
+            version_obeys=version_obeys,
+            earlier=self._gaps(hint, HintStatus.ACTIVE),
+            rested_at=next(iter(self._gaps(hint, HintStatus.RESTING)), 0.0),
+        )
         status = hint.status
         if fate is not None:
             await self._store.set_hint_status(hint.hint_id, fate.status, fate.detail)
@@ -211,6 +221,19 @@ class Review:
                 if one.hint_id == hint.hint_id:
                     return one.active_from
         return 0
+
+    def _gaps(self, hint: Hint, status: HintStatus) -> list[float]:
+        """The hint's gaps at the newest versions, as far back as it has this status, oldest first;
+        the last look at a version counts.
+        """
+        found: dict[int, float] = {}
+        for row in reversed(self._journal.rows):
+            of_hint = [one for one in row.hints if one.hint_id == hint.hint_id]
+            if of_hint and of_hint[0].status is not status:
+                break
+            if of_hint and of_hint[0].gap is not None:
+                found.setdefault(row.version, of_hint[0].gap.value)
+        return list(reversed(found.values()))
 
     async def _returned(
         self, hints: Sequence[Prepared], ended: Sequence[Hint], version: int

@@ -20,6 +20,8 @@ from trainer.rehearsal.needs import Questions
 from trainer.rehearsal.worker import RehearsalWorker
 from trainer.run_config import RunConfig
 
+LESSON_PRIORITY = 1
+"""Of what rehearsal asks the policy's engine; requests have 0."""
 _PLACES = 64
 """Places of an engine that the run did not start."""
 _MEASURED_AT = 1.0
@@ -86,8 +88,8 @@ def _desk(scoring: ScoringConfig, to: Connections) -> Desk:
 
 
 def _concurrency(config: RunConfig) -> int:
-    """Answers under way at a time: the engine takes requests in the order in which they come, so
-    with as many places as this it works on lessons with this share of itself at least.
+    """Answers under way at a time. They are begun before requests that wait (LESSON_PRIORITY), so
+    traffic of any size leaves them these places of the engine, and they never take more.
     """
     engine = config.policy
     is_own = engine.url is None and engine.embedded is not None

@@ -22,6 +22,7 @@ from rollout_bridge.config import ClaimLoopConfig
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
 from tests.records.builders import OWNER, a_session, a_turn, a_verdict, a_vote, claimed
+from tests.trainer.rehearsal.builders import a_state
 
 CELSIUS, ALSO_CELSIUS = "Give temperatures in Celsius.", "Answer in Celsius."
 FAHRENHEIT = "Give temperatures in Fahrenheit."
@@ -183,6 +184,16 @@ async def test_a_misread_objection_contradicts_nothing(store: Store, engine_url:
     assert again is not None
     assert (again.status, again.is_rule, known.block) == (HintStatus.ACTIVE, True, None)
     assert (misread.turn_id, FAHRENHEIT) in asked
+
+
+async def test_what_is_left_speaks_against_the_answer_most_first() -> None:
+    falls = {"agrees": 0.01, "some": 1.0, "most": 6.0, "unknown": None}
+    turn = a_state("t0", "Book it.", candidates=("agrees", "some", "unknown", "most"))
+
+    async def fall(_: TurnRecord, hint: str) -> float | None:
+        return falls[hint]
+
+    assert await SourceCheck(fall=fall, least=0.5).passing(turn, "agrees") == ["most", "some"]
 
 
 async def until_gone(store: Store, hint: Hint, engine_url: str, check: SourceCheck) -> None:

@@ -471,3 +471,51 @@ async def test_a_turn_that_is_dropped_since_its_hint_agrees_is_no_source(store: 
     assert await claimed(store, TurnState.SCORING) == [turn_id]
     assert await store.drop(OWNER, turn_id, DropReason.HINT_AGREES, "by 0.1 nats")
     assert await store.hints() == []
+
+
+async def misread(store: Store, *candidates: str) -> str:
+    """A turn in scoring whose votes gave these hints."""
+    turn = a_turn(await a_session(store))
+    await store.record_turn(turn, scope=SCOPE)
+    assert await store.set_next_state(turn.turn_id, [REPLY])
+    assert await claimed(store, TurnState.JUDGING) == [turn.turn_id]
+    verdict = replace(a_verdict(turn.turn_id, candidates[0]), candidates=candidates)
+    assert await store.commit_verdict(OWNER, verdict, None)
+    assert await claimed(store, TurnState.SCORING) == [turn.turn_id]
+    return turn.turn_id
+
+
+async def test_a_candidate_in_the_first_ones_place_is_what_is_remembered(store: Store) -> None:
+    wrong, right = "Give the exact amount.", "Give a round number."
+    known = await ready(store, right)
+    turn_id = await misread(store, wrong, right, "Round the amount.")
+    assert {one.text for one in await store.hints()} == {wrong, right}
+    score = a_score(turn_id, hint=right)
+    assert await store.commit_score(OWNER, score, (wrong, right, "Round the amount."))
+    [hint] = await store.hints()
+    assert hint.text == right
+    sources = await store.hint_sources(hint.hint_id)
+    assert {one.turn_id for one in sources} == {known, turn_id}
+    assert {one.text for one in sources} == {right}
+    verdict = await store.verdict_of(turn_id)
+    assert verdict is not None
+    assert (verdict.hint, verdict.candidates) == (right, (right,))
+
+
+async def test_a_later_candidate_that_keeps_its_place_changes_nothing(store: Store) -> None:
+    turn_id = await misread(store, "Give the exact amount.", "Give a round number.")
+    score = replace(a_score(turn_id, hint="Give a round number."), candidate=1)
+    assert await store.commit_scores(OWNER, [score])
+    [hint] = await store.hints()
+    assert hint.text == "Give the exact amount."
+
+
+async def test_a_source_is_told_anew_when_its_hint_is_examined(store: Store) -> None:
+    turn_id = await misread(store, "Give the exact amount.", "Give a round number.")
+    [hint] = await store.hints()
+    await store.claim_hints(owner="a", limit=1, ttl_s=60)
+    left = {turn_id: ["Give a round number."]}
+    assert not await store.refute_sources("a", hint.hint_id, [], "agrees", left)
+    [other] = await store.hints()
+    assert other.text == "Give a round number."
+    assert [one.turn_id for one in await store.hint_sources(other.hint_id)] == [turn_id]

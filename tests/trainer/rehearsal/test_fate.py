@@ -73,3 +73,25 @@ def test_too_few_answers_of_its_own_leave_it_to_the_whole_version() -> None:
     fate = fate_of(a_hint(), a_gap(0.01), 1.0, 0, CONFIG, done(61), version_obeys=False)
     assert fate is not None
     assert fate.status is HintStatus.RESTING
+
+
+@pytest.mark.parametrize(
+    ("gap", "earlier", "expected"),
+    [
+        (0.40, [0.41, 0.40, 0.40, 0.41, 0.40], HintStatus.RESTING),
+        (0.40, [0.40, 0.41, 0.40, 0.40], None),  # it may fall yet
+        (0.40, [0.60, 0.50, 0.45, 0.42, 0.41], None),  # it falls
+        (0.60, [0.60, 0.61, 0.60, 0.60, 0.60], None),  # most of it is left
+    ],
+)
+def test_a_gap_that_falls_no_more_lets_a_hint_rest(gap, earlier, expected):
+    fate = fate_of(a_hint(), a_gap(gap, 0.9), 1.0, 0, CONFIG, earlier=earlier)
+    assert (fate and fate.status) == expected
+
+
+def test_it_wakes_when_its_gap_is_wider_than_it_was_at_rest():
+    hint = a_hint(status=HintStatus.RESTING, first_gap=1.0)
+    assert fate_of(hint, a_gap(0.45), 1.0, 0, CONFIG, rested_at=0.4) is None
+    fate = fate_of(hint, a_gap(0.55), 1.0, 0, CONFIG, rested_at=0.4)
+    assert fate is not None
+    assert fate.status is HintStatus.ACTIVE
