@@ -17,6 +17,7 @@ from records.store import Store
 from records.verify import verify_database
 from tests.records.builders import recorded, turn_in
 from tests.records.conftest import new_database
+from tests.records.lessons.builders import a_lesson, ready_lessons
 
 
 @pytest.fixture
@@ -73,6 +74,33 @@ async def came_back(file: Path, target: StoreConfig, turn_ids: list[str]) -> Non
             assert await restored.has_turn(turn_id)
     with pytest.raises(BackupError, match="nothing is overwritten"):
         await restore(file, target)
+
+
+async def test_hints_and_lessons_come_back(
+    store: Store, kind: str, target: StoreConfig, tmp_path: Path
+) -> None:
+    [ready] = await ready_lessons(store)
+    [waiting] = [a_lesson(await recorded(store))]
+    await store.add_lessons([waiting])
+    await turn_in(store, TurnState.READY)
+    hints = await store.hints()
+    assert hints
+    before = await store.lesson(ready)
+    file = await backed_up(store.config, tmp_path)
+    await restore(file, target)
+    assert await verify_database(target) == []
+    async with await Store.open(target) as restored:
+        after = await restored.lesson(ready)
+        assert before is not None
+        assert after is not None
+        assert (after.state, after.sample is None) == (before.state, False)
+        assert after.sample is not None
+        assert before.sample is not None
+        assert after.sample.prompt_ids.tolist() == before.sample.prompt_ids.tolist()
+        assert await restored.lesson_counts() == await store.lesson_counts()
+        assert await restored.hints() == hints
+        sources = [await one.hint_sources(hints[0].hint_id) for one in (store, restored)]
+        assert sources[0] == sources[1] != []
 
 
 async def test_an_existing_file_is_not_overwritten(store: Store, kind: str, tmp_path: Path) -> None:
