@@ -232,7 +232,7 @@ def with_lessons(
     if len(lessons) == counter + keep:
         chosen = fill(hinted, count - counter - keep)
         if chosen is not None:
-            return _batch([*chosen, *lessons], chosen[-1].scope)
+            return _batch([*chosen, *lessons], (chosen or lessons)[-1].scope)
     returning = _to_return(connection, fill, count, is_free)
     if returning is not None:
         return _batch(returning, returning[-1].scope)

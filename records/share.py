@@ -33,7 +33,8 @@ class LessonShares:
 
     Lessons that do not come hold up no turns: a batch of turns alone is leased where no lesson was
     made or changed for `wait_s`, and where its trainer says, by `alone`, that it has waited for
-    long enough. A turn whose hint is still to be examined, or to be practised for the first time,
+    long enough. Without `hinted` counter-lessons take the hinted places, too, where there are some.
+    A turn whose hint is still to be examined, or to be practised for the first time,
     or rests and has no counter-lessons at the moment, stays out of batches for `hold_s` after it
     became ready: trained without counter-lessons it would cost the open wish for the opposite.
     """
@@ -43,9 +44,11 @@ class LessonShares:
     wait_s: float = 300.0
     hold_s: float = 600.0
     alone: bool = False
+    hinted: bool = True
 
     def of(self, count: int, *, has_counter: bool = True, has_keep: bool = True) -> tuple[int, int]:
-        """(counter-lessons, keep-lessons) in a batch of `count`; at least one place is hinted.
+        """(counter-lessons, keep-lessons) in a batch of `count`; with `hinted`, at least one place
+        is.
 
         Of kinds that the run has not: keep-lessons give their places to counter-lessons, those to
         what is hinted.
@@ -54,5 +57,7 @@ class LessonShares:
         keep = round(count * self.keep)
         if not has_keep:
             counter, keep = counter + (keep if has_counter else 0), 0
+        if has_counter and not self.hinted:
+            return count - keep, keep
         counter = min(counter, count - 1)
         return counter, min(keep, count - 1 - counter)

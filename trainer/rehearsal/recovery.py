@@ -1,5 +1,7 @@
-"""Hardly anything but counter- and keep-lessons while open wishes are done less often than they
-should be: a hinted sample moves the policy about ten times as far as a counter-lesson.
+"""Steps without a hinted sample while open wishes are done less often than they should be.
+
+One hinted sample of 24 is too much for them: a counter-lesson has a gradient only where an open
+wish is lost already, and AdamW takes a step of full size in whatever direction is left.
 
 The rehearsal worker makes lessons by these shares and the trainer fills batches by them: both read
 the same row of RUN/rehearsal.jsonl.
@@ -13,9 +15,6 @@ from records.share import LessonShares
 from trainer.rehearsal.estimates import is_obedient
 from trainer.rehearsal.journal import VersionRow
 
-COUNTER_SHARE = 0.7
-"""Of a batch: of 24 samples, 17, and one that is hinted."""
-
 
 def shares_after(row: VersionRow | None, shares: LessonShares, floor: float) -> LessonShares:
     """The shares of the step after the version that was measured last. `floor`: a share of the
@@ -24,4 +23,4 @@ def shares_after(row: VersionRow | None, shares: LessonShares, floor: float) -> 
     obedience = None if row is None or row.obedience is None else row.obedience.obedience()
     if obedience is None or is_obedient(obedience, floor):
         return shares
-    return replace(shares, counter=max(shares.counter, COUNTER_SHARE))
+    return replace(shares, hinted=False)

@@ -134,6 +134,17 @@ async def test_a_leased_lesson_is_a_sample_with_one_teaching(store: Store) -> No
     assert (sample.temperature, sample.hint, sample.reward) == (1.0, stored.score.hint, None)
 
 
+async def test_a_batch_without_a_hinted_sample_leaves_turns_where_they_are(store: Store) -> None:
+    await ready_lessons(store, HINT, 3)
+    await ready_lessons(store, COUNTER, 3)
+    await ready_lessons(store, KEEP, 1)
+    [turn_id] = await ready_turns(store, 1)
+    shares = LessonShares(counter=0.25, keep=0.25, hinted=False)
+    samples = await leased(store, shares=shares)
+    assert kinds(samples) == {COUNTER: 3, KEEP: 1}
+    assert await state_of(store, turn_id) is TurnState.READY
+
+
 async def test_without_shares_lessons_stay_where_they_are(store: Store) -> None:
     await ready_lessons(store, HINT, 4)
     assert await store.lease(owner=TRAINER, count=4, ttl_s=60.0) == []

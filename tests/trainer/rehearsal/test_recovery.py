@@ -1,6 +1,4 @@
-"""Counter-lessons fill steps while open wishes are done less often than at the start."""
-
-from dataclasses import replace
+"""Counter-lessons fill the hinted places while open wishes are done too seldom."""
 
 import pytest
 
@@ -11,11 +9,11 @@ from trainer.rehearsal.recovery import shares_after
 SHARES = LessonShares()
 
 
-@pytest.mark.parametrize(("followed", "counter"), [(64, 0.375), (61, 0.375), (60, 0.7)])
-def test_a_step_after_a_fall_is_mostly_counter_lessons(followed: int, counter: float) -> None:
+@pytest.mark.parametrize(("followed", "parts"), [(64, (9, 6)), (61, (9, 6)), (60, (18, 6))])
+def test_a_step_after_a_fall_has_no_hinted_sample(followed: int, parts: tuple[int, int]) -> None:
     found = shares_after(a_version(1, asked(followed, 64)), SHARES, 0.95)
-    assert found == replace(SHARES, counter=counter)
-    assert found.of(24)[1] == SHARES.of(24)[1] == 6, "what no hint speaks of is kept as before"
+    assert found.of(24) == parts
+    assert found.of(24, has_counter=False) == (0, 6), "without counter-lessons it trains as before"
 
 
 def test_what_was_not_measured_changes_nothing() -> None:
