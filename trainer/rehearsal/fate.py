@@ -15,9 +15,10 @@ PLATEAU = 5
 """Versions before this one, over which a gap that no longer falls has changed by at most
 `rehearsal.rest_at` of the first one.
 """
-_MOSTLY_CLOSED = 0.5
-"""Share of the first gap that may be left on a plateau: what more steps would not close, such as
-one held-back state where the hint says nothing. Where more is left, the hint is not learned.
+_LEFT = 0.75
+"""Share of the first gap that may be left on a plateau. Of two held-back states one may be such
+that the hint says nothing there, or that the policy answers as the hint asks in other words than
+the teacher: no step closes that. Where more is left, the hint is not learned.
 """
 
 
@@ -96,9 +97,9 @@ def fate_of(
 def _falls_no_more(
     gap: Gap, earlier: Sequence[float], first_gap: float | None, config: RehearsalConfig
 ) -> bool:
-    """Whether most of the first gap has closed, and the last steps changed nothing."""
+    """Whether some of the first gap has closed, and the last steps changed nothing."""
     if first_gap is None or len(earlier) < PLATEAU:
         return False
     last = [*earlier[-PLATEAU:], gap.value]
     is_flat = max(last) - min(last) <= closed_below(first_gap, config)
-    return is_flat and gap.value <= _MOSTLY_CLOSED * first_gap
+    return is_flat and gap.value <= _LEFT * first_gap
