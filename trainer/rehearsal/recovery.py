@@ -18,9 +18,11 @@ from trainer.rehearsal.journal import VersionRow
 
 def shares_after(row: VersionRow | None, shares: LessonShares, floor: float) -> LessonShares:
     """The shares of the step after the version that was measured last. `floor`: a share of the
-    start's open wishes, see `rehearsal.obedience_floor`.
+    start's open wishes, see `rehearsal.obedience_floor`. Version 0 is the start: it falls short by
+    chance alone, and its counter-lessons have no gradient but rounding errors.
     """
-    obedience = None if row is None or row.obedience is None else row.obedience.obedience()
-    if obedience is None or is_obedient(obedience, floor):
+    if row is None or row.version == 0 or row.obedience is None:
+        return shares
+    if is_obedient(row.obedience.obedience(), floor):
         return shares
     return replace(shares, hinted=False)
