@@ -290,25 +290,43 @@ def disagreeing(scores: Sequence[Score], plain: Logprobs, least_fall: float) -> 
     """The scores whose hint makes a token of the answer less likely by `least_fall` nats than it is
     under `plain` [R], the same teacher's log-probs without a hint. Where the first of `scores` is
     not among them, that which speaks most against the answer takes its place. A score that is no
-    good cannot be compared and stays: its turn is dropped for that. Raises HintingError if none is
-    left.
+    good cannot be compared and stays: its turn is dropped for that. Raises HintingError where fewer
+    than half are left: votes that ask for such different things have not read the turn.
     """
     falls = [fall_of(plain, one.teacher_logprobs) for one in scores]
-    stays = [fall is None or fall >= least_fall for fall in falls]
-    left = [one for one, is_left in zip(scores, stays, strict=True) if is_left]
-    known = {
-        one.candidate: fall for one, fall in zip(scores, falls, strict=True) if fall is not None
-    }
-    if left and not stays[0]:
-        left.sort(key=lambda one: -known.get(one.candidate, 0.0))
-        left = [replace(one, candidate=place) for place, one in enumerate(left)]
-    if not left:
-        most = max(known.values())
+    places = places_left(falls, least_fall)
+    if not places:
+        most = max((fall for fall in falls if fall is not None), default=0.0)
         raise HintingError(
             DropReason.HINT_AGREES,
-            f"no token becomes less likely by more than {most:.2g} nats, of {least_fall:g}",
+            f"{_num_passing(falls, least_fall)} of {len(scores)} hints make a token less likely by "
+            f"{least_fall:g} nats; at most {most:.2g}",
         )
-    return left
+    left = [scores[place] for place in places]
+    if places[0] == 0:
+        return left
+    return [replace(one, candidate=place) for place, one in enumerate(left)]
+
+
+def places_left(falls: Sequence[float | None], least: float) -> list[int]:
+    """Which of a turn's candidates are left, by `fall_of` of each: those of `least` nats, in their
+    order; if the first is not among them, that with the largest fall first. None where fewer than
+    half are.
+    """
+    if 2 * _num_passing(falls, least) < len(falls):
+        return []
+    places = [place for place, fall in enumerate(falls) if _passes(fall, least)]
+    if places and places[0] != 0:
+        places.sort(key=lambda place: -(falls[place] or 0.0))
+    return places
+
+
+def _num_passing(falls: Sequence[float | None], least: float) -> int:
+    return sum(_passes(fall, least) for fall in falls)
+
+
+def _passes(fall: float | None, least: float) -> bool:
+    return fall is None or fall >= least
 
 
 def fall_of(plain: Logprobs, hinted: Logprobs) -> float | None:

@@ -36,6 +36,7 @@ from records.hints.types import (
 from records.names import DropReason
 from records.redaction import Redactor
 from records.types import TurnRecord
+from rollout_bridge.scoring import places_left
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
@@ -125,15 +126,11 @@ class SourceCheck:
     fall: Callable[[TurnRecord, str], Awaitable[float | None]]
     least: float
 
-    async def passing(self, turn: TurnRecord, refuted: str) -> list[str]:
-        """The turn's other candidates that lower a token by `least`, that which lowers most
-        first.
-        """
-        others = [text for text in turn.candidates if text != refuted]
-        falls = {text: await self.fall(turn, text) for text in others}
-        known = {text: fall for text, fall in falls.items() if fall is not None}
-        left = [text for text, fall in known.items() if fall >= self.least]
-        return sorted(left, key=lambda text: -known[text])
+    async def left(self, turn: TurnRecord, text: str) -> list[str]:
+        """What is left of a turn's candidates, `text` among them; see `places_left`."""
+        candidates = [text, *(other for other in turn.candidates if other != text)]
+        falls = [await self.fall(turn, one) for one in candidates]
+        return [candidates[place] for place in places_left(falls, self.least)]
 
 
 class HintExaminer:
@@ -195,8 +192,8 @@ class HintExaminer:
             self._questions.metrics.examined.labels(outcome=_outcome(found)).inc()
 
     async def _refuted(self, sources: Sequence[HintSource]) -> dict[str, list[str]]:
-        """Turns of the newest sources whose answers do what their hint asks, and what is left of
-        their candidates, that which speaks most against the answer first.
+        """Turns of the newest sources whose answers do what their hint asks, or whose votes ask for
+        too different things, and what is left of their candidates, the best first.
         """
         check = self._check
         if check is None:
@@ -204,9 +201,10 @@ class HintExaminer:
         texts = {one.turn_id: one.text for one in sources[:_CHECKED]}
         left: dict[str, list[str]] = {}
         for turn in await self._store.load_turns(list(texts)):
-            fall = await check.fall(turn, texts[turn.turn_id])
-            if fall is not None and fall < check.least:
-                left[turn.turn_id] = await check.passing(turn, texts[turn.turn_id])
+            text = texts[turn.turn_id]
+            others = await check.left(turn, text)
+            if text not in others:
+                left[turn.turn_id] = others
         return left
 
     async def _examine(self, hint: Hint, sources: Sequence[HintSource]) -> Examination:

@@ -53,28 +53,41 @@ async def test_every_candidate_is_scored_under_its_own_prompt(store, client, tea
     assert worker.metrics.registry.get_sample_value("teacher_tokens_total") == 9
 
 
+@pytest.mark.parametrize(
+    ("lowered", "left"),
+    [((0, 1), [0, 1]), ((1, 2), [2, 1]), ((2,), None)],
+    ids=["the first", "others", "fewer than half"],
+)
 async def test_candidates_that_agree_with_the_answer_are_left_out(
-    store, client, teacher, rendering
+    store, client, teacher, rendering, lowered, left
 ):
-    await scoring_turn(store, rendering, hints=HINTS)
+    turn_id = await scoring_turn(store, rendering, hints=HINTS)
     stored = rendering.prompt_ids(MESSAGES)
     lengths = [
         len(hinted_prompt_ids(rendering, MESSAGES, [], stored, hint, 4096)) for hint in HINTS
     ]
 
     def spoil(entries):
-        if teacher.requests[-1]["logprob_start_len"] == lengths[1] - 1:
-            return [[None if i == 0 else -2.0, e[1], None] for i, e in enumerate(entries)]
+        for place in lowered:
+            if teacher.requests[-1]["logprob_start_len"] == lengths[place] - 1:
+                found = -2.0 - place
+                return [[None if i == 0 else found, e[1], None] for i, e in enumerate(entries)]
         return entries
 
     teacher.spoil = spoil
     worker = ScoringWorker(store, client, rendering, config(least_fall=0.5), "scoring-1")
     await run_until_left_scoring(store, worker)
+    if left is None:
+        [turn] = await store.turns([turn_id])
+        assert turn.drop_reason is DropReason.HINT_AGREES
+        assert await store.hints() == []
+        return
     sample = await the_sample(store)
-    assert [(one.candidate, one.hint) for one in sample.teachings] == [(0, HINTS[1])]
-    assert sample.hint == HINTS[1], "what trains is what is told of the turn"
+    wanted = [HINTS[place] for place in left]
+    assert [(one.candidate, one.hint) for one in sample.teachings] == list(enumerate(wanted))
+    assert sample.hint == wanted[0], "what trains is what is told of the turn"
     [remembered] = await store.hints()
-    assert remembered.text == HINTS[1]
+    assert remembered.text == wanted[0]
 
 
 async def test_top_k_comes_with_the_same_request(store, client, teacher, rendering):

@@ -186,14 +186,24 @@ async def test_a_misread_objection_contradicts_nothing(store: Store, engine_url:
     assert (misread.turn_id, FAHRENHEIT) in asked
 
 
-async def test_what_is_left_speaks_against_the_answer_most_first() -> None:
-    falls = {"agrees": 0.01, "some": 1.0, "most": 6.0, "unknown": None}
-    turn = a_state("t0", "Book it.", candidates=("agrees", "some", "unknown", "most"))
+@pytest.mark.parametrize(
+    ("falls", "left"),
+    [
+        ({"a": 0.01, "b": 1.0, "c": 6.0}, ["c", "b"]),  # another vote has read it
+        ({"a": 2.0, "b": 1.0, "c": 0.0}, ["a", "b"]),
+        ({"a": 2.0, "b": 0.0, "c": 0.0}, []),  # most have not
+        ({"a": None, "b": 0.0}, ["a"]),  # cannot be said
+    ],
+)
+async def test_what_is_left_of_the_hints_of_a_turn(
+    falls: dict[str, float | None], left: list[str]
+) -> None:
+    turn = a_state("t0", "Book it.", candidates=tuple(falls))
 
     async def fall(_: TurnRecord, hint: str) -> float | None:
         return falls[hint]
 
-    assert await SourceCheck(fall=fall, least=0.5).passing(turn, "agrees") == ["most", "some"]
+    assert await SourceCheck(fall=fall, least=0.5).left(turn, "a") == left
 
 
 async def until_gone(store: Store, hint: Hint, engine_url: str, check: SourceCheck) -> None:
