@@ -21,7 +21,7 @@ that the judge misread by at most 0.05 (docs/learning.md).
 """
 _MEASURED_WIDTH = 128
 """Where the rates were measured: the lab's model."""
-_LORA_RATE = 5e-4
+_LORA_RATE = 3e-4
 """Of the adapters (docs/learning.md)."""
 _FULL_RATE = 1e-4
 """Of full weights: that of the runs in docs/tool_lab.md, which trained all weights. They learned
@@ -58,7 +58,7 @@ def recipe(width: int | None, full_weights: bool = False) -> dict[str, Any]:
 def learning_rate(width: int | None, *, full_weights: bool) -> float:
     """The rate for a model of this hidden size, falling with its root; None: not known.
 
-    At 2,048 it is 1.3e-4 for adapters and 2.5e-5 for full weights, four times for each batch.
+    At 2,048 it is 7.5e-5 for adapters and 2.5e-5 for full weights, four times for each batch.
     """
     measured = _FULL_RATE if full_weights else _LORA_RATE
     rate = measured * math.sqrt(_MEASURED_WIDTH / (width or _UNKNOWN_WIDTH))

@@ -32,8 +32,8 @@ def test_all_weights_train_at_a_rate_of_their_own(word: str, tmp_path: Path) -> 
 def test_adapters_are_the_recipes(tmp_path: Path) -> None:
     config = served(tmp_path)
     assert config.trainer.lora is not None
-    assert config.trainer.learning_rate == 5e-4
-    assert "LoRA of rank 8, rate 0.0005" in said(config)
+    assert config.trainer.learning_rate == 3e-4
+    assert "LoRA of rank 8, rate 0.0003" in said(config)
     mine = served(tmp_path, "trainer.lora=false", "trainer.learning_rate=3e-5")
     assert mine.trainer.learning_rate == 3e-5
 
@@ -46,7 +46,7 @@ def test_other_words_are_a_line_that_says_what_to_write(word: str, tmp_path: Pat
 
 
 def test_rates_fall_with_the_root_of_the_width() -> None:
-    assert learning_rate(2048, full_weights=False) == 1.3e-4
+    assert learning_rate(2048, full_weights=False) == 7.5e-5
     assert learning_rate(2048, full_weights=True) == 2.5e-5
     assert learning_rate(None, full_weights=True) == 2.5e-5
 

@@ -49,11 +49,12 @@ def fate_of(
 ) -> Fate | None:
     """What a measurement means for a hint; None: it stays what it is. `active_from` is its number
     of steps when it last became active. One whose gap has closed is practised on while open wishes
-    against it are done too seldom (`obedience`; None: too few answers, and the whole version's
-    count), and wakes when they are: its counter-lessons then are what teaches. `earlier`: its gaps
-    at the versions before, since it was last active; `rested_at`: its gap when it came to rest.
+    against it (`obedience`; None: too few answers) or at this version as a whole are done too
+    seldom, and wakes when those against it are: its counter-lessons then are what teaches.
+    `earlier`: its gaps at the versions before, since it was last active; `rested_at`: its gap when
+    it came to rest.
     """
-    obeys = version_obeys if obedience is None else obedience.rate.value >= obedience.floor
+    obeys = version_obeys and (obedience is None or obedience.rate.value >= obedience.floor)
     bound = None if first_gap is None else closed_below(first_gap, config)
     if gap is not None and bound is not None:
         if hint.status is HintStatus.ACTIVE and gap.high <= bound and obeys:

@@ -68,11 +68,12 @@ def test_a_hint_wakes_when_open_wishes_against_it_are_lost() -> None:
     assert "0.78 of 64 answers, of 1.00 before" in fate.detail
 
 
-def test_too_few_answers_of_its_own_leave_it_to_the_whole_version() -> None:
-    assert fate_of(a_hint(), a_gap(0.01), 1.0, 0, CONFIG, version_obeys=False) is None
-    fate = fate_of(a_hint(), a_gap(0.01), 1.0, 0, CONFIG, done(61), version_obeys=False)
-    assert fate is not None
-    assert fate.status is HintStatus.RESTING
+def test_nothing_rests_at_a_version_that_has_lost_open_wishes() -> None:
+    """The last step before all hints rest is followed by none that could give them back."""
+    for obedience in (done(61), None):
+        assert (
+            fate_of(a_hint(), a_gap(0.01), 1.0, 0, CONFIG, obedience, version_obeys=False) is None
+        )
 
 
 @pytest.mark.parametrize(
