@@ -1,7 +1,8 @@
 """The examiner: looks at each new hint of the memory once.
 
     where it came from         an answer that does what it asks gave no such hint: it is no source
-    near hints of its scope    the same: merged; the opposite: the one asked for last holds
+    near hints of its scope    the same: merged; the opposite: the one asked for last holds (the
+                               teacher has to agree, by that answer)
     hints of other scopes      the opposite: both wait for somebody to decide
     its votes                  no majority asked for it: it is not rehearsed
     a second question          about one answer only: it is not rehearsed
@@ -218,7 +219,7 @@ class HintExaminer:
         opposed = [
             other.hint_id
             for other in elsewhere
-            if await self._questions.relation(hint.text, other.text) is Relation.OPPOSITE
+            if await self._relation(hint, sources, other) is Relation.OPPOSITE
         ]
         found = Examination(
             hint_id=hint.hint_id, contradicts=tuple(older), opposed_elsewhere=tuple(opposed)
@@ -240,7 +241,7 @@ class HintExaminer:
         older: list[str] = []
         newer = None
         for other in await self._store.near_hints(hint, limit=_NEAR):
-            relation = await self._questions.relation(hint.text, other.text)
+            relation = await self._relation(hint, sources, other)
             if relation is Relation.SAME:
                 return other.hint_id, [], None
             if relation is Relation.OPPOSITE:
@@ -250,6 +251,22 @@ class HintExaminer:
                 else:
                     newer = other.hint_id
         return None, older, newer
+
+    async def _relation(
+        self, hint: Hint, sources: Sequence[HintSource], other: Hint
+    ) -> Relation | None:
+        """What the judge says, unless the teacher says otherwise of the newest answer that the hint
+        came from: a hint that asks for the same speaks against it, too, and the opposite does not.
+        """
+        relation = await self._questions.relation(hint.text, other.text)
+        if self._check is None or relation not in (Relation.SAME, Relation.OPPOSITE):
+            return relation
+        for turn in await self._store.load_turns([source.turn_id for source in sources[:1]]):
+            fall = await self._check.fall(turn, other.text)
+            if fall is not None and (fall >= self._check.least) is not (relation is Relation.SAME):
+                logger.info("hint %s is not the %s of %s", hint.hint_id, relation, other.hint_id)
+                return Relation.UNRELATED
+        return relation
 
     async def _texts(
         self, hint: Hint, sources: Sequence[HintSource], known: Sequence[HintPrompt]

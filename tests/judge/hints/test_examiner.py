@@ -206,6 +206,40 @@ async def test_what_is_left_of_the_hints_of_a_turn(
     assert await SourceCheck(fall=fall, least=0.5).left(turn, "a") == left
 
 
+@pytest.mark.parametrize("speaks", [True, False])
+async def test_the_teacher_has_to_agree_that_two_hints_are_the_same(
+    store: Store, engine_url: str, speaks: bool
+) -> None:
+    """One that says nothing of the answer which the other came from is another hint."""
+    config = config_of(f"{engine_url}/v1")
+    [known] = await examined(store, config, await remembered(store, CELSIUS))
+    new = await remembered(store, ALSO_CELSIUS)
+
+    async def fall(_: TurnRecord, hint: str) -> float | None:
+        return 6.0 if speaks or hint == new.text else 0.0
+
+    [found] = await examined(store, config, new, check=SourceCheck(fall=fall, least=0.5))
+    assert (found.merged_into == known.hint_id) is speaks
+    assert (found.status is HintStatus.MERGED) is speaks
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+async def test_the_teacher_has_to_agree_that_two_hints_are_opposites(
+    store: Store, engine_url: str, speaks: bool
+) -> None:
+    config = config_of(f"{engine_url}/v1")
+    [known] = await examined(store, config, await remembered(store, CELSIUS))
+    new = await remembered(store, FAHRENHEIT)
+
+    async def fall(_: TurnRecord, hint: str) -> float | None:
+        return 6.0 if speaks or hint == new.text else 0.0
+
+    await examined(store, config, new, check=SourceCheck(fall=fall, least=0.5))
+    older = await store.hint(known.hint_id)
+    assert older is not None
+    assert (older.status is HintStatus.CONTRADICTED) is not speaks
+
+
 async def until_gone(store: Store, hint: Hint, engine_url: str, check: SourceCheck) -> None:
     """Let an examiner work until the memory has the hint no more."""
     config = config_of(f"{engine_url}/v1")
