@@ -18,6 +18,8 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   records     backup, restore, verify, export, forget, allow:  ./run.sh records verify --run RUN
   doctor      why each turn of a session was trained, waits or was dropped:
               ./run.sh doctor [SESSION] --run RUN
+  policy      a version as a model folder of its own:
+              ./run.sh policy export --run RUN --version N --to FOLDER
   eval        pass@k of a version, and two versions compared:  ./run.sh eval --run RUN --against start
   test        all tests; with options or files, pytest's:  ./run.sh test tests/judge --durations 30
   check       ruff, pyright, import-linter, then all tests  (--static: without the tests)

@@ -1,8 +1,10 @@
 """Checkpoints on disk: written whole or not at all, verified, loaded, pruned.
 
     checkpoints/step_000000/   tokenizer files and the manifest of the start weights
-    checkpoints/step_000007/   model as a Hugging Face folder, optimizer.pt, rng.pt, manifest.json
+    checkpoints/step_000007/   weights, optimizer.pt, rng.pt, tokenizer files and manifest.json
 
+Weights are a Hugging Face folder, or, of a run that trains adapters, the adapter alone as peft's
+folder. Earlier programs wrote merged weights and `adapter.pt` there, which are read as before.
 A checkpoint exists once its folder has its final name: everything in it was synced before. Old ones
 lose their weights but keep their manifest, which the chain needs. It knows no store and no engines.
 """
@@ -23,21 +25,23 @@ import torch
 from records import fail_points
 from trainer import manifest as manifests
 from trainer.errors import CheckpointError
-from trainer.lora import adapter_state, load_adapter_state, merged_state
+from trainer.lora import ADAPTER_CONFIG, load_adapter, load_older_state, save_adapter
 from trainer.manifest import FileEntry, Manifest, chain_to
 from trainer.policy import Policy
 from trainer.teacher_models import EmaTeacher
 
 logger = logging.getLogger(__name__)
 
-_OPTIMIZER, _RNG, _ADAPTER = "optimizer.pt", "rng.pt", "adapter.pt"
+_OPTIMIZER, _RNG, _OLDER_ADAPTER = "optimizer.pt", "rng.pt", "adapter.pt"
+_CONFIG = "config.json"
 _AVERAGE = "teacher_average.pt"
 _TEMPORARY = ".writing_"
 # What a model folder holds besides tokenizer files; everything else is copied from the start model.
 _MODEL_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".md")
 _MODEL_FILES = frozenset(
     {
-        "config.json",
+        _CONFIG,
+        ADAPTER_CONFIG,
         "generation_config.json",
         "model.safetensors.index.json",
         "pytorch_model.bin.index.json",
@@ -59,15 +63,33 @@ class Checkpoints:
         return self.root / f"step_{version:06d}"
 
     def weights_path(self, manifest: Manifest) -> str:
-        """What an engine loads to serve this version."""
-        return self.model if manifest.version == 0 else str(self.folder(manifest.version).resolve())
+        """The folder with all weights of this version.
 
-    def kept_weights(self, version: int) -> str | None:
-        """What an engine loads to serve an older version; None where its weights were deleted."""
+        Raises CheckpointError where its checkpoint has an adapter only.
+        """
+        path = self.full_weights(manifest.version)
+        if path is None:
+            raise CheckpointError(
+                f"{self.folder(manifest.version)} has no full weights: the run trains adapters "
+                "(trainer.lora)"
+            )
+        return path
+
+    def full_weights(self, version: int) -> str | None:
+        """The folder with all weights of a version; None where they were deleted, or where its
+        checkpoint has an adapter only.
+        """
         if version == 0:
             return self.model
         folder = self.folder(version)
-        return str(folder.resolve()) if any(folder.glob("*.safetensors")) else None
+        is_full = self.has_weights(version) and (folder / _CONFIG).is_file()
+        return str(folder.resolve()) if is_full else None
+
+    def has_weights(self, version: int) -> bool:
+        """Whether a version's weights, or its adapter, are there: those of old ones were
+        deleted.
+        """
+        return version == 0 or any(self.folder(version).glob("*.safetensors"))
 
     def name(self, manifest: Manifest) -> str:
         """What the store records: relative to the run folder, so that the folder can move."""
@@ -135,7 +157,7 @@ class Checkpoints:
             )
         temporary = self.root / f"{_TEMPORARY}{version:06d}"
         temporary.mkdir(mode=0o700)
-        save_weights(policy, temporary)
+        self._save_weights(policy, temporary)
         torch.save(optimizer.state_dict(), temporary / _OPTIMIZER)
         torch.save(_rng_state(), temporary / _RNG)
         if average is not None:
@@ -172,15 +194,17 @@ class Checkpoints:
         """Optimiser, random state, adapters and averaged teacher of a checkpoint whose weights
         `policy` has.
 
-        Raises CheckpointError where an averaged teacher is wanted and the checkpoint has none.
+        Raises CheckpointError where an averaged teacher is wanted and the checkpoint has none, and
+        for an adapter of other settings.
         """
         if manifest.version == 0:
             return
         folder = self.folder(manifest.version)
         device = policy.device
-        if (folder / _ADAPTER).exists():
-            state = torch.load(folder / _ADAPTER, map_location=device, weights_only=True)
-            load_adapter_state(policy.base_model, state)
+        if (folder / ADAPTER_CONFIG).exists():
+            load_adapter(policy.model, folder)
+        elif (folder / _OLDER_ADAPTER).exists():
+            load_older_state(policy.base_model, folder / _OLDER_ADAPTER, device)
         optimizer.load_state_dict(
             torch.load(folder / _OPTIMIZER, map_location=device, weights_only=True)
         )
@@ -209,6 +233,13 @@ class Checkpoints:
                 path.unlink()
             pruned.append(int(folder.name.removeprefix("step_")))
         return sorted(pruned)
+
+    def _save_weights(self, policy: Policy, folder: Path) -> None:
+        base: Any = policy.base_model
+        if policy.model is base:
+            base.save_pretrained(folder)
+        else:
+            save_adapter(policy.model, folder, self.model)
 
     def _readable_manifests(self) -> dict[int, Manifest]:
         known = {}
@@ -265,16 +296,6 @@ class Checkpoints:
                 shutil.copyfile(source, folder / name)
                 _sync(folder / name)
         return files
-
-
-def save_weights(policy: Policy, folder: Path) -> None:
-    """Full weights as a Hugging Face folder, adapters added in; the adapters beside them."""
-    base: Any = policy.base_model
-    if policy.model is base:
-        base.save_pretrained(folder)
-        return
-    base.save_pretrained(folder, state_dict=merged_state(base))
-    torch.save(adapter_state(base), folder / _ADAPTER)
 
 
 def copy_tokenizer(model: str, folder: Path) -> None:

@@ -32,6 +32,8 @@ from trainer.config import TrainerConfig
 from trainer.errors import StartupError, TrainerError
 from trainer.lessons import LessonMix
 from trainer.manifest import Manifest
+from trainer.merged import FOLDER as MERGED
+from trainer.merged import MergedFolders
 from trainer.metrics import MetricsLog
 from trainer.publish import Publisher, WeightTarget
 from trainer.rehearsal.config import RehearsalConfig
@@ -97,7 +99,8 @@ class EmbeddedTrainer:
             attempts=config.publish_attempts,
             backoff_s=config.publish_backoff_s,
         )
-        self._served = Served(run_folder, checkpoints, self.publisher)
+        self._merged = MergedFolders(run_folder / MERGED, checkpoints)
+        self._served = Served(run_folder, checkpoints, self.publisher, self._path_of)
         self._engines = engines
         self._thread = thread
         self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard)
@@ -154,6 +157,8 @@ class EmbeddedTrainer:
         except BaseException:
             thread.shutdown()
             raise
+        # What a power cut left there may have its name and not all of its content.
+        await in_thread(thread, trainer._merged.prune, ())
         await trainer._served.begin(trainer.manifest)
         return trainer
 
@@ -198,10 +203,16 @@ class EmbeddedTrainer:
 
     def _served_model(self) -> LogprobModel:
         """The policy; where an older version is to serve, that one, loaded beside it."""
-        weights = self._served.chosen
-        if weights is None or weights.version == self.version:
-            return self.updater.policy
-        return load_frozen(self.config, weights.path)
+        version = self._served.chosen
+        path = None if version in (None, self.version) else self._merged.path(version)
+        return self.updater.policy if path is None else load_frozen(self.config, path)
+
+    async def _path_of(self, version: int) -> str:
+        """What an engine loads to serve a version whose weights are kept."""
+        policy = self.updater.policy if version == self.version else None
+        path = await in_thread(self._thread, self._merged.path, version, policy)
+        assert path is not None, "only what is kept is served"
+        return path
 
     async def run(
         self, stop: asyncio.Event, on_step: Callable[[StepReport], None] | None = None
@@ -423,6 +434,7 @@ class EmbeddedTrainer:
         recent = self._chain[-self.config.keep_checkpoints :]
         served = [version for version in self.publisher.served.values() if version is not None]
         self.checkpoints.prune({*recent, *served})
+        self._merged.prune({*served, self.version})
 
     def _counters(self) -> dict[str, int]:
         """Engines that do not serve the newest version now; else since this process began."""

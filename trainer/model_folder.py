@@ -80,6 +80,10 @@ def _check_config(folder: Path) -> None:
             raise StartupError(f"model: what {folder} holds {_CONVERT}")
         if any(folder.glob("step_*")):
             raise StartupError(f"model: {folder} holds checkpoints: give one of its folders")
+        if (folder / "adapter_config.json").is_file():
+            raise StartupError(
+                f"model: {folder} holds an adapter: make a model of it with ./run.sh policy export"
+            )
         below = sorted(one.parent for one in folder.glob(f"*/{_CONFIG}"))
         meant = f"; did you mean {below[0]}?" if below else f": {_LOCAL}"
         raise StartupError(f"model: {folder} has no {_CONFIG}{meant}")

@@ -27,7 +27,8 @@ from benchmarks.own_agent.protocol import LATER
 from benchmarks.own_agent.recorded import Recorded, recorded
 from benchmarks.own_agent.serving import MODEL, ROOT, serving
 from benchmarks.own_agent.table import table
-from trainer.checkpoint import copy_tokenizer, save_weights
+from trainer.checkpoint import copy_tokenizer
+from trainer.merged import save_full
 
 UNTRAINED = ("rehearsal.enabled=false", "trainer.rollout_batch_size=4096")
 """For `opd serve`: no batch is ever full."""
@@ -91,7 +92,7 @@ async def _result(
         say(f"{method}, {line}")
     turned = (LATER | cell["protocol"])["change_of_mind"]
     with tempfile.TemporaryDirectory() as weights:
-        save_weights(policy, Path(weights))
+        save_full(policy, Path(weights))
         copy_tokenizer(start, Path(weights))
         run = free_folder(folder.with_name(f"{folder.name}.baseline-{method}"))
         async with serving(run, UNTRAINED, model=Path(weights)) as served:

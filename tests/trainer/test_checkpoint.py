@@ -1,8 +1,12 @@
+import dataclasses
+import hashlib
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoTokenizer
 
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
@@ -11,7 +15,13 @@ from tests.trainer.tiny import load, save_model
 from trainer.checkpoint import Checkpoints
 from trainer.config import LoraConfig
 from trainer.errors import CheckpointError
-from trainer.manifest import Manifest
+from trainer.lora import adapter_state, known_warnings, save_adapter
+from trainer.manifest import FileEntry, Manifest
+from trainer.merged import save_full
+from trainer.policy import Policy
+
+LORA = LoraConfig(rank=2, alpha=4)
+MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @pytest.fixture(scope="module")
@@ -62,30 +72,116 @@ def test_a_resumed_updater_continues_exactly(folder, checkpoints, lora):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2, alpha=4)])
-def test_the_folder_is_a_model_that_anyone_can_load(folder, checkpoints, lora):
-    updater = make(folder, lora=lora)
-    three_steps(checkpoints, updater)
-    plain = load(checkpoints.folder(3))
+def logprobs(policy) -> torch.Tensor:
     ids, mask = torch.arange(10).unsqueeze(0), torch.ones(1, 10)
     mask[:, 0] = 0
+    return policy.token_logprobs(ids, mask).logprobs_BT
+
+
+def test_the_folder_is_a_model_that_anyone_can_load(folder, checkpoints):
+    updater = make(folder)
+    three_steps(checkpoints, updater)
+    plain = load(checkpoints.folder(3))
+    torch.testing.assert_close(logprobs(plain), logprobs(updater.policy), atol=1e-5, rtol=1e-5)
+    assert (checkpoints.folder(3) / "tokenizer_config.json").read_text() == "{}\n"
+    assert (logprobs(plain) - logprobs(load(folder))).abs().max() > 1e-3
+
+
+def test_with_adapters_the_folder_is_one_that_peft_loads_and_little_more(folder, checkpoints):
+    updater = make(folder, lora=LORA)
+    manifest = three_steps(checkpoints, updater)[-1]
+    path = checkpoints.folder(3)
+    with known_warnings():
+        adapted = PeftModel.from_pretrained(load(folder).model, str(path))
+    plain = Policy(adapted, dtype="float32", chunk_tokens=1024)
+    torch.testing.assert_close(logprobs(plain), logprobs(updater.policy), atol=1e-5, rtol=1e-5)
+    assert (logprobs(plain) - logprobs(load(folder))).abs().max() > 1e-3
+    assert (path / "tokenizer_config.json").read_text() == "{}\n"
+    assert not (path / "model.safetensors").exists()
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= manifest.files.keys()
+    config = json.loads((path / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(folder.resolve())
+    assert config["target_modules"] == sorted(MODULES)
+
+
+def test_names_are_short_only_where_they_mean_the_same_modules(folder, tmp_path):
+    one = "model.layers.1.mlp.down_proj"
+    policy = load(folder, lora=LoraConfig(rank=2, alpha=4, target_modules=[one]))
+    save_adapter(policy.model, tmp_path, "base")
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == [one]
+
+
+def test_a_checkpoint_of_an_earlier_program_goes_on_exactly(folder, checkpoints):
+    """Merged weights with `adapter.pt` beside them."""
+    updater = make(folder, lora=LORA)
+    chain = checkpoints.open()
+    updater.update(mixed_batch(0), 0)
+    chain.append(write(checkpoints, updater, chain[-1], 1, ["a"]))
+    as_earlier(checkpoints, 1, updater)
+    chain = checkpoints.open()
+    assert [link.version for link in chain] == [0, 1]
     torch.testing.assert_close(
-        plain.token_logprobs(ids, mask).logprobs_BT,
-        updater.policy.token_logprobs(ids, mask).logprobs_BT,
+        logprobs(load(Path(checkpoints.weights_path(chain[-1])))),
+        logprobs(updater.policy),
         atol=1e-5,
         rtol=1e-5,
     )
-    assert (checkpoints.folder(3) / "tokenizer_config.json").read_text() == "{}\n"
-    moved = (
-        plain.token_logprobs(ids, mask).logprobs_BT
-        - load(folder).token_logprobs(ids, mask).logprobs_BT
-    ).abs()
-    assert moved.max() > 1e-3
+    resumed = make(folder, lora=LORA)
+    checkpoints.load(chain[-1], resumed.policy, resumed.optimizer)
+    for one in (updater, resumed):
+        one.update(mixed_batch(1), 1)
+    after, expected = weights(resumed), weights(updater)
+    assert all(torch.equal(after[name], expected[name]) for name in expected)
 
 
-def test_merging_adapters_for_the_engines_leaves_the_base_alone(folder, checkpoints):
-    updater = make(folder, lora=LoraConfig(rank=2, alpha=4))
-    three_steps(checkpoints, updater)
+def as_earlier(checkpoints: Checkpoints, version: int, updater) -> None:
+    """The newest checkpoint as it was before adapters were stored alone."""
+    folder = checkpoints.folder(version)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / name).unlink()
+    save_full(updater.policy, folder)
+    torch.save(adapter_state(updater.policy.base_model), folder / "adapter.pt")
+    manifest = Manifest.read(folder)
+    files = {
+        path.name: FileEntry(
+            size=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
+        )
+        for path in folder.iterdir()
+        if path.name != "manifest.json"
+    }
+    (folder / "manifest.json").write_bytes(dataclasses.replace(manifest, files=files).to_bytes())
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (LoraConfig(rank=3, alpha=4), "has rank 2, and trainer.lora.rank is 3: set that back"),
+        (LoraConfig(rank=2, alpha=8), "has alpha 4, and trainer.lora.alpha is 8: set that back"),
+        (
+            LoraConfig(rank=2, alpha=4, target_modules=["q_proj"]),
+            "is not of this model and trainer.lora.target_modules: 24 tensors differ, base_model",
+        ),
+    ],
+)
+def test_an_adapter_of_other_settings_is_refused_in_one_line(folder, checkpoints, other, said):
+    manifest = three_steps(checkpoints, make(folder, lora=LORA))[-1]
+    resumed = make(folder, lora=other)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.load(manifest, resumed.policy, resumed.optimizer)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_is_no_full_weights(folder, checkpoints):
+    manifest = three_steps(checkpoints, make(folder, lora=LORA))[-1]
+    with pytest.raises(CheckpointError, match="has no full weights: the run trains adapters"):
+        checkpoints.weights_path(manifest)
+
+
+def test_merging_adapters_for_the_engines_leaves_the_base_alone(folder, tmp_path):
+    updater = make(folder, lora=LORA)
+    updater.update(mixed_batch(0), 0)
+    save_full(updater.policy, tmp_path)
     start = dict(load(folder).model.named_parameters())
     for name, parameter in updater.policy.base_model.named_parameters():
         if ".lora_" not in name:

@@ -69,7 +69,9 @@ async def opened(run, folder, engine=None, **options):
 
 
 def final_weights(run, version: int) -> dict[str, torch.Tensor]:
-    return load_file(run / "checkpoints" / f"step_{version:06d}" / "model.safetensors")
+    """Of full weights, or of the adapter."""
+    (file,) = (run / "checkpoints" / f"step_{version:06d}").glob("*.safetensors")
+    return load_file(file)
 
 
 async def test_a_full_batch_becomes_a_version_that_the_engine_serves(folder, tmp_path):

@@ -61,7 +61,7 @@ class Evaluation:
         options, counts, adaptive = self.options, {}, {}
         async with self._policy_engine() as engine:
             for weights in self._in_order:
-                await load(engine, weights)
+                await load(engine, weights, self.options.folder)
                 with self._bar(f"{suite.name}, version {weights.version}", "samples") as bar:
                     counts[weights.version] = await count_passes(
                         self._served(engine, weights),
@@ -176,7 +176,7 @@ class Evaluation:
         found: dict[int, list[list[Ids]]] = {}
         async with self._policy_engine() as engine:
             for weights in self._in_order:
-                await load(engine, weights)
+                await load(engine, weights, self.options.folder)
                 with self._bar(f"states, version {weights.version}", "answers") as bar:
                     found[weights.version] = await recorded.sample_states(
                         self._served(engine, weights),

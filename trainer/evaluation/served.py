@@ -6,7 +6,9 @@ weights at any time.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,11 +27,20 @@ from trainer.supervisor import Supervisor, free_ports
 _HOST = "127.0.0.1"
 
 
-async def load(engine: EngineClient, weights: Weights) -> None:
-    """Make the engine serve these weights under their label. Raises EngineError."""
+async def load(engine: EngineClient, weights: Weights, run: Path) -> None:
+    """Make the engine serve these weights under their label; an adapter is merged for it, in the
+    folder of the `run`, which an engine elsewhere sees too. Raises EngineError.
+    """
     if (await engine.model_info()).weight_version == weights.label:
         return
-    await _exchange(engine, weights.path, weights.label)
+    if weights.adapts is None:
+        await _exchange(engine, weights.path, weights.label)
+        return
+    from trainer.merged import write_merged  # imports torch
+
+    with tempfile.TemporaryDirectory(prefix=".eval_weights_", dir=run.resolve()) as folder:
+        await asyncio.to_thread(write_merged, weights.adapts, Path(weights.path), Path(folder))
+        await _exchange(engine, folder, weights.label)
 
 
 @asynccontextmanager

@@ -12,10 +12,13 @@ from trainer.remote_engine import absolute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """One version of the policy: 0 is the start model. `path` is what an engine loads."""
+    """One version of the policy: 0 is the start model. `path` holds its weights, or an adapter of
+    the model `adapts`.
+    """
 
     version: int
     path: str
+    adapts: str | None = None
 
     @property
     def label(self) -> str:
@@ -49,15 +52,20 @@ def find_weights(folder: Path, model: str, name: str) -> Weights:
         there = ", ".join(["0 (start)", *map(str, kept)])
         raise StartupError(f"version {version}: {why}; in {folder} there are: {there}")
     _check(folder, model, path)
-    return Weights(version=version, path=str(path.resolve()))
+    has_adapter_alone = not (path / "config.json").is_file()
+    return Weights(
+        version=version,
+        path=str(path.resolve()),
+        adapts=absolute(model) if has_adapter_alone else None,
+    )
 
 
 def versions_with_weights(folder: Path) -> list[int]:
     """The trained versions whose weights are still there, oldest first."""
     return sorted(
         int(path.parent.name.removeprefix("step_"))
-        for path in (folder / "checkpoints").glob("step_*/config.json")
-        if (path.parent / FILE_NAME).is_file()
+        for path in (folder / "checkpoints").glob(f"step_*/{FILE_NAME}")
+        if any(path.parent.glob("*.safetensors"))
     )
 
 
