@@ -25,14 +25,20 @@ import torch
 from records import fail_points
 from trainer import manifest as manifests
 from trainer.errors import CheckpointError
-from trainer.lora import ADAPTER_CONFIG, load_adapter, load_older_state, save_adapter
+from trainer.lora import (
+    ADAPTER_CONFIG,
+    OLDER_ADAPTER,
+    load_adapter,
+    load_older_state,
+    save_adapter,
+)
 from trainer.manifest import FileEntry, Manifest, chain_to
 from trainer.policy import Policy
 from trainer.teacher_models import EmaTeacher
 
 logger = logging.getLogger(__name__)
 
-_OPTIMIZER, _RNG, _OLDER_ADAPTER = "optimizer.pt", "rng.pt", "adapter.pt"
+_OPTIMIZER, _RNG = "optimizer.pt", "rng.pt"
 _CONFIG = "config.json"
 _AVERAGE = "teacher_average.pt"
 _TEMPORARY = ".writing_"
@@ -203,8 +209,8 @@ class Checkpoints:
         device = policy.device
         if (folder / ADAPTER_CONFIG).exists():
             load_adapter(policy.model, folder)
-        elif (folder / _OLDER_ADAPTER).exists():
-            load_older_state(policy.base_model, folder / _OLDER_ADAPTER, device)
+        elif (folder / OLDER_ADAPTER).exists():
+            load_older_state(policy.base_model, folder / OLDER_ADAPTER, device)
         optimizer.load_state_dict(
             torch.load(folder / _OPTIMIZER, map_location=device, weights_only=True)
         )

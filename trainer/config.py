@@ -277,6 +277,10 @@ class TrainerConfig(BaseModel):
     they keep keys and values of the old weights, and their turns do not train (proxy.
     train_mixed_version).
     """
+    publish: Literal["auto", "adapter", "merged"] = "auto"
+    """With `lora`: engines load each adapter beside the base, or weights that it is merged into.
+    auto: adapters where every engine takes them, which is found out at start.
+    """
     publish_attempts: PositiveInt = 3
     """Attempts to load new weights into an engine before training goes on without it."""
     publish_backoff_s: PositiveFloat = 0.5
@@ -331,6 +335,8 @@ class TrainerConfig(BaseModel):
                 "lesson_counter_share and lesson_keep_share leave nothing for hints: their sum "
                 "must be below 1"
             )
+        if self.publish == "adapter" and self.lora is None:
+            raise ValueError("publish = adapter needs adapters: set lora, or publish = auto")
         if self.max_steps is None and self.lr_decay_style != "constant":
             raise ValueError(f"lr_decay_style {self.lr_decay_style} needs max_steps: set it")
         if self.max_steps is not None and self.warmup_steps >= self.max_steps:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -32,10 +33,10 @@ from trainer.config import TrainerConfig
 from trainer.errors import StartupError, TrainerError
 from trainer.lessons import LessonMix
 from trainer.manifest import Manifest
-from trainer.merged import FOLDER as MERGED
 from trainer.merged import MergedFolders
 from trainer.metrics import MetricsLog
-from trainer.publish import Publisher, WeightTarget
+from trainer.publication import Publication, PublishingEngine, choose_publication
+from trainer.publish import Weights
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.restore import in_thread, load_frozen, restore, start_model
 from trainer.run_checks import lessons_problem
@@ -62,7 +63,7 @@ FINISH_FILE = "finish"
 CALIBRATION_FILE = "calibration.json"
 
 
-class PolicyEngine(WeightTarget, Scorer, Protocol):
+class PolicyEngine(PublishingEngine, Scorer, Protocol):
     """An engine that serves the policy."""
 
 
@@ -82,6 +83,7 @@ class EmbeddedTrainer:
         thread: ThreadPoolExecutor,
         owner: str,
         rehearsal: RehearsalConfig | None,
+        publication: Publication,
     ):
         self.store = store
         self.config = config
@@ -93,14 +95,9 @@ class EmbeddedTrainer:
         self.updater = updater
         self.owner = owner
         self._lessons = LessonMix(store, config, run_folder, rehearsal)
-        self.publisher = Publisher(
-            engines,
-            mode=config.pause_mode,
-            attempts=config.publish_attempts,
-            backoff_s=config.publish_backoff_s,
-        )
-        self._merged = MergedFolders(run_folder / MERGED, checkpoints)
-        self._served = Served(run_folder, checkpoints, self.publisher, self._path_of)
+        self._publication = publication
+        self.publisher = publication.publisher
+        self._served = Served(run_folder, checkpoints, self.publisher, self._weights_of)
         self._engines = engines
         self._thread = thread
         self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard)
@@ -142,6 +139,9 @@ class EmbeddedTrainer:
             )
             logger.info("resuming at version %d: %s", chain[-1].version, report)
             updater = await in_thread(thread, restore, config, checkpoints, chain[-1])
+            publication = await choose_publication(
+                config, engines, checkpoints, updater.policy, run_folder
+            )
             trainer = cls(
                 store=store,
                 config=config,
@@ -153,12 +153,11 @@ class EmbeddedTrainer:
                 thread=thread,
                 owner=owner,
                 rehearsal=rehearsal,
+                publication=publication,
             )
         except BaseException:
             thread.shutdown()
             raise
-        # What a power cut left there may have its name and not all of its content.
-        await in_thread(thread, trainer._merged.prune, ())
         await trainer._served.begin(trainer.manifest)
         return trainer
 
@@ -204,15 +203,18 @@ class EmbeddedTrainer:
     def _served_model(self) -> LogprobModel:
         """The policy; where an older version is to serve, that one, loaded beside it."""
         version = self._served.chosen
-        path = None if version in (None, self.version) else self._merged.path(version)
-        return self.updater.policy if path is None else load_frozen(self.config, path)
+        if version in (None, self.version):
+            return self.updater.policy
+        with tempfile.TemporaryDirectory() as folder:
+            merged = MergedFolders(Path(folder), self.checkpoints)
+            path = merged.path(version)
+            assert path is not None, "only what is kept is served"
+            return load_frozen(self.config, path)
 
-    async def _path_of(self, version: int) -> str:
+    async def _weights_of(self, version: int) -> Weights:
         """What an engine loads to serve a version whose weights are kept."""
         policy = self.updater.policy if version == self.version else None
-        path = await in_thread(self._thread, self._merged.path, version, policy)
-        assert path is not None, "only what is kept is served"
-        return path
+        return await in_thread(self._thread, self._publication.weights.of, version, policy)
 
     async def run(
         self, stop: asyncio.Event, on_step: Callable[[StepReport], None] | None = None
@@ -309,6 +311,7 @@ class EmbeddedTrainer:
     async def close(self) -> None:
         """Give leases back and close files; the store and the engine clients are the caller's."""
         await self.store.release_leases(self.owner)
+        await self.publisher.close()
         self._metrics.close()
         await asyncio.to_thread(self._thread.shutdown)
 
@@ -434,7 +437,7 @@ class EmbeddedTrainer:
         recent = self._chain[-self.config.keep_checkpoints :]
         served = [version for version in self.publisher.served.values() if version is not None]
         self.checkpoints.prune({*recent, *served})
-        self._merged.prune({*served, self.version})
+        self._publication.weights.prune({*served, self.version})
 
     def _counters(self) -> dict[str, int]:
         """Engines that do not serve the newest version now; else since this process began."""
@@ -442,6 +445,7 @@ class EmbeddedTrainer:
             "guard/engines_behind": sum(
                 served != self.version for served in self.publisher.served.values()
             ),
+            "guard/merged_for_engines": int(self._publication.is_fallback),
             "update_attempts": self._attempts,
             "guard/skipped_noise": self._skipped[DropReason.BELOW_NOISE],
             "guard/skipped_nonfinite": self._skipped[DropReason.NONFINITE_GRADIENT],

@@ -23,6 +23,8 @@ from trainer.config import LoraConfig
 from trainer.errors import CheckpointError
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+OLDER_ADAPTER = "adapter.pt"
+"""What earlier programs wrote beside merged weights."""
 _NAME = "default"
 """peft's, of a model's one adapter."""
 _ADAPTER_MARK = ".lora_"
@@ -93,6 +95,23 @@ def save_adapter(model: Any, folder: Path, base: str) -> None:
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    _save_config(model, folder, base)
+
+
+def save_older_as_adapter(model: Any, checkpoint: Path, folder: Path, base: str) -> None:
+    """Write the adapters that an earlier program's checkpoint has beside merged weights as a folder
+    like that of `save_adapter`; `model` has adapters of the same settings.
+    """
+    state = torch.load(checkpoint / OLDER_ADAPTER, map_location="cpu", weights_only=True)
+    tensors = {
+        f"base_model.model.{name.replace(f'.{_NAME}.', '.')}": tensor.contiguous()
+        for name, tensor in state.items()
+    }
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    _save_config(model, folder, base)
+
+
+def _save_config(model: Any, folder: Path, base: str) -> None:
     config = copy.copy(model.peft_config[_NAME])
     config.base_model_name_or_path = base
     config.inference_mode = True

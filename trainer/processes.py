@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from judge.hints.metrics import QuestionMetrics
     from rollout_bridge.control_text import ControlTexts
     from rollout_bridge.engine.client import EngineClient
+    from rollout_bridge.engine.served import ServedFile
     from rollout_bridge.rendering import Rendering
     from rollout_bridge.scoring import Resampler, RewriteHint
     from trainer.loop import EmbeddedTrainer
@@ -65,7 +66,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
     async with await Store.open(config.store) as store:
         await refuse_open_door(config, store, config_file)
         rendering = _rendering(config)
-        async with _client(config, config.policy) as client:
+        async with _policy_client(config, config_file.parent) as client:
             deps = ProxyDeps(
                 store=store,
                 engine=client,
@@ -112,7 +113,7 @@ async def _judge_and_score(
 
     rendering = _rendering(config)
     store = await Store.open(config.store)
-    teacher, policy = _client(config, config.frozen), _client(config, config.policy)
+    teacher, policy = _client(config, config.frozen), _policy_client(config, folder)
     async with store, teacher, policy:
         reads: Reads = {
             "count_tokens": judge_counter(config, rendering),
@@ -174,7 +175,7 @@ async def _rehearse(
     asked = judge_config(config)
     async with (
         judge_client(asked) as client,
-        _client(config, config.policy, priority=LESSON_PRIORITY) as policy,
+        _policy_client(config, folder, priority=LESSON_PRIORITY) as policy,
         asyncio.TaskGroup() as group,
     ):
         questions = HintQuestions(client, asked, metrics=metrics, **reads)
@@ -295,7 +296,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
         logger.warning("%s", warning)
     rendering = _rendering(config)
     store = await Store.open(config.store)
-    policy = _client(config, config.policy)
+    policy = _policy_client(config, folder)
     frozen = _client(config, config.frozen)
     async with store, policy, frozen, only_trainer(folder):
         await _check_teachers(config, rendering)
@@ -365,7 +366,20 @@ def _rendering(config: RunConfig) -> Rendering:
     return Rendering.load(config.model, config.renderer)
 
 
-def _client(config: RunConfig, engine: EngineConfig, *, priority: int = 0) -> EngineClient:
+def _policy_client(config: RunConfig, folder: Path, *, priority: int = 0) -> EngineClient:
+    """The policy's engine, asked for the version that the run in `folder` serves."""
+    from rollout_bridge.engine.served import ServedFile
+
+    return _client(config, config.policy, ServedFile(folder), priority=priority)
+
+
+def _client(
+    config: RunConfig,
+    engine: EngineConfig,
+    served: ServedFile | None = None,
+    *,
+    priority: int = 0,
+) -> EngineClient:
     from rollout_bridge.engine.client import EngineClient
 
     return EngineClient(
@@ -374,6 +388,7 @@ def _client(config: RunConfig, engine: EngineConfig, *, priority: int = 0) -> En
         vocab_size=model_vocab_size(config.model),
         keys=engine.keys,
         priority=priority,
+        served=served,
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from records import fail_points
@@ -21,6 +22,17 @@ from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.engine.types import PauseMode
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A version, the folder that an engine loads to serve it, and the adapter's name if the folder
+    holds one.
+    """
+
+    version: int
+    path: str
+    adapter: str | None = None
 
 
 class WeightTarget(Protocol):
@@ -61,20 +73,23 @@ class Publisher:
         self.served: dict[str, int | None] = dict.fromkeys(engines)
         """Version each engine last confirmed; None before the first confirmation."""
 
-    async def publish(self, path: str, version: int) -> list[str]:
-        """Load `path` as `version` into all engines at once. Returns the names that failed."""
-        names = list(self._engines)
+    async def publish(self, weights: Weights) -> list[str]:
+        """Load `weights` into all engines at once. Returns the names that failed."""
+        names, (path, version) = list(self._engines), (weights.path, weights.version)
         done = await asyncio.gather(*(self._publish_to(name, path, version) for name in names))
         return [name for name, success in zip(names, done, strict=True) if not success]
 
-    async def repair(self, path: str, version: int) -> list[str]:
+    async def repair(self, weights: Weights) -> list[str]:
         """Publish to the engines that serve something else, such as one that was restarted.
 
-        Returns the names of engines that do not serve `version` afterwards.
+        Returns the names of engines that do not serve that version afterwards.
         """
-        names = list(self._engines)
+        names, (path, version) = list(self._engines), (weights.path, weights.version)
         done = await asyncio.gather(*(self._repair_one(name, path, version) for name in names))
         return [name for name, success in zip(names, done, strict=True) if not success]
+
+    async def close(self) -> None:
+        """Nothing goes on here by itself."""
 
     async def _repair_one(self, name: str, path: str, version: int) -> bool:
         try:

@@ -17,6 +17,7 @@ from pathlib import Path
 import aiohttp
 
 from rollout_bridge.engine.keys import ensure_key_file
+from rollout_bridge.engine.served import ServedFile
 from trainer import run_config
 from trainer.at_work import at_work
 from trainer.model_config import model_vocab_size
@@ -52,6 +53,8 @@ class Run:
         self._make_keys()
         # An earlier command in this folder may have said that no more turns would come.
         (self.folder / FINISH_FILE).unlink(missing_ok=True)
+        # Of engines that may be gone: the trainer says anew what they serve.
+        ServedFile(self.folder).remove()
         self.supervisor = Supervisor(self.folder / "logs")
         return self
 

@@ -10,28 +10,29 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from trainer.adapter_publish import AdapterPublisher
 from trainer.checkpoint import Checkpoints
 from trainer.manifest import Manifest
-from trainer.publish import Publisher
+from trainer.publish import Publisher, Weights
 from trainer.stop_order import STOP_FILE, read_stop
 
 logger = logging.getLogger(__name__)
 
 
 class Served:
-    """Brings the engines to the version that is to serve; `newest` is the newest step. `path_of`
-    says what an engine loads to serve a version whose weights are kept.
+    """Brings the engines to the version that is to serve; `newest` is the newest step.
+    `weights_of` says what an engine loads to serve a version whose weights are kept.
     """
 
     def __init__(
         self,
         folder: Path,
         checkpoints: Checkpoints,
-        publisher: Publisher,
-        path_of: Callable[[int], Awaitable[str]],
+        publisher: Publisher | AdapterPublisher,
+        weights_of: Callable[[int], Awaitable[Weights]],
     ) -> None:
         self._folder, self._checkpoints, self._publisher = folder, checkpoints, publisher
-        self._path_of = path_of
+        self._weights_of = weights_of
         self.chosen: int | None = None
         """The version that the engines were last brought to, as far as they answered."""
 
@@ -52,12 +53,12 @@ class Served:
     async def publish(self, newest: Manifest) -> None:
         """After a step."""
         self.chosen = version = self.wanted(newest)
-        await self._publisher.publish(await self._path_of(version), version)
+        await self._publisher.publish(await self._weights_of(version))
 
     async def repair(self, newest: Manifest) -> None:
         """Publish to the engines that serve something else, such as one that was restarted."""
         self.chosen = version = self.wanted(newest)
-        await self._publisher.repair(await self._path_of(version), version)
+        await self._publisher.repair(await self._weights_of(version))
 
     async def obey(self, newest: Manifest) -> None:
         """Say why training is to stop, and bring the engines to the version that is to serve."""

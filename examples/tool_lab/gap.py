@@ -8,15 +8,19 @@ ways, averaged over tokens. Runs in this process, from folders of weights.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from examples.tool_lab.cases import hinted_pair
 from examples.tool_lab.local_generate import LocalGenerator
+from trainer.checkpoint import Checkpoints
 from trainer.evaluation.gap import HintedCase
 from trainer.evaluation.gap import measure_gap as teacher_gap
+from trainer.merged import MergedFolders
 
 PAIRS = 96
 
@@ -48,6 +52,11 @@ def measure_gap(
     return {"reverse_kl": found.reverse_kl, "forward_kl": found.forward_kl}
 
 
-def newest_weights(folder: Path, version: int, start: str) -> str:
-    """The folder of weights of a run's newest version; `start` where nothing was trained."""
-    return start if version == 0 else str(folder / "checkpoints" / f"step_{version:06d}")
+@contextmanager
+def weights_of(folder: Path, version: int, start: str) -> Iterator[str]:
+    """A folder with all weights of a run's version, while in use; `start` is version 0."""
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoints = Checkpoints(folder / "checkpoints", start, seed=0)
+        path = MergedFolders(Path(scratch), checkpoints).path(version)
+        assert path is not None, "the newest weights are kept"
+        yield path

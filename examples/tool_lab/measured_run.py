@@ -19,6 +19,7 @@ from examples.tool_lab.learning import LearningState, learn
 from examples.tool_lab.terminal import LearningProgress
 from records.store import Store
 from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.engine.served import ServedFile
 from rollout_bridge.rendering import Rendering
 from trainer.errors import StartupError
 from trainer.progress import ProgressBar
@@ -48,6 +49,7 @@ async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[
             config=config.engine_client,
             vocab_size=rendering.vocab_size,
             keys=config.policy.keys,
+            served=ServedFile(folder),
         ) as engine,
     ):
         await processes.start_engines()
@@ -117,15 +119,15 @@ async def _measure_gap(
     config: RunConfig, lab: LabConfig, version: int, folder: Path, timings: dict[str, float]
 ) -> dict[str, dict[str, float]]:
     """The gap to the hinted teacher, of the start and of the version that is served."""
-    from examples.tool_lab.gap import measure_gap, newest_weights
+    from examples.tool_lab.gap import measure_gap, weights_of
 
     begun = time.monotonic()
-    trained = newest_weights(folder, version, config.model)
     gap = {}
-    for when, weights in (("before", config.model), ("after", trained)):
-        gap[when] = await asyncio.to_thread(
-            measure_gap, weights, config.model, lab.preferences, lab.seed
-        )
+    with weights_of(folder, version, config.model) as trained:
+        for when, weights in (("before", config.model), ("after", trained)):
+            gap[when] = await asyncio.to_thread(
+                measure_gap, weights, config.model, lab.preferences, lab.seed
+            )
     timings["measuring the gap"] = time.monotonic() - begun
     return gap
 

@@ -80,7 +80,11 @@ def add_routes(app: FastAPI, engine: Engine) -> None:
             "root": engine.config.model,
             "max_model_len": engine.context_length,
         }
-        return json_reply({"object": "list", "data": [model]})
+        adapters = [
+            {**model, "id": name, "root": path, "parent": engine.config.model}
+            for name, path in engine.adapters.items()
+        ]
+        return json_reply({"object": "list", "data": [model, *adapters]})
 
     @app.post("/v1/chat/completions")
     async def chat_completions(http_request: Request) -> Response:

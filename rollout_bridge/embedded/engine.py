@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from rollout_bridge.embedded import loading
+from rollout_bridge.embedded.adapters import Adapter, read_adapter
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
-from rollout_bridge.embedded.errors import BadRequest
+from rollout_bridge.embedded.errors import AdapterRejected, BadRequest
 from rollout_bridge.embedded.grammar import GrammarCompiler
 from rollout_bridge.embedded.kv_cache import CacheShape, RowCache
 from rollout_bridge.embedded.prefix_cache import PrefixCache
@@ -49,6 +50,9 @@ class Engine:
         self.context_length = loading.context_length(self._model, config)
         self.stop_token_ids = frozenset(model_stop_ids(config.model, self.tokenizer))
         runner = ModelRunner(self._model, self.context_length)
+        self._layers = runner.adapters
+        self._adapters: dict[str, Adapter] = {}
+        self._adapter_paths: dict[str, str] = {}
         self.vocab_size = runner.vocab_size
         shape = runner.cache_shape()
         row_tokens, prefix_tokens = _memory(config, shape, self.context_length)
@@ -145,6 +149,47 @@ class Engine:
         )
         self.model_path = path
         return affected
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The adapters that are loaded, and the folder of each."""
+        return {name: adapter.path for name, adapter in self._adapters.items()}
+
+    def adapter(self, name: str | None) -> Adapter | None:
+        """The adapter of this name; None for the base. Raises BadRequest if it is not loaded."""
+        if name is None:
+            return None
+        if name not in self._adapters:
+            loaded = ", ".join(self._adapters) or "none"
+            raise BadRequest(f"The LoRA adapter {name!r} is not loaded (loaded: {loaded}).")
+        return self._adapters[name]
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Requests may name the adapter in folder `path` from here on.
+
+        A name is for one folder, for ever: what was computed under it stays in the prefix cache.
+        Raises AdapterRejected; those that are loaded are then as they were.
+        """
+        if not name or name in self._adapters:
+            raise AdapterRejected(f"a LoRA adapter named {name!r} is loaded already")
+        if self._adapter_paths.get(name, path) != path:
+            other = self._adapter_paths[name]
+            raise AdapterRejected(f"{name!r} was the adapter in {other}: take a new name")
+        adapter = await asyncio.to_thread(read_adapter, name, path, self._model, self.config.model)
+
+        def install() -> None:
+            self._layers.fit(adapter)
+            self._adapter_paths[name] = path
+            self._adapters[name] = adapter
+
+        await self._call(install)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Requests may name it no more; those that have go on with it. Raises AdapterRejected for
+        one that is not loaded.
+        """
+        if self._adapters.pop(name, None) is None:
+            raise AdapterRejected(f"no LoRA adapter named {name!r} is loaded")
 
     async def _call(self, function: Callable[[], Any]) -> Any:
         if self.failure is not None:

@@ -3,6 +3,7 @@
 EmbeddedEngineError
 ├── UnsupportedModel  the model cannot be served here; the message says why
 ├── WeightsRejected   a weight update was refused; the weights are as they were
+├── AdapterRejected   an adapter was not loaded or unloaded; those that are loaded are as they were
 └── BadRequest        a request was refused before it reached the scheduler
 """
 
@@ -19,6 +20,10 @@ class UnsupportedModel(EmbeddedEngineError):
 
 class WeightsRejected(EmbeddedEngineError):
     """The folder's tensors are not this model's; nothing was changed."""
+
+
+class AdapterRejected(EmbeddedEngineError):
+    """The folder's adapter cannot be served beside this model, or the name is taken."""
 
 
 class BadRequest(EmbeddedEngineError):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from rollout_bridge.embedded.adapters import Adapter
 from rollout_bridge.embedded.kv_cache import CacheShape, RowCache
 
 BLOCK = 16
@@ -26,11 +27,14 @@ _Key = tuple[int | str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """The known blocks of a sequence; `next_key` names the first unknown full block, if any."""
+    """The known blocks of a sequence; `next_key` names the first unknown full block, if any.
+    `adapter` is what the rest is to be computed with.
+    """
 
     blocks: tuple[int, ...]
     next_key: _Key | None
     namespace: str = ""
+    adapter: Adapter | None = None
 
     @property
     def num_tokens(self) -> int:

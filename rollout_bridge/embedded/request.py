@@ -10,6 +10,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollout_bridge.embedded.adapters import Adapter
 from rollout_bridge.embedded.grammar import Kind, Matcher
 
 _EXPECTED_RESPONSE = 256
@@ -71,8 +72,8 @@ class Finish:
 class EngineRequest:
     """A request and its state. `score_from`: log-probs are wanted of `input_ids[score_from:]`.
 
-    Requests share the prefixes of one `cache_namespace`. Those of a higher `priority` are begun
-    first.
+    Requests of one `adapter` (None: the base) share the prefixes of one `cache_namespace`. Those of
+    a higher `priority` are begun first.
     """
 
     input_ids: list[int]
@@ -84,6 +85,7 @@ class EngineRequest:
     stream: bool = False
     cache_namespace: str = ""
     priority: int = 0
+    adapter: Adapter | None = None
 
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)
@@ -118,6 +120,15 @@ class EngineRequest:
         self.input_logprobs = []
         self.input_top = []
         self.input_chosen = []
+
+    @property
+    def prefix_namespace(self) -> str:
+        """Where its prefixes are kept: keys and values are of one adapter, whose name is used
+        once.
+        """
+        if self.adapter is None:
+            return self.cache_namespace
+        return f"{self.adapter.name}\n{self.cache_namespace}"
 
     @property
     def num_tokens(self) -> int:

@@ -6,11 +6,12 @@ Between the scheduler, which decides who computes when, and the runner, which co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 
 import torch
 
+from rollout_bridge.embedded.adapters import Adapter, RowPlan
 from rollout_bridge.embedded.kv_cache import RowCache
 from rollout_bridge.embedded.prefix_cache import Match, PrefixCache
 from rollout_bridge.embedded.request import EngineRequest
@@ -52,11 +53,19 @@ class Rows:
 
     def match(self, request: EngineRequest) -> Match:
         """The known prefix of what a request needs before its next token is sampled."""
-        return self._prefixes.match(request.sequence[:-1], request.cache_namespace)
+        return self._match(request, request.sequence[:-1])
 
     def match_scored(self, request: EngineRequest) -> Match:
         """The known prefix of what stands before the tokens to be scored."""
-        return self._prefixes.match(request.scored_context, request.cache_namespace)
+        return self._match(request, request.scored_context)
+
+    def _match(self, request: EngineRequest, ids: Sequence[int]) -> Match:
+        known = self._prefixes.match(ids, request.prefix_namespace)
+        return known if request.adapter is None else replace(known, adapter=request.adapter)
+
+    def plan(self, adapters: Sequence[Adapter | None]) -> RowPlan:
+        """What the rows 0.. add to the base, for `decode`."""
+        return self._runner.adapters.plan(adapters)
 
     def remember(self, ids: Sequence[int], row: int, namespace: str) -> None:
         """Keep the keys and values of `ids`, which are in `row`, for other requests."""
@@ -86,6 +95,7 @@ class Rows:
             self._prefixes.load(match, self._cache, row)
         work = (length - max(starts)) * len(sequences)
         if work:
+            self._use([match.adapter for match in matches])
             self._runner.prefill(self._cache, first_row, sequences, starts)
             filled = zip(sequences, matches, strict=True)
             for row, (sequence, match) in enumerate(filled, start=first_row):
@@ -114,6 +124,7 @@ class Rows:
         start = long.num_done
         size = max(max_cost // max(start, isqrt(max_cost)), _LEAST_PIECE)
         end = min(start + size, len(long.sequence))
+        self._use([long.request.adapter])
         if long.scored_from is None or start < long.scored_from:
             end = min(end, long.scored_from or end)
             self._runner.prefill(long.cache, 0, [long.sequence[:end]], [start])
@@ -153,6 +164,7 @@ class Rows:
         sequences = [request.input_ids for request in requests]
         length = self._runner.padded_length(sequences, [start - 1 for start in starts])
         last_row = first_row + len(requests)
+        self._use([request.adapter for request in requests])
         self._cache.ensure(last_row, length + 1, num_used=last_row)
         for logits_BTV, norms_BT, positions in self._runner.score(
             self._cache, first_row, sequences, starts
@@ -163,14 +175,18 @@ class Rows:
             request.cached_tokens = match.num_tokens
 
     def decode(
-        self, tokens_B1: torch.Tensor, positions_B1: torch.Tensor, length: int
+        self, tokens_B1: torch.Tensor, positions_B1: torch.Tensor, length: int, plan: RowPlan
     ) -> torch.Tensor:
         """Logits [B, V] after one more token in each of rows 0..B-1."""
+        self._runner.adapters.use(plan)
         count = len(tokens_B1)
         self._cache.ensure(count, length, num_used=count)
         return self._runner.forward(
             self._cache, 0, tokens_B1, positions_B1, length, logits_to_keep=1
         )[:, -1]
+
+    def _use(self, adapters: Sequence[Adapter | None]) -> None:
+        self._runner.adapters.use(self._runner.adapters.plan(adapters))
 
 
 def _record(

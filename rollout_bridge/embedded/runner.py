@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from rollout_bridge.embedded.adapters import AdapterLayers
 from rollout_bridge.embedded.errors import UnsupportedModel
 from rollout_bridge.embedded.kv_cache import CacheShape, RowCache
 from rollout_bridge.embedded.logprobs import normalise
@@ -35,6 +36,8 @@ class ModelRunner:
         self.context_length = context_length
         self.device = model.device
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr]
+        self.adapters = AdapterLayers(model, self.device)
+        """What the next computations add to the base, and in which rows: none, if nobody said."""
         self._masks = Masks(model.config, model.dtype, self.device)
 
     @torch.inference_mode()

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from rollout_bridge.embedded.adapters import RowPlan
 from rollout_bridge.embedded.admission import next_long, take_prefill_group, take_score_group
 from rollout_bridge.embedded.prefix_cache import Match
 from rollout_bridge.embedded.request import EngineRequest, Finish
@@ -68,6 +69,7 @@ class Scheduler:
         self._rows_changed = True
         self._tokens_B1 = self._positions_B1 = torch.empty(0)
         self._longest = 0
+        self._plan = RowPlan()
 
     @property
     def not_running(self) -> list[EngineRequest]:
@@ -300,7 +302,9 @@ class Scheduler:
         while not self._rows.fits(len(self.running), self._longest + 1):
             self._retract_from(len(self.running) - 1)
             self._use_rows()
-        logits_BV = self._rows.decode(self._tokens_B1, self._positions_B1, self._longest + 1)
+        logits_BV = self._rows.decode(
+            self._tokens_B1, self._positions_B1, self._longest + 1, self._plan
+        )
         ids_B, logprobs_B = self._sampler.sample(logits_BV)
         self._tokens_B1 = ids_B[:, None]
         self._positions_B1 += 1
@@ -335,7 +339,7 @@ class Scheduler:
         if request in self.running:
             row = self.running.index(request)
             if request.kv_is_current:
-                self._rows.remember(request.sequence[:-1], row, request.cache_namespace)
+                self._rows.remember(request.sequence[:-1], row, request.prefix_namespace)
             last = len(self.running) - 1
             if row != last:
                 moved = self.running[last]
@@ -371,6 +375,7 @@ class Scheduler:
         self._tokens_B1 = torch.tensor(last, device=device, dtype=torch.long)[:, None]
         self._positions_B1 = torch.tensor(lengths, device=device, dtype=torch.long)[:, None]
         self._longest = max(lengths, default=0)
+        self._plan = self._rows.plan([request.adapter for request in self.running])
         self._sampler.use(list(self.running))
         self._rows_changed = False
 

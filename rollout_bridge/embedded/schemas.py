@@ -118,6 +118,8 @@ class GenerateBody(BaseModel):
     rid: str | None = None
     extra_key: str | None = None
     priority: int = 0
+    lora_path: str | None = None
+    """Name of a loaded adapter; null: the base."""
 
 
 class ControlBody(BaseModel):
@@ -132,6 +134,19 @@ class UpdateWeightsBody(ControlBody):
     model_path: str
     weight_version: str | None = None
     flush_cache: bool = True
+
+
+class LoadAdapterBody(ControlBody):
+    """Body of /load_lora_adapter."""
+
+    lora_name: str = Field(min_length=1)
+    lora_path: str
+
+
+class UnloadAdapterBody(ControlBody):
+    """Body of /unload_lora_adapter."""
+
+    lora_name: str
 
 
 class PauseBody(ControlBody):

@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ValidationError
 
-from rollout_bridge.embedded import chat, schemas
+from rollout_bridge.embedded import adapter_routes, chat, schemas
 from rollout_bridge.embedded.access import Access
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.embedded.engine import Engine
@@ -53,6 +53,7 @@ def create_app(engine: Engine, api_key: str | None = None) -> FastAPI:
     _add_generate(app, engine)
     _add_control(app, engine)
     _add_information(app, engine)
+    adapter_routes.add_routes(app, engine)
     chat.add_routes(app, engine)
     app.add_middleware(Access, api_key=api_key)
     return app
@@ -229,6 +230,7 @@ def _information(engine: Engine) -> dict[str, Any]:
         "vocab_size": engine.vocab_size,
         "context_length": engine.context_length,
         "engine": "embedded",
+        "enable_lora": True,
     }
 
 
@@ -254,6 +256,7 @@ def _split_batch(value: Any) -> list[dict[str, Any]]:
         "logprob_start_len",
         "top_logprobs_num",
         "rid",
+        "lora_path",
     ):
         if isinstance(value.get(name), list):
             if len(value[name]) != size:
@@ -273,6 +276,7 @@ async def _jobs(
         raise BadRequest("Either text or input_ids should be provided.")
     if not ids:
         raise BadRequest("input_ids cannot be empty.")
+    adapter = engine.adapter(body.lora_path)
     start = body.logprob_start_len if body.logprob_start_len is not None else -1
     if body.return_logprob and start >= len(ids):
         raise BadRequest(
@@ -292,6 +296,7 @@ async def _jobs(
             token_ids=tuple(body.token_ids_logprob or ()) if body.return_logprob else (),
             cache_namespace=body.extra_key or "",
             priority=body.priority,
+            adapter=adapter,
         )
         if body.rid is not None:
             request.rid = body.rid if params.n == 1 else f"{body.rid}_{number}"

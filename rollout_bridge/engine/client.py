@@ -7,10 +7,12 @@ Which requests there are, and what their replies must hold (`wire`); how they ge
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +20,9 @@ from numpy.typing import NDArray
 from records.types import Ids, Logprobs
 from rollout_bridge.engine import wire
 from rollout_bridge.engine.config import EngineClientConfig
-from rollout_bridge.engine.errors import EngineError, EngineRejected
+from rollout_bridge.engine.errors import EngineError, EngineRejected, EngineUnavailable
 from rollout_bridge.engine.keys import EngineKeys
+from rollout_bridge.engine.served import ServedSource, ServedVersion
 from rollout_bridge.engine.server_info import ServerInfo, read_server_info
 from rollout_bridge.engine.streaming import EventStream
 from rollout_bridge.engine.transport import EngineTransport, TryAgain, routing_headers
@@ -32,6 +35,9 @@ from rollout_bridge.engine.types import (
     ScoredTokens,
 )
 
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
 
 class EngineClient:
     """Client of the engine at `base_url`; make it and use it inside one event loop.
@@ -40,6 +46,8 @@ class EngineClient:
     the engine wants to see with each request. `priority`: answers asked for here are begun before
     those of clients with a lower one (clients without have 0), where the engine knows priorities:
     the embedded one, and SGLang with `--enable-priority-scheduling`; others take no notice.
+    `served`: which adapter requests are to name; replies then say its version in place of the
+    base's label.
     """
 
     def __init__(
@@ -50,12 +58,14 @@ class EngineClient:
         vocab_size: int | None = None,
         keys: EngineKeys | None = None,
         priority: int = 0,
+        served: ServedSource | None = None,
     ):
         self.base_url = base_url.rstrip("/")
         self.config = config or EngineClientConfig()
         self.vocab_size = vocab_size
         self.keys = keys or EngineKeys()
         self.priority = priority
+        self.served = served
         self._http = EngineTransport(self.base_url, self.config, self.keys)
 
     async def __aenter__(self) -> EngineClient:
@@ -89,13 +99,13 @@ class EngineClient:
         ids = wire.checked_ids(input_ids, self.vocab_size)
         base_id = request_id or uuid.uuid4().hex
 
-        async def attempt(number: int) -> Any:
+        async def attempt(number: int, lora: dict[str, Any]) -> Any:
             rid = _attempt_id(base_id, number)
             try:
                 return await self._http.request(
                     "POST",
                     "/generate",
-                    self._generate_body(ids, params, rid, cache_key, stream=False),
+                    self._generate_body(ids, params, rid, cache_key, stream=False) | lora,
                     timeout_s=self.config.total_timeout_s,
                     headers=routing_headers(routing_key),
                 )
@@ -103,8 +113,9 @@ class EngineClient:
                 self._http.abort_later(rid)
                 raise
 
-        reply = await self._http.with_retries(attempt)
-        return wire.read_generation(reply, len(ids), self.config.routed_experts_topk)
+        reply, version = await self._with_adapter(attempt)
+        found = wire.read_generation(reply, len(ids), self.config.routed_experts_topk)
+        return wire.of_version(found, version)
 
     async def stream(
         self,
@@ -123,16 +134,24 @@ class EngineClient:
         ids = wire.checked_ids(input_ids, self.vocab_size)
         base_id = request_id or uuid.uuid4().hex
 
-        async def attempt(number: int) -> tuple[EventStream, Any]:
+        async def attempt(number: int, lora: dict[str, Any]) -> tuple[EventStream, Any]:
             rid = _attempt_id(base_id, number)
-            body = self._generate_body(ids, params, rid, cache_key, stream=True)
-            return await self._http.open_stream(body, routing_key)
+            body = self._generate_body(ids, params, rid, cache_key, stream=True) | lora
+            events, event = await self._http.open_stream(body, routing_key)
+            try:
+                wire.raise_if_error(event)
+            except EngineRejected:
+                events.close()
+                raise
+            return events, event
 
-        events, event = await self._http.with_retries(attempt)
+        (events, event), version = await self._with_adapter(attempt)
         reader = wire.StreamReader(len(ids), self.config.routed_experts_topk)
         try:
             while True:
-                yield reader.read(event)
+                chunk = reader.read(event)
+                final = None if chunk.final is None else wire.of_version(chunk.final, version)
+                yield replace(chunk, final=final)
                 if reader.finished:
                     await events.drain()
                     return
@@ -183,6 +202,33 @@ class EngineClient:
         if not isinstance(reply, dict) or reply.get("success") is not True:
             raise EngineRejected(400, wire.error_message(reply, "weights were not updated"))
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load the adapter in folder `path` under a name that no other one ever has; nothing where
+        it is loaded already. Raises EngineRejected when it cannot be.
+        """
+        body = {"lora_name": name, "lora_path": path}
+        try:
+            reply = await self._http.control("/load_lora_adapter", body)
+        except EngineRejected as refusal:
+            # A second request, of a client whose first answer got lost, or of another process.
+            if refusal.status == 404 or name not in await self.adapters():
+                raise
+            return
+        if not isinstance(reply, dict) or reply.get("success") is not True:
+            raise EngineRejected(400, wire.error_message(reply, "the adapter was not loaded"))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; requests that it answers end well. Raises EngineRejected for an
+        unknown one.
+        """
+        reply = await self._http.control("/unload_lora_adapter", {"lora_name": name})
+        if not isinstance(reply, dict) or reply.get("success") is not True:
+            raise EngineRejected(400, wire.error_message(reply, "the adapter was not unloaded"))
+
+    async def adapters(self) -> list[str]:
+        """Names of the adapters that are loaded; one try."""
+        return wire.read_adapters(await self._http.probe("/v1/models"))
+
     async def pause(self, mode: PauseMode = "retract") -> None:
         """Stop generating; new requests wait until `resume`, they are not refused."""
         await self._http.control("/pause_generation", {"mode": mode})
@@ -208,7 +254,15 @@ class EngineClient:
         return True
 
     async def model_info(self) -> ModelInfo:
-        """What is served now; one try, so that it can be polled."""
+        """What is served now; one try, so that it can be polled. With `served` its label is the
+        version that serves.
+        """
+        info = await self.base_info()
+        version = None if self.served is None else self.served.current()
+        return info if version is None else replace(info, weight_version=version.label)
+
+    async def base_info(self) -> ModelInfo:
+        """What the engine itself says, adapters aside; one try."""
         # SGLang's router knows the older name only, and asks one of its servers.
         info = await self._http.probe("/model_info", "/get_model_info")
         models = None
@@ -255,11 +309,11 @@ class EngineClient:
         if top_k:
             body["top_logprobs_num"] = top_k
 
-        async def attempt(number: int) -> Any:
+        async def attempt(number: int, lora: dict[str, Any]) -> Any:
             reply = await self._http.request(
                 "POST",
                 "/generate",
-                body,
+                body | lora,
                 timeout_s=self.config.score_timeout_s,
                 headers=routing_headers(routing_key),
             )
@@ -267,7 +321,40 @@ class EngineClient:
                 raise TryAgain("/generate: the engine broke off a scoring request")
             return reply
 
-        return ids, await self._http.with_retries(attempt)
+        reply, _ = await self._with_adapter(attempt)
+        return ids, reply
+
+    async def _with_adapter(
+        self, attempt: Callable[[int, dict[str, Any]], Awaitable[Result]]
+    ) -> tuple[Result, ServedVersion | None]:
+        """What an attempt gives that names the adapter which serves when it is made, and that
+        version; tried again as `EngineTransport.with_retries` does.
+
+        An engine that was restarted has no adapters: whoever finds that out loads the one it asked
+        for, and asks again.
+        """
+        named: list[ServedVersion | None] = []
+
+        async def with_current(number: int) -> Result:
+            version = None if self.served is None else self.served.current()
+            named.append(version)
+            adapter = None if version is None else version.adapter
+            if adapter is None:
+                return await attempt(number, {})
+            try:
+                return await attempt(number, {"lora_path": adapter.name})
+            except EngineRejected as refusal:
+                if adapter.name in await self.adapters():
+                    raise
+                logger.warning("%s lacks adapter %s: %s", self.base_url, adapter.name, refusal)
+                try:
+                    await self.load_adapter(adapter.name, adapter.path)
+                except EngineRejected as again:
+                    raise EngineUnavailable(f"adapter {adapter.name}: {again}") from refusal
+                return await attempt(number, {"lora_path": adapter.name})
+
+        result = await self._http.with_retries(with_current)
+        return result, named[-1]
 
     def _generate_body(
         self,

@@ -16,7 +16,9 @@ _ADMIN_ROUTES = (
     "/abort_request",
     "/continue_generation",
     "/flush_cache",
+    "/load_lora_adapter",
     "/pause_generation",
+    "/unload_lora_adapter",
     "/update_weights",
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from records.types import Ids, Logprobs
 from rollout_bridge.engine.errors import EngineLogprobError, EngineProtocolError, EngineRejected
 from rollout_bridge.engine.experts import read_experts
+from rollout_bridge.engine.served import ServedVersion
 from rollout_bridge.engine.types import (
     Generation,
     GenerationChunk,
@@ -50,8 +52,9 @@ def error_message(body: Any, fallback: str) -> str:
             return error
         if isinstance(error, dict) and isinstance(error.get("message"), str):
             return error["message"]
-        if isinstance(body.get("detail"), str):
-            return body["detail"]
+        for key in ("detail", "error_message"):
+            if isinstance(body.get(key), str):
+                return body[key]
     return fallback
 
 
@@ -89,6 +92,32 @@ def read_generation(reply: Any, num_input: int, experts_topk: int = 0) -> Genera
         raise EngineProtocolError(str(error)) from error
 
 
+def of_version(generation: Generation, version: ServedVersion | None) -> Generation:
+    """As sampled by the adapter of `version`, where one was named: an adapter stays what it is, so
+    all tokens are of that version, whatever the base is called.
+    """
+    if version is None:
+        return generation
+    span = WeightSpan(version=version.label, start=0, end=len(generation.output_ids))
+    return replace(generation, weight_version=version.label, weight_spans=(span,))
+
+
+def read_adapters(models: Any) -> list[str]:
+    """Names of the adapters in a reply of /v1/models."""
+    try:
+        return [str(model["id"]) for model in models["data"] if model.get("parent") is not None]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise EngineProtocolError("/v1/models lists no models") from error
+
+
+def raise_if_error(event: Any) -> None:
+    """Raise EngineRejected for an error event of a stream."""
+    if isinstance(event, dict) and "error" in event:
+        code = event["error"].get("code") if isinstance(event["error"], dict) else None
+        status = code if isinstance(code, int) else 400
+        raise EngineRejected(status, error_message(event, "error event"))
+
+
 def is_aborted(reply: Any) -> bool:
     """Whether the engine broke the request off before it was done."""
     meta = reply.get("meta_info") if isinstance(reply, dict) else None
@@ -110,10 +139,7 @@ class StreamReader:
 
         Raises EngineRejected for an error event.
         """
-        if isinstance(event, dict) and "error" in event:
-            code = event["error"].get("code") if isinstance(event["error"], dict) else None
-            status = code if isinstance(code, int) else 400
-            raise EngineRejected(status, error_message(event, "error event"))
+        raise_if_error(event)
         meta = _meta(event)
         ids, logprobs = _output_tokens(event, meta)
         seen = len(self._ids)

@@ -31,7 +31,7 @@ from records.types import TurnRecord
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import PauseMode
 from rollout_bridge.rendering import Rendering
-from trainer.publish import Publisher
+from trainer.publish import Publisher, Weights
 
 WEATHER = {
     "type": "function",
@@ -111,11 +111,15 @@ class LiveDoor:
     num_chunks: int = 0
     """Pieces of streamed replies that agents have got so far."""
 
+    def weights(self, version: int) -> Weights:
+        """The two folders in turn."""
+        return Weights(version=version, path=str(self.folders[version % 2]))
+
     async def publish(self) -> None:
         """The next version: even ones are the first folder's weights, odd ones the second's."""
         version = self.updates[-1].version + 1 if self.updates else FIRST_VERSION
         begun = time.monotonic()
-        assert await self.publisher.publish(str(self.folders[version % 2]), version) == []
+        assert await self.publisher.publish(self.weights(version)) == []
         self.updates.append(Update(version=version, begun=begun, ended=time.monotonic()))
 
     async def in_the_midst(self, num_chunks: int) -> None:

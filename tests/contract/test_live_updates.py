@@ -23,7 +23,7 @@ from rollout_bridge.engine.types import PauseMode
 from rollout_bridge.rendering import Rendering
 from tests.contract.engine_process import ROOT, embedded_engine
 from tests.contract.live_door import WEATHER, Answer, Forward, LiveDoor, live_door, write_endless
-from trainer.publish import Publisher
+from trainer.publish import Publisher, Weights
 
 LAB_MODEL = ROOT / "examples" / "tool_lab" / "model"
 MODES: tuple[PauseMode, ...] = ("retract", "abort", "in_place")
@@ -274,7 +274,8 @@ async def test_an_update_that_fails_costs_no_reply(
 
         async def fail() -> None:
             await door.in_the_midst(20)
-            assert await publisher.publish(str(tmp_path / "no-such-folder"), 999) == ["policy"]
+            missing = Weights(version=999, path=str(tmp_path / "no-such-folder"))
+            assert await publisher.publish(missing) == ["policy"]
 
         answers = await traffic_during(door, fail)
         turns = [await door.turn(answer) for answer in answers]
@@ -306,7 +307,7 @@ async def test_requests_outlast_a_trainer_that_dies_between_pause_and_resume(
         # The next trainer: it knows of no engine what it serves, and brings all to its version.
         door.publisher = Publisher({"policy": door.client}, mode=mode)
         version = door.updates[-1].version
-        assert await door.publisher.repair(str(door.folders[version % 2]), version) == []
+        assert await door.publisher.repair(door.weights(version)) == []
         answers = await asyncio.gather(*before, *during)
         assert await door.metric('opd_longest_wait_seconds{reply="streamed"}') == 0
         turns = [await door.turn(answer) for answer in answers]

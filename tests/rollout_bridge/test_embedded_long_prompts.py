@@ -35,9 +35,9 @@ def watched(engine: Engine) -> list[str]:
     rows = engine._scheduler._rows
     decode, prefill, advance, score = rows.decode, rows.prefill, rows.advance, rows.score
 
-    def on_decode(tokens, positions, length):
+    def on_decode(tokens, positions, length, plan):
         events.append(f"decode {len(tokens)}")
-        return decode(tokens, positions, length)
+        return decode(tokens, positions, length, plan)
 
     def on_prefill(first_row, sequences, matches):
         events.append(f"prefill {len(sequences)}")

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from peft import PeftModel
 
-from rollout_bridge.engine.errors import EngineUnavailable
+from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
+from rollout_bridge.engine.served import ServedSource
 from rollout_bridge.engine.types import Generation, SamplingParams
 from tests.trainer.tiny import load
 from trainer.calibrate import own_logprobs
+from trainer.lora import known_warnings
+from trainer.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -23,18 +28,26 @@ class Info:
 
 
 class LocalEngine:
+    """`served`: the file that says which adapter answers, as the engine client's requests do.
+    `refuses_adapters`: why it takes none.
+    """
+
     def __init__(self, path: str, version: str = "0"):
         self.version = version
+        self.loaded: dict[str, str] = {}
+        self.served: ServedSource | None = None
+        self.refuses_adapters: str | None = None
+        self._adapted: dict[str, Policy] = {}
         self.paused = False
         self.calls: list[str] = []
         self.modes: list[str] = []
         self.fail: Counter[str] = Counter()
+        self.start = path
         self._load(path)
 
     def _load(self, path: str) -> None:
         self.path = path
-        self.policy = load(path).freeze()
-        self._score = own_logprobs(self.policy, self.policy.device)
+        self.policy = load(Path(path)).freeze()
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -51,36 +64,79 @@ class LocalEngine:
         self._call("resume")
         self.paused = False
 
-    async def update_weights(self, path: str, version: str, *, flush_cache: bool) -> None:
+    async def update_weights(self, path: str, version: str, *, flush_cache: bool = True) -> None:
         self._call("update_weights")
         assert self.paused
         assert flush_cache is (self.modes[-1] != "in_place")
         self._load(path)
         self.version = version
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        self._call("load_adapter")
+        if self.refuses_adapters is not None:
+            raise EngineRejected(400, self.refuses_adapters)
+        with known_warnings():
+            model = PeftModel.from_pretrained(load(Path(self.start)).model, path)
+        self._adapted[name] = Policy(model, dtype="float32", chunk_tokens=1024).freeze()
+        self.loaded[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        self._call("unload_adapter")
+        del self.loaded[name]
+
+    async def adapters(self) -> list[str]:
+        self._call("adapters")
+        return list(self.loaded)
+
+    def restart(self) -> None:
+        """As a process that comes up again from its start weights."""
+        self._load(self.start)
+        self.version = "0"
+        self.loaded.clear()
+
+    @property
+    def current(self) -> str:
+        """The version that answers now."""
+        now = None if self.served is None else self.served.current()
+        return self.version if now is None else now.label
+
+    @property
+    def answering(self) -> Policy:
+        """What answers now."""
+        now = None if self.served is None else self.served.current()
+        if now is None or now.adapter is None:
+            return self.policy
+        assert now.adapter.name in self.loaded, "requests name what is loaded"
+        return self._adapted[now.adapter.name]
+
+    async def base_info(self) -> Info:
+        self._call("base_info")
+        return Info(weight_version=self.version)
+
     async def model_info(self) -> Info:
         self._call("model_info")
-        return Info(weight_version=self.version)
+        return Info(weight_version=self.current)
 
     async def score(self, input_ids: np.ndarray, start: int) -> np.ndarray:
         self._call("score")
-        return self._score(input_ids)[start - 1 :]
+        answering = self.answering
+        return own_logprobs(answering, answering.device)(input_ids)[start - 1 :]
 
     async def generate(self, input_ids: np.ndarray, params: SamplingParams) -> Generation:
         self._call("generate")
-        ids = np.asarray(input_ids)
+        ids, policy = np.asarray(input_ids), self.answering
         for _ in range(params.max_new_tokens):
             with torch.no_grad():
-                logits = self.policy.base_model(torch.from_numpy(ids)[None].long()).logits[0, -1]
+                logits = policy.base_model(torch.from_numpy(ids)[None].long()).logits[0, -1]
             token = int(torch.multinomial(logits.softmax(-1), 1))
             ids = np.append(ids, np.int32(token)).astype(np.int32)
         return Generation(
             output_ids=ids[len(input_ids) :],
-            output_logprobs=self._score(ids)[len(input_ids) - 1 :],
+            output_logprobs=own_logprobs(policy, policy.device)(ids)[len(input_ids) - 1 :],
             text="",
             finish_reason="length",
             matched=None,
-            weight_version=self.version,
+            weight_version=self.current,
             weight_spans=None,
             prompt_tokens=len(input_ids),
             cached_tokens=0,

@@ -1,5 +1,3 @@
-import dataclasses
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -16,7 +14,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.config import LoraConfig
 from trainer.errors import CheckpointError
 from trainer.lora import adapter_state, known_warnings, save_adapter
-from trainer.manifest import FileEntry, Manifest
+from trainer.manifest import Manifest
 from trainer.merged import save_full
 from trainer.policy import Policy
 
@@ -111,13 +109,13 @@ def test_names_are_short_only_where_they_mean_the_same_modules(folder, tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == [one]
 
 
-def test_a_checkpoint_of_an_earlier_program_goes_on_exactly(folder, checkpoints):
+def test_a_checkpoint_of_an_earlier_program_goes_on_exactly(folder, checkpoints, monkeypatch):
     """Merged weights with `adapter.pt` beside them."""
     updater = make(folder, lora=LORA)
     chain = checkpoints.open()
     updater.update(mixed_batch(0), 0)
+    monkeypatch.setattr(Checkpoints, "_save_weights", save_as_earlier)
     chain.append(write(checkpoints, updater, chain[-1], 1, ["a"]))
-    as_earlier(checkpoints, 1, updater)
     chain = checkpoints.open()
     assert [link.version for link in chain] == [0, 1]
     torch.testing.assert_close(
@@ -134,22 +132,10 @@ def test_a_checkpoint_of_an_earlier_program_goes_on_exactly(folder, checkpoints)
     assert all(torch.equal(after[name], expected[name]) for name in expected)
 
 
-def as_earlier(checkpoints: Checkpoints, version: int, updater) -> None:
-    """The newest checkpoint as it was before adapters were stored alone."""
-    folder = checkpoints.folder(version)
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        (folder / name).unlink()
-    save_full(updater.policy, folder)
-    torch.save(adapter_state(updater.policy.base_model), folder / "adapter.pt")
-    manifest = Manifest.read(folder)
-    files = {
-        path.name: FileEntry(
-            size=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
-        )
-        for path in folder.iterdir()
-        if path.name != "manifest.json"
-    }
-    (folder / "manifest.json").write_bytes(dataclasses.replace(manifest, files=files).to_bytes())
+def save_as_earlier(self, policy, folder: Path) -> None:
+    """What a checkpoint held before adapters were stored alone; in place of `_save_weights`."""
+    save_full(policy, folder)
+    torch.save(adapter_state(policy.base_model), folder / "adapter.pt")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from records.config import StoreConfig
 from records.names import DropReason, TurnState
 from records.store import Store
+from rollout_bridge.engine.served import ServedFile
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.tiny import VOCAB, conversation, make_ready, save_model, states
 from trainer.calibrate import random_sequences
@@ -53,6 +54,7 @@ def samples(sessions: int, *, first: int = 0, **options) -> list:
 @asynccontextmanager
 async def opened(run, folder, engine=None, **options):
     engine = engine or LocalEngine(str(folder))
+    engine.served = ServedFile(run)
     run.mkdir(exist_ok=True)
     async with await Store.open(StoreConfig.sqlite(run / "records.db")) as store:
         trainer = await EmbeddedTrainer.open(
@@ -355,7 +357,7 @@ async def test_a_restart_in_the_middle_changes_nothing(folder, tmp_path, lora):
                 if index == 0:
                     await make_ready(store, samples(8))
                 else:
-                    assert engine.version == "2", "a restarted trainer brings the engine along"
+                    assert engine.current == "2", "a restarted trainer brings the engine along"
                 for _ in range(steps):
                     await trainer.step()
     one, other = final_weights(tmp_path / "whole", 4), final_weights(tmp_path / "halves", 4)

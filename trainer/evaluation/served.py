@@ -7,14 +7,19 @@ weights at any time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import tempfile
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.engine.errors import EngineRejected
 from rollout_bridge.engine.keys import EngineKeys, ensure_key_file, read_key_file
+from rollout_bridge.engine.served import AdapterRef, Chosen, ServedVersion
 from trainer.defaults import ENGINE_KEY
 from trainer.errors import StartupError
 from trainer.evaluation.weights import Weights
@@ -24,18 +29,34 @@ from trainer.run import ENGINE_START_S, answers
 from trainer.run_config import ConfigError, EngineConfig, RunConfig
 from trainer.supervisor import Supervisor, free_ports
 
+logger = logging.getLogger(__name__)
+
 _HOST = "127.0.0.1"
+_ADAPTERS = "opd-eval-"
 
 
 async def load(engine: EngineClient, weights: Weights, run: Path) -> None:
-    """Make the engine serve these weights under their label; an adapter is merged for it, in the
-    folder of the `run`, which an engine elsewhere sees too. Raises EngineError.
+    """Make the engine serve these weights under their label. For an engine that takes no adapters
+    one is merged, in the folder of the `run`, which an engine elsewhere sees too. Raises
+    EngineError.
     """
-    if (await engine.model_info()).weight_version == weights.label:
-        return
+    chosen = engine.served
+    assert isinstance(chosen, Chosen), "an evaluation's own client"
+    chosen.version = None
     if weights.adapts is None:
-        await _exchange(engine, weights.path, weights.label)
+        if (await engine.model_info()).weight_version != weights.label:
+            await _exchange(engine, weights.path, weights.label)
         return
+    if (await engine.model_info()).weight_version == "0":
+        # By any name that nobody has used before; the engine is this evaluation's for now.
+        adapter = AdapterRef(name=f"{_ADAPTERS}{uuid.uuid4().hex}", path=weights.path)
+        try:
+            await engine.load_adapter(adapter.name, adapter.path)
+        except EngineRejected as refusal:
+            logger.warning("version %s is merged for the engine: %s", weights.label, refusal)
+        else:
+            chosen.version = ServedVersion(label=weights.label, adapter=adapter)
+            return
     from trainer.merged import write_merged  # imports torch
 
     with tempfile.TemporaryDirectory(prefix=".eval_weights_", dir=run.resolve()) as folder:
@@ -71,6 +92,7 @@ async def policy_engine(
         try:
             yield engine
         finally:
+            await _forget_adapters(engine)
             await _exchange(engine, before.model_path, before.weight_version)
 
 
@@ -122,6 +144,14 @@ async def own_engine(
         await supervisor.stop()
 
 
+async def _forget_adapters(engine: EngineClient) -> None:
+    """Those that `load` brought to an engine that goes on without this evaluation."""
+    with contextlib.suppress(EngineRejected):  # one without adapters
+        for name in await engine.adapters():
+            if name.startswith(_ADAPTERS):
+                await engine.unload_adapter(name)
+
+
 async def _exchange(engine: EngineClient, path: str, label: str) -> None:
     await engine.pause("abort")
     try:
@@ -132,7 +162,9 @@ async def _exchange(engine: EngineClient, path: str, label: str) -> None:
 
 def _client(config: RunConfig, url: str, keys: EngineKeys) -> EngineClient:
     vocab_size = model_vocab_size(config.model)
-    return EngineClient(url, config=config.engine_client, vocab_size=vocab_size, keys=keys)
+    return EngineClient(
+        url, config=config.engine_client, vocab_size=vocab_size, keys=keys, served=Chosen()
+    )
 
 
 def _urls_of_run(config: RunConfig) -> set[str]:
