@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import run_config
 from trainer.config import trains_all_weights
-from trainer.model_config import config_value, context_length, why_not_served
+from trainer.model_config import config_value, context_length, has_experts, why_not_served
 from trainer.model_folder import check_model
 from trainer.run_config import ConfigError, EngineConfig, RunConfig
 from trainer.supervisor import free_ports
@@ -76,9 +76,29 @@ def resolve(
     if "url" in values["frozen"]:
         # A server that the run did not start names its weights as it likes: the first name counts.
         values["scoring"].pop("expected_version", None)
+    if recipe is not None:
+        values = _shared_where_possible(values, model)
     if "base_url" in values["judge"]:
         return _assign_ports(run_config.build(values))
     return _judged_by_frozen_engine(values, length)
+
+
+def _shared_where_possible(values: dict[str, Any], model: str) -> dict[str, Any]:
+    """One engine for policy, judge and teacher, unless somebody set that, or set the frozen one up
+    otherwise than the policy's.
+    """
+    frozen = values["frozen"]
+    policy = values["policy"].get("embedded", {})
+    own = {key: one for key, one in frozen.get("embedded", {}).items() if key != "port"}
+    is_alike = all(policy.get(key) == one for key, one in own.items())
+    if "shared" in frozen or not is_alike or frozen.get("embedded", {}).get("port"):
+        return values
+    if has_experts(model):
+        return values  # their adapters are merged for the engine
+    later = {"judge": {"base_url": "http://127.0.0.1:0/v1", "model": "later"}}
+    if run_config.build(run_config.merge(later, values)).why_not_shared is not None:
+        return values
+    return run_config.merge(values, {"frozen": {"shared": True}})
 
 
 def _as_given(values: dict[str, Any]) -> RunConfig:
@@ -186,13 +206,16 @@ def _assign_ports(config: RunConfig) -> RunConfig:
     one).
     """
     ports = iter(free_ports(3))
-    update: dict[str, object] = {}
+    update: dict[str, Any] = {}
     for role in ("policy", "frozen"):
         engine: EngineConfig = getattr(config, role)
         port = next(ports)
         if engine.embedded is not None and engine.embedded.port == 0:
             embedded = engine.embedded.model_copy(update={"port": port})
             update[role] = engine.model_copy(update={"embedded": embedded})
+    if config.frozen.shared:
+        policy: EngineConfig = update.get("policy", config.policy)
+        update["frozen"] = config.frozen.model_copy(update={"embedded": policy.embedded})
     port = next(ports)
     if config.proxy.port == 0:
         update["proxy"] = config.proxy.model_copy(update={"port": port})

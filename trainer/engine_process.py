@@ -19,6 +19,8 @@ def run_engine(config_file: Path, role: str, overrides: list[str], exit_with_par
     if role not in ("policy", "frozen"):
         raise ConfigError(f"--role {role}: must be policy or frozen")
     config = begin(config_file, overrides, exit_with_parent)
+    if role == "frozen" and config.frozen.shared:
+        raise ConfigError("--role frozen: this run's policy engine is the frozen one too")
     embedded = getattr(config, role).embedded
     if embedded is None:
         raise ConfigError(f"{role}.embedded: this run's {role} engine is not an embedded one")

@@ -19,6 +19,7 @@ from rollout_bridge.embedded.supported import (
 from trainer.run_config import ConfigError
 
 _FILE, _TEXT_PART = "config.json", "text_config"
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def config_value(model: str, key: str) -> Any:
@@ -48,6 +49,13 @@ def why_not_served(model: str) -> str | None:
     from transformers import AutoConfig
 
     return unsupported(AutoConfig.from_pretrained(model))
+
+
+def has_experts(model: str) -> bool:
+    """Whether its file says that layers are mixtures of experts. Raises as `config_value`."""
+    stated = _stated(model)
+    parts = [part for part in (stated, stated.get(_TEXT_PART)) if isinstance(part, dict)]
+    return any(part.get(key) for part in parts for key in _EXPERTS)
 
 
 def context_length(model: str, *, is_served_here: bool) -> int | None:

@@ -12,11 +12,9 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pydantic import SecretStr
 
 from records.freshness import Freshness
 from records.store import Store
@@ -29,18 +27,18 @@ from trainer.model_folder import check_model
 from trainer.rehearsal.saying import LearningLine
 from trainer.run_checks import run_warnings
 from trainer.run_config import EngineConfig, RunConfig
+from trainer.run_judge import judge_config, judge_control_texts, judge_counter
 from trainer.start_checks import check_listening, check_spill, check_store
 from trainer.status import status_line
 
 if TYPE_CHECKING:
-    from judge.config import JudgeConfig
     from judge.context import Reads
     from judge.hints.metrics import QuestionMetrics
-    from rollout_bridge.control_text import ControlTexts
     from rollout_bridge.engine.client import EngineClient
     from rollout_bridge.engine.served import ServedFile
     from rollout_bridge.rendering import Rendering
     from rollout_bridge.scoring import Resampler, RewriteHint
+    from trainer.config import TrainerConfig
     from trainer.loop import EmbeddedTrainer
 
 logger = logging.getLogger(__name__)
@@ -106,6 +104,7 @@ async def _judge_and_score(
 ) -> None:
     from judge.hints.metrics import QuestionMetrics
     from judge.worker import JudgeWorker
+    from rollout_bridge.engine.types import BACKGROUND_PRIORITY
     from rollout_bridge.policy_scores import PolicyScorer
     from rollout_bridge.scoring import ScoringWorker
     from trainer.metrics_file import keep_written
@@ -113,7 +112,8 @@ async def _judge_and_score(
 
     rendering = _rendering(config)
     store = await Store.open(config.store)
-    teacher, policy = _client(config, config.frozen), _policy_client(config, folder)
+    teacher = _client(config, config.frozen, priority=BACKGROUND_PRIORITY)
+    policy = _policy_client(config, folder, priority=BACKGROUND_PRIORITY)
     async with store, teacher, policy:
         reads: Reads = {
             "count_tokens": judge_counter(config, rendering),
@@ -246,28 +246,6 @@ async def _with_status(
             await asyncio.gather(saying, return_exceptions=True)
 
 
-def judge_counter(config: RunConfig, rendering: Rendering) -> Callable[[str], int]:
-    """Counts a text's tokens for the judge: exactly where it is the run's own model, whose
-    tokenizer is here, else by an estimate on the high side.
-    """
-    from judge.context import estimate_tokens
-
-    return rendering.count_tokens if config.judge.model == config.model else estimate_tokens
-
-
-def judge_control_texts(config: RunConfig, rendering: Rendering) -> ControlTexts:
-    """Control texts of the judge's tokenizer, where it is the run's own model or a local folder."""
-    from rollout_bridge.control_text import ControlTexts
-    from rollout_bridge.tokenizer import control_texts, load_tokenizer
-
-    if config.judge.model == config.model:
-        return ControlTexts(rendering.control_texts, with_blanks=True)
-    if Path(config.judge.model).is_dir():
-        texts = control_texts(load_tokenizer(config.judge.model))
-        return ControlTexts(texts, with_blanks=True)
-    return ControlTexts((), with_blanks=True)
-
-
 def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool) -> None:
     """The embedded trainer: calibrates, then trains whenever a batch is full."""
     config = begin(config_file, overrides, exit_with_parent)
@@ -302,7 +280,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
         await _check_teachers(config, rendering)
         trainer = await EmbeddedTrainer.open(
             store=store,
-            config=config.trainer,
+            config=_trainer_config(config),
             run_folder=folder,
             model=config.model,
             engines={"policy": policy},
@@ -323,6 +301,12 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
             if not stays and config.made_by in (None, "serve"):
                 path = await write_run_report(folder, f"Training {config.model}", store, rendering)
                 logger.info("report: %s", path)
+
+
+def _trainer_config(config: RunConfig) -> TrainerConfig:
+    """An engine that is judge and teacher too must keep its base: adapters are no option there."""
+    publish = "adapter" if config.frozen.shared else config.trainer.publish
+    return config.trainer.model_copy(update={"publish": publish})
 
 
 async def train_and_serve(
@@ -390,20 +374,6 @@ def _client(
         priority=priority,
         served=served,
     )
-
-
-def judge_config(config: RunConfig) -> JudgeConfig:
-    """The judge's settings, with the key of the run's own engine where that is the judge and no
-    other key was given.
-    """
-    judge = config.judge
-    if "api_key" in judge.model_fields_set and judge.api_key.get_secret_value() != "none":
-        return judge
-    for engine in (config.frozen, config.policy):
-        is_named = engine.url is not None or engine.embedded is not None
-        if is_named and judge.base_url == f"{engine.base_url}/v1" and engine.keys.api is not None:
-            return judge.model_copy(update={"api_key": SecretStr(engine.keys.api)})
-    return judge
 
 
 def owner_name(worker: str) -> str:

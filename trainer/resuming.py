@@ -146,7 +146,8 @@ def _startable(saved: dict[str, Any], known: RunConfig, folder: Path) -> dict[st
     values = dict(saved)
     for role in ("policy", "frozen"):
         embedded = getattr(known, role).embedded
-        if embedded is not None and listen_problem(embedded.host, embedded.port):
+        is_shared = role == "frozen" and known.frozen.shared
+        if embedded is not None and (is_shared or listen_problem(embedded.host, embedded.port)):
             section = {**values[role], "embedded": {**values[role]["embedded"], "port": 0}}
             values[role] = section
     if _judged_by_frozen(known):

@@ -148,6 +148,8 @@ class Run:
         return (self.folder / CALIBRATION_FILE).exists()
 
     async def _start_engine(self, role: Role, engine: EngineConfig) -> None:
+        if role == "frozen" and self.config.frozen.shared:
+            return
         if engine.url is None:
             ready = answers(f"{engine.base_url}/health")
             arguments = ["-m", "trainer.cli", "engine", "--role", role]

@@ -82,6 +82,16 @@ class EngineConfig(BaseModel):
         return f"http://{self.embedded.host}:{self.embedded.port}"
 
 
+class FrozenConfig(EngineConfig):
+    """The frozen engine: one of its own, or the base in the policy's."""
+
+    shared: bool = False
+    """The policy's embedded engine answers judge and teacher too, with the start weights that the
+    policy's adapters stand beside; `policy.embedded` is then the one engine's settings. Needs
+    `trainer.lora`. A new `opd serve` run shares where it can.
+    """
+
+
 class RunConfig(BaseModel):
     """Everything that a run's processes need to know."""
 
@@ -96,7 +106,7 @@ class RunConfig(BaseModel):
     renderer: RendererConfig = Field(default_factory=RendererConfig)
     store: StoreConfig
     policy: EngineConfig = Field(default_factory=EngineConfig)
-    frozen: EngineConfig = Field(default_factory=EngineConfig)
+    frozen: FrozenConfig = Field(default_factory=FrozenConfig)
     """The engine with the frozen start weights: teacher, and judge unless `judge.base_url`
     differs.
     """
@@ -118,7 +128,22 @@ class RunConfig(BaseModel):
     def _sections_fit(self) -> RunConfig:
         check_run(self.trainer, self.scoring, self.judge)
         check_rehearsal(self.rehearsal, self.scoring, self.trainer)
+        if self.frozen.shared and (why := self.why_not_shared) is not None:
+            raise ValueError(f"frozen.shared: {why}, or frozen.shared=false")
         return self
+
+    @property
+    def why_not_shared(self) -> str | None:
+        """What keeps one engine from serving policy, judge and teacher."""
+        if self.policy.url is not None or self.frozen.url is not None:
+            return "only an engine that the run starts is shared: leave policy.url and frozen.url"
+        if self.policy.embedded is None or self.frozen.embedded is None:
+            return "set policy.embedded and frozen.embedded"
+        if self.policy.embedded.model != self.frozen.embedded.model:
+            return "policy.embedded.model and frozen.embedded.model differ: set one"
+        if self.trainer.lora is None or self.trainer.publish == "merged":
+            return "all of the policy's weights change: set trainer.lora and trainer.publish=auto"
+        return None
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:

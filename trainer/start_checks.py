@@ -79,5 +79,7 @@ def _embedded(config: RunConfig) -> dict[str, EngineConfig]:
     return {
         role: engine
         for role, engine in engines.items()
-        if engine.url is None and engine.embedded is not None
+        if engine.url is None
+        and engine.embedded is not None
+        and not (role == "frozen" and config.frozen.shared)
     }

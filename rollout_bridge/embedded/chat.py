@@ -22,6 +22,7 @@ from rollout_bridge.embedded.errors import BadRequest
 from rollout_bridge.embedded.http import finished, json_reply, news, openai_error, read_body
 from rollout_bridge.embedded.request import EngineRequest
 from rollout_bridge.embedded.text import TextStream, final_text
+from rollout_bridge.engine.types import BACKGROUND_PRIORITY
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -132,6 +133,8 @@ async def _requests(body: ChatBody, engine: Engine) -> list[EngineRequest]:
             rid=f"{rid}_{number}",
             num_top=body.top_logprobs if body.logprobs else 0,
             stream=body.stream,
+            # Agents ask /generate, through the proxy.
+            priority=BACKGROUND_PRIORITY,
         )
         for number in range(params.n)
     ]

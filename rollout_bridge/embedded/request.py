@@ -73,7 +73,7 @@ class EngineRequest:
     """A request and its state. `score_from`: log-probs are wanted of `input_ids[score_from:]`.
 
     Requests of one `adapter` (None: the base) share the prefixes of one `cache_namespace`. Those of
-    a higher `priority` are begun first.
+    a higher `priority` are begun first; one below 0 is work in the background.
     """
 
     input_ids: list[int]
@@ -115,11 +115,28 @@ class EngineRequest:
         self.output_ids.append(token_id)
         self.output_logprobs.append(logprob)
 
+    def grammar_ends(self, token_id: int) -> Finish | None:
+        """Tell the grammar, if there is one, what was sampled; the request's end if that goes no
+        further.
+
+        Not asked about the token that ends the reply: after a stop token there is nothing to match.
+        """
+        problem = None if self.matcher is None else self.matcher.take(token_id)
+        if problem is None:
+            return None
+        self.error = f"the grammar cannot be followed: {problem}"
+        return Finish(kind="abort", message=self.error)
+
     def forget_scores(self) -> None:
         """Input log-probs that are to be computed anew, or that nobody gets: some alone mislead."""
         self.input_logprobs = []
         self.input_top = []
         self.input_chosen = []
+
+    @property
+    def is_background(self) -> bool:
+        """Whether no agent waits for it."""
+        return self.priority < 0
 
     @property
     def prefix_namespace(self) -> str:

@@ -3,7 +3,8 @@
 One thread runs `Scheduler.run`. Everything reaches it through `call` (a queue) and leaves through
 `notify`, once a step. Each turn of the loop: carry out calls, prefill what waits, score what waits,
 one decode step for all running requests. Of a long prompt, and of a long sequence to be scored, a
-piece is computed each turn, so that it does not hold up the others. Running requests hold rows
+piece is computed each turn, so that it does not hold up the others. What works in the background
+comes after what agents wait for (`lines`). Running requests hold rows
 0..n-1 of the cache; a new one takes the next row, and when one ends the last row moves into its
 place. Prefill stops before the last token: that one goes through the decode step, so there is one
 place where tokens are sampled.
@@ -14,17 +15,18 @@ It does not know HTTP; tensors are left to the rows and the sampler.
 from __future__ import annotations
 
 import queue
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from itertools import takewhile
 from typing import Any
 
 import torch
 
 from rollout_bridge.embedded.adapters import RowPlan
 from rollout_bridge.embedded.admission import next_long, take_prefill_group, take_score_group
+from rollout_bridge.embedded.lines import CONTENDED_PIECE, BackgroundTime, Line
 from rollout_bridge.embedded.prefix_cache import Match
 from rollout_bridge.embedded.request import EngineRequest, Finish
 from rollout_bridge.embedded.rows import LongRequest, Rows
@@ -50,7 +52,6 @@ class Scheduler:
         self.version = version
         self.paused = False
         self.running: list[EngineRequest] = []
-        self.waiting: deque[EngineRequest] = deque()
         self.to_score: deque[EngineRequest] = deque()
         self._rows = rows
         self._sampler = sampler
@@ -58,7 +59,8 @@ class Scheduler:
         self._max_batch = max_batch
         self._max_prefill_tokens = max_prefill_tokens
         self._max_step_cost = max_step_cost
-        self._long: LongRequest | None = None
+        self._live, self._background = Line(), Line()
+        self._background_time = BackgroundTime()
         self._long_score: LongRequest | None = None
         self._notify = notify
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
@@ -74,8 +76,17 @@ class Scheduler:
     @property
     def not_running(self) -> list[EngineRequest]:
         """Requests that are yet to be run or scored."""
-        begun = [long.request for long in (self._long, self._long_score) if long is not None]
-        return [*begun, *self.waiting, *self.to_score]
+        begun = [] if self._long_score is None else [self._long_score.request]
+        return [*self._live.requests, *self._background.requests, *begun, *self.to_score]
+
+    @property
+    def _is_contended(self) -> bool:
+        """Whether an agent waits for anything."""
+        running = any(not request.is_background for request in self.running)
+        return running or bool(self._live.requests)
+
+    def _line(self, request: EngineRequest) -> Line:
+        return self._background if request.is_background else self._live
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
         """Run `function` on the scheduler's thread, between two steps (from any thread)."""
@@ -91,9 +102,12 @@ class Scheduler:
     def run(self) -> None:
         """Serve until `stop`."""
         while self._carry_out_calls():
-            self._start_waiting()
-            self._score_waiting()
+            begun = time.perf_counter()
+            self._start_waiting(self._live, self._max_step_cost, self._max_batch)
+            background_s = self._work_in_background()
             self._decode()
+            live_s = time.perf_counter() - begun - background_s
+            self._background_time.took(live_s=live_s, background_s=background_s)
             if self._changed:
                 self._notify(self._changed)
                 self._changed = []
@@ -115,7 +129,7 @@ class Scheduler:
         elif request.sampling.max_new_tokens == 0:
             self._finish(request, Finish(kind="length"))
         else:
-            self._wait_in_line(request)
+            self._line(request).add(request)
 
     def abort(self, rid: str | None) -> None:
         """End one request (with those of its batch), or all if None; unknown ids are ignored."""
@@ -185,16 +199,29 @@ class Scheduler:
                 if awaited:
                     future.set_result(result)
 
-    def _start_waiting(self) -> None:
-        """Prefill waiting requests, in order of arrival, and let them run."""
-        if not self._advance_long():
+    def _work_in_background(self) -> float:
+        """Begin what no agent waits for, and score; returns the seconds that it took."""
+        begun, contended = time.perf_counter(), self._is_contended
+        if not self._background_time.may_begin(is_contended=contended):
+            return 0.0
+        max_cost, max_batch = self._max_step_cost, self._max_batch
+        if contended:
+            # Some rows are left to agents who come next.
+            max_cost, max_batch = max_cost // CONTENDED_PIECE, max_batch - max_batch // 4
+        self._start_waiting(self._background, max_cost, max_batch)
+        self._score_waiting(max_cost)
+        return time.perf_counter() - begun
+
+    def _start_waiting(self, line: Line, max_cost: int, max_batch: int) -> None:
+        """Prefill requests of a line, in order of arrival, and let them run."""
+        if not self._advance_long(line, max_cost, max_batch):
             return
-        budget, cost = self._max_prefill_tokens, self._max_step_cost
+        budget, cost = self._max_prefill_tokens, max_cost
         # A long prompt has its place kept.
-        max_batch = self._max_batch - (self._long is not None)
-        while self.waiting and budget > 0 and cost > 0:
+        max_batch -= sum(one.long is not None for one in (self._live, self._background))
+        while line.waiting and budget > 0 and cost > 0:
             group = take_prefill_group(
-                self.waiting, self.running, self._rows, max_batch, budget, self._max_step_cost
+                line.waiting, self.running, self._rows, max_batch, budget, max_cost
             )
             if not group:
                 return
@@ -216,63 +243,62 @@ class Scheduler:
         self.running.append(request)
         self._rows_changed = True
 
-    def _advance_long(self) -> bool:
+    def _advance_long(self, line: Line, max_cost: int, max_batch: int) -> bool:
         """Compute a piece of a long prompt, if there is one, and let it run once it is done. False
         if it waits for room, which nothing may take before it.
         """
-        if self._long is None:
-            found = next_long(self.waiting, self._rows.match, self._max_step_cost)
+        if line.long is None:
+            found = next_long(line.waiting, self._rows.match, max_cost)
             if found is None:
                 return True
-            self._long = self._rows.begin_long(*found)
-        long = self._long
+            line.long = self._rows.begin_long(*found)
+        long = line.long
         if not long.is_done:
-            self._rows.advance(long, self._max_step_cost)
+            self._rows.advance(long, max_cost)
         if not long.is_done:
             return True
         lengths = [request.expected_length for request in (*self.running, long.request)]
-        if len(self.running) >= self._max_batch or not self._rows.fits(len(lengths), max(lengths)):
+        if len(self.running) >= max_batch or not self._rows.fits(len(lengths), max(lengths)):
             return False
         self._rows.adopt(long, len(self.running))
-        self._long = None
+        line.long = None
         self._let_run(long.request, long.match)
         return True
 
     def _put_long_back(self) -> None:
         """Forget what was computed of long requests: it is computed anew."""
-        if self._long is not None:
-            self.waiting.appendleft(self._long.request)
-            self._long = None
+        self._live.put_long_back()
+        self._background.put_long_back()
         if self._long_score is not None:
             self._long_score.request.forget_scores()
             self.to_score.appendleft(self._long_score.request)
             self._long_score = None
 
-    def _score_waiting(self) -> None:
+    def _score_waiting(self, max_cost: int) -> None:
         """Input log-probs of one group of requests, on the rows after the running ones."""
-        self._advance_long_score()
+        self._advance_long_score(max_cost)
         group = take_score_group(
             self.to_score,
             len(self.running),
             self._longest,
             self._rows,
             self._max_prefill_tokens,
-            self._max_step_cost,
+            max_cost,
         )
         if group:
             self._rows.score(len(self.running), group)
         for request, _ in group:
             self._is_scored(request)
 
-    def _advance_long_score(self) -> None:
+    def _advance_long_score(self, max_cost: int) -> None:
         """Score a piece of a long sequence, if there is one."""
         if self._long_score is None:
-            found = next_long(self.to_score, self._rows.match_scored, self._max_step_cost)
+            found = next_long(self.to_score, self._rows.match_scored, max_cost)
             if found is None:
                 return
             self._long_score = self._rows.begin_long(*found, is_scored=True)
         long = self._long_score
-        self._rows.advance(long, self._max_step_cost)
+        self._rows.advance(long, max_cost)
         if long.is_done:
             self._long_score = None
             long.request.cached_tokens = long.match.num_tokens
@@ -283,15 +309,7 @@ class Scheduler:
         if request.sampling.max_new_tokens == 0:
             self._finish(request, Finish(kind="length"))
         else:
-            self._wait_in_line(request)
-
-    def _wait_in_line(self, request: EngineRequest) -> None:
-        """Behind all that wait with its priority or a higher one."""
-        place = len(self.waiting)
-        if request.priority > 0:
-            ahead = (one.priority >= request.priority for one in self.waiting)
-            place = sum(1 for _ in takewhile(bool, ahead))
-        self.waiting.insert(place, request)
+            self._line(request).add(request)
 
     def _decode(self) -> None:
         """One more token for every running request."""
@@ -314,7 +332,7 @@ class Scheduler:
         tokens = zip(self.running, ids_B.tolist(), logprobs_B.tolist(), strict=True)
         for request, token_id, logprob in tokens:
             request.append(token_id, logprob, version)
-            finish = self._ends(request, token_id) or _fails(request, token_id)
+            finish = self._ends(request, token_id) or request.grammar_ends(token_id)
             if finish is not None:
                 ended.append((request, finish))
             elif request.stream:
@@ -347,11 +365,9 @@ class Scheduler:
                 self.running[row] = moved
             self.running.pop()
             self._rows_changed = True
-        for line in (self.waiting, self.to_score):
-            if request in line:
-                line.remove(request)
-        if self._long is not None and self._long.request is request:
-            self._long = None
+        self._line(request).remove(request)
+        if request in self.to_score:
+            self.to_score.remove(request)
         if self._long_score is not None and self._long_score.request is request:
             self._long_score = None
             request.forget_scores()
@@ -363,7 +379,7 @@ class Scheduler:
         """Put the running requests from `row` on back into the queue, ahead of those waiting."""
         for request in reversed(self.running[row:]):
             request.num_retractions += 1
-            self.waiting.appendleft(request)
+            self._line(request).waiting.appendleft(request)
         del self.running[row:]
         self._rows_changed = True
 
@@ -378,15 +394,3 @@ class Scheduler:
         self._plan = self._rows.plan([request.adapter for request in self.running])
         self._sampler.use(list(self.running))
         self._rows_changed = False
-
-
-def _fails(request: EngineRequest, token_id: int) -> Finish | None:
-    """Tell the request's grammar, if it has one, what was sampled; its end if that goes no further.
-
-    Not asked about the token that ends the reply: after a stop token there is nothing to match.
-    """
-    problem = None if request.matcher is None else request.matcher.take(token_id)
-    if problem is None:
-        return None
-    request.error = f"the grammar cannot be followed: {problem}"
-    return Finish(kind="abort", message=request.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from examples.tool_lab.run_lab import MODEL
 from trainer.defaults import model_facts, resolve, single_machine
+from trainer.recipe import recipe
 from trainer.run_config import ConfigError, RunConfig
 
 
@@ -23,6 +25,66 @@ def test_judge_and_teacher_are_the_frozen_engine_unless_said_otherwise(tmp_path:
     assert config.judge.max_prompt_tokens + config.judge.max_tokens == 32768
     assert config.scoring.context_length == 32768
     assert config.scoring.expected_version == "0"
+
+
+def served(folder: Path, *overrides: str) -> RunConfig:
+    """As a new `opd serve` run."""
+    return resolve(single_machine(str(MODEL), folder), None, list(overrides), None, recipe)
+
+
+def test_a_new_run_serves_policy_judge_and_teacher_from_one_engine(tmp_path: Path) -> None:
+    config = served(tmp_path, "policy.embedded.threads=2")
+    assert config.frozen.shared
+    assert config.frozen.embedded == config.policy.embedded
+    assert config.policy.embedded is not None
+    assert config.policy.embedded.threads == 2
+    assert config.judge.base_url == f"{config.policy.base_url}/v1"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "frozen.shared=false",
+        "trainer.lora=false",
+        "trainer.publish=merged",
+        "frozen.url=http://127.0.0.1:9",
+        "policy.url=http://127.0.0.1:9",
+        "frozen.embedded.threads=2",
+        "frozen.embedded.port=7",
+    ],
+)
+def test_what_asks_for_two_engines_gets_them(tmp_path: Path, override: str) -> None:
+    config = served(tmp_path, override)
+    assert not config.frozen.shared
+    assert config.frozen.base_url != config.policy.base_url
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainer.lora=false", "frozen.shared: all of the policy's weights change: set trainer."),
+        ("trainer.publish=merged", "frozen.shared: all of the policy's weights change"),
+        ("policy.url=http://127.0.0.1:9", "frozen.shared: only an engine that the run starts is"),
+        ("frozen.embedded.model=other", "frozen.shared: policy.embedded.model and frozen.embedded"),
+    ],
+)
+def test_sharing_that_cannot_be_is_refused_in_one_line(
+    tmp_path: Path, override: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        served(tmp_path, "frozen.shared=true", override)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_experts_gets_two_engines(tmp_path: Path) -> None:
+    """Their adapters cannot be served beside the base."""
+    model = tmp_path / "experts"
+    shutil.copytree(MODEL, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"num_experts": 4}))
+    made = resolve(single_machine(str(model), tmp_path), None, [], None, recipe)
+    assert not made.frozen.shared
 
 
 def test_another_judge_keeps_its_own_address(tmp_path: Path) -> None:

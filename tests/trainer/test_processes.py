@@ -15,8 +15,9 @@ from rollout_bridge.engine.keys import EngineKeys, ensure_key_file, read_key_fil
 from rollout_bridge.rendering import Rendering
 from trainer.defaults import resolve, single_machine
 from trainer.model_config import model_vocab_size
-from trainer.processes import _client, judge_config, judge_counter
+from trainer.processes import _client
 from trainer.run_config import ConfigError
+from trainer.run_judge import judge_config, judge_counter
 
 
 def test_a_judge_that_is_the_runs_own_model_has_its_tokens_counted_exactly(tmp_path: Path) -> None:

@@ -50,6 +50,18 @@ def test_a_port_that_was_taken_meanwhile_is_replaced_and_the_judge_follows(tmp_p
     assert changes_since(run, config) == []
 
 
+def test_a_run_with_one_engine_goes_on_with_one_or_with_two(tmp_path: Path) -> None:
+    run = served_here(tmp_path / "run", "trainer.lora.rank=8", "frozen.shared=true")
+    saved = run_config.load(run / "config.toml")
+    assert saved.frozen.base_url == saved.policy.base_url
+    config = resolve(base_values(run, "serve", None), None, [])
+    assert config == saved
+    config = resolve(base_values(run, "serve", None), None, ["frozen.shared=false"])
+    assert config.frozen.base_url != config.policy.base_url
+    assert config.judge.base_url == f"{config.frozen.base_url}/v1"
+    assert changes_since(run, config) == ["frozen.shared True -> False"]
+
+
 def test_a_file_of_settings_counts_only_where_it_says_what_the_run_says(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", "serve", trainer={"learning_rate": 1e-4})
     same, other = tmp_path / "same.toml", tmp_path / "other.toml"

@@ -127,6 +127,7 @@ async def own_engine(
         "api_key_file": str(key_file),
     }
     arguments = ["-m", "trainer.cli", "engine", "--role", role, "--run", str(config_file.parent)]
+    arguments += ["--set", "frozen.shared=false"]  # of the run's engines, which are left alone
     for override in [
         *overrides,
         # JSON of text and numbers is TOML too.
