@@ -11,7 +11,6 @@ lose their weights but keep their manifest, which the chain needs. It knows no s
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -25,6 +24,7 @@ import torch
 from records import fail_points
 from trainer import manifest as manifests
 from trainer.errors import CheckpointError
+from trainer.hashed_files import HashedFiles, sha256, sync
 from trainer.lora import (
     ADAPTER_CONFIG,
     OLDER_ADAPTER,
@@ -104,7 +104,8 @@ class Checkpoints:
         return f"{self.root.name}/{self.folder(manifest.version).name}"
 
     def open(self) -> list[Manifest]:
-        """The chain from version 0 to the newest intact checkpoint; creates version 0 if needed.
+        """The chain from version 0 to the newest intact checkpoint that a run can go on from;
+        creates version 0 if needed.
 
         Removes half-written folders. Raises CheckpointError for a run with another start model.
         """
@@ -118,6 +119,9 @@ class Checkpoints:
             raise CheckpointError(f"{self.root} belongs to a run that started from {root.model}")
         known = self._readable_manifests()
         for version in sorted(known, reverse=True):
+            if not can_go_on_from(known[version]):
+                logger.info("version %d has no optimiser state: going further back", version)
+                continue
             try:
                 chain = chain_to(known[version], known)
                 self.verify(known[version])
@@ -137,7 +141,7 @@ class Checkpoints:
             path = self.folder(manifest.version) / name
             if not path.is_file() or path.stat().st_size != entry.size:
                 raise CheckpointError(f"{path} is missing or cut")
-            if _sha256(path) != entry.sha256:
+            if sha256(path) != entry.sha256:
                 raise CheckpointError(f"{path} has changed")
 
     def write(
@@ -152,8 +156,11 @@ class Checkpoints:
         lesson_ids: Sequence[str] = (),
         lesson_staleness: Sequence[int] = (),
         average: EmaTeacher | None = None,
+        with_optimizer: bool = True,
     ) -> Manifest:
         """Write and sync the checkpoint of `version`; it exists when this returns, or not at all.
+
+        Without the optimiser's state it can be served, and no run goes on from it.
 
         Raises CheckpointError if the version has a folder already.
         """
@@ -163,15 +170,15 @@ class Checkpoints:
             )
         temporary = self.root / f"{_TEMPORARY}{version:06d}"
         temporary.mkdir(mode=0o700)
-        self._save_weights(policy, temporary)
-        torch.save(optimizer.state_dict(), temporary / _OPTIMIZER)
-        torch.save(_rng_state(), temporary / _RNG)
-        if average is not None:
-            torch.save(average.state(), temporary / _AVERAGE)
-        files = {}
-        for path in sorted(temporary.iterdir()):
-            files[path.name] = FileEntry(size=path.stat().st_size, sha256=_sha256(path))
-            _sync(path)
+        with HashedFiles(temporary) as hashed:
+            self._save_weights(policy, temporary)
+            hashed.take(temporary.iterdir())
+            if with_optimizer:
+                hashed.save(optimizer.state_dict(), _OPTIMIZER)
+                hashed.save(_rng_state(), _RNG)
+                if average is not None:
+                    hashed.save(average.state(), _AVERAGE)
+            files = hashed.entries()
         files |= self._link_tokenizer(temporary)
         manifest = Manifest(
             version=version,
@@ -263,10 +270,9 @@ class Checkpoints:
         temporary = self.root / f"{_TEMPORARY}{0:06d}"
         temporary.mkdir(mode=0o700)
         copy_tokenizer(self.model, temporary)
-        files = {}
-        for path in sorted(temporary.iterdir()):
-            files[path.name] = FileEntry(size=path.stat().st_size, sha256=_sha256(path))
-            _sync(path)
+        with HashedFiles(temporary) as hashed:
+            hashed.take(temporary.iterdir())
+            files = hashed.entries()
         manifest = Manifest(
             version=0,
             parent_version=None,
@@ -284,11 +290,11 @@ class Checkpoints:
     def _finish(self, temporary: Path, manifest: Manifest) -> None:
         path = temporary / manifests.FILE_NAME
         path.write_bytes(manifest.to_bytes())
-        _sync(path)
-        _sync(temporary)
+        sync(path)
+        sync(temporary)
         fail_points.reach("checkpoint.unnamed")
         temporary.rename(self.folder(manifest.version))
-        _sync(self.root)
+        sync(self.root)
         fail_points.reach("checkpoint.named")
 
     def _link_tokenizer(self, folder: Path) -> dict[str, FileEntry]:
@@ -300,8 +306,13 @@ class Checkpoints:
                 os.link(source, folder / name)
             except OSError:
                 shutil.copyfile(source, folder / name)
-                _sync(folder / name)
+                sync(folder / name)
         return files
+
+
+def can_go_on_from(manifest: Manifest) -> bool:
+    """Whether a checkpoint has the optimiser's state, or is the start."""
+    return manifest.version == 0 or _OPTIMIZER in manifest.files
 
 
 def copy_tokenizer(model: str, folder: Path) -> None:
@@ -330,17 +341,3 @@ def _identity(model: str) -> str:
 def _rng_state() -> dict[str, Any]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {"torch": torch.get_rng_state(), "cuda": cuda}
-
-
-def _sync(path: Path) -> None:
-    """Make a file, or a folder's entries, survive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

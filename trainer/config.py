@@ -265,6 +265,10 @@ class TrainerConfig(BaseModel):
 
     keep_checkpoints: PositiveInt = 3
     """Checkpoints kept with weights; manifests of all are kept."""
+    optimizer_every: PositiveInt = 1
+    """Checkpoints of every so many steps hold the optimiser's state (two thirds of a checkpoint of
+    all weights). A run goes on from the newest that does: what came after it is trained again.
+    """
     lease_ttl_s: PositiveFloat = 3600.0
     """How long a batch stays leased to a trainer that does not answer."""
     poll_interval_s: PositiveFloat = 0.1

@@ -28,7 +28,7 @@ from records.staleness import oldest_allowed, steps_since
 from records.store import Store
 from records.types import Ids, ReadySample, SampleResult
 from trainer.calibrate import Calibration, Scorer, calibrate, own_logprobs
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint import Checkpoints, can_go_on_from
 from trainer.config import TrainerConfig
 from trainer.errors import StartupError, TrainerError
 from trainer.lessons import LessonMix
@@ -103,6 +103,8 @@ class EmbeddedTrainer:
         self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard)
         self._chain = [link.version for link in chain]
         """All surviving versions, oldest first."""
+        self._last_resumable = chain[-1].version
+        """The version that a crash would return to."""
         self._attempts = 0
         self._skipped: Counter[DropReason] = Counter()
         self._next_engine_check = 0.0
@@ -391,6 +393,8 @@ class EmbeddedTrainer:
         )
         self.manifest = manifest
         self._chain.append(version)
+        if can_go_on_from(manifest):
+            self._last_resumable = version
         trained = {*manifest.turn_ids, *lessons}
         for index, sample in enumerate(samples):
             if sample.turn_id not in trained:
@@ -423,7 +427,13 @@ class EmbeddedTrainer:
             lesson_ids=[result.turn_id for result in lessons],
             lesson_staleness=[result.staleness for result in lessons],
             average=teacher if isinstance(teacher, EmaTeacher) else None,
+            with_optimizer=self._keeps_optimizer(self.manifest.step + 1),
         )
+
+    def _keeps_optimizer(self, step: int) -> bool:
+        """Whether the checkpoint of this step is one to go on from; the last one always is."""
+        is_last = step == self.config.max_steps or self._finishes
+        return is_last or step % self.config.optimizer_every == 0
 
     async def _skip(self, samples: Sequence[ReadySample], report: UpdateReport) -> None:
         """The batch teaches nothing: its turns are dropped, so that the next one can come."""
@@ -436,7 +446,7 @@ class EmbeddedTrainer:
     def _prune(self) -> None:
         recent = self._chain[-self.config.keep_checkpoints :]
         served = [version for version in self.publisher.served.values() if version is not None]
-        self.checkpoints.prune({*recent, *served})
+        self.checkpoints.prune({*recent, *served, self._last_resumable})
         self._publication.weights.prune({*served, self.version})
 
     def _counters(self) -> dict[str, int]:

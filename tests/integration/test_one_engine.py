@@ -55,8 +55,9 @@ def served(folder: Path) -> int | None:
 
 
 async def version_of_a_reply(client: AsyncOpenAI, store: Store, said: str) -> list[int]:
-    messages = [{"role": "user", "content": said}]
-    reply = await client.chat.completions.create(model="policy", messages=messages, max_tokens=8)
+    reply = await client.chat.completions.create(
+        model="policy", messages=[{"role": "user", "content": said}], max_tokens=8
+    )
     (turn,) = await store.turns([reply.id.removeprefix("chatcmpl-")])
     return [span.version for span in turn.version_spans]
 

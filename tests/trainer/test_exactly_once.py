@@ -139,6 +139,64 @@ async def test_a_kill_at_any_point_loses_nothing_and_repeats_nothing(
     assert all(torch.equal(weights[name], undisturbed[name]) for name in weights)
 
 
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_kill_between_states_of_the_optimiser_goes_back_to_the_newest_that_has_one(
+    point, folder, tmp_path, undisturbed, monkeypatch
+):
+    """Of three steps only the last has it: a kill in the second one costs both, and no turn."""
+    engine = LocalEngine(str(folder))
+    every = {"optimizer_every": STEPS}
+    store = await Store.open(StoreConfig.sqlite(tmp_path / "records.db"))
+    trainer = await EmbeddedTrainer.open(
+        store=store,
+        config=settings(**every),
+        run_folder=tmp_path,
+        model=str(folder),
+        engines={"policy": engine},
+    )
+    await make_ready(store, samples(STEPS * BATCH // 2))
+    await trainer.step()
+    written = {path.name for path in (tmp_path / "checkpoints" / "step_000001").iterdir()}
+    assert "model.safetensors" in written
+    assert "optimizer.pt" not in written
+    with monkeypatch.context() as patches:
+        if point == "writing":
+            patches.setattr(Checkpoints, "_save_weights", kill)
+        else:
+            arm(point, trainer, engine, patches)
+        with pytest.raises(Killed):
+            await trainer.step()
+        trainer._metrics.close()
+        trainer._thread.shutdown()
+        await store.close()
+    async with opened(tmp_path, folder, engine, **every) as (trainer, store, _):
+        assert trainer.version == 0
+        assert engine.version == "0", "later versions are abandoned"
+        assert await states(store) == {TurnState.READY: STEPS * BATCH}
+        while await trainer.step() is not None:
+            pass
+    versions = await check_every_turn_once(tmp_path, folder)
+    assert versions[1] > 1, "numbers are never used again"
+    weights = final_weights(tmp_path, versions[-1])
+    assert all(torch.equal(weights[name], undisturbed[name]) for name in weights)
+
+
+async def test_the_newest_state_of_the_optimiser_is_kept_and_the_last_step_has_one(
+    folder, tmp_path
+):
+    options = {"optimizer_every": 3, "keep_checkpoints": 1, "max_steps": 5}
+    async with opened(tmp_path, folder, **options) as (trainer, store, _):
+        await make_ready(store, samples(5 * BATCH // 2))
+        kept = []
+        for _ in range(5):
+            await trainer.step()
+            found = (tmp_path / "checkpoints").glob("step_*/optimizer.pt")
+            kept.append([int(path.parent.name[5:]) for path in found])
+        assert kept == [[], [], [3], [3], [5]]
+    async with opened(tmp_path, folder, **options) as (trainer, _, _):
+        assert trainer.version == 5
+
+
 async def test_a_lost_checkpoint_returns_its_turns_and_its_number_is_not_used_again(
     folder, tmp_path, undisturbed
 ):
