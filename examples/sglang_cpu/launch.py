@@ -5,7 +5,8 @@
 Every argument is SGLang's own. Two things that SGLang imports exist for CUDA only and are declared
 here before it does: torchvision's compiled operators, of which Python code registers fakes, and the
 package `sgl_kernel`, every name of which becomes a function that raises when it is called. A path
-that needs a kernel therefore fails by name and computes nothing.
+that needs a kernel therefore fails by name and computes nothing. Pinned memory, which needs an
+accelerator, is left out.
 
 With `--exit-with-parent` the server stops when its standard input closes,
 which is when whoever started it is gone.
@@ -17,9 +18,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 EXIT_WITH_PARENT = "--exit-with-parent"
 
@@ -55,6 +57,21 @@ def declare_torchvision_operators() -> object:
     return library
 
 
+def leave_memory_unpinned() -> None:
+    """Nothing can be pinned without an accelerator; SGLang's adapters ask for it all the same."""
+    import torch
+
+    def unpinned(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("empty", "tensor", "arange", "zeros", "ones", "full"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign]
+
+
 def stop_with_parent() -> None:
     """End this process as by SIGTERM once standard input is at its end."""
 
@@ -69,6 +86,7 @@ def stop_with_parent() -> None:
 # At import and not under __main__: SGLang starts its scheduler by importing this file anew.
 _operators = declare_torchvision_operators()
 sys.modules["sgl_kernel"] = KernelPackage("sgl_kernel")
+leave_memory_unpinned()
 
 
 def main(arguments: list[str]) -> None:

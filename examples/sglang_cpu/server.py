@@ -45,6 +45,12 @@ ARGUMENTS = (
     # Few at once: the contract tests requests that wait for their turn, too.
     *("--max-total-tokens", "65536", "--max-running-requests", "16"),
 )
+ADAPTERS = (
+    *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "16"),
+    *("--max-loras-per-batch", "4", "--lora-target-modules"),
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+)
+"""For a policy server that is to serve adapters beside its base."""
 ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     # One thread and no pinning: two servers, a trainer and the agents share a few cores.
@@ -130,11 +136,14 @@ class SglangServer:
 
 @contextlib.contextmanager
 def sglang_servers(model: Path, logs: Path, *names: str) -> Iterator[tuple[SglangServer, ...]]:
-    """A server for each name, started side by side; stopped on exit. Raises StartupError."""
+    """A server for each name, started side by side; stopped on exit; one named "policy" takes
+    adapters. Raises StartupError.
+    """
     with contextlib.ExitStack() as stack:
         servers = []
         for name in names:
-            servers.append(SglangServer(model, logs / f"sglang_{name}.log"))
+            adapters = ADAPTERS if name == "policy" else ()
+            servers.append(SglangServer(model, logs / f"sglang_{name}.log", adapters))
             stack.callback(servers[-1].stop)
         for server in servers:
             server.wait_ready()
