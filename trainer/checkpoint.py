@@ -23,6 +23,7 @@ import torch
 from records import fail_points
 from trainer import manifest as manifests
 from trainer.errors import CheckpointError
+from trainer.frozen_weights import say_float32
 from trainer.lora import adapter_state, load_adapter_state, merged_state
 from trainer.manifest import FileEntry, Manifest, chain_to
 from trainer.policy import Policy
@@ -274,6 +275,7 @@ def save_weights(policy: Policy, folder: Path) -> None:
         base.save_pretrained(folder)
         return
     base.save_pretrained(folder, state_dict=merged_state(base))
+    say_float32(folder)
     torch.save(adapter_state(base), folder / _ADAPTER)
 
 

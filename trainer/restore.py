@@ -10,8 +10,9 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from trainer.checkpoint import Checkpoints
-from trainer.config import TrainerConfig
+from trainer.config import HeldDtype, TrainerConfig
 from trainer.manifest import Manifest
+from trainer.model_config import held_dtype
 from trainer.policy import Policy, WithoutAdapters
 from trainer.teacher_models import EmaTeacher, StateModel, TrustRegionTeacher
 from trainer.token_states import LogprobModel
@@ -75,16 +76,17 @@ def start_model(config: TrainerConfig, checkpoints: Checkpoints, updater: Update
 
 def load_start(config: TrainerConfig, checkpoints: Checkpoints) -> Policy:
     """The start weights, frozen."""
-    return load_frozen(config, checkpoints.model)
+    return load_frozen(config, checkpoints.model, held_dtype(checkpoints.model, config.base_dtype))
 
 
-def load_frozen(config: TrainerConfig, path: str) -> Policy:
+def load_frozen(config: TrainerConfig, path: str, base_dtype: HeldDtype = "float32") -> Policy:
     """The weights in a folder, frozen; adapters are part of them there."""
     return Policy.load(
         path,
         device=config.device,
         dtype=config.dtype,
         chunk_tokens=config.logprob_chunk_tokens,
+        base_dtype=base_dtype,
     ).freeze()
 
 
@@ -98,6 +100,8 @@ def _load_policy(config: TrainerConfig, checkpoints: Checkpoints, manifest: Mani
         chunk_tokens=config.logprob_chunk_tokens,
         lora=config.lora,
         seed=config.seed,
+        base_dtype="float32" if config.lora is None else held_dtype(path, config.base_dtype),
+        recompute=config.gradient_checkpointing,
     )
 
 
