@@ -11,6 +11,7 @@ import torch
 
 from trainer.checkpoint import Checkpoints
 from trainer.config import HeldDtype, TrainerConfig
+from trainer.heap import map_large_blocks
 from trainer.manifest import Manifest
 from trainer.model_config import held_dtype
 from trainer.policy import Policy, WithoutAdapters
@@ -27,6 +28,7 @@ def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest)
 
     Raises StartupError for an unsupported model.
     """
+    map_large_blocks()
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     policy = _load_policy(config, checkpoints, manifest)
