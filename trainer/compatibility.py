@@ -69,12 +69,13 @@ async def check_teacher(
 ) -> list[str]:
     """Compare the teacher behind `engine` with the student `model`; returns what differs.
 
-    `sequences` are conversations in the student's format and `template_ids` the ids that only its
-    template writes; `vocab_size` is how many ids the student's text may have. Raises StartupError for any difference unless `allow`.
+    `sequences` are conversations in the student's format, `template_ids` the ids that only its
+    template writes, and `vocab_size` says how many ids its text may have. Raises StartupError for
+    any difference unless `allow`.
     """
     info = await engine.model_info()
     differences = []
-    # More rows than the student has ids are padding, or another tokenizer, which is looked at below.
+    # More rows than the student has ids: padding, or another tokenizer, which is looked at below.
     if info.vocab_size is not None and info.vocab_size < vocab_size:
         differences.append(
             f"it knows {info.vocab_size} ids, and the student's text has {vocab_size}"

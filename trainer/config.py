@@ -110,8 +110,15 @@ class TrainerConfig(BaseModel):
     """Optimiser steps on one batch; above 1 the old log-probs are computed in a pass of their
     own.
     """
-    micro_batch_tokens: PositiveInt = 8192
-    """Padded tokens per forward pass; a longer sequence gets a pass of its own."""
+    micro_batch_tokens: PositiveInt = 2048
+    """Padded tokens per forward pass; a longer sequence gets a pass of its own. On a CPU more of
+    them take more memory and no less time; a GPU is filled better by 8192 and more.
+    """
+    memory_gb: PositiveFloat | None = None
+    """Memory that the trainer may take, in 10^9 bytes; of the GPU's where it is on one. What a
+    token costs is measured at the start: micro-batches are made no larger than fits, and a turn
+    that is too long for it is dropped (`beyond_trainer_memory`). Unset: nothing is measured.
+    """
     logprob_chunk_tokens: PositiveInt = 1024
     """Policy tokens whose logits over the vocabulary exist at one time."""
     max_steps: PositiveInt | None = None

@@ -13,6 +13,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.config import HeldDtype, TrainerConfig
 from trainer.heap import map_large_blocks
 from trainer.manifest import Manifest
+from trainer.memory_plan import fitting
 from trainer.model_config import held_dtype
 from trainer.policy import Policy, WithoutAdapters
 from trainer.teacher_models import EmaTeacher, StateModel, TrustRegionTeacher
@@ -26,7 +27,7 @@ T = TypeVar("T")
 def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest) -> Updater:
     """The updater as it was when `manifest` was written, or new for version 0.
 
-    Raises StartupError for an unsupported model.
+    Raises StartupError for an unsupported model, or one that `trainer.memory_gb` does not hold.
     """
     map_large_blocks()
     torch.set_num_threads(config.threads)
@@ -36,7 +37,8 @@ def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest)
     if config.beta_kl > 0:
         reference = _start(config, checkpoints, policy)
     teacher = _teacher(config, checkpoints, policy, reference)
-    updater = Updater(policy, reference, config, teacher=teacher)
+    config, longest = fitting(config, policy)
+    updater = Updater(policy, reference, config, teacher=teacher, longest=longest)
     average = teacher if isinstance(teacher, EmaTeacher) else None
     checkpoints.load(manifest, policy, updater.optimizer, average)
     return updater
