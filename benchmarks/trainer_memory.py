@@ -27,7 +27,7 @@ import numpy as np
 
 from records.types import ReadySample, Teaching, VersionSpan
 from trainer.config import TrainerConfig
-from trainer.heap import heap_environment
+from trainer.heap import give_back, heap_environment
 from trainer.model_config import config_value, model_vocab_size
 from trainer.recipe import TOP_K, recipe
 from trainer.run_config import merge, parse_overrides
@@ -67,6 +67,7 @@ def work(options: argparse.Namespace) -> None:
             report = thread.submit(updater.update, batch, step).result()
             seconds.append(time.perf_counter() - begun)
             assert report.skipped is None, report.skipped
+            give_back()
             say("checkpoint")
             parent = thread.submit(
                 checkpoints.write,
@@ -78,6 +79,7 @@ def work(options: argparse.Namespace) -> None:
                 staleness=[0] * len(batch),
             ).result()
             checkpoints.prune({parent.version})
+            give_back()
             say("rest")
             time.sleep(10 * SAMPLE_EVERY_S)
     say(f"seconds {min(seconds):.1f}")

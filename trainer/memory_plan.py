@@ -17,13 +17,14 @@ import torch
 from records.types import ReadySample
 from trainer.config import TrainerConfig
 from trainer.errors import StartupError
+from trainer.heap import give_back
 from trainer.policy import Policy
 
 logger = logging.getLogger(__name__)
 
 GB = 1e9
-LENGTHS = (256, 1024)
-"""Tokens of the two passes: the first has what every pass costs, however short."""
+LEAST_TOKENS = 256
+"""A memory that holds no more than this for a pass is not worth a start."""
 MARGIN = 1.15
 """A step holds more than a pass: supports, statistics, the scores of the reference."""
 _ADAM_BYTES = 8
@@ -45,11 +46,11 @@ class MemoryPlan:
         """Most tokens of a pass. Raises StartupError where not even a short one fits."""
         room = self.limit - self.resident - self.fixed
         tokens = int(room / (MARGIN * self.per_token))
-        if tokens < LENGTHS[0]:
-            needed = self.resident + self.fixed + MARGIN * self.per_token * LENGTHS[0]
+        if tokens < LEAST_TOKENS:
+            needed = self.resident + self.fixed + MARGIN * self.per_token * LEAST_TOKENS
             raise StartupError(
                 f"trainer.memory_gb = {self.limit / GB:g} does not hold this model's training: "
-                f"{LENGTHS[0]} tokens take {needed / GB:.2f} GB, and each 1,000 more "
+                f"{LEAST_TOKENS} tokens take {needed / GB:.2f} GB, and each 1,000 more "
                 f"{1000 * MARGIN * self.per_token / GB:.2f} GB; raise it, or train adapters "
                 "(trainer.lora.rank=8)"
             )
@@ -95,20 +96,32 @@ def is_beyond(sample: ReadySample, longest: int | None) -> bool:
 def measure(policy: Policy, limit: float) -> MemoryPlan:
     """What passes of `policy` cost; it leaves no gradient behind."""
     gauge = _cuda_gauge(policy.device) if policy.device.type == "cuda" else _process_gauge
-    _pass(policy, LENGTHS[0])  # libraries load code on the first one
-    peaks = []
-    for length in LENGTHS:
+    lengths = _lengths(policy)
+    _pass(policy, lengths[0])  # libraries load code on the first one
+    peaks, used = [], 0.0
+    for length in lengths:
+        give_back()
         used, peak = gauge(lambda length=length: _pass(policy, length))
         peaks.append(peak - used)
-    measured = (peaks[1] - peaks[0]) / (LENGTHS[1] - LENGTHS[0])
+    give_back()
+    measured = (peaks[1] - peaks[0]) / (lengths[1] - lengths[0])
     per_token = max(measured, _kept_bytes(policy))
     trained = sum(parameter.numel() for parameter in policy.trainable_parameters())
     return MemoryPlan(
         resident=used + _ADAM_BYTES * trained,
-        fixed=max(peaks[0] - per_token * LENGTHS[0], 0.0),
+        fixed=max(peaks[0] - per_token * lengths[0], 0.0),
         per_token=per_token,
         limit=limit,
     )
+
+
+def _lengths(policy: Policy) -> tuple[int, int]:
+    """Tokens of the two passes: so many that the states of the first are mapped by themselves
+    (heap.py), and what is measured is what is used.
+    """
+    width = policy.base_model.config.get_text_config().hidden_size
+    first = min(max(2**20 // (4 * width) + 1, LEAST_TOKENS), 2048)
+    return first, 2 * first
 
 
 def _kept_bytes(policy: Policy) -> float:

@@ -10,9 +10,10 @@ from trainer.heap import heap_environment
 _FRAGMENTED = """
 import sys
 from pathlib import Path
-from trainer.heap import map_large_blocks
+from trainer.heap import give_back, map_large_blocks
 if sys.argv[1] == "mapped":
     assert map_large_blocks()
+size = 2**16 if sys.argv[1] == "given back" else 2 * 2**20
 import torch
 
 def resident():
@@ -21,9 +22,11 @@ def resident():
 torch.ones(4 * 2**20)  # glibc raises its limit to the largest block that was freed
 before, small, large = resident(), [], []
 for _ in range(64):
-    large.append(torch.ones(2 * 2**20))
-    small.append(torch.ones(2**14))
+    large += [torch.ones(size) for _ in range(2 * 2**20 // size)]
+    small.append(torch.ones(2**12))
 del large
+if sys.argv[1] == "given back":
+    give_back()
 print(resident() - before)
 """
 
@@ -37,6 +40,7 @@ def grown(how: str) -> int:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's heap")
 def test_freed_tensors_are_the_systems_again() -> None:
     assert grown("mapped") < 64
+    assert grown("given back") < 64
     assert grown("as it is") > 256
 
 
