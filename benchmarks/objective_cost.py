@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import trainer.update as update_module
-from examples.tool_lab.run_lab import LAB_VALUES, MODEL
+from examples.tool_lab.run_lab import MODEL
 from records.types import Ids, ReadySample, Teaching, VersionSpan
 from trainer.batch_totals import BatchTotals
 from trainer.config import TrainerConfig
@@ -75,7 +75,7 @@ def main() -> None:
 
 def measure(name: str, values: dict[str, Any], model: str, steps: int) -> tuple[float, float]:
     """Median seconds of a step, and of what is not the model in it."""
-    config = TrainerConfig.model_validate({**LAB_VALUES["trainer"], "beta_kl": 0.02, **values})
+    config = TrainerConfig.model_validate({"beta_kl": 0.02, **values})
     policy, start = (_load(model, config) for _ in range(2))
     teacher = start.freeze() if config.teacher.in_trainer else None
     updater = Updater(policy, start.freeze(), config, teacher=teacher)

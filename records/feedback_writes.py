@@ -26,6 +26,7 @@ MAX_PER_TURN = 32
 _AFTER_READY = frozenset(
     {
         DropReason.STALE,
+        DropReason.BEYOND_TRAINER_MEMORY,
         DropReason.ROLLOUT_REJECTED,
         DropReason.NEUTRAL_REWARD,
         DropReason.BELOW_NOISE,

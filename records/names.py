@@ -84,6 +84,7 @@ class DropReason(StrEnum):
     HINT_ENDED = "hint_ended"
     # Decided by the trainer.
     STALE = "stale"
+    BEYOND_TRAINER_MEMORY = "beyond_trainer_memory"
     ROUTED_EXPERTS_MISSING = "routed_experts_missing"
     ROLLOUT_REJECTED = "rollout_rejected"
     NEUTRAL_REWARD = "neutral_reward"

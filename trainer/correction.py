@@ -40,11 +40,14 @@ class TurnCorrection:
 
 @dataclass(slots=True)
 class CorrectionRows:
-    """The log-probs that were compared, turn by turn, collected over a pass."""
+    """The log-probs that were compared, turn by turn, collected over a pass; `fresh` may be empty:
+    all are of the newest weights.
+    """
 
     train: dict[int, Tensor] = field(default_factory=dict)
     rollout: dict[int, Tensor] = field(default_factory=dict)
     after_tool: dict[int, Tensor] = field(default_factory=dict)
+    fresh: dict[int, Tensor] = field(default_factory=dict)
 
     def add(self, batch: MicroBatch, train_BT: Tensor, views: Sequence[TurnView]) -> None:
         """The turns of one micro-batch, at the sampling temperature."""
@@ -52,6 +55,7 @@ class CorrectionRows:
             self.train[turn] = values.detach()
             self.rollout[turn] = views[turn].rollout
             self.after_tool[turn] = views[turn].after_tool
+            self.fresh[turn] = (views[turn].version_gap == 0).to(values.dtype)
 
 
 class Correction:
@@ -90,12 +94,12 @@ class Correction:
 
     def report(self, rows: CorrectionRows) -> CorrectionResult:
         """Metrics and warnings of the whole batch."""
-        return self._correct(rows.train, rows.rollout, rows.after_tool)
+        return self._correct(rows.train, rows.rollout, rows.after_tool, rows.fresh or None)
 
     def _turns(
         self, train: dict[int, Tensor], views: Sequence[TurnView]
     ) -> dict[int, TurnCorrection]:
-        result = self._correct(train, {turn: views[turn].rollout for turn in train}, None)
+        result = self._correct(train, {turn: views[turn].rollout for turn in train})
         corrected = {}
         for row, (turn, values) in enumerate(train.items()):
             length = len(values)
@@ -109,15 +113,19 @@ class Correction:
         self,
         train: dict[int, Tensor],
         rollout: dict[int, Tensor],
-        after_tool: dict[int, Tensor] | None,
+        after_tool: dict[int, Tensor] | None = None,
+        fresh: dict[int, Tensor] | None = None,
     ) -> CorrectionResult:
         turns = list(train)
+
+        def rows(values: dict[int, Tensor] | None) -> Tensor | None:
+            return None if values is None else pad_rows([values[turn] for turn in turns], 0.0)
+
         return correct_rollout(
             pad_rows([train[turn] for turn in turns], 0.0),
             pad_rows([rollout[turn] for turn in turns], float("nan")),
             pad_rows([torch.ones_like(train[turn]) for turn in turns], 0.0),
             self.settings,
-            after_tool_BT=(
-                None if after_tool is None else pad_rows([after_tool[turn] for turn in turns], 0.0)
-            ),
+            after_tool_BT=rows(after_tool),
+            fresh_BT=rows(fresh),
         )

@@ -77,6 +77,9 @@ DROP_WORDS: dict[DropReason, str] = {
     DropReason.TEACHER_UNAVAILABLE: "the teacher did not answer for too long",
     DropReason.UNKNOWN_TEACHER: "its request named a teacher that this run does not have",
     DropReason.STALE: "weights too old sampled it by the time it could train (max_staleness)",
+    DropReason.BEYOND_TRAINER_MEMORY: (
+        "it is longer than what the trainer's memory holds (trainer.memory_gb)"
+    ),
     DropReason.ROUTED_EXPERTS_MISSING: "the engine did not say which experts its tokens went to",
     DropReason.ROLLOUT_REJECTED: (
         "rollout correction rejected it: trainer and engine disagree too much about its tokens"
@@ -107,6 +110,9 @@ LESSON_WORDS: dict[LessonDrop, str] = {
     LessonDrop.TEACHER_MISALIGNED: "the teacher scored other tokens than those of the answer",
     LessonDrop.TEACHER_LOGPROBS_INVALID: (
         "the teacher's log-probabilities of the answer are missing or not finite"
+    ),
+    LessonDrop.BEYOND_TRAINER_MEMORY: (
+        "request and answer are longer than what the trainer's memory holds (trainer.memory_gb)"
     ),
     LessonDrop.ENGINE_UNAVAILABLE: "policy engine or teacher did not answer for too long",
     LessonDrop.BELOW_NOISE: "its batch taught less than the noise between engines and trainer",

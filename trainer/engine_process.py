@@ -9,8 +9,9 @@ from pathlib import Path
 from trainer.beginning import begin
 from trainer.devices import check_device
 from trainer.errors import StartupError
+from trainer.model_config import held_dtype
 from trainer.model_folder import check_model
-from trainer.run_config import ConfigError
+from trainer.run_config import ConfigError, RunConfig
 from trainer.start_checks import check_listening
 
 
@@ -32,7 +33,16 @@ def run_engine(config_file: Path, role: str, overrides: list[str], exit_with_par
     from rollout_bridge.embedded.server import serve
 
     _ = getattr(config, role).keys  # a key file that cannot be read is a line, not a traceback
+    if _rounds_start(config, role):
+        embedded = embedded.model_copy(update={"rounds_start": True})
     try:
         serve(embedded)
     except UnsupportedModel as error:
         raise StartupError(f"{role}.embedded.model: {error}") from None
+
+
+def _rounds_start(config: RunConfig, role: str) -> bool:
+    """Whether the trainer holds what this engine starts with in bfloat16."""
+    trainer = config.trainer
+    is_held = role == "frozen" or trainer.lora is not None
+    return is_held and held_dtype(config.model, trainer.base_dtype) == "bfloat16"

@@ -31,6 +31,7 @@ from trainer.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.checkpoint import Checkpoints, can_go_on_from
 from trainer.config import TrainerConfig
 from trainer.errors import StartupError, TrainerError
+from trainer.heap import give_back
 from trainer.lessons import LessonMix
 from trainer.manifest import Manifest
 from trainer.merged import MergedFolders
@@ -275,6 +276,8 @@ class EmbeddedTrainer:
             self.manifest.step,
             version_gaps=staleness,
         )
+        # A checkpoint needs memory too, and between steps nothing is needed.
+        await in_thread(self._thread, give_back)
         for warning in report.warnings:
             logger.warning("step %d: %s", self.manifest.step, warning)
         self._attempts += 1
@@ -448,6 +451,7 @@ class EmbeddedTrainer:
         served = [version for version in self.publisher.served.values() if version is not None]
         self.checkpoints.prune({*recent, *served, self._last_resumable})
         self._publication.weights.prune({*served, self.version})
+        give_back()
 
     def _counters(self) -> dict[str, int]:
         """Engines that do not serve the newest version now; else since this process began."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import Checkpoints, copy_tokenizer
+from trainer.frozen_weights import say_float32
 from trainer.lora import ADAPTER_CONFIG, known_warnings, merged_state
 from trainer.policy import Policy
 
@@ -68,7 +69,12 @@ class MergedFolders:
 def save_full(policy: Policy, folder: Path) -> None:
     """All weights as a Hugging Face folder, adapters added in."""
     base: Any = policy.base_model
-    base.save_pretrained(folder, state_dict=None if policy.model is base else merged_state(base))
+    if policy.model is base:
+        base.save_pretrained(folder)
+        return
+    # A frozen base in bfloat16 with an adapter in float32 is float32.
+    base.save_pretrained(folder, state_dict=merged_state(base))
+    say_float32(folder)
 
 
 def write_merged(model: str, adapter: Path, folder: Path) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rollout_bridge.embedded.supported import (
     context_limit,
     unsupported,
     unsupported_as_stated,
 )
+from trainer.config import HeldDtype
 from trainer.run_config import ConfigError
 
 _FILE, _TEXT_PART = "config.json", "text_config"
@@ -78,6 +79,16 @@ def model_vocab_size(model: str) -> int:
     if not isinstance(size, int):
         raise ConfigError(f"model: '{model}' does not say its vocabulary size; is it a causal LM?")
     return size
+
+
+def held_dtype(model: str, wanted: Literal["auto"] | HeldDtype) -> HeldDtype:
+    """What frozen weights of a model are held in (`trainer.base_dtype`). Raises as
+    `config_value`.
+    """
+    if wanted != "auto":
+        return wanted
+    stated = config_value(model, "dtype") or config_value(model, "torch_dtype")
+    return "bfloat16" if str(stated).removeprefix("torch.") == "bfloat16" else "float32"
 
 
 def _stated(model: str) -> dict[str, Any]:

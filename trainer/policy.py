@@ -8,6 +8,7 @@ Shapes: B rows, T tokens, N policy tokens, H hidden size.
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,15 +17,21 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from trainer.config import LoraConfig
+from trainer.config import HeldDtype, LoraConfig
 from trainer.errors import StartupError
+from trainer.frozen_weights import hold_in_bfloat16
+from trainer.recomputation import recompute_layers
 from trainer.token_states import PLAIN, Head, TokenLogprobs, TokenRequest, token_logprobs
+
+logger = logging.getLogger(__name__)
 
 _PROBE_TOLERANCE = 1e-3
 
 
 class Policy:
-    """A causal LM in float32 whose forward pass may run in bfloat16; dropout is always off."""
+    """A causal LM whose forward pass may run in bfloat16; dropout is always off. What trains is
+    float32, what is frozen may be held in bfloat16.
+    """
 
     def __init__(self, model: nn.Module, *, dtype: str, chunk_tokens: int):
         self.model = model.eval()
@@ -47,20 +54,39 @@ class Policy:
         chunk_tokens: int,
         lora: LoraConfig | None = None,
         seed: int = 0,
+        base_dtype: HeldDtype = "float32",
+        recompute: bool = False,
     ) -> Policy:
         """Load a Hugging Face folder or hub id; with `lora`, freeze it and add adapters.
+
+        With `base_dtype` bfloat16 the weights are frozen and held in that; with `recompute`
+        gradients compute every layer again.
 
         Raises StartupError for a model whose head is not a plain linear layer on hidden states.
         """
         # A bar per checkpoint would fill the log.
         transformers_logging.disable_progress_bar()
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, base_dtype))
+        if base_dtype == "bfloat16":
+            hold_in_bfloat16(model)
         model.to(device)
         if lora is not None:
             from trainer.lora import add_adapters
 
             model = add_adapters(model, lora, seed)
-        return cls(model, dtype=dtype, chunk_tokens=chunk_tokens)
+        policy = cls(model, dtype=dtype, chunk_tokens=chunk_tokens)
+        if recompute:
+            policy.recompute_layers()
+        return policy
+
+    def recompute_layers(self) -> None:
+        """Keep each layer's input alone for the backward pass, which computes the rest again."""
+        if not recompute_layers(self._decoder):
+            logger.warning(
+                "%s: no decoder layer is known that can be computed again; "
+                "trainer.gradient_checkpointing saves no memory",
+                type(self.base_model).__name__,
+            )
 
     @property
     def device(self) -> torch.device:

@@ -335,7 +335,9 @@ async def _check_teachers(config: RunConfig, rendering: Rendering) -> None:
                 name,
                 engine,
                 model=config.model,
-                vocab_size=rendering.vocab_size,
+                # A tokenizer may name ids that its model has no rows for (Gemma 3's image), and a
+                # model may have rows that no text uses.
+                vocab_size=min(rendering.vocab_size, model_vocab_size(config.model)),
                 sequences=conversation_sequences(rendering),
                 template_ids=sorted(rendering.stop_token_ids),
                 allow=config.scoring.allow_incompatible_teachers,

@@ -10,8 +10,11 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from trainer.checkpoint import Checkpoints
-from trainer.config import TrainerConfig
+from trainer.config import HeldDtype, TrainerConfig
+from trainer.heap import map_large_blocks
 from trainer.manifest import Manifest
+from trainer.memory_plan import fitting
+from trainer.model_config import held_dtype
 from trainer.policy import Policy, WithoutAdapters
 from trainer.teacher_models import EmaTeacher, StateModel, TrustRegionTeacher
 from trainer.token_states import LogprobModel
@@ -24,8 +27,9 @@ T = TypeVar("T")
 def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest) -> Updater:
     """The updater as it was when `manifest` was written, or new for version 0.
 
-    Raises StartupError for an unsupported model.
+    Raises StartupError for an unsupported model, or one that `trainer.memory_gb` does not hold.
     """
+    map_large_blocks()
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     policy = _load_policy(config, checkpoints, manifest)
@@ -33,7 +37,8 @@ def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest)
     if config.beta_kl > 0:
         reference = _start(config, checkpoints, policy)
     teacher = _teacher(config, checkpoints, policy, reference)
-    updater = Updater(policy, reference, config, teacher=teacher)
+    config, longest = fitting(config, policy)
+    updater = Updater(policy, reference, config, teacher=teacher, longest=longest)
     average = teacher if isinstance(teacher, EmaTeacher) else None
     checkpoints.load(manifest, policy, updater.optimizer, average)
     return updater
@@ -75,16 +80,17 @@ def start_model(config: TrainerConfig, checkpoints: Checkpoints, updater: Update
 
 def load_start(config: TrainerConfig, checkpoints: Checkpoints) -> Policy:
     """The start weights, frozen."""
-    return load_frozen(config, checkpoints.model)
+    return load_frozen(config, checkpoints.model, held_dtype(checkpoints.model, config.base_dtype))
 
 
-def load_frozen(config: TrainerConfig, path: str) -> Policy:
+def load_frozen(config: TrainerConfig, path: str, base_dtype: HeldDtype = "float32") -> Policy:
     """The weights in a folder, frozen; adapters are part of them there."""
     return Policy.load(
         path,
         device=config.device,
         dtype=config.dtype,
         chunk_tokens=config.logprob_chunk_tokens,
+        base_dtype=base_dtype,
     ).freeze()
 
 
@@ -98,6 +104,8 @@ def _load_policy(config: TrainerConfig, checkpoints: Checkpoints, manifest: Mani
         chunk_tokens=config.logprob_chunk_tokens,
         lora=config.lora,
         seed=config.seed,
+        base_dtype="float32" if config.lora is None else held_dtype(path, config.base_dtype),
+        recompute=config.gradient_checkpointing,
     )
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import aiohttp
@@ -20,15 +21,21 @@ from rollout_bridge.engine.keys import ensure_key_file
 from rollout_bridge.engine.served import ServedFile
 from trainer import run_config
 from trainer.at_work import at_work
+from trainer.heap import heap_environment
 from trainer.model_config import model_vocab_size
 from trainer.remote_engine import Role, check_engine
 from trainer.run_config import EngineConfig, RunConfig
-from trainer.supervisor import Supervisor
+from trainer.supervisor import Patience, Supervisor
 
 logger = logging.getLogger(__name__)
 
 CALIBRATION_FILE, FINISH_FILE = "calibration.json", "finish"
 """Written by the trainer once its engines agree with it: from then on it trains."""
+TRAINER_MEMORY = (
+    "train adapters (trainer.lora.rank=8), set trainer.memory_gb, lower "
+    "trainer.micro_batch_tokens, or keep contexts shorter"
+)
+ENGINE_MEMORY = "lower {role}.embedded.kv_cache_gib and {role}.embedded.prefix_cache_gib"
 ENGINE_START_S = 300.0
 """A large model takes minutes to load; a wrong one fails at once."""
 
@@ -101,8 +108,11 @@ class Run:
                 await self.start_learning()
 
     def _has_trained(self) -> bool:
+        return self._newest_version() > 0
+
+    def _newest_version(self) -> int:
         steps = (self.folder / "checkpoints").glob("step_*")
-        return any(int(path.name.removeprefix("step_")) > 0 for path in steps)
+        return max((int(path.name.removeprefix("step_")) for path in steps), default=0)
 
     async def start_loop(self) -> None:
         """Start proxy, judge worker and trainer: from here on turns are recorded and learned
@@ -133,6 +143,8 @@ class Run:
             "trainer",
             self._trainer_ready,
             may_finish=may_finish or self.config.trainer.max_steps is not None,
+            environment=heap_environment(os.environ),
+            patience=Patience(progress=self._newest_version, remedy=TRAINER_MEMORY),
         )
 
     def calibration_warnings(self) -> list[str]:
@@ -154,7 +166,15 @@ class Run:
             ready = answers(f"{engine.base_url}/health")
             arguments = ["-m", "trainer.cli", "engine", "--role", role]
             arguments += ["--run", str(self.folder)]
-            await self.supervisor.start(f"engine_{role}", arguments, ready, ENGINE_START_S)
+            await self.supervisor.start(
+                f"engine_{role}",
+                arguments,
+                ready,
+                ENGINE_START_S,
+                patience=Patience(
+                    progress=self._newest_version, remedy=ENGINE_MEMORY.format(role=role)
+                ),
+            )
             return
         for warning in await check_engine(role, self.config, model_vocab_size(self.config.model)):
             logger.warning("%s", warning)
@@ -166,9 +186,19 @@ class Run:
         ready: Callable[[], Awaitable[bool]],
         *,
         may_finish: bool = False,
+        environment: Mapping[str, str] | None = None,
+        patience: Patience | None = None,
     ) -> None:
         arguments = ["-m", "trainer.cli", command, "--run", str(self.folder)]
-        await self.supervisor.start(name, arguments, ready, ENGINE_START_S, may_finish=may_finish)
+        await self.supervisor.start(
+            name,
+            arguments,
+            ready,
+            ENGINE_START_S,
+            may_finish=may_finish,
+            environment=environment,
+            patience=patience,
+        )
 
 
 async def _at_once() -> bool:

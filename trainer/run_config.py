@@ -26,7 +26,8 @@ from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.engine.keys import EngineKeys, read_key_file
 from rollout_bridge.slime_settings import HandoverConfig
 from trainer.cluster.config import ClusterConfig
-from trainer.config import BESIDE_PRESET, TrainerConfig
+from trainer.config import TrainerConfig
+from trainer.correction_config import BESIDE_PRESET
 from trainer.errors import StartupError
 from trainer.objectives.options import OBJECTIVE_NAMES
 from trainer.rehearsal.config import RehearsalConfig

@@ -11,24 +11,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from trainer.errors import StartupError
 
+logger = logging.getLogger(__name__)
+
 _SAID_CHARS = 500
 
 
 class ChildFailed(StartupError):
     """A child could not be brought up, or ended too often; the message has its log's last line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a child is started again that the system keeps killing: until it was killed
+    `most_kills` times while `progress` returned the same. `remedy` says what to do then.
+    """
+
+    progress: Callable[[], object]
+    remedy: str
+    most_kills: int = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +54,10 @@ class Child:
     ready: Callable[[], Awaitable[bool]]
     log: Path
     may_finish: bool = False
+    environment: dict[str, str] | None = None
+    patience: Patience | None = None
+    kills: list[object] = field(default_factory=list)
+    """What `patience.progress` returned at each kill since it last changed."""
     watcher: asyncio.Task[None] | None = None
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
@@ -66,8 +84,11 @@ class Supervisor:
         timeout_s: float,
         *,
         may_finish: bool = False,
+        environment: Mapping[str, str] | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        """Run `python ARGUMENTS` as a child and wait until `ready` says so.
+        """Run `python ARGUMENTS` as a child and wait until `ready` says so; `environment` comes on
+        top of this process's.
 
         A child that `may_finish` is not started again after it ended with status 0. Raises
         ChildFailed when it ends or is not ready within `timeout_s` seconds.
@@ -79,6 +100,8 @@ class Supervisor:
             ready=ready,
             log=self.logs / f"{name}.log",
             may_finish=may_finish,
+            environment=None if environment is None else {**os.environ, **environment},
+            patience=patience,
         )
         self._children.append(child)
         await self._spawn(child)
@@ -116,6 +139,7 @@ class Supervisor:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=log,
                     stderr=log,
+                    env=child.environment,
                     # A Ctrl-C in the terminal reaches this process alone, which then stops them in
                     # order.
                     start_new_session=True,
@@ -132,7 +156,9 @@ class Supervisor:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if child.process is None or child.process.returncode is not None:
-                raise ChildFailed(f"{child.name} ended while starting: {last_words(child.log)}")
+                raise ChildFailed(
+                    f"{child.name} ended while starting{_signal_of(child)}: {last_words(child.log)}"
+                )
             if await child.ready():
                 return
             await asyncio.sleep(0.1)
@@ -146,14 +172,22 @@ class Supervisor:
             status = await child.process.wait()
             if status == 0 and child.may_finish:
                 return
+            if _is_given_up(child):
+                self._fail(_killed_too_often(child))
+                return
             recent = [start for start in child.starts if time.monotonic() - start < 60]
             if len(recent) > self._max_restarts:
-                if not self.failed.done():
-                    often = f"{child.name} ended {len(recent)} times in a minute"
-                    self.failed.set_exception(ChildFailed(f"{often}: {last_words(child.log)}"))
+                often = f"{child.name} ended {len(recent)} times in a minute{_signal_of(child)}"
+                self._fail(f"{often}: {last_words(child.log)}")
                 return
+            if _signal_of(child):
+                logger.warning("%s ended%s; it is started again", child.name, _signal_of(child))
             child.restarts += 1
             await self._spawn(child)
+
+    def _fail(self, reason: str) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(ChildFailed(reason))
 
     async def _stop_child(self, child: Child) -> None:
         process = child.process
@@ -167,6 +201,36 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _signal_of(child: Child) -> str:
+    """Which signal ended it, to be said after a verb; nothing where none did."""
+    status = None if child.process is None else child.process.returncode
+    if status is None or status >= 0:
+        return ""
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-status).name
+        cause = ", probably out of memory: the system ended it" if name == "SIGKILL" else ""
+        return f" by signal {name}{cause}"
+    return f" by signal {-status}"
+
+
+def _is_given_up(child: Child) -> bool:
+    """Counts a kill; whether there were too many of them without progress."""
+    patience, process = child.patience, child.process
+    if patience is None or process is None or process.returncode != -signal.SIGKILL:
+        return False
+    now = patience.progress()
+    child.kills = [*(kill for kill in child.kills if kill == now), now]
+    return len(child.kills) >= patience.most_kills
+
+
+def _killed_too_often(child: Child) -> str:
+    assert child.patience is not None
+    return (
+        f"{child.name} was killed {len(child.kills)} times by the system without a training step "
+        f"in between, probably for memory: {child.patience.remedy} (log: {child.log})"
+    )
 
 
 def watch_parent() -> None:

@@ -130,22 +130,14 @@ class TrustRegionTeacher:
         if start.softcap is not None or now.softcap is not None:
             raise ValueError("a trust region needs models that do not cap their logits")
         share = self._alpha
-        states = torch.cat(
-            [
-                (1 - share) * self._reference.hidden_states(ids_BT, mask_BT).float(),
-                share * self._policy.hidden_states(ids_BT, mask_BT).float(),
-            ],
-            dim=-1,
-        )
-        biases = [
-            scale * head.bias_V
-            for scale, head in ((1 - share, start), (share, now))
-            if head.bias_V is not None
+        parts = [
+            (1 - share) * self._reference.hidden_states(ids_BT, mask_BT).float(),
+            share * self._policy.hidden_states(ids_BT, mask_BT).float(),
         ]
-        mixed = Head(
-            weight_VH=torch.cat([start.weight_VH.float(), now.weight_VH.float()], dim=-1),
-            bias_V=torch.stack(biases).sum(dim=0) if biases else None,
-        )
+        # With adapters both have one output layer, and nothing of it is copied.
+        is_shared = start.weight_VH is now.weight_VH
+        states = parts[0] + parts[1] if is_shared else torch.cat(parts, dim=-1)
+        mixed = now if is_shared else _side_by_side(start, now, share)
         return token_logprobs(
             states,
             mixed,
@@ -155,3 +147,16 @@ class TrustRegionTeacher:
             request,
             chunk_tokens=self._policy.chunk_tokens,
         )
+
+
+def _side_by_side(start: Head, now: Head, share: float) -> Head:
+    """The output layer of both models' states, one after the other."""
+    biases = [
+        scale * head.bias_V
+        for scale, head in ((1 - share, start), (share, now))
+        if head.bias_V is not None
+    ]
+    return Head(
+        weight_VH=torch.cat([start.weight_VH.float(), now.weight_VH.float()], dim=-1),
+        bias_V=torch.stack(biases).sum(dim=0) if biases else None,
+    )

@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trainer.objectives.linear_logprobs import linear_logprobs
+from trainer.objectives.linear_logprobs import CHUNK_VOCAB, linear_logprobs
+from trainer.objectives.linear_tiles import LogitTiles
 from trainer.objectives.side_samples import draw_side_samples
 
 
@@ -131,19 +132,31 @@ def _draw(
     """(ids, log-probs) [N, m] of tokens sampled from the whole distribution at temperature 1."""
     ids, logprobs = [], []
     for start in range(0, max(len(hidden_NH), 1), chunk_tokens):
-        # Autocast would round the logits, which log-probs cannot afford.
-        with torch.autocast(hidden_NH.device.type, enabled=False):
-            logits_NV = torch.nn.functional.linear(
-                hidden_NH[start : start + chunk_tokens].float(),
-                head.weight_VH.float(),
-                None if head.bias_V is None else head.bias_V.float(),
-            )
-        if head.softcap is not None:
-            logits_NV = head.softcap * torch.tanh(logits_NV / head.softcap)
+        logits_NV = _logits(hidden_NH[start : start + chunk_tokens], head)
         drawn = draw_side_samples(logits_NV, request.draw, generator=request.generator)
         ids.append(drawn.ids)
         logprobs.append(drawn.logprobs)
     return torch.cat(ids), torch.cat(logprobs)
+
+
+def _logits(hidden_NH: Tensor, head: Head) -> Tensor:
+    """[N, V] in float32; a weight of lower precision is raised a part at a time."""
+    tiles = LogitTiles(
+        hidden_NH=hidden_NH.float(),
+        weight_VH=head.weight_VH,
+        bias_V=head.bias_V,
+        softcap=head.softcap,
+        chunk_tokens=len(hidden_NH),
+        chunk_vocab=CHUNK_VOCAB,
+    )
+    logits_NV = tiles.hidden_NH.new_empty(len(hidden_NH), len(head.weight_VH))
+    buffer = tiles.buffer()
+    # Autocast would round the logits, which log-probs cannot afford.
+    with torch.autocast(hidden_NH.device.type, enabled=False):
+        for tile in tiles.vocab_tiles():
+            part = slice(tile.start, tile.start + tile.size)
+            logits_NV[:, part] = tiles.logits(slice(None), tile, buffer)
+    return logits_NV
 
 
 def _scatter_known(values: Tensor | None, wanted_BT: Tensor) -> Tensor | None:

@@ -28,6 +28,7 @@ from trainer.config import TrainerConfig
 from trainer.correction import Correction
 from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.lessons import lesson_metrics, teaches
+from trainer.memory_plan import is_beyond
 from trainer.objectives.batch import GlobalCounts
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
 from trainer.objectives.options import HindsightOpd
@@ -70,6 +71,7 @@ class Updater:
         *,
         teacher: LogprobModel | None = None,
         noise: float = 0.0,
+        longest: int | None = None,
     ):
         self.policy = policy
         self.reference = reference
@@ -80,6 +82,8 @@ class Updater:
         self.loss_function = objective_loss
         self.noise = noise
         """Mean |log-prob difference| between engines and trainer at equal weights."""
+        self.longest = longest
+        """Most tokens of a sequence that memory holds (`trainer.memory_gb`); None: not known."""
         self.plan = TeachingPlan(
             options=config.objective,
             model=teacher,
@@ -112,7 +116,11 @@ class Updater:
         )
 
     def unusable(self, sample: ReadySample) -> DropReason | None:
-        """Why a sample cannot train: scores that are missing or not finite."""
+        """Why a sample cannot train: too long for the memory, or scores that are missing or not
+        finite.
+        """
+        if is_beyond(sample, self.longest):
+            return DropReason.BEYOND_TRAINER_MEMORY
         if not np.isfinite(sample.rollout_logprobs).all():
             return DropReason.ROLLOUT_LOGPROBS_INVALID
         return unteachable(sample, self.plan)

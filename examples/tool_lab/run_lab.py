@@ -23,7 +23,6 @@ LAB_VALUES: dict[str, Any] = {
     "renderer": {"name": "qwen3", "enable_thinking": False},
     # So cold that votes agree: one slip with a long hint would win over two right ones.
     "judge": {"votes": 3, "temperature": 0.3, "max_tokens": 48, "loop": {"concurrency": 24}},
-    "trainer": {"micro_batch_tokens": 2048},
 }
 LIVE_TURNS: dict[str, Any] = {
     # Without rehearsal: what learned on every seed and left alone what nobody asked to change, with

@@ -30,6 +30,10 @@ class EmbeddedEngineConfig(BaseModel):
     """A torch device: "cpu", "cuda", "cuda:1"."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights and computation; auto is float32 on a CPU and bfloat16 elsewhere."""
+    rounds_start: bool = False
+    """Round the weights of `model` to bfloat16 before they are computed with in `dtype`: those are
+    what a trainer holds that keeps a frozen base in it. A run sets it for its own engines.
+    """
     threads: int = Field(default=1, ge=1)
     """Threads torch computes with on a CPU."""
     max_batch: int = Field(default=64, ge=1)

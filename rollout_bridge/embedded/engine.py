@@ -142,9 +142,10 @@ class Engine:
 
         Raises WeightsRejected; the weights are then as they were.
         """
+        rounded = self.config.model if self.config.rounds_start else None
         affected = await self._call(
             lambda: self._scheduler.exchange_weights(
-                lambda: loading.load_weights(self._model, path), version, keep_cache
+                lambda: loading.load_weights(self._model, path, rounded), version, keep_cache
             )
         )
         self.model_path = path

@@ -6,6 +6,7 @@ requests.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def load_model(config: EmbeddedEngineConfig) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         raise UnsupportedModel(f"cannot load the model '{config.model}': {error}") from error
+    if config.rounds_start:
+        _round(model.parameters())
     return model.to(device).eval()  # type: ignore[arg-type]
 
 
@@ -64,8 +67,9 @@ def context_length(model: PreTrainedModel, config: EmbeddedEngineConfig) -> int:
     return int(length)
 
 
-def load_weights(model: PreTrainedModel, path: str) -> None:
-    """Put the folder's tensors into the live model; all of them or none.
+def load_weights(model: PreTrainedModel, path: str, rounded_model: str | None = None) -> None:
+    """Put the folder's tensors into the live model; all of them or none. Those of `rounded_model`
+    are rounded to bfloat16, as they were at the start.
 
     Raises WeightsRejected when a file cannot be read, or a tensor is missing, unexpected or of
     another shape.
@@ -79,6 +83,14 @@ def load_weights(model: PreTrainedModel, path: str) -> None:
     with torch.no_grad():
         for name, tensor in tensors.items():
             targets[name].copy_(tensor)
+    if rounded_model is not None and Path(path).resolve() == Path(rounded_model).resolve():
+        _round(model.parameters())
+
+
+@torch.no_grad()
+def _round(parameters: Iterable[torch.Tensor]) -> None:
+    for parameter in parameters:
+        parameter.copy_(parameter.bfloat16())
 
 
 def _read_tensors(path: str) -> dict[str, torch.Tensor]:

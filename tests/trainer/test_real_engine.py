@@ -17,9 +17,11 @@ from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.engine.types import SamplingParams
 from tests.trainer.test_loop import settings
 from tests.trainer.tiny import make_ready
-from trainer.calibrate import random_sequences
+from trainer.calibrate import own_logprobs, random_sequences
+from trainer.config import LoraConfig
 from trainer.errors import CalibrationError
 from trainer.loop import EmbeddedTrainer
+from trainer.policy import WithoutAdapters
 
 MODEL = Path(__file__).parents[2] / "examples" / "tool_lab" / "model"
 VOCAB = json.loads((MODEL / "config.json").read_text())["vocab_size"]
@@ -27,10 +29,10 @@ SEQUENCES = random_sequences(VOCAB, [40, 150], seed=3)
 
 
 @asynccontextmanager
-async def engine():
+async def engine(*arguments: str):
     """A running engine and its client."""
     process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "rollout_bridge.embedded", "--model", str(MODEL)],
+        *[sys.executable, "-m", "rollout_bridge.embedded", "--model", str(MODEL), *arguments],
         stdout=asyncio.subprocess.PIPE,
         cwd=MODEL.parents[2],
     )
@@ -121,4 +123,36 @@ async def test_an_engine_with_other_weights_is_found_out(tmp_path):
         await trainer.step()
         with pytest.raises(CalibrationError, match="engine frozen"):
             await trainer.calibrate(SEQUENCES, {"frozen": client})
+        await trainer.close()
+
+
+async def test_a_base_rounded_in_trainer_and_engines_alike(tmp_path):
+    lora = settings(lora=LoraConfig(rank=4, alpha=8), base_dtype="bfloat16")
+    async with (
+        engine("--rounds-start", "true") as client,
+        engine() as unrounded,
+        await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store,
+    ):
+        trainer = await EmbeddedTrainer.open(
+            store=store,
+            config=lora,
+            run_folder=tmp_path,
+            model=str(MODEL),
+            engines={"policy": client},
+        )
+        assert (await trainer.calibrate(SEQUENCES)).noise < 1e-4
+        with pytest.raises(CalibrationError, match="engine frozen differs"):
+            await trainer.calibrate(SEQUENCES, {"frozen": unrounded})
+        await make_ready(store, await asyncio.gather(*(roll_out(client, n, 1.0) for n in range(4))))
+        report = await trainer.step()
+        assert report is not None
+        assert (await client.model_info()).weight_version == "1"
+        # What is published is base and adapters, exact in float32.
+        assert (await trainer.calibrate(SEQUENCES)).noise < 1e-4
+        await client.update_weights(str(MODEL), "0")
+        start = WithoutAdapters(trainer.updater.policy)
+        own = own_logprobs(start, trainer.updater.policy.device)
+        scored = [await client.score(ids, 1) for ids in SEQUENCES]
+        for ids, found in zip(SEQUENCES, scored, strict=True):
+            assert np.abs(found - own(ids)).max() < 1e-4
         await trainer.close()

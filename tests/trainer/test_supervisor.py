@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.supervisor import ChildFailed, Supervisor, free_ports
+from trainer.supervisor import ChildFailed, Patience, Supervisor, free_ports
 
 ROOT = Path(__file__).parents[2]
 # Says that it is up by writing its process id, then waits for its end.
@@ -76,6 +76,79 @@ async def test_child_that_keeps_ending_fails_the_run(tmp_path: Path) -> None:
     await supervisor.start("child", ["-c", "raise SystemExit(3)"], at_once, 20)
     with pytest.raises(ChildFailed, match="ended 3 times in a minute"):
         await asyncio.wait_for(supervisor.failed, 20)
+    await supervisor.stop()
+
+
+# Ends itself by a signal, as the kernel would, and counts how often it has begun.
+DYING = (
+    "import os, pathlib, signal, sys\n"
+    "begun = pathlib.Path(sys.argv[1]); begun.open('a').write('.')\n"
+    "if len(sys.argv) > 3: pathlib.Path(sys.argv[3]).write_text(begun.read_text())\n"
+    "os.kill(os.getpid(), int(sys.argv[2]))\n"
+)
+
+
+async def at_once() -> bool:
+    return True
+
+
+async def test_a_child_that_is_killed_without_progress_is_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = Supervisor(tmp_path / "logs", max_restarts_a_minute=100)
+    begun = tmp_path / "begun"
+    patience = Patience(progress=lambda: 7, remedy="set trainer.memory_gb")
+    arguments = ["-c", DYING, str(begun), str(int(signal.SIGKILL))]
+    await supervisor.start("trainer", arguments, at_once, 20, patience=patience)
+    with pytest.raises(ChildFailed, match=r"3 times .* without a training step .*memory_gb"):
+        await asyncio.wait_for(supervisor.failed, 20)
+    assert len(begun.read_text()) == 3
+    assert (
+        caplog.messages.count(
+            "trainer ended by signal SIGKILL, probably out of memory: the system ended it; it is "
+            "started again"
+        )
+        == 2
+    )
+    await supervisor.stop()
+
+
+async def test_kills_with_progress_in_between_do_not_count(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path / "logs", max_restarts_a_minute=5)
+    begun, version = tmp_path / "begun", tmp_path / "version"
+    patience = Patience(progress=lambda: version.read_text(), remedy="set trainer.memory_gb")
+    arguments = ["-c", DYING, str(begun), str(int(signal.SIGKILL)), str(version)]
+    await supervisor.start("trainer", arguments, at_once, 20, patience=patience)
+    with pytest.raises(ChildFailed, match="ended 6 times in a minute by signal SIGKILL"):
+        await asyncio.wait_for(supervisor.failed, 20)
+    await supervisor.stop()
+
+
+async def test_another_signal_is_no_sign_of_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = Supervisor(tmp_path / "logs", max_restarts_a_minute=3)
+    patience = Patience(progress=lambda: 7, remedy="set trainer.memory_gb")
+    arguments = ["-c", DYING, str(tmp_path / "begun"), str(int(signal.SIGSEGV))]
+    await supervisor.start("trainer", arguments, at_once, 20, patience=patience)
+    with pytest.raises(ChildFailed, match="ended 4 times in a minute by signal SIGSEGV"):
+        await asyncio.wait_for(supervisor.failed, 20)
+    assert caplog.messages == ["trainer ended by signal SIGSEGV; it is started again"] * 3
+    await supervisor.stop()
+
+
+async def test_a_child_gets_its_environment(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path / "logs")
+    path = tmp_path / "said"
+    code = (
+        "import os, pathlib, sys, time\n"
+        "pathlib.Path(sys.argv[1]).write_text(os.environ['GIVEN'] + str('PATH' in os.environ))\n"
+        "time.sleep(60)\n"
+    )
+    await supervisor.start(
+        "child", ["-c", code, str(path)], ready_when(path), 20, environment={"GIVEN": "yes"}
+    )
+    await wait_for(lambda: path.read_text() == "yesTrue")
     await supervisor.stop()
 
 

@@ -8,6 +8,7 @@ import torch
 from records.names import DropReason
 from rollout_bridge.merging import merge_turns, separate_turns
 from tests.trainer.tiny import conversation, load, random_ids, sample, save_model
+from trainer.calibrate import own_logprobs
 from trainer.collate import build_micro_batch
 from trainer.config import LoraConfig, TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
@@ -296,6 +297,28 @@ def test_incomparable_turns_do_not_dilute_the_gap_to_the_rollout_engine(folder):
         pytest.approx(0.5),
     )
     assert np.isnan(make(folder).update([greedy], 0).metrics[name])
+
+
+@pytest.mark.parametrize(
+    ("gaps", "said"),
+    [
+        ((0, 3), "the policy has moved"),
+        ((3, 0), "trainer and rollout engine are far apart"),
+        ((3, 3), "the policy has moved"),
+    ],
+)
+def test_a_moved_policy_is_told_from_an_engine_that_disagrees(folder, gaps, said):
+    """The first turn's rollout log-probs are the policy's, the second's are two nats off."""
+    (agreeing,), (other,) = conversation("a", [(5, 4)], seed=1), conversation("b", [(6, 4)], seed=2)
+    own = own_logprobs(load(folder), torch.device("cpu"))
+    turns = []
+    for turn, off in ((agreeing, 0.0), (other, 2.0)):
+        ids = np.concatenate([turn.prompt_ids, turn.response_ids])
+        found = own(ids)[len(turn.prompt_ids) - 1 :] + np.float32(off)
+        turns.append(dataclasses.replace(turn, rollout_logprobs=found))
+    report = make(folder).update(turns, 0, version_gaps=gaps)
+    about_kl = [line for line in report.warnings if line.startswith("rollout_corr/kl")]
+    assert [said in line for line in about_kl] == [True]
 
 
 def test_warmup(folder):

@@ -88,6 +88,7 @@ ALLOWED = frozenset(
         DropReason.UNKNOWN_TEACHER,
         DropReason.RESAMPLED,
         DropReason.STALE,
+        DropReason.BEYOND_TRAINER_MEMORY,
         DropReason.ROUTED_EXPERTS_MISSING,
         DropReason.ROLLOUT_REJECTED,
         DropReason.NEUTRAL_REWARD,

@@ -17,6 +17,7 @@ from trainer.objectives.rollout_correction.health import health_warnings
 from trainer.objectives.rollout_correction.metrics import (
     PREFIX,
     Metrics,
+    fresh_metrics,
     off_policy_metrics,
     tool_metrics,
     weight_metrics,
@@ -61,12 +62,14 @@ def correct_rollout(
     turn_ids_BT: Tensor | None = None,
     *,
     after_tool_BT: Tensor | None = None,
+    fresh_BT: Tensor | None = None,
 ) -> CorrectionResult:
     """Correct samples of the rollout engine; all tensors [B, T], log-probs of the sampled tokens at
     the sample's temperature. `settings.traits.train_logprobs` says which ones to pass.
 
     With turn ids (-1: no policy token) a sequence is a turn, else a row. `after_tool_BT` is 1 at
-    tokens after tool output and adds metrics for them and for the others.
+    tokens after tool output and adds metrics for them and for the others; `fresh_BT` is 1 at tokens
+    that the newest weights sampled (None: all), for `kl_fresh`.
 
     At mask 1, a rollout log-prob of NaN means "not comparable": weight 1, in no metric and in no
     statistic, but it vetoes its sequence where a veto is set. An infinite one rejects its sequence.
@@ -75,13 +78,15 @@ def correct_rollout(
     mask 1 without turn id.
     """
     others = {"rollout_logprobs": rollout_logprobs_BT, "mask": mask_BT}
-    others |= {"turn_ids": turn_ids_BT, "after_tool": after_tool_BT}
+    others |= {"turn_ids": turn_ids_BT, "after_tool": after_tool_BT, "fresh": fresh_BT}
     _check_shapes(train_logprobs_BT, others)
     selection = select_tokens(train_logprobs_BT, rollout_logprobs_BT, mask_BT, turn_ids_BT)
     if selection.num_sequences == 0:
         return _empty(mask_BT, settings)
     tokens = compare(train_logprobs_BT, rollout_logprobs_BT, selection)
     metrics = off_policy_metrics(tokens)
+    is_fresh_BT = selection.compared_BT if fresh_BT is None else fresh_BT > 0
+    metrics |= fresh_metrics(tokens, is_fresh_BT[selection.compared_BT])
     if after_tool_BT is not None:
         metrics |= tool_metrics(tokens, after_tool_BT[selection.compared_BT] > 0)
     weights_BT, weight_report = _weights(tokens, selection, mask_BT, settings)

@@ -28,16 +28,27 @@ _BOUNDS = (
     ),
     _Bound(metric="rollout_is_veto_fraction", high=0.1, problem="too many sequences vetoed"),
     _Bound(metric="rollout_is_std", high=1.0, problem="importance weights spread too widely"),
-    _Bound(metric="kl", low=-0.1, high=0.1, problem="trainer and rollout engine are far apart"),
+    _Bound(
+        metric="kl_fresh", low=-0.1, high=0.1, problem="trainer and rollout engine are far apart"
+    ),
+    _Bound(metric="kl", low=-0.1, high=0.1, problem="the policy has moved since it sampled these"),
     _Bound(metric="chi2_token", high=1.0, problem="the distribution has shifted severely"),
 )
 
 
 def health_warnings(metrics: Mapping[str, float]) -> tuple[str, ...]:
-    """One line per metric out of its bounds; names with or without the prefix `rollout_corr/`."""
-    warnings = []
-    for bound in _BOUNDS:
-        value = metrics.get(f"rollout_corr/{bound.metric}", metrics.get(bound.metric))
-        if value is not None and (value < bound.low or value > bound.high):
-            warnings.append(f"rollout_corr/{bound.metric} = {value:.4g}: {bound.problem}")
-    return tuple(warnings)
+    """One line per metric out of its bounds; names with or without the prefix `rollout_corr/`.
+
+    `kl_fresh` is over tokens that the newest weights sampled: those alone tell whether engine and
+    trainer agree, and where they do not, the policy's own way is not what is told.
+    """
+    found = {
+        bound.metric: f"rollout_corr/{bound.metric} = {value:.4g}: {bound.problem}"
+        for bound in _BOUNDS
+        if (value := metrics.get(f"rollout_corr/{bound.metric}", metrics.get(bound.metric)))
+        is not None
+        and (value < bound.low or value > bound.high)
+    }
+    if "kl_fresh" in found:
+        found.pop("kl", None)
+    return tuple(found.values())

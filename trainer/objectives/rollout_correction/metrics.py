@@ -66,6 +66,11 @@ def off_policy_metrics(tokens: ComparedTokens) -> Metrics:
     return {PREFIX + name: value for name, value in values.items()}
 
 
+def fresh_metrics(tokens: ComparedTokens, is_fresh_N: Tensor) -> Metrics:
+    """`kl` over the tokens that the newest weights sampled; NaN without any."""
+    return {PREFIX + "kl_fresh": mean(-tokens.log_ratio_N[is_fresh_N])}
+
+
 def weight_metrics(
     raw: Ratios, applied: Ratios, tokens: ComparedTokens, settings: RolloutCorrectionSettings
 ) -> Metrics:

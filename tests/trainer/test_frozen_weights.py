@@ -1,0 +1,149 @@
+"""A base held in bfloat16 computes what one computes that holds the same values in float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.rollout_bridge.model_families import FAMILIES, VOCAB, WINDOW, model_of
+from trainer.checkpoint import save_weights
+from trainer.config import LoraConfig
+from trainer.frozen_weights import FrozenEmbedding, FrozenLinear
+from trainer.lora import adapter_state, load_adapter_state, merged_state
+from trainer.policy import Policy, WithoutAdapters
+from trainer.token_states import TokenRequest
+
+# Of log-probs in float32; rounding the matrices anew would show as 1e-2.
+EXACT = 1e-5
+LENGTH = 2 * WINDOW + 5
+
+
+def stored_in_bfloat16(family: str, folder: Path) -> str:
+    model_of(family).to(torch.bfloat16).save_pretrained(folder)
+    return str(folder)
+
+
+def load(path: str, base_dtype: str, *, recompute: bool = False) -> Policy:
+    lora = LoraConfig(rank=2, alpha=8)
+    options = {"base_dtype": base_dtype, "recompute": recompute, "lora": lora}
+    return Policy.load(path, device="cpu", dtype="float32", chunk_tokens=64, **options)
+
+
+def with_random_adapters(policy: Policy) -> Policy:
+    torch.manual_seed(1)
+    for name, parameter in policy.model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return policy
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    ids_BT = torch.randint(3, VOCAB, (2, LENGTH), generator=generator)
+    mask_BT = torch.ones(2, LENGTH)
+    mask_BT[:, 0] = 0
+    return ids_BT, mask_BT
+
+
+def gradients(policy: Policy) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    found = policy.token_logprobs(*batch()).logprobs_BT
+    return found.detach(), list(torch.autograd.grad(found.sum(), policy.trainable_parameters()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_base_in_bfloat16_trains_as_its_values_in_float32(family: str, tmp_path: Path) -> None:
+    path = stored_in_bfloat16(family, tmp_path / "model")
+    exact = with_random_adapters(load(path, "float32"))
+    held = with_random_adapters(load(path, "bfloat16"))
+    (logprobs, expected), (found, actual) = gradients(exact), gradients(held)
+    torch.testing.assert_close(found, logprobs, atol=EXACT, rtol=0)
+    for one, other in zip(actual, expected, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    start = [WithoutAdapters(one).token_logprobs(*batch()).logprobs_BT for one in (exact, held)]
+    torch.testing.assert_close(start[1], start[0], atol=EXACT, rtol=0)
+    for name, tensor in merged_state(exact.base_model).items():
+        torch.testing.assert_close(
+            merged_state(held.base_model)[name].float(), tensor, atol=0, rtol=0
+        )
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma 3", "Phi"])
+def test_matrices_are_held_in_bfloat16_and_the_rest_in_float32(family: str, tmp_path: Path) -> None:
+    base = load(stored_in_bfloat16(family, tmp_path / "model"), "bfloat16").base_model
+    assert isinstance(base.get_input_embeddings(), FrozenEmbedding)
+    assert isinstance(base.get_output_embeddings(), FrozenLinear)
+    for name, parameter in base.named_parameters():
+        is_held = parameter.dim() == 2 and "lora_" not in name
+        assert parameter.dtype == (torch.bfloat16 if is_held else torch.float32), name
+        assert parameter.requires_grad == ("lora_" in name)
+    kinds = {type(one) for one in base.modules() if isinstance(one, nn.Linear | nn.Embedding)}
+    assert kinds <= {FrozenLinear, FrozenEmbedding, nn.Linear}
+
+
+def test_a_backward_pass_keeps_no_matrix_in_float32(tmp_path: Path) -> None:
+    policy = load(stored_in_bfloat16("Llama", tmp_path / "model"), "bfloat16")
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        policy.token_logprobs(*batch())
+    matrices = {
+        one.weight.shape for one in policy.base_model.modules() if isinstance(one, FrozenLinear)
+    }
+    matrices |= {torch.Size(reversed(shape)) for shape in matrices}
+    large = [one for one in kept if one.shape in matrices and one.numel() >= 32 * 32]
+    assert large
+    assert all(one.dtype == torch.bfloat16 for one in large)
+
+
+def test_tokens_are_drawn_alike(tmp_path: Path) -> None:
+    path = stored_in_bfloat16("Gemma 2", tmp_path / "model")
+    drawn = [
+        load(path, held).token_logprobs(
+            *batch(), request=TokenRequest(draw=5, generator=torch.Generator().manual_seed(3))
+        )
+        for held in ("float32", "bfloat16")
+    ]
+    assert torch.equal(drawn[0].drawn_ids_BTK, drawn[1].drawn_ids_BTK)
+    torch.testing.assert_close(drawn[0].drawn_BTK, drawn[1].drawn_BTK, atol=EXACT, rtol=0)
+
+
+def test_what_is_published_is_exact_and_says_float32(tmp_path: Path) -> None:
+    path = stored_in_bfloat16("Gemma 3", tmp_path / "model")
+    policy = with_random_adapters(load(path, "bfloat16"))
+    (tmp_path / "saved").mkdir()
+    save_weights(policy, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["dtype"] == "float32"
+    plain = Policy.load(
+        str(tmp_path / "saved"), device="cpu", dtype="float32", chunk_tokens=64
+    ).freeze()
+    with torch.no_grad():
+        served = plain.token_logprobs(*batch()).logprobs_BT
+        own = policy.token_logprobs(*batch()).logprobs_BT
+    torch.testing.assert_close(served, own, atol=EXACT, rtol=0)
+
+
+def test_adapters_of_a_checkpoint_are_loaded_in_float32(tmp_path: Path) -> None:
+    path = stored_in_bfloat16("Llama", tmp_path / "model")
+    written = with_random_adapters(load(path, "bfloat16"))
+    read = load(path, "bfloat16")
+    load_adapter_state(read.base_model, adapter_state(written.base_model))
+    for name, tensor in adapter_state(written.base_model).items():
+        assert torch.equal(adapter_state(read.base_model)[name], tensor), name
+
+
+def test_autocast_computes_in_bfloat16(tmp_path: Path) -> None:
+    path = stored_in_bfloat16("Llama", tmp_path / "model")
+    layer = load(path, "bfloat16").base_model.get_output_embeddings()
+    states = torch.randn(3, layer.in_features)
+    assert layer(states).dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(states).dtype == torch.bfloat16

@@ -1,0 +1,42 @@
+"""The C library's heap, told to give back what is freed.
+
+A step allocates and frees tensors of some MiB by the thousand, between small things that stay. By
+default glibc puts both into one heap, whose free pieces then fit nothing: a step of SmolLM2-135M
+on 2,048 tokens grew it to 5 GB of which 0.4 GB were in use (docs/models.md). Mapped each by
+itself, tensors leave no gaps, and their memory is the system's again at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Mapping
+
+_M_MMAP_THRESHOLD = -3
+_MAPPED_FROM = 2**20
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+_TUNABLES = "GLIBC_TUNABLES"
+
+
+def map_large_blocks() -> bool:
+    """Let every allocation from 1 MiB on be mapped by itself; whether this C library can."""
+    if not sys.platform.startswith("linux"):
+        return False
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    return set_option is not None and set_option(_M_MMAP_THRESHOLD, _MAPPED_FROM) == 1
+
+
+def give_back() -> None:
+    """Let go of what is free in the heap: of tensors below 1 MiB, which short passes have."""
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+def heap_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a process must be started with so that mapped blocks come in large pages, which halves
+    the time that mapping takes; glibc reads it at no later time.
+    """
+    given = environment.get(_TUNABLES)
+    return {_TUNABLES: _HUGE_PAGES if not given else f"{given}:{_HUGE_PAGES}"}
