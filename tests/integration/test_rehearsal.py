@@ -22,6 +22,7 @@ from records.lessons.names import LessonKind
 from records.store import Store
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.engine.served import ServedFile
 from rollout_bridge.rendering import Rendering
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
@@ -58,6 +59,8 @@ class Parts:
     config: RunConfig
     store: Store
     policy: EngineClient
+    trained: EngineClient
+    """The same engine, as the trainer knows it."""
     frozen: EngineClient
     rendering: Rendering
     judge: lab.RuleJudge
@@ -92,7 +95,7 @@ class Parts:
             config=self.config.trainer,
             run_folder=self.folder,
             model=str(MODEL),
-            engines={"policy": self.policy},
+            engines={"policy": self.trained},
             rehearsal=RehearsalConfig(enabled=True),
         )
 
@@ -145,10 +148,11 @@ async def opened(
     vocab = rendering.vocab_size
     async with (
         await Store.open(config.store) as store,
-        EngineClient(policy_url, vocab_size=vocab) as policy,
+        EngineClient(policy_url, vocab_size=vocab, served=ServedFile(folder)) as policy,
+        EngineClient(policy_url, vocab_size=vocab) as trained,
         EngineClient(frozen_url, vocab_size=vocab) as frozen,
     ):
-        yield Parts(config, store, policy, frozen, rendering, lab.RuleJudge(), folder)
+        yield Parts(config, store, policy, trained, frozen, rendering, lab.RuleJudge(), folder)
 
 
 async def remembered(parts: Parts, *texts: tuple[str, bool]) -> str:

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from tests.rollout_bridge.model_families import FAMILIES, VOCAB, WINDOW, model_of
-from trainer.checkpoint import save_weights
 from trainer.config import LoraConfig
 from trainer.frozen_weights import FrozenEmbedding, FrozenLinear
-from trainer.lora import adapter_state, load_adapter_state, merged_state
+from trainer.lora import adapter_state, load_adapter, merged_state, save_adapter
+from trainer.merged import save_full
 from trainer.policy import Policy, WithoutAdapters
 from trainer.token_states import TokenRequest
 
@@ -120,7 +120,7 @@ def test_what_is_published_is_exact_and_says_float32(tmp_path: Path) -> None:
     path = stored_in_bfloat16("Gemma 3", tmp_path / "model")
     policy = with_random_adapters(load(path, "bfloat16"))
     (tmp_path / "saved").mkdir()
-    save_weights(policy, tmp_path / "saved")
+    save_full(policy, tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["dtype"] == "float32"
     plain = Policy.load(
         str(tmp_path / "saved"), device="cpu", dtype="float32", chunk_tokens=64
@@ -135,7 +135,8 @@ def test_adapters_of_a_checkpoint_are_loaded_in_float32(tmp_path: Path) -> None:
     path = stored_in_bfloat16("Llama", tmp_path / "model")
     written = with_random_adapters(load(path, "bfloat16"))
     read = load(path, "bfloat16")
-    load_adapter_state(read.base_model, adapter_state(written.base_model))
+    save_adapter(written.model, tmp_path, path)
+    load_adapter(read.model, tmp_path)
     for name, tensor in adapter_state(written.base_model).items():
         assert torch.equal(adapter_state(read.base_model)[name], tensor), name
 
