@@ -14,6 +14,7 @@ from records.store import Store
 from records.types import ReadySample, VersionSpan
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig
+from rollout_bridge.engine.served import ServedFile
 from rollout_bridge.engine.types import SamplingParams
 from tests.trainer.test_loop import settings
 from tests.trainer.tiny import make_ready
@@ -126,13 +127,15 @@ async def test_an_engine_with_other_weights_is_found_out(tmp_path):
         await trainer.close()
 
 
-async def test_a_base_rounded_in_trainer_and_engines_alike(tmp_path):
-    lora = settings(lora=LoraConfig(rank=4, alpha=8), base_dtype="bfloat16")
+@pytest.mark.parametrize("publish", ["adapter", "merged"])
+async def test_a_base_rounded_in_trainer_and_engines_alike(tmp_path, publish):
+    lora = settings(lora=LoraConfig(rank=4, alpha=8), base_dtype="bfloat16", publish=publish)
     async with (
         engine("--rounds-start", "true") as client,
         engine() as unrounded,
         await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store,
     ):
+        client.served = ServedFile(tmp_path)
         trainer = await EmbeddedTrainer.open(
             store=store,
             config=lora,
@@ -149,6 +152,7 @@ async def test_a_base_rounded_in_trainer_and_engines_alike(tmp_path):
         assert (await client.model_info()).weight_version == "1"
         # What is published is base and adapters, exact in float32.
         assert (await trainer.calibrate(SEQUENCES)).noise < 1e-4
+        client.served = None
         await client.update_weights(str(MODEL), "0")
         start = WithoutAdapters(trainer.updater.policy)
         own = own_logprobs(start, trainer.updater.policy.device)
