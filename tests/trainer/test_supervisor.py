@@ -83,7 +83,7 @@ async def test_child_that_keeps_ending_fails_the_run(tmp_path: Path) -> None:
 DYING = (
     "import os, pathlib, signal, sys\n"
     "begun = pathlib.Path(sys.argv[1]); begun.open('a').write('.')\n"
-    "if len(sys.argv) > 3: pathlib.Path(sys.argv[3]).write_text(begun.read_text())\n"
+    "if len(sys.argv) > 4: pathlib.Path(sys.argv[3]).write_text(begun.read_text())\n"
     "os.kill(os.getpid(), int(sys.argv[2]))\n"
 )
 
