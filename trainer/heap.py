@@ -1,8 +1,8 @@
 """The C library's heap, told to give back what is freed.
 
 A step allocates and frees tensors of some MiB by the thousand, between small things that stay. By
-default glibc puts both into one heap, whose free pieces then fit nothing: a step of SmolLM2-135M
-on 2,048 tokens grew it to 5 GB of which 0.4 GB were in use (docs/models.md). Mapped each by
+default glibc puts both into one heap, whose free pieces then fit nothing: two steps of
+SmolLM2-135M on 2,048 tokens grew it to 5.9 GB (docs/models.md). Mapped each by
 itself, tensors leave no gaps, and their memory is the system's again at once.
 """
 

@@ -197,6 +197,7 @@ class EmbeddedTrainer:
             sequences,
             max(self.config.calibration_bound, 10 * result.noise),
         )
+        await in_thread(self._thread, give_back)
         logger.info("teacher = student: largest loss or advantage %.1e nats", worst)
         for warning in result.warnings:
             logger.warning("%s", warning)
