@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -296,7 +297,7 @@ def disagreeing(scores: Sequence[Score], plain: Logprobs, least_fall: float) -> 
     falls = [fall_of(plain, one.teacher_logprobs) for one in scores]
     places = places_left(falls, least_fall)
     if not places:
-        most = max((fall for fall in falls if fall is not None), default=0.0)
+        most = max(fall for fall in falls if fall is not None)
         raise HintingError(
             DropReason.HINT_AGREES,
             f"{_num_passing(falls, least_fall)} of {len(scores)} hints make a token less likely by "
@@ -310,15 +311,19 @@ def disagreeing(scores: Sequence[Score], plain: Logprobs, least_fall: float) -> 
 
 def places_left(falls: Sequence[float | None], least: float) -> list[int]:
     """Which of a turn's candidates are left, by `fall_of` of each: those of `least` nats, in their
-    order; if the first is not among them, that with the largest fall first. None where fewer than
-    half are.
+    order; if the first is not among them, that with the largest fall first, and those whose fall
+    cannot be said last. Empty where fewer than half are.
     """
     if 2 * _num_passing(falls, least) < len(falls):
         return []
     places = [place for place, fall in enumerate(falls) if _passes(fall, least)]
     if places and places[0] != 0:
-        places.sort(key=lambda place: -(falls[place] or 0.0))
+        places.sort(key=lambda place: _falling(falls[place]))
     return places
+
+
+def _falling(fall: float | None) -> float:
+    return math.inf if fall is None else -fall
 
 
 def _num_passing(falls: Sequence[float | None], least: float) -> int:

@@ -62,8 +62,9 @@ DROP_WORDS: dict[DropReason, str] = {
     DropReason.HELD_OUT: "its session is kept from training, to measure on (replay.held_out)",
     DropReason.NO_USER_MESSAGE: "its prompt has no user message to which a hint could be added",
     DropReason.HINT_AGREES: (
-        "its hint makes no part of the reply less likely (scoring.least_fall): it asks for what "
-        "the reply did, so the judge misread what followed, or nothing was to be corrected"
+        "fewer than half of its votes' hints make any part of the reply less likely "
+        "(scoring.least_fall): they ask for what the reply did, so the judge misread what "
+        "followed, or nothing was to be corrected"
     ),
     DropReason.HINT_ENDED: (
         "its hint was deleted, or a later one said the opposite, before it could train"

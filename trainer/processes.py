@@ -165,12 +165,8 @@ async def _rehearse(
     from judge.calls import judge_client
     from judge.hints.examiner import HintExaminer
     from judge.hints.questions import HintQuestions
-    from trainer.rehearsal.starting import (
-        LESSON_PRIORITY,
-        Connections,
-        rehearsal_worker,
-        source_check,
-    )
+    from rollout_bridge.engine.types import LESSON_PRIORITY
+    from trainer.rehearsal.starting import Connections, rehearsal_worker, source_check
 
     asked = judge_config(config)
     async with (

@@ -210,7 +210,8 @@ class HintExaminer:
 
     async def _examine(self, hint: Hint, sources: Sequence[HintSource]) -> Examination:
         words = next((source.words for source in sources if source.words), "")
-        same, older, newer = await self._compared(hint, sources)
+        origins = await self._store.load_turns([source.turn_id for source in sources[:1]])
+        same, older, newer = await self._compared(hint, sources, origins)
         if same is not None:
             return Examination(hint_id=hint.hint_id, merged_into=same)
         if newer is not None:
@@ -219,7 +220,7 @@ class HintExaminer:
         opposed = [
             other.hint_id
             for other in elsewhere
-            if await self._relation(hint, sources, other) is Relation.OPPOSITE
+            if await self._relation(hint, origins, other) is Relation.OPPOSITE
         ]
         found = Examination(
             hint_id=hint.hint_id, contradicts=tuple(older), opposed_elsewhere=tuple(opposed)
@@ -233,7 +234,7 @@ class HintExaminer:
         return replace(found, is_rule=True, prompts=await self._texts(hint, sources, known))
 
     async def _compared(
-        self, hint: Hint, sources: Sequence[HintSource]
+        self, hint: Hint, sources: Sequence[HintSource], origins: Sequence[TurnRecord]
     ) -> tuple[str | None, list[str], str | None]:
         """Of its scope: the hint that says the same; or else those that say the opposite and were
         last asked for before it, and one that was asked for since. What was said last holds.
@@ -241,7 +242,7 @@ class HintExaminer:
         older: list[str] = []
         newer = None
         for other in await self._store.near_hints(hint, limit=_NEAR):
-            relation = await self._relation(hint, sources, other)
+            relation = await self._relation(hint, origins, other)
             if relation is Relation.SAME:
                 return other.hint_id, [], None
             if relation is Relation.OPPOSITE:
@@ -253,15 +254,16 @@ class HintExaminer:
         return None, older, newer
 
     async def _relation(
-        self, hint: Hint, sources: Sequence[HintSource], other: Hint
+        self, hint: Hint, origins: Sequence[TurnRecord], other: Hint
     ) -> Relation | None:
         """What the judge says, unless the teacher says otherwise of the newest answer that the hint
-        came from: a hint that asks for the same speaks against it, too, and the opposite does not.
+        came from (`origins`): a hint that asks for the same speaks against it, too, and the
+        opposite does not.
         """
         relation = await self._questions.relation(hint.text, other.text)
         if self._check is None or relation not in (Relation.SAME, Relation.OPPOSITE):
             return relation
-        for turn in await self._store.load_turns([source.turn_id for source in sources[:1]]):
+        for turn in origins:
             fall = await self._check.fall(turn, other.text)
             if fall is not None and (fall >= self._check.least) is not (relation is Relation.SAME):
                 logger.info("hint %s is not the %s of %s", hint.hint_id, relation, other.hint_id)

@@ -18,8 +18,10 @@ PauseMode = Literal["retract", "abort", "in_place"]
 TopLogprobs = tuple[tuple[int, float], ...]
 """(id, log-prob at the sampling temperature) of the most probable tokens at one position."""
 
-BACKGROUND_PRIORITY = -1
-"""Of requests that no agent waits for: judge's, teacher's. Agents' requests have 0."""
+BACKGROUND_PRIORITY, LESSON_PRIORITY = -1, 1
+"""Of requests that no agent waits for: judge's and teacher's, and rehearsal's, which are few and
+begun first. Agents' requests have 0.
+"""
 ROUTING_HEADER = "X-SMG-Routing-Key"
 """Header by which SGLang's router, with its policy `manual` or `consistent_hashing`, keeps requests
 of one key on one server, where their common prefix is cached.

@@ -45,14 +45,14 @@ def fate_of(
     *,
     version_obeys: bool = True,
     earlier: Sequence[float] = (),
-    rested_at: float = 0.0,
+    rested_at: float | None = None,
 ) -> Fate | None:
     """What a measurement means for a hint; None: it stays what it is. `active_from` is its number
     of steps when it last became active. One whose gap has closed is practised on while open wishes
     against it (`obedience`; None: too few answers) or at this version as a whole are done too
     seldom, and wakes when those against it are: its counter-lessons then are what teaches.
     `earlier`: its gaps at the versions before, since it was last active; `rested_at`: its gap when
-    it came to rest.
+    it came to rest, None if that is not known.
     """
     obeys = version_obeys and (obedience is None or obedience.rate.value >= obedience.floor)
     bound = None if first_gap is None else closed_below(first_gap, config)
@@ -72,9 +72,10 @@ def fate_of(
                 detail=f"its gap has stopped at {gap.value:.3g} nats of {first_gap:.3g}: further "
                 "steps do not close it",
             )
-        if hint.status is HintStatus.RESTING and gap.value > max(
-            config.wake_factor * bound, rested_at + bound
-        ):
+        opened = config.wake_factor * bound
+        if rested_at is not None:
+            opened = max(opened, rested_at + bound)
+        if hint.status is HintStatus.RESTING and gap.value > opened:
             return Fate(
                 status=HintStatus.ACTIVE,
                 detail=f"its gap has opened to {gap.value:.3g} nats of {first_gap:.3g}",

@@ -165,7 +165,7 @@ class Review:
             done,
             version_obeys=version_obeys,
             earlier=self._gaps(hint, HintStatus.ACTIVE),
-            rested_at=next(iter(self._gaps(hint, HintStatus.RESTING)), 0.0),
+            rested_at=next(iter(self._gaps(hint, HintStatus.RESTING)), None),
         )
         status = hint.status
         if fate is not None:
@@ -223,11 +223,11 @@ class Review:
         return 0
 
     def _gaps(self, hint: Hint, status: HintStatus) -> list[float]:
-        """The hint's gaps at the newest versions, as far back as it has this status, oldest first;
-        the last look at a version counts.
+        """The hint's gaps at the last _LOOK_BACK versions, as far back as it has this status, the
+        oldest first; the last look at a version counts.
         """
         found: dict[int, float] = {}
-        for row in reversed(self._journal.rows):
+        for row in reversed(self._journal.rows[-_LOOK_BACK:]):
             of_hint = [one for one in row.hints if one.hint_id == hint.hint_id]
             if of_hint and of_hint[0].status is not status:
                 break

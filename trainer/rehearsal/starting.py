@@ -20,8 +20,6 @@ from trainer.rehearsal.needs import Questions
 from trainer.rehearsal.worker import RehearsalWorker
 from trainer.run_config import RunConfig
 
-LESSON_PRIORITY = 1
-"""Of what rehearsal asks the policy's engine; requests have 0."""
 _PLACES = 64
 """Places of an engine that the run did not start."""
 _MEASURED_AT = 1.0
