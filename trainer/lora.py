@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ OLDER_ADAPTER = "adapter.pt"
 """What earlier programs wrote beside merged weights."""
 _NAME = "default"
 """peft's, of a model's one adapter."""
+_BASE_DTYPE = "base_dtype"
 _ADAPTER_MARK = ".lora_"
 _BASE_MARK = ".base_layer"
 
@@ -89,13 +91,23 @@ def adapter_state(base_model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_adapter(model: Any, folder: Path, base: str) -> None:
-    """Write the adapters of `model` (peft's) as a folder; `base`: the model that they belong to."""
+    """Write the adapters of `model` (peft's) as a folder; `base`: the model that they belong to.
+    The file's metadata say whether it was held in bfloat16 (`trainer.base_dtype`).
+    """
     from peft import get_peft_model_state_dict
 
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
-    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    rounded = any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+    metadata = {"format": "pt", _BASE_DTYPE: "bfloat16" if rounded else "float32"}
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata=metadata)
     _save_config(model, folder, base)
+
+
+def belongs_to_rounded_base(folder: Path) -> bool:
+    """Whether the adapter in a folder was trained on its base rounded to bfloat16."""
+    with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
+        return (file.metadata() or {}).get(_BASE_DTYPE) == "bfloat16"
 
 
 def save_older_as_adapter(model: Any, checkpoint: Path, folder: Path, base: str) -> None:

@@ -18,7 +18,12 @@ import torch
 
 from trainer.checkpoint import Checkpoints, copy_tokenizer
 from trainer.frozen_weights import say_float32
-from trainer.lora import ADAPTER_CONFIG, known_warnings, merged_state
+from trainer.lora import (
+    ADAPTER_CONFIG,
+    belongs_to_rounded_base,
+    known_warnings,
+    merged_state,
+)
 from trainer.policy import Policy
 
 FOLDER = "merged"
@@ -96,6 +101,9 @@ def merged_model(model: str, adapter: Path) -> Any:
     assert (adapter / ADAPTER_CONFIG).is_file()
     transformers_logging.disable_progress_bar()
     start = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    if belongs_to_rounded_base(adapter):
+        for tensor in start.state_dict().values():
+            tensor.copy_(tensor.bfloat16())
     with known_warnings():
         adapted: Any = PeftModel.from_pretrained(start, str(adapter))
     state = merged_state(adapted.get_base_model())

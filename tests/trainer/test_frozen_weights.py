@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from tests.rollout_bridge.model_families import FAMILIES, VOCAB, WINDOW, model_of
+from tests.trainer.tiny import rows_of_ids
 from trainer.config import LoraConfig
 from trainer.frozen_weights import FrozenEmbedding, FrozenLinear
 from trainer.lora import adapter_state, load_adapter, merged_state, save_adapter
-from trainer.merged import save_full
+from trainer.merged import save_full, write_merged
 from trainer.policy import Policy, WithoutAdapters
 from trainer.token_states import TokenRequest
 
@@ -41,16 +43,8 @@ def with_random_adapters(policy: Policy) -> Policy:
     return policy
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    ids_BT = torch.randint(3, VOCAB, (2, LENGTH), generator=generator)
-    mask_BT = torch.ones(2, LENGTH)
-    mask_BT[:, 0] = 0
-    return ids_BT, mask_BT
-
-
 def gradients(policy: Policy) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    found = policy.token_logprobs(*batch()).logprobs_BT
+    found = policy.token_logprobs(*rows_of_ids(VOCAB, LENGTH)).logprobs_BT
     return found.detach(), list(torch.autograd.grad(found.sum(), policy.trainable_parameters()))
 
 
@@ -64,7 +58,10 @@ def test_a_base_in_bfloat16_trains_as_its_values_in_float32(family: str, tmp_pat
     for one, other in zip(actual, expected, strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-    start = [WithoutAdapters(one).token_logprobs(*batch()).logprobs_BT for one in (exact, held)]
+    start = [
+        WithoutAdapters(one).token_logprobs(*rows_of_ids(VOCAB, LENGTH)).logprobs_BT
+        for one in (exact, held)
+    ]
     torch.testing.assert_close(start[1], start[0], atol=EXACT, rtol=0)
     for name, tensor in merged_state(exact.base_model).items():
         torch.testing.assert_close(
@@ -94,7 +91,7 @@ def test_a_backward_pass_keeps_no_matrix_in_float32(tmp_path: Path) -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        policy.token_logprobs(*batch())
+        policy.token_logprobs(*rows_of_ids(VOCAB, LENGTH))
     matrices = {
         one.weight.shape for one in policy.base_model.modules() if isinstance(one, FrozenLinear)
     }
@@ -108,7 +105,8 @@ def test_tokens_are_drawn_alike(tmp_path: Path) -> None:
     path = stored_in_bfloat16("Gemma 2", tmp_path / "model")
     drawn = [
         load(path, held).token_logprobs(
-            *batch(), request=TokenRequest(draw=5, generator=torch.Generator().manual_seed(3))
+            *rows_of_ids(VOCAB, LENGTH),
+            request=TokenRequest(draw=5, generator=torch.Generator().manual_seed(3)),
         )
         for held in ("float32", "bfloat16")
     ]
@@ -126,8 +124,8 @@ def test_what_is_published_is_exact_and_says_float32(tmp_path: Path) -> None:
         str(tmp_path / "saved"), device="cpu", dtype="float32", chunk_tokens=64
     ).freeze()
     with torch.no_grad():
-        served = plain.token_logprobs(*batch()).logprobs_BT
-        own = policy.token_logprobs(*batch()).logprobs_BT
+        served = plain.token_logprobs(*rows_of_ids(VOCAB, LENGTH)).logprobs_BT
+        own = policy.token_logprobs(*rows_of_ids(VOCAB, LENGTH)).logprobs_BT
     torch.testing.assert_close(served, own, atol=EXACT, rtol=0)
 
 
@@ -148,3 +146,21 @@ def test_autocast_computes_in_bfloat16(tmp_path: Path) -> None:
     assert layer(states).dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(states).dtype == torch.bfloat16
+
+
+def test_weights_merged_from_disk_are_those_that_were_trained(tmp_path: Path) -> None:
+    """Also where the run rounds a start that is stored in float32."""
+    path = stored_in_bfloat16("Llama", tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    for parameter in model.parameters():
+        parameter.data.add_(1e-3 * torch.rand_like(parameter))
+    model.save_pretrained(path)
+    policy = with_random_adapters(load(path, "bfloat16"))
+    (tmp_path / "adapter").mkdir()
+    save_adapter(policy.model, tmp_path / "adapter", path)
+    write_merged(path, tmp_path / "adapter", tmp_path / "merged")
+    plain = Policy.load(str(tmp_path / "merged"), device="cpu", dtype="float32", chunk_tokens=64)
+    with torch.no_grad():
+        exported = plain.token_logprobs(*rows_of_ids(VOCAB, LENGTH)).logprobs_BT
+        trained = policy.token_logprobs(*rows_of_ids(VOCAB, LENGTH)).logprobs_BT
+    torch.testing.assert_close(exported, trained, atol=EXACT, rtol=0)

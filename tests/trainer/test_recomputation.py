@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.rollout_bridge.model_families import FAMILIES, VOCAB, WINDOW, model_of
+from tests.trainer.tiny import rows_of_ids
 from trainer.config import LoraConfig
 from trainer.lora import add_adapters
 from trainer.policy import Policy
@@ -37,16 +38,8 @@ def policies(family: str, *, adapted: bool) -> tuple[Policy, Policy]:
     return kept, again
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    ids_BT = torch.randint(3, VOCAB, (2, LENGTH), generator=generator)
-    mask_BT = torch.ones(2, LENGTH)
-    mask_BT[:, 0] = 0
-    return ids_BT, mask_BT
-
-
 def gradients(policy: Policy) -> list[torch.Tensor | None]:
-    found = policy.token_logprobs(*batch()).logprobs_BT
+    found = policy.token_logprobs(*rows_of_ids(VOCAB, LENGTH)).logprobs_BT
     loss = found.sum() / found.numel()
     # As the trainer's probe does: the graph serves twice.
     torch.autograd.grad(loss, policy.trainable_parameters(), retain_graph=True, allow_unused=True)
@@ -82,9 +75,9 @@ def test_a_layer_is_computed_again_for_gradients_alone() -> None:
     calls: list[int] = []
     counted(again, calls)
     with torch.no_grad():
-        again.token_logprobs(*batch())
+        again.token_logprobs(*rows_of_ids(VOCAB, LENGTH))
     assert len(calls) == 1
-    again.token_logprobs(*batch()).logprobs_BT.sum().backward()
+    again.token_logprobs(*rows_of_ids(VOCAB, LENGTH)).logprobs_BT.sum().backward()
     assert len(calls) == 3
 
 
@@ -98,6 +91,6 @@ def test_little_is_kept_for_the_backward_pass() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            policy.token_logprobs(*batch())
+            policy.token_logprobs(*rows_of_ids(VOCAB, LENGTH))
         sizes.append(sum(kept.values()))
     assert sizes[1] < sizes[0] / 2

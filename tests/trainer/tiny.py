@@ -178,3 +178,12 @@ async def _advance(store: Store, state: TurnState, one: ReadySample) -> None:
         latency_s=0.0,
     )
     assert await store.commit_score("seed", score)
+
+
+def rows_of_ids(vocab: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [2, T] and a mask [2, T] that asks for all tokens but the first."""
+    generator = torch.Generator().manual_seed(1)
+    ids_BT = torch.randint(3, vocab, (2, length), generator=generator)
+    mask_BT = torch.ones(2, length)
+    mask_BT[:, 0] = 0
+    return ids_BT, mask_BT
