@@ -9,8 +9,9 @@ Shape legend: N layers, B rows, L positions, H key-value heads, D head size, T n
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
@@ -116,10 +117,18 @@ class RowCache(Cache):
 
     def _allocate(self, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         shape = self.shape
-        where: dict[str, Any] = {"dtype": shape.dtype, "device": shape.device}
-        # Zeros, not garbage: a masked position has weight 0, and 0 times NaN would be NaN.
         prefix = (shape.num_layers, rows, length, shape.num_heads)
         return (
-            torch.zeros(*prefix, shape.key_size, **where),
-            torch.zeros(*prefix, shape.value_size, **where),
+            _zeros((*prefix, shape.key_size), shape.dtype, shape.device),
+            _zeros((*prefix, shape.value_size), shape.dtype, shape.device),
         )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, not garbage: a masked position has weight 0, and 0 times NaN would be NaN. On a CPU
+    the system gives a page when it is first written, so rows that are never used cost nothing.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size == 0 or device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)

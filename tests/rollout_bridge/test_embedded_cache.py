@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,6 +45,23 @@ def test_growing_keeps_what_is_used_and_stays_within_memory() -> None:
     assert cache.fits(6, 341)
     assert not cache.fits(6, 342)
     assert cache.fits(1, 10**9)
+
+
+def test_rows_that_no_request_uses_take_no_memory() -> None:
+    cache = RowCache(replace(SHAPE, key_size=64, value_size=64), max_tokens=2**20)
+    before = resident_bytes()
+    cache.ensure(64, 4096, num_used=0)
+    assert cache.keys.nbytes + cache.values.nbytes == 2**28
+    cache.keys[:, 0, :100] = 1.0
+    assert resident_bytes() - before < 2**22
+    assert cache.keys[:, 1:].abs().sum() == 0
+
+
+def resident_bytes() -> int:
+    """Of this process, read pages of zeros not counted."""
+    found = re.search(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
 
 
 def test_update_writes_at_positions_and_reads_whole_rows() -> None:
