@@ -9,6 +9,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
 
   (nothing)   the tool lab: watch an agent's policy learn from the reactions of its users
   serve       put the whole loop behind an endpoint:  ./run.sh serve --model PATH_OR_ID
+  plan        how much memory that takes, before anything is loaded:  ./run.sh plan --model MODEL
   train       the embedded trainer alone, on the store of a run:  ./run.sh train --run RUN
   judge       the judge and scoring workers alone:  ./run.sh judge --run RUN
   proxy       the OpenAI-compatible endpoint alone:  ./run.sh proxy --run RUN
@@ -113,7 +114,7 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | train | judge | proxy | engine | keys | hints | records | doctor | eval | replay | sglang | models | slime | test | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
+    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | doctor | policy | eval | replay | sglang | models | slime | test | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac

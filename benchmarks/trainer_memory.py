@@ -21,6 +21,7 @@ import threading
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -131,14 +132,36 @@ def _sample(
     )
 
 
-def measure(options: argparse.Namespace, weights: str, context: int) -> str:
+def line(options: argparse.Namespace, weights: str, context: int) -> str:
     """One line of the table."""
+    try:
+        found = measure(options, weights, context)
+    except subprocess.CalledProcessError as error:
+        return f"{weights:5} {context:7}  failed: {error.returncode}"
+    figures = "".join(f"{found.peaks[phase]:11}" for phase in PHASES)
+    largest = f"{max(found.peaks.values()):9} {found.largest:7}"
+    return f"{weights:5} {context:7} {figures} {largest} {found.seconds:>9}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """MiB: the largest share by phase, at `rest` the last one, and the largest resident set;
+    seconds of the faster step.
+    """
+
+    peaks: dict[str, int]
+    largest: int
+    seconds: float
+
+
+def measure(options: argparse.Namespace, weights: str, context: int) -> Measured:
+    """A trainer in a child process. Raises CalledProcessError where it fails."""
     command = [sys.executable, "-m", "benchmarks.trainer_memory", "--model", options.model]
     command += ["--child", weights, "--contexts", str(context), "--steps", str(options.steps)]
     for one in options.set:
         command += ["--set", one]
     peaks: dict[str, int] = defaultdict(int)
-    largest, phase, seconds = 0, "start", ""
+    largest, phase = 0, "start"
     environment = {**os.environ, **heap_environment(os.environ)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         assert child.stdout is not None
@@ -154,10 +177,9 @@ def measure(options: argparse.Namespace, weights: str, context: int) -> str:
             time.sleep(SAMPLE_EVERY_S)
         reader.join()
     if child.returncode != 0:
-        return f"{weights:5} {context:7}  failed: {child.returncode}"
-    seconds = next(one.split()[1] for one in lines if one.startswith("seconds"))
-    figures = "".join(f"{peaks[phase]:11}" for phase in PHASES)
-    return f"{weights:5} {context:7} {figures} {max(peaks.values()):9} {largest:7} {seconds:>9}"
+        raise subprocess.CalledProcessError(child.returncode, command)
+    seconds = next(float(one.split()[1]) for one in lines if one.startswith("seconds"))
+    return Measured(peaks=dict(peaks), largest=largest, seconds=seconds)
 
 
 def _each(stream, lines: list[str]) -> list[str]:
@@ -192,7 +214,7 @@ def main() -> None:
     print(f"{'':5} {'context':>7} {heads} {'peak PSS':>9} {'VmHWM':>7} {'s a step':>9}")
     for weights in options.weights:
         for context in options.contexts:
-            print(measure(options, weights, context), flush=True)
+            print(line(options, weights, context), flush=True)
 
 
 def parse_options() -> argparse.Namespace:

@@ -13,6 +13,7 @@ from trainer.guarded import guarded
 from trainer.hints_cli import app as hints_app
 from trainer.keys_cli import app as keys_app
 from trainer.options import PLAIN, Overrides, RunCommand, RunFolder, WithParent, config_file
+from trainer.plan_cli import plan
 from trainer.policy_cli import app as policy_app
 from trainer.records_cli import app as records_app
 from trainer.replay_cli import app as replay_app
@@ -30,6 +31,7 @@ app.add_typer(hints_app)
 app.add_typer(replay_app)
 app.add_typer(policy_app)
 app.command(name="eval")(evaluate)
+app.command()(plan)
 
 
 @app.command()

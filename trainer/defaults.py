@@ -83,6 +83,25 @@ def resolve(
     return _judged_by_frozen_engine(values, length)
 
 
+def as_planned(
+    model: str,
+    file: Path | None,
+    overrides: list[str],
+    recipe: Callable[[int | None, bool], dict[str, Any]],
+) -> RunConfig:
+    """What `resolve` makes of a new run of `model`, as far as its `config.json` tells: neither
+    weights nor tokenizer need be there, and no port is taken.
+
+    Raises ConfigError with one line per wrong key.
+    """
+    values = single_machine(model, Path("runs/plan"))
+    if file is not None:
+        values = run_config.merge(values, run_config.read_toml(file))
+    values = run_config.merge(values, run_config.parse_overrides(overrides))
+    given = run_config.merge(recipe(_width(model), _trains_all_weights(values)), values)
+    return _as_given(_shared_where_possible(given, model))
+
+
 def _shared_where_possible(values: dict[str, Any], model: str) -> dict[str, Any]:
     """One engine for policy, judge and teacher, unless somebody set that, or set the frozen one up
     otherwise than the policy's.

@@ -19,7 +19,7 @@ from records.messages import EchoChange
 from records.names import DropReason, FeedbackOutcome, TurnState
 from records.store import Store
 from trainer.doctor_overview import allow_command
-from trainer.drop_words import DROP_WORDS
+from trainer.drop_words import DROP_WORDS, side_words
 from trainer.errors import StartupError
 from trainer.near_names import near_sessions
 from trainer.recorded_run import load_recorded
@@ -121,7 +121,9 @@ def explain(
         why = f"{turn.drop_reason}: {DROP_WORDS[turn.drop_reason]}"
         if turn.drop_detail is not None:
             why += f" [{turn.drop_detail.partition(f' {DIGEST}')[0]}]"
-            rule = turn.drop_detail if turn.drop_reason == "side_turn" else None
+            if turn.drop_reason is DropReason.SIDE_TURN:
+                rule = turn.drop_detail
+                why += f": {side_words(rule)}"
         others = "this one alone" if count == 1 else f"{count} turns"
         why += f" (dropped for this in the whole run: {others})"
     else:

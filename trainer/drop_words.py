@@ -134,3 +134,17 @@ BLOCK_WORDS: dict[RehearsalBlock, str] = {
     ),
     RehearsalBlock.OTHER_SCOPE: "a hint of another tenant says the opposite",
 }
+
+_SIDE_WORDS = {
+    "ping": (
+        "it asked for one token (max_tokens = 1), which counts as a ping; ask for two or more, or "
+        'leave "pings" out of proxy.side_presets'
+    ),
+    "declared": "the agent itself said so (X-Turn-Type: side)",
+}
+
+
+def side_words(rule: str) -> str:
+    """Which rule made a side request of a turn, and how to have it otherwise."""
+    other = f"the rule {rule} says so (docs/sessions.md); X-Turn-Type: main overrules it"
+    return _SIDE_WORDS.get(rule, other)

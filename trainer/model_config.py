@@ -29,7 +29,7 @@ def config_value(model: str, key: str) -> Any:
 
     Raises OSError or ValueError for a model that cannot be read.
     """
-    stated = _stated(model)
+    stated = stated_values(model)
     for part in (stated, stated.get(_TEXT_PART)):
         if isinstance(part, dict) and part.get(key) is not None:
             return part[key]
@@ -42,7 +42,7 @@ def config_value(model: str, key: str) -> Any:
 
 def why_not_served(model: str) -> str | None:
     """Why embedded engines cannot serve a model; None if they can. Raises as `config_value`."""
-    stated = _stated(model)
+    stated = stated_values(model)
     if (reason := unsupported_as_stated(stated)) is not None:
         return reason
     if stated.get("layer_types"):
@@ -54,7 +54,7 @@ def why_not_served(model: str) -> str | None:
 
 def has_experts(model: str) -> bool:
     """Whether its file says that layers are mixtures of experts. Raises as `config_value`."""
-    stated = _stated(model)
+    stated = stated_values(model)
     parts = [part for part in (stated, stated.get(_TEXT_PART)) if isinstance(part, dict)]
     return any(part.get(key) for part in parts for key in _EXPERTS)
 
@@ -66,7 +66,7 @@ def context_length(model: str, *, is_served_here: bool) -> int | None:
     length = config_value(model, "max_position_embeddings")
     if not isinstance(length, int) or not is_served_here:
         return length
-    stated = _stated(model)
+    stated = stated_values(model)
     limit = context_limit({**stated, **(stated.get(_TEXT_PART) or {})})
     return length if limit is None else min(length, limit)
 
@@ -91,7 +91,11 @@ def held_dtype(model: str, wanted: Literal["auto"] | HeldDtype) -> HeldDtype:
     return "bfloat16" if str(stated).removeprefix("torch.") == "bfloat16" else "float32"
 
 
-def _stated(model: str) -> dict[str, Any]:
+def stated_values(model: str) -> dict[str, Any]:
+    """What a model's `config.json` says, without its class's defaults; nothing where there is none.
+
+    Raises OSError or ValueError for a model that cannot be read.
+    """
     folder = Path(model)
     file = folder / _FILE if folder.is_dir() else _of_the_hub(model)
     if not file.is_file():

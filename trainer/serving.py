@@ -19,6 +19,7 @@ from trainer import recipe, run_config
 from trainer.at_work import LINE_EVERY_S
 from trainer.keys_commands import refuse_open_door
 from trainer.log_notices import LogNotices
+from trainer.plan.said import serve_line
 from trainer.rehearsal.saying import LearningLine
 from trainer.run import Run
 from trainer.run_checks import run_warnings
@@ -76,6 +77,7 @@ async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> No
         )
         for warning in await asyncio.to_thread(_template_warnings, config):
             console.print(f"[yellow]{warning}[/]", highlight=False, soft_wrap=True)
+    console.print(serve_line(config), highlight=False, soft_wrap=True)
     await _refuse_open_door(config, folder)
     for warning in run_warnings(config.trainer):
         console.print(f"[yellow]{warning}[/]")

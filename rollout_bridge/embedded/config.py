@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rollout_bridge.local_requests import is_loopback_host
 
+CPU_ROWS_GIB, CPU_PREFIX_GIB = 1.0, 0.25
+
 
 class EmbeddedEngineConfig(BaseModel):
     """One embedded engine. Importing this needs no torch."""
@@ -52,16 +54,24 @@ class EmbeddedEngineConfig(BaseModel):
     max_grammar_bytes: int = Field(default=2**20, ge=1024)
     """Longer grammars (schemas, structural tags) are refused."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for running requests; unset: 2 GiB on a CPU, 40% of the free memory elsewhere. A
+    """Memory for running requests; unset: 1 GiB on a CPU, 40% of the free memory elsewhere. A
     request always gets room for a whole context, however small this is; a long prompt, and a long
     sequence to be scored, that is computed in pieces takes its own length on top until it is done.
     """
     prefix_cache_gib: float | None = Field(default=None, ge=0)
-    """Memory for reuse of prompt prefixes; unset: 0.5 GiB on a CPU, 15% of the free memory
+    """Memory for reuse of prompt prefixes; unset: 0.25 GiB on a CPU, 15% of the free memory
     elsewhere; 0: none.
     """
     seed: int | None = None
     """Seed of sampling for requests that bring none; unset: from the operating system."""
+
+    def cache_gib(self, *, on_gpu: bool) -> tuple[float | None, float | None]:
+        """GiB for running requests and for prefixes; None: a share of what is free on the GPU."""
+        rows, prefixes = (None, None) if on_gpu else (CPU_ROWS_GIB, CPU_PREFIX_GIB)
+        return (
+            rows if self.kv_cache_gib is None else self.kv_cache_gib,
+            prefixes if self.prefix_cache_gib is None else self.prefix_cache_gib,
+        )
 
     @model_validator(mode="after")
     def _others_need_a_key(self) -> EmbeddedEngineConfig:

@@ -245,12 +245,10 @@ def _wake(requests: list[EngineRequest]) -> None:
 
 def _memory(config: EmbeddedEngineConfig, shape: CacheShape, context: int) -> tuple[int, int]:
     """Tokens that there is memory for: in rows, and in the prefix cache."""
-    if shape.device.type == "cuda":
-        free = torch.cuda.mem_get_info(shape.device)[0] / _GIB
-        rows_gib, prefix_gib = 0.4 * free, 0.15 * free
-    else:
-        rows_gib, prefix_gib = 2.0, 0.5
-    rows_gib = rows_gib if config.kv_cache_gib is None else config.kv_cache_gib
-    prefix_gib = prefix_gib if config.prefix_cache_gib is None else config.prefix_cache_gib
+    on_gpu = shape.device.type == "cuda"
+    rows_gib, prefix_gib = config.cache_gib(on_gpu=on_gpu)
+    free = torch.cuda.mem_get_info(shape.device)[0] / _GIB if on_gpu else 0.0
+    rows_gib = 0.4 * free if rows_gib is None else rows_gib
+    prefix_gib = 0.15 * free if prefix_gib is None else prefix_gib
     row_tokens = int(rows_gib * _GIB / shape.bytes_per_token)
     return max(row_tokens, context + 1), int(prefix_gib * _GIB / shape.bytes_per_token)

@@ -120,7 +120,20 @@ def test_trained_and_dropped_turns_with_votes_and_feedback(config_file: Path) ->
     assert f"hint: {HINT}" in text
     assert "came too late (trained in version 1)" in text
     assert "side_turn: it is a side request" in text
-    assert "[open_webui_title] (dropped for this in the whole run: 2 turns)" in text
+    assert "[open_webui_title]: the rule open_webui_title says so" in text
+    assert "(dropped for this in the whole run: 2 turns)" in text
+
+
+def test_a_follow_up_of_one_token_is_explained(config_file: Path) -> None:
+    async def work(store: Store) -> str:
+        session_id = await a_session(store)
+        fields = {"drop_reason": DropReason.SIDE_TURN, "drop_detail": "ping"}
+        await recorded(store, session_id=session_id, turn_type=TurnType.SIDE, **fields)
+        return session_id
+
+    [turn] = explained(config_file, in_store(config_file, work))
+    assert "it asked for one token (max_tokens = 1), which counts as a ping" in turn["why"]
+    assert "proxy.side_presets" in turn["why"]
 
 
 def test_an_unknown_session_is_one_clear_line(config_file: Path, tmp_path: Path) -> None:
