@@ -12,21 +12,22 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from api_proxy import errors, retention
-from api_proxy.edge import Edge
-from api_proxy.feedback_api import router as feedback_router
-from api_proxy.gate import Gate
-from api_proxy.hints_api import router as hints_router
-from api_proxy.keyring import KeyRing
+from api_proxy import errors
+from api_proxy.access.gate import Gate
+from api_proxy.access.keyring import KeyRing
 from api_proxy.messages_api.errors import refusal as messages_refusal
 from api_proxy.messages_api.routes import router as messages_router
-from api_proxy.model_list import router as models_router
+from api_proxy.recording import retention
 from api_proxy.responses_api.routes import refusal as responses_refusal
 from api_proxy.responses_api.routes import router as responses_router
-from api_proxy.routes import router
-from api_proxy.text_api import router as text_router
+from api_proxy.routes.feedback_api import router as feedback_router
+from api_proxy.routes.hints_api import router as hints_router
+from api_proxy.routes.model_list import router as models_router
+from api_proxy.routes.routes import router
+from api_proxy.routes.text_api import router as text_router
+from api_proxy.server.edge import Edge
 from api_proxy.turns import ProxyDeps, TurnService
-from records.housekeeping import Housekeeping
+from records.care.housekeeping import Housekeeping
 
 _EXPOSED_HEADERS = ("x-request-id", "request-id", "x-turn-id", "x-session-id", "retry-after")
 """What a web page may read of a response beside its body."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 SidePreset: TypeAlias = Literal[
     "pings", "claude_code", "open_webui", "librechat", "codex", "opencode", "gemini_and_qwen_cli"
 ]
-"""Agents whose side requests are known (api_proxy/side_presets.py)."""
+"""Agents whose side requests are known (api_proxy/linking/side_presets.py)."""
 
 
 class SideRule(BaseModel):
@@ -84,7 +84,7 @@ class ProxyConfig(BaseModel):
     side_rules: list[SideRule] = Field(default_factory=list)
     """Which requests are side turns when the agent does not say; tried before the presets."""
     side_presets: list[SidePreset] = Field(default_factory=lambda: list(get_args(SidePreset)))
-    """Ready rules for known agents (api_proxy/side_presets.py); all of them by default."""
+    """Ready rules for known agents (api_proxy/linking/side_presets.py); all of them by default."""
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     """Larger requests are refused with 413."""
     max_bytes_in_progress: int = Field(default=256 * 2**20, ge=1024)

@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from api_proxy import request_ids
+from api_proxy.server import request_ids
 from rollout_bridge.local_requests import Refusal
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from api_proxy.stop_strings import StopStrings
+from api_proxy.reply.stop_strings import StopStrings
 from records.types import Experts, Ids
 from rollout_bridge.engine.errors import (
     EngineProtocolError,

@@ -12,8 +12,8 @@ from collections import deque
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from api_proxy.lineage import Lineage
-from api_proxy.refusals import Refusals
+from api_proxy.linking.lineage import Lineage
+from api_proxy.server.refusals import Refusals
 from records.names import DropReason
 
 logger = logging.getLogger(__name__)

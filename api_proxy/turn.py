@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from api_proxy.callers import Caller
+from api_proxy.access.callers import Caller
+from api_proxy.access.places import Place
 from api_proxy.generation import Rollout
-from api_proxy.linking import Link
-from api_proxy.places import Place
-from api_proxy.reply import Delta, Reply
-from api_proxy.schemas import Completion
-from api_proxy.side_turns import Kind
-from api_proxy.tokens import Prompt
+from api_proxy.linking.linking import Link
+from api_proxy.linking.side_turns import Kind
+from api_proxy.linking.tokens import Prompt
+from api_proxy.reply.reply import Delta, Reply
+from api_proxy.request.schemas import Completion
 from records.names import Consent, TurnType
 from records.types import CapturedTurn
 

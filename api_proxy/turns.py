@@ -18,33 +18,33 @@ from uuid import uuid4
 
 import numpy as np
 
-from api_proxy.body_budget import BodyBudget
-from api_proxy.callers import Caller
+from api_proxy.access.body_budget import BodyBudget
+from api_proxy.access.callers import Caller
+from api_proxy.access.limits import Limits
+from api_proxy.access.places import Places
+from api_proxy.access.request_limits import RequestLimits
 from api_proxy.config import ProxyConfig
-from api_proxy.drop_watch import DropWatch
 from api_proxy.errors import ApiError, invalid, too_long_to_record, unsupported
-from api_proxy.forcing import Constraint, ReplyShaper
 from api_proxy.generation import Engine, Rollout, SeenVersion
-from api_proxy.limits import Limits
-from api_proxy.lineage import Lineage, LineageFinder
-from api_proxy.linking import Link
+from api_proxy.linking.lineage import Lineage, LineageFinder
+from api_proxy.linking.linking import Link
+from api_proxy.linking.sessions import Sessions
+from api_proxy.linking.side_turns import Kind, kind_of, rules_of
+from api_proxy.linking.tokens import Prompt, PromptBuilder, TokenCache
+from api_proxy.linking.workers import Workers
 from api_proxy.metrics import ProxyMetrics
-from api_proxy.open_replies import OpenReplies
-from api_proxy.places import Places
-from api_proxy.recorder import TurnRecorder
-from api_proxy.request_limits import RequestLimits
-from api_proxy.sampling import reply_budget, sampling_params
-from api_proxy.schemas import Completion
-from api_proxy.sessions import Sessions
-from api_proxy.side_turns import Kind, kind_of, rules_of
-from api_proxy.spool import Spool
-from api_proxy.stop_strings import StopStrings
-from api_proxy.streaming import Detokenizer, ReplyAssembler
-from api_proxy.text_reply import TextAssembler
-from api_proxy.token_bytes import TokenBytes
-from api_proxy.tokens import Prompt, PromptBuilder, TokenCache
+from api_proxy.recording.drop_watch import DropWatch
+from api_proxy.recording.recorder import TurnRecorder
+from api_proxy.recording.spool import Spool
+from api_proxy.reply.open_replies import OpenReplies
+from api_proxy.reply.stop_strings import StopStrings
+from api_proxy.reply.streaming import Detokenizer, ReplyAssembler
+from api_proxy.reply.text_reply import TextAssembler
+from api_proxy.reply.token_bytes import TokenBytes
+from api_proxy.request.forcing import Constraint, ReplyShaper
+from api_proxy.request.sampling import reply_budget, sampling_params
+from api_proxy.request.schemas import Completion
 from api_proxy.turn import Assembler, Turn
-from api_proxy.workers import Workers
 from records.errors import StoreError
 from records.keys import Keys
 from records.messages import path_ids
@@ -53,8 +53,8 @@ from records.store import Store
 from records.types import Ids
 from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.engine.types import PauseMode, SamplingParams
-from rollout_bridge.rendering import Rendering
-from rollout_bridge.template_errors import Unrenderable
+from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.rendering.template_errors import Unrenderable
 
 logger = logging.getLogger(__name__)
 

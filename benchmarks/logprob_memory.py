@@ -27,8 +27,8 @@ from torch import Tensor
 
 from trainer.objectives.advantage import distillation_advantage
 from trainer.objectives.aggregate import token_weights, weighted_sum
-from trainer.objectives.linear_logprobs import CHUNK_TOKENS, CHUNK_VOCAB, linear_logprobs
-from trainer.objectives.ppo import ppo_clip
+from trainer.objectives.linear.logprobs import CHUNK_TOKENS, CHUNK_VOCAB, linear_logprobs
+from trainer.objectives.policy.ppo import ppo_clip
 
 PATHS = ("plain", "linear")
 MAX_MEMORY_RATIO, MAX_TIME_RATIO, MAX_GRADIENT_DIFFERENCE = 0.20, 1.4, 1e-5

@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import trainer_memory
+from opd.plan.memory import MIB, Load, engine_parts, trainer_parts
+from opd.plan.shape import shape_of
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import SamplingParams
-from trainer.model_config import held_dtype, model_vocab_size
-from trainer.plan.memory import MIB, Load, engine_parts, trainer_parts
-from trainer.plan.shape import shape_of
+from trainer.model.model_config import held_dtype, model_vocab_size
 
 _ROUNDS = 3
 _RESPONSE = 128

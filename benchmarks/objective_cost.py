@@ -22,16 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import trainer.update as update_module
+import trainer.step.update as update_module
 from examples.tool_lab.run_lab import MODEL
 from records.types import Ids, ReadySample, Teaching, VersionSpan
-from trainer.batch_totals import BatchTotals
+from trainer.batch.batch_totals import BatchTotals
+from trainer.batch.correction import Correction
 from trainer.config import TrainerConfig
-from trainer.correction import Correction
+from trainer.model.policy import Policy
 from trainer.objectives.batch import Support, TokenBatch
 from trainer.objectives.frame import objective_loss
-from trainer.policy import Policy
-from trainer.update import Updater
+from trainer.step.update import Updater
 
 LIMIT = 0.05
 OBJECTIVES: dict[str, dict[str, Any]] = {

@@ -29,7 +29,7 @@ import uvloop
 from benchmarks.proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, SYSTEM, percentile, served
 from benchmarks.scripted_engine import Script
 from rollout_bridge.config import RendererConfig
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 
 REPLY = "It is 21 degrees and sunny in Paris today, with a light wind from the west."
 QUESTION = "What is the weather like in Paris on day {}, and should I take an umbrella with me?"

@@ -21,16 +21,16 @@ import uvloop
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
-from api_proxy.event_loop import run
-from api_proxy.server import ProxyServer
+from api_proxy.server.event_loop import run
+from api_proxy.server.server import ProxyServer
 from benchmarks.scripted_engine import Script
 from benchmarks.scripted_engine import serve as serve_scripted
+from opd.processes.supervisor import free_ports
 from records.config import StoreConfig
 from records.store import Store
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
-from rollout_bridge.rendering import Rendering
-from trainer.supervisor import free_ports
+from rollout_bridge.rendering.rendering import Rendering
 
 LAB_MODEL = Path(__file__).parents[1] / "examples" / "tool_lab" / "model"
 MODEL_NAME = "policy"

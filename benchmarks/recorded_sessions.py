@@ -14,18 +14,18 @@ from pathlib import Path
 
 import numpy as np
 
+from opd.replay.importing import ImportSettings, prepare_session
+from opd.replay.reading import read_recordings
+from opd.replay.recorded import RecordedSession
+from opd.replay.run_replay import DEFAULTS, LAB_MODEL
+from opd.run import config as run_config
+from opd.run.config import RunConfig
+from opd.run.defaults import resolve, single_machine
 from records.config import StoreConfig
 from records.store import Store
 from records.types import Ids, ReadySample, VersionSpan
-from rollout_bridge.fingerprint import renderer_fingerprint
-from rollout_bridge.rendering import Rendering
-from trainer import run_config
-from trainer.defaults import resolve, single_machine
-from trainer.replay.importing import ImportSettings, prepare_session
-from trainer.replay.reading import read_recordings
-from trainer.replay.recorded import RecordedSession
-from trainer.replay.run_replay import DEFAULTS, LAB_MODEL
-from trainer.run_config import RunConfig
+from rollout_bridge.rendering.fingerprint import renderer_fingerprint
+from rollout_bridge.rendering.rendering import Rendering
 
 ROOT = Path(__file__).parents[1]
 SESSIONS = ROOT / "tests" / "data" / "replay" / "tau_bench_airline_sessions.jsonl"

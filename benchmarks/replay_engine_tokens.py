@@ -35,22 +35,22 @@ from benchmarks.recorded_sessions import (
 from benchmarks.shared_prefill import Tap, embedded_engine
 from judge.config import JudgeConfig
 from judge.worker import JudgeWorker
+from opd.replay.importing import SCOPE, prepare_session
+from opd.replay.reading import read_recordings
+from opd.replay.recorded import RecordedSession
+from opd.replay.run_replay import LAB_MODEL
+from opd.replay.votes import Votes, read_votes
+from opd.run.config import RunConfig
 from records.config import StoreConfig
 from records.names import TurnState
-from records.redaction import Redactor
-from records.replaying import PreparedSession
+from records.privacy.redaction import Redactor
+from records.reading.replaying import PreparedSession
 from records.store import Store
 from records.types import Ids
 from rollout_bridge.engine.client import EngineClient
-from rollout_bridge.policy_scores import PolicyScorer
-from rollout_bridge.rendering import Rendering
-from rollout_bridge.scoring import ScoringWorker
-from trainer.replay.importing import SCOPE, prepare_session
-from trainer.replay.reading import read_recordings
-from trainer.replay.recorded import RecordedSession
-from trainer.replay.run_replay import LAB_MODEL
-from trainer.replay.votes import Votes, read_votes
-from trainer.run_config import RunConfig
+from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.scoring.policy_scores import PolicyScorer
+from rollout_bridge.scoring.scoring import ScoringWorker
 
 
 @dataclass(kw_only=True)

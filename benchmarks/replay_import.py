@@ -29,15 +29,15 @@ from sqlalchemy.engine import make_url
 
 from benchmarks.recorded_sessions import import_settings, replay_config
 from benchmarks.store_writes import postgresql_database
+from opd.replay.importing import ImportSettings, prepare_session
+from opd.replay.reading import read_recordings
+from opd.replay.recorded import RecordedSession
+from opd.replay.taking_in import ImportReport, take_in
 from records.config import StoreConfig
-from records.models import Base
-from records.redaction import Redactor
+from records.privacy.redaction import Redactor
 from records.store import Store
-from rollout_bridge.rendering import Rendering
-from trainer.replay.importing import ImportSettings, prepare_session
-from trainer.replay.reading import read_recordings
-from trainer.replay.recorded import RecordedSession
-from trainer.replay.taking_in import ImportReport, take_in
+from records.tables.models import Base
+from rollout_bridge.rendering.rendering import Rendering
 
 _LOOK_EVERY = 50
 _STATM = Path("/proc/self/statm")

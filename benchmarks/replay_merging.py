@@ -34,13 +34,13 @@ from benchmarks.recorded_sessions import (
     imported_turns,
     ready_samples,
 )
+from opd.replay.run_replay import DEFAULTS, LAB_MODEL
 from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence, merge_turns, separate_turns
-from trainer.collate import plan_micro_batches
+from trainer.batch.collate import plan_micro_batches
 from trainer.config import TrainerConfig
-from trainer.policy import Policy
-from trainer.replay.run_replay import DEFAULTS, LAB_MODEL
-from trainer.update import Updater
+from trainer.model.policy import Policy
+from trainer.step.update import Updater
 
 MOST_TOKENS = 1.1
 LARGEST_DIFFERENCE = 1e-5

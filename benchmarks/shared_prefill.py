@@ -36,9 +36,9 @@ from openai import AsyncOpenAI
 
 from benchmarks.embedded_process import embedded_engine
 from judge.config import JudgeConfig
-from judge.voting import cast_votes
+from judge.votes.voting import cast_votes
 from rollout_bridge.engine.client import EngineClient
-from rollout_bridge.teachers import FrozenTeacher
+from rollout_bridge.scoring.teachers import FrozenTeacher
 
 
 @dataclass(kw_only=True)

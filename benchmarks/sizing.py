@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from trainer import recipe
-from trainer.defaults import single_machine
-from trainer.plan.memory import GIB, Load
-from trainer.plan.run_plan import USUAL_LOAD, Plan, plan_of
-from trainer.plan.shape import ModelShape
-from trainer.run_config import RunConfig, build, merge
+from opd.plan.memory import GIB, Load
+from opd.plan.run_plan import USUAL_LOAD, Plan, plan_of
+from opd.plan.shape import ModelShape
+from opd.run import recipe
+from opd.run.config import RunConfig, build, merge
+from opd.run.defaults import single_machine
 
 SIZES = (8, 16, 24, 80)
 """GiB of a machine, or of a GPU."""
@@ -75,7 +75,7 @@ MODELS = {
 
 def rows() -> Iterator[str]:
     """The table's lines, in Markdown."""
-    yield "| model | trains | context | a CPU takes, GiB | fits into | one GPU takes, GiB | fits into |"
+    yield "| model | trains | context | CPU, GiB | fits into | GPU, GiB | fits into |"
     yield "|---|---|---|---|---|---|---|"
     for name, shape in MODELS.items():
         for full in (False, True):

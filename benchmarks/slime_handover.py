@@ -30,13 +30,13 @@ from sqlalchemy.engine import make_url
 
 from records.config import StoreConfig
 from records.names import DropReason, TurnState, TurnType
-from records.share import Share
 from records.store import Store
+from records.training.share import Share
 from records.types import CapturedTurn, Score, TurnRecord, Verdict, VersionSpan
-from rollout_bridge.slime_host import TurnHost
-from rollout_bridge.slime_needs import SampleNeeds
-from rollout_bridge.slime_rows import TrainRow, train_rows
-from rollout_bridge.slime_settings import HandoverConfig, SlimeSettings
+from rollout_bridge.slime.host import TurnHost
+from rollout_bridge.slime.needs import SampleNeeds
+from rollout_bridge.slime.rows import TrainRow, train_rows
+from rollout_bridge.slime.settings import HandoverConfig, SlimeSettings
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ def handed_over(host: TurnHost, rollout_id: int, turns: int) -> list[TrainRow]:
 def converted(rows: list[TrainRow]) -> int:
     """Through slime's sample type and the convert hook, where slime is there; bytes of scores."""
     if importlib.util.find_spec("slime"):
-        from rollout_bridge.slime_rollout import convert_samples, row_sample
+        from rollout_bridge.slime.rollout import convert_samples, row_sample
 
         convert_samples(Namespace(), [row_sample(row, index) for index, row in enumerate(rows)])
     return sum(

@@ -31,7 +31,7 @@ from rich.progress import Progress
 from benchmarks.proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, SYSTEM, percentile, served
 from benchmarks.scripted_engine import Script
 from rollout_bridge.config import RendererConfig
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 
 TOKENS = 120
 """Of a reply: at one token a second a stream stays open for two minutes."""

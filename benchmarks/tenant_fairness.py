@@ -25,7 +25,7 @@ import uvloop
 from benchmarks.proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, SYSTEM, percentile, served
 from benchmarks.scripted_engine import Script
 from rollout_bridge.config import RendererConfig
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 
 MAX_RATIO = 3.0
 TOKENS = 150

@@ -26,12 +26,12 @@ from pathlib import Path
 
 import numpy as np
 
+from opd.run.config import merge, parse_overrides
+from opd.run.recipe import TOP_K, recipe
 from records.types import ReadySample, Teaching, VersionSpan
 from trainer.config import TrainerConfig
-from trainer.heap import give_back, heap_environment
-from trainer.model_config import config_value, model_vocab_size
-from trainer.recipe import TOP_K, recipe
-from trainer.run_config import merge, parse_overrides
+from trainer.model.heap import give_back, heap_environment
+from trainer.model.model_config import config_value, model_vocab_size
 
 RESPONSE_TOKENS = 128
 SAMPLE_EVERY_S = 0.02
@@ -48,8 +48,8 @@ def trainer_config(options: argparse.Namespace, weights: str) -> TrainerConfig:
 
 def work(options: argparse.Namespace) -> None:
     """In the child: says each phase on a line when it begins."""
-    from trainer.checkpoint import Checkpoints
-    from trainer.restore import restore
+    from trainer.checkpoints.checkpoint import Checkpoints
+    from trainer.checkpoints.restore import restore
 
     config = trainer_config(options, options.child)
     # Models are touched on one thread, not the main one, which has a heap of its own.

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from judge.selection import SELECTIONS
+from judge.votes.selection import SELECTIONS
 from rollout_bridge.config import ClaimLoopConfig
 
 RewardKind: TypeAlias = Literal["none", "verdict", "votes"]
@@ -50,7 +50,7 @@ class JudgeConfig(BaseModel):
     retry_wait_max_s: float = Field(default=10.0, gt=0)
     """Longest wait inside a call; a longer Retry-After pauses the whole worker instead."""
     selection: str = "longest"
-    """Hint selection strategy (judge/selection.py)."""
+    """Hint selection strategy (judge/votes/selection.py)."""
     min_positive_votes: int = Field(default=1, ge=1)
     """Positive votes needed before a hint is taken. 1 is the published rule, under which one slip
     in m trains the policy; a majority (2 of 3) is recommended.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from judge.capacity import Capacity
+from judge.votes.capacity import Capacity
 from records.names import DropReason, HintRejection
 from records.types import Verdict, Vote
 

@@ -16,28 +16,28 @@ from typing import Protocol
 
 from openai import AsyncOpenAI
 
-from judge.asking import JudgeUnavailable, ask
-from judge.calls import judge_client
-from judge.capacity import Capacity
 from judge.config import JudgeConfig
-from judge.context import (
+from judge.metrics import HintMetrics
+from judge.votes.asking import JudgeUnavailable, ask
+from judge.votes.calls import judge_client
+from judge.votes.capacity import Capacity
+from judge.votes.context import (
     NO_CONTROL_TEXTS,
     CountTokens,
     JudgePrompt,
     estimate_tokens,
     fit_judge_prompt,
 )
-from judge.decision import decide
-from judge.metrics import HintMetrics
-from judge.recorded import NAME as RECORDED_VOTES
-from judge.recorded import recorded_ballot
-from judge.screening import Evidence, screened
-from judge.voting import Ballot
-from records.freshness import Freshness
+from judge.votes.decision import decide
+from judge.votes.recorded import NAME as RECORDED_VOTES
+from judge.votes.recorded import recorded_ballot
+from judge.votes.screening import Evidence, screened
+from judge.votes.voting import Ballot
 from records.names import DropReason, TurnState
+from records.queue.freshness import Freshness
 from records.types import TurnRecord, Verdict, Vote
-from rollout_bridge.control_text import ControlTexts
-from rollout_bridge.fresh_claims import FreshClaims, FreshStore
+from rollout_bridge.rendering.control_text import ControlTexts
+from rollout_bridge.scoring.fresh_claims import FreshClaims, FreshStore
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
 
 logger = logging.getLogger(__name__)

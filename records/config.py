@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from records.detectors import SECRETS
-from records.personal_data import PERSONAL
+from records.privacy.detectors import SECRETS
+from records.privacy.personal_data import PERSONAL
 
 SQLITE = "sqlite"
 POSTGRESQL = "postgresql+asyncpg"

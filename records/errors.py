@@ -5,7 +5,7 @@
     |-- StoreSchemaError   the database was written by another version of this program
     |-- StoreConflict      what is asked contradicts what is stored; trying again will not help
     |-- StoreCorrupt       stored rows contradict each other
-    |-- BackupError        (records.backup) a backup cannot be taken, or is not what it says
+    |-- BackupError        (records.care.backup) a backup cannot be taken, or is not what it says
     |-- UnknownKey         no such API key, or it was revoked
     `-- UnknownTurn        no such turn (also a KeyError)
 

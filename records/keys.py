@@ -20,10 +20,10 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Row, insert, select, update
 
 from records.errors import UnknownKey
-from records.models import KeyEventRow, KeyRow, KeyUsageRow
 from records.names import Consent
-from records.sql import insert_missing, table_of
 from records.store import Store
+from records.tables.models import KeyEventRow, KeyRow, KeyUsageRow
+from records.tables.sql import insert_missing, table_of
 
 KEY = re.compile(r"opd_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 """A key as its owner holds it."""

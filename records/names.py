@@ -141,7 +141,7 @@ class FeedbackOutcome(StrEnum):
 
 
 class HintRejection(StrEnum):
-    """Why the hint of a positive vote is refused (judge/screening.py). The set is closed."""
+    """Why the hint of a positive vote is refused (judge/votes/screening.py). The set is closed."""
 
     TOO_LONG = "too_long"
     CONTROL_TEXT = "control_text"

@@ -16,8 +16,7 @@ import numpy as np
 from records.lessons.names import LessonKind
 from records.messages import EchoChange, Message
 from records.names import DropReason, HintRejection, TurnState, TurnType
-from records.recording import Recording, RecordingKind
-from records.teaching import (
+from records.training.teaching import (
     UNSCORED,
     Experts,
     Ids,
@@ -27,6 +26,7 @@ from records.teaching import (
     check_experts,
     check_topk,
 )
+from records.turns.recording import Recording, RecordingKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

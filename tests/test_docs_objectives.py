@@ -11,6 +11,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from judge.config import JudgeConfig
+from opd.run.checks import check_run, run_warnings
+from opd.run.config import merge, parse_overrides
 from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.config import EngineClientConfig
 from trainer.config import TeacherConfig, TrainerConfig
@@ -19,8 +21,6 @@ from trainer.objectives.options import OBJECTIVE_NAMES, HindsightOpd, ObjectiveO
 from trainer.objectives.registry import expected_means
 from trainer.objectives.rollout_correction.health import health_warnings
 from trainer.objectives.rollout_correction.presets import PRESET_NAMES, preset
-from trainer.run_checks import check_run, run_warnings
-from trainer.run_config import merge, parse_overrides
 
 PAGE = (Path(__file__).parents[1] / "docs" / "objectives.md").read_text(encoding="utf-8")
 REFUSED = "What is refused, and why"

@@ -29,13 +29,13 @@ from benchmarks.own_agent.table import table, until_table
 from examples.tool_lab.domain import TOOLS
 from examples.tool_lab.evaluate import Rate
 from examples.tool_lab.local_generate import RENDERER
+from opd.run.recipe import recipe
 from records.names import TurnState, TurnType
 from records.types import TurnRecord
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.test_own_agent_benchmark import result_of
 from trainer.config import TrainerConfig
-from trainer.lora import adapter_state
-from trainer.recipe import recipe
+from trainer.model.lora import adapter_state
 
 START = str(ROOT / MODEL)
 

@@ -27,8 +27,8 @@ from benchmarks.own_agent.turned import HINTS, TURNED
 from benchmarks.own_agent.wishes import WISHES, Wish
 from examples.tool_lab.domain import TOOLS
 from judge.hints import prompts
-from judge.parsing import last_decision, parse_answer
-from judge.prompts import judge_messages
+from judge.votes.parsing import last_decision, parse_answer
+from judge.votes.prompts import judge_messages
 from tests.test_own_agent_benchmark import PROTOCOL, lab_sentences, result_of, vars_of
 
 BOTH_WAYS = [*WISHES.values(), *TURNED.values()]

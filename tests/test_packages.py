@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ["api_proxy", "examples", "judge", "records", "rollout_bridge", "trainer"]
+PACKAGES = ["api_proxy", "examples", "judge", "opd", "records", "rollout_bridge", "trainer"]
 LIGHT = ["api_proxy.app", "judge.worker", "records.store", "rollout_bridge.engine.client"]
 HEAVY = {"torch", "transformers", "peft", "matplotlib", "tensorboard", "pyarrow", "pandas"}
 
@@ -23,7 +23,7 @@ def test_package_comes_from_this_tree(package: str) -> None:
     assert Path(module.__file__).is_relative_to(ROOT)
 
 
-@pytest.mark.parametrize("module", [*LIGHT, "trainer.cli", "examples.tool_lab.__main__"])
+@pytest.mark.parametrize("module", [*LIGHT, "opd.cli.app", "examples.tool_lab.__main__"])
 def test_module_imports_without_heavy_libraries(module: str) -> None:
     code = f"import sys, {module}; print(' '.join(sys.modules))"
     loaded = set(_python("-c", code).split())
@@ -58,7 +58,7 @@ def test_a_wheel_has_every_package() -> None:
 
 
 def test_help_names_every_command() -> None:
-    text = _python("-m", "trainer.cli", "--help")
+    text = _python("-m", "opd.cli.app", "--help")
     for command in ("serve", "train", "judge", "doctor", "replay", "slime"):
         assert command in text
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks import replay_engine_tokens, replay_import, replay_merging
 from benchmarks.recorded_sessions import distinct_tokens, replay_config
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.trainer.tiny import conversation, save_model
 
 TREES = st.lists(st.lists(st.integers(0, 300), max_size=6), max_size=8)

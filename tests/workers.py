@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from judge.worker import JudgeWorker
 from records.names import TurnState
 from records.store import Store
-from rollout_bridge.scoring import ScoringWorker
+from rollout_bridge.scoring.scoring import ScoringWorker
 
 Worker = JudgeWorker | ScoringWorker
 

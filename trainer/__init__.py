@@ -1,0 +1,3 @@
+"""What trains: objectives, batches, steps, checkpoints and publication. It knows no command line
+and not where turns come from.
+"""

@@ -17,10 +17,10 @@ from pydantic import (
     model_validator,
 )
 
-from records.share import LessonShares, Share
+from records.training.share import LessonShares, Share
 from trainer.correction_config import CorrectionConfig
 from trainer.objectives.aggregation_names import AggregationMode
-from trainer.objectives.kl_names import validate_kl_loss_name
+from trainer.objectives.distributions.kl_names import validate_kl_loss_name
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 
 HeldDtype = Literal["float32", "bfloat16"]
@@ -318,3 +318,23 @@ def leaves_stale_uncorrected(config: TrainerConfig) -> bool:
     weighs_itself = objective.surrogate in ("decoupled", "a3po")
     is_plain = correction.importance_level is None and correction.mode == "decoupled"
     return is_plain and not weighs_itself
+
+
+def lessons_problem(config: TrainerConfig) -> str | None:
+    """None, or in one line why these settings cannot train lessons, and what to set instead."""
+    if "teacher_scalar" not in config.objective.needs:
+        return (
+            f"objective {config.objective.name!r} learns from rewards alone, and lessons have a "
+            "teacher and no reward: choose another, or set rehearsal.enabled = false"
+        )
+    if config.objective.support == "samples":
+        return (
+            "side samples are drawn for turns alone: set another objective.support, or "
+            "rehearsal.enabled = false"
+        )
+    if config.teacher.kind not in ("engine", "frozen"):
+        return (
+            f"teacher.kind {config.teacher.kind!r} follows the policy, and counter- and "
+            "keep-lessons hold it to the start: set engine or frozen, or rehearsal.enabled = false"
+        )
+    return None

@@ -1,12 +1,12 @@
 """What can stop training.
 
 StartupError                what a run needs is missing or wrong; shown without a traceback
+    ConfigError             a setting is wrong
 TrainerError
     CalibrationError        an engine does not compute the trainer's log-probabilities
     CheckpointError         a checkpoint or its manifest is damaged
     DistillationOffError    the distillation term has no gradient, or its metrics are missing
     NonFiniteError          too many non-finite log-probabilities in one batch
-    ObjectiveNeedsError     the objective needs something that this run does not provide
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from __future__ import annotations
 
 class StartupError(Exception):
     """A run cannot start; the message says what to do."""
+
+
+class ConfigError(StartupError):
+    """The configuration is wrong; the message is one line a key: what, where, what to do."""
 
 
 class TrainerError(Exception):
@@ -34,7 +38,3 @@ class DistillationOffError(TrainerError):
 
 class NonFiniteError(TrainerError):
     """More non-finite log-probabilities than configured."""
-
-
-class ObjectiveNeedsError(TrainerError):
-    """The objective declares a need that nothing provides."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from api_proxy import request_ids
 from api_proxy.errors import ApiError
+from api_proxy.server import request_ids
 
 _KINDS = {
     401: "authentication_error",

@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
-from api_proxy.formats import EndedReply
 from api_proxy.messages_api.request import UNPARSED_ARGUMENTS
-from api_proxy.reply import Reply, SentCall
+from api_proxy.reply.formats import EndedReply
+from api_proxy.reply.reply import Reply, SentCall
 
 
 def message_body(turn_id: str, model: str, ended: EndedReply) -> dict[str, Any]:

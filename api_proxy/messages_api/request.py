@@ -14,7 +14,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from api_proxy.errors import ApiError, invalid, unsupported
-from api_proxy.fields import SAMPLING, SESSION, SHAPING, check_fields, is_media, text_only
 from api_proxy.messages_api.schemas import (
     AssistantMessage,
     MessagesRequest,
@@ -27,6 +26,7 @@ from api_proxy.messages_api.schemas import (
     ToolUse,
     UserMessage,
 )
+from api_proxy.request.fields import SAMPLING, SESSION, SHAPING, check_fields, is_media, text_only
 from records.messages import Message
 
 UNPARSED_ARGUMENTS = "__unparsed_arguments__"

@@ -8,15 +8,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from api_proxy.admission import Body, admitted, checked
+from api_proxy.access.admission import Body, admitted, checked
 from api_proxy.errors import ApiError
-from api_proxy.formats import EndedReply, StreamWriter
 from api_proxy.messages_api import errors
 from api_proxy.messages_api.reply import message_body
 from api_proxy.messages_api.request import chat_body, ignored_fields
 from api_proxy.messages_api.stream import MessageStream
-from api_proxy.responses import answer
-from api_proxy.schemas import Completion, completion_of
+from api_proxy.reply.formats import EndedReply, StreamWriter
+from api_proxy.reply.responses import answer
+from api_proxy.request.schemas import Completion, completion_of
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
 

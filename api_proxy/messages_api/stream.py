@@ -15,7 +15,6 @@ from typing import Any
 import orjson
 
 from api_proxy.errors import ApiError
-from api_proxy.formats import EndedReply, Logprobs
 from api_proxy.messages_api.errors import refusal
 from api_proxy.messages_api.reply import (
     input_json,
@@ -25,7 +24,8 @@ from api_proxy.messages_api.reply import (
     tool_use_block,
     usage_body,
 )
-from api_proxy.reply import CallDelta, Delta, SentCall
+from api_proxy.reply.formats import EndedReply, Logprobs
+from api_proxy.reply.reply import CallDelta, Delta, SentCall
 
 
 class MessageStream:

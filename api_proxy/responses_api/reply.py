@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from api_proxy.reply.wire import Usage
 from api_proxy.responses_api.items import Body
 from api_proxy.responses_api.tools import Namespaces, response_tools
-from api_proxy.wire import Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

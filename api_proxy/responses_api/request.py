@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
+from api_proxy.access.request_limits import check_metadata
 from api_proxy.errors import ApiError, beyond, invalid, unsupported
-from api_proxy.fields import SAMPLING, SESSION, SHAPING, check_fields, is_media, text_only
-from api_proxy.request_limits import check_metadata
+from api_proxy.request.fields import SAMPLING, SESSION, SHAPING, check_fields, is_media, text_only
 from api_proxy.responses_api.items import messages_of
 from api_proxy.responses_api.schemas import ResponsesRequest, TextFormat
 from api_proxy.responses_api.tools import chat_tools, namespaces_of

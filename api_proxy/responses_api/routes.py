@@ -8,17 +8,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from api_proxy.admission import Body, admitted, checked
-from api_proxy.callers import caller_of
+from api_proxy.access.admission import Body, admitted, checked
+from api_proxy.access.callers import caller_of
 from api_proxy.errors import ApiError, invalid, unsupported
-from api_proxy.formats import EndedReply, StreamWriter
-from api_proxy.responses import answer
+from api_proxy.reply.formats import EndedReply, StreamWriter
+from api_proxy.reply.responses import answer
+from api_proxy.request.schemas import Completion, completion_of
 from api_proxy.responses_api import stored
 from api_proxy.responses_api.items import reply_items
 from api_proxy.responses_api.reply import Head, page_of, status_of, usage_body
 from api_proxy.responses_api.request import chat_body, echo_of, ignored_fields, parsed
 from api_proxy.responses_api.stream import ResponseStream
-from api_proxy.schemas import Completion, completion_of
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from api_proxy.errors import ApiError, beyond, store_unavailable
-from api_proxy.formats import num_reasoning_tokens
+from api_proxy.reply.formats import num_reasoning_tokens
+from api_proxy.reply.wire import Usage
 from api_proxy.responses_api.items import Body, input_items, reply_items, turn_of_item
 from api_proxy.responses_api.reply import Head, status_of, usage_body
 from api_proxy.responses_api.request import Previous
 from api_proxy.responses_api.tools import Namespaces
 from api_proxy.turns import TurnService
-from api_proxy.wire import Usage
 from records.errors import StoreError
 from records.types import TurnRecord
 

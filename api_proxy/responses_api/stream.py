@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeAlias
 import orjson
 
 from api_proxy.errors import ApiError
-from api_proxy.formats import EndedReply, Logprobs
-from api_proxy.reply import CallDelta, Delta
+from api_proxy.reply.formats import EndedReply, Logprobs
+from api_proxy.reply.reply import CallDelta, Delta
 from api_proxy.responses_api.items import (
     Body,
     call_item,

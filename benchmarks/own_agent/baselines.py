@@ -27,8 +27,8 @@ from benchmarks.own_agent.protocol import LATER
 from benchmarks.own_agent.recorded import Recorded, recorded
 from benchmarks.own_agent.serving import MODEL, ROOT, serving
 from benchmarks.own_agent.table import table
-from trainer.checkpoint import copy_tokenizer
-from trainer.merged import save_full
+from trainer.checkpoints.checkpoint import copy_tokenizer
+from trainer.publishing.merged import save_full
 
 UNTRAINED = ("rehearsal.enabled=false", "trainer.rollout_batch_size=4096")
 """For `opd serve`: no batch is ever full."""

@@ -17,9 +17,9 @@ from examples.tool_lab.cases import Message, evaluation_episode
 from examples.tool_lab.domain import TOOLS
 from examples.tool_lab.local_generate import LocalGenerator
 from examples.tool_lab.preferences import PREFERENCES
-from rollout_bridge.hinting import hinted_prompt_ids
-from rollout_bridge.scoring import fall_of
-from trainer.policy import Policy
+from rollout_bridge.scoring.hinting import hinted_prompt_ids
+from rollout_bridge.scoring.scoring import fall_of
+from trainer.model.policy import Policy
 
 MAX_TOKENS = 4096
 

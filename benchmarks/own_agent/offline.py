@@ -31,14 +31,14 @@ from benchmarks.own_agent.scripted import ALL_HINTS, another_kind
 from benchmarks.own_agent.turned import HINTS
 from benchmarks.own_agent.wishes import WISHES
 from examples.tool_lab.local_generate import RENDERER, LocalGenerator
-from records.teaching import Teaching
+from records.training.teaching import Teaching
 from records.types import Ids, Logprobs, ReadySample, TurnRecord, VersionSpan
-from rollout_bridge.hinting import hinted_prompt_ids
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.scoring.hinting import hinted_prompt_ids
 from trainer.config import TrainerConfig
+from trainer.model.policy import Policy, WithoutAdapters
 from trainer.objectives.options import ForwardKlTopk, HindsightOpd
-from trainer.policy import Policy, WithoutAdapters
-from trainer.update import Updater
+from trainer.step.update import Updater
 
 Method = Literal["sft", "negative", "binary", "contrast", "hint-only"]
 METHODS: tuple[Method, ...] = get_args(Method)

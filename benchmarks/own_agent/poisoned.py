@@ -46,10 +46,10 @@ from benchmarks.own_agent.table import (
     worst_untouched,
 )
 from benchmarks.own_agent.wishes import WISHES
+from opd.run import config as run_config
 from records.lessons.rows import LessonRow, LessonSampleRow
-from records.models import SampleRow, TurnRow
 from records.store import Store
-from trainer import run_config
+from records.tables.models import SampleRow, TurnRow
 
 A, B = "a", "b"
 KEYS_KNOWN_S = 4.0
@@ -73,7 +73,7 @@ HEADER = (
 
 async def make_key(folder: Path, tenant: str, *words: str) -> str:
     """A key of a tenant, made as a user does it. Raises ServeFailed."""
-    command = [sys.executable, "-m", "trainer.cli", "keys", "create"]
+    command = [sys.executable, "-m", "opd.cli.app", "keys", "create"]
     command += ["--run", str(folder.resolve()), "--tenant", tenant, *words]
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from sqlalchemy import Connection, func, select
 
-from records import summary
+from opd.run import config as run_config
+from opd.run.config import RunConfig
 from records.hints.types import LIVE_STATUSES
 from records.lessons.rows import LessonSampleRow
-from records.models import PolicyVersionRow, SampleRow, VerdictRow
+from records.reading import summary
 from records.store import Store
+from records.tables.models import PolicyVersionRow, SampleRow, VerdictRow
 from records.types import TurnRecord
-from trainer import run_config
-from trainer.run_config import RunConfig
 
 MOST_HINTS = 1000
 

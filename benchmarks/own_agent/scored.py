@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from records.types import Ids, Logprobs
-from trainer.token_states import LogprobModel, TokenRequest
+from trainer.model.token_states import LogprobModel, TokenRequest
 
 ROWS = 32
 CHUNK_TOKENS = 4096

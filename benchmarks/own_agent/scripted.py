@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args
 from benchmarks.own_agent.people import REQUESTS, TOOLS_OF
 from benchmarks.own_agent.turned import HINTS, TURNED
 from benchmarks.own_agent.wishes import WISHES, Errand, Site, Wish, shown_by_answer, shown_by_call
-from judge import prompts as votes
 from judge.hints import prompts as questions
+from judge.votes import prompts as votes
 
 JudgeKind = Literal["own", "none", "random", "contrary", "off-topic"]
 JUDGES: tuple[JudgeKind, ...] = get_args(JudgeKind)

@@ -17,11 +17,11 @@ import openai
 from sqlalchemy import Connection, func, select
 
 from benchmarks.own_agent.agent import Endpoint
+from opd.processes.supervisor import free_ports
+from opd.run import config as run_config
 from records.hints.rows import HintRow
 from records.lessons.rows import LessonRow
 from records.store import Store
-from trainer import run_config
-from trainer.supervisor import free_ports
 
 ROOT = Path(__file__).parents[2]
 MODEL = Path("examples/tool_lab/model")
@@ -72,7 +72,7 @@ async def serving(
     Raises ServeFailed.
     """
     port = free_ports(1)[0]
-    command = [sys.executable, "-m", "trainer.cli", "serve", "--model", str(model)]
+    command = [sys.executable, "-m", "opd.cli.app", "serve", "--model", str(model)]
     command += ["--run", str(folder.resolve()), "--port", str(port)]
     command += [*words, *(word for one in settings for word in ("--set", one))]
     folder.parent.mkdir(parents=True, exist_ok=True)

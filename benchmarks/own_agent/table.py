@@ -10,7 +10,7 @@ from benchmarks.own_agent.cell import HOLDS
 from benchmarks.own_agent.protocol import LATER
 from benchmarks.own_agent.wishes import WISHES
 from examples.tool_lab.evaluate import Rate
-from trainer.report import Curve, plot_svg
+from opd.report.page import Curve, plot_svg
 
 Result = Mapping[str, Any]
 SKILLS = ("valid_calls", "copied_names", "facts")

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from trainer.guarded import guarded
-from trainer.options import PLAIN
+from opd.cli.guarded import guarded
+from opd.cli.options import PLAIN
 
 LAB_MODEL = Path(__file__).parents[1] / "tool_lab" / "model"
 

@@ -18,8 +18,8 @@ from types import TracebackType
 
 import httpx
 
+from opd.processes.supervisor import free_ports, tail
 from trainer.errors import StartupError
-from trainer.supervisor import free_ports, tail
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-sglang" / "bin" / "python"

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from trainer.guarded import guarded
-from trainer.options import PLAIN, Overrides, RunCommand, RunFolder, WithParent, config_file
+from opd.cli.guarded import guarded
+from opd.cli.options import PLAIN, Overrides, RunCommand, RunFolder, WithParent, config_file
 
 app = typer.Typer(name="tool-lab", no_args_is_help=False, subcommand_metavar="", **PLAIN)
 
@@ -100,7 +100,7 @@ def judge(
     def start() -> None:
         from examples.tool_lab.controls import rewrite_for
         from examples.tool_lab.lab_config import LabConfig
-        from trainer.processes import run_judge
+        from opd.processes.roles import run_judge
 
         mode = LabConfig.model_validate({"hints": hints}).hints
         run_judge(config_file(run), overrides or [], exit_with_parent, rewrite_for(mode))

@@ -30,8 +30,8 @@ from examples.tool_lab.preferences import (
 from examples.tool_lab.questions import QUESTIONS
 from examples.tool_lab.script import TOOL_OF, call_arguments, scripted_reply, turn_site
 from examples.tool_lab.transcripts import judge_request, judged_turns
-from judge.parsing import parse_answer
-from judge.selection import MIN_HINT_CHARS
+from judge.votes.parsing import parse_answer
+from judge.votes.selection import MIN_HINT_CHARS
 
 Message = dict[str, Any]
 Check = Callable[[Message], bool | None]

@@ -16,8 +16,8 @@ from examples.tool_lab.evaluate import build_cases
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.measure import GROUPS, MAX_NEW_TOKENS
 from examples.tool_lab.preferences import TRAINED_KINDS
-from trainer.evaluation import tasks
-from trainer.evaluation.tasks import PromptTask, SuiteRequest, TaskSuite
+from opd.evaluation import tasks
+from opd.evaluation.tasks import PromptTask, SuiteRequest, TaskSuite
 
 MODEL = Path(__file__).parent / "model"
 

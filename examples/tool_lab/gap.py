@@ -17,10 +17,10 @@ import torch
 
 from examples.tool_lab.cases import hinted_pair
 from examples.tool_lab.local_generate import LocalGenerator
-from trainer.checkpoint import Checkpoints
-from trainer.evaluation.gap import HintedCase
-from trainer.evaluation.gap import measure_gap as teacher_gap
-from trainer.merged import MergedFolders
+from opd.evaluation.gap import HintedCase
+from opd.evaluation.gap import measure_gap as teacher_gap
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.publishing.merged import MergedFolders
 
 PAIRS = 96
 

@@ -32,7 +32,7 @@ class LabConfig(BaseModel):
     without rehearsal, what keeps instructions followed while the policy learns.
     """
     rehearsal: bool = True
-    """Learn as `serve` does (`trainer.recipe`); without, from the users' own turns alone."""
+    """Learn as `serve` does (`opd.run.recipe`); without, from the users' own turns alone."""
     updates: int = Field(default=12, ge=0)
     """Steps after which learning ends; steps that a control makes the trainer skip count too."""
     max_seconds: float = Field(default=300.0, gt=0)

@@ -18,9 +18,9 @@ import openai
 from examples.tool_lab.agent import AgentConfig, run_session
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.preferences import lab_users
+from opd.replay.staleness import admit
 from records.names import DropReason, TurnState
 from records.store import Store
-from trainer.staleness import admit
 
 POLL_S = 0.25
 WITHOUT_HINT = (DropReason.NO_HINT, DropReason.NO_QUORUM, DropReason.HINT_REJECTED)

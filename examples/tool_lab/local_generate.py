@@ -21,7 +21,7 @@ from examples.tool_lab.cases import GenerationRequest, Message
 from examples.tool_lab.evaluate import GROUPS, evaluate, table
 from examples.tool_lab.preferences import TRAINABLE_KINDS
 from rollout_bridge.config import RendererConfig
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 
 RENDERER = RendererConfig(name="qwen3", enable_thinking=False)
 

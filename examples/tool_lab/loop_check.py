@@ -23,10 +23,10 @@ from examples.tool_lab.episode import Episode, Reaction
 from examples.tool_lab.local_generate import LocalGenerator
 from examples.tool_lab.preferences import PREFERENCES
 from judge.config import JudgeConfig
-from judge.parsing import parse_answer
-from judge.prompts import judge_messages
-from judge.screening import Evidence, screened
-from judge.selection import select_hint
+from judge.votes.parsing import parse_answer
+from judge.votes.prompts import judge_messages
+from judge.votes.screening import Evidence, screened
+from judge.votes.selection import select_hint
 from records.types import Vote
 
 GenerateNow = Callable[[Sequence[GenerationRequest], float], list[Message]]

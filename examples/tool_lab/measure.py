@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from examples.tool_lab.cases import GenerationRequest, Message
 from examples.tool_lab.evaluate import Rate, evaluate
+from opd.evaluation.attempts import answer_message
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import SamplingParams
-from rollout_bridge.rendering import Rendering
-from trainer.evaluation.attempts import answer_message
+from rollout_bridge.rendering.rendering import Rendering
 
 CONCURRENCY = 64
 MAX_NEW_TOKENS = 64

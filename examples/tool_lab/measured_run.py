@@ -17,16 +17,16 @@ from examples.tool_lab.evaluate import Rate
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState, learn
 from examples.tool_lab.terminal import LearningProgress
+from opd.processes.run import Run
+from opd.report.progress import ProgressBar
+from opd.run.checks import run_warnings
+from opd.run.config import RunConfig
 from records.store import Store
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.served import ServedFile
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from trainer.errors import StartupError
-from trainer.progress import ProgressBar
-from trainer.run import Run
-from trainer.run_checks import run_warnings
-from trainer.run_config import RunConfig
-from trainer.stop_order import read_stop, why_stopped
+from trainer.step.stop_order import read_stop, why_stopped
 
 
 async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any]:

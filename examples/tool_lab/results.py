@@ -18,14 +18,14 @@ from examples.tool_lab.evaluate import OTHER_SKILLS, Rate, worst_success
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState
 from examples.tool_lab.measure import as_numbers
+from opd.rehearsal.reported import learning_curves, learning_tables
+from opd.report.page import Curve, write_report
+from opd.report.run_report import example_turns, metric_rows, run_curves
+from opd.report.run_summary import run_summary
+from opd.run.config import RunConfig
 from records.names import TurnState
 from records.store import Store
-from rollout_bridge.rendering import Rendering
-from trainer.rehearsal.reported import learning_curves, learning_tables
-from trainer.report import Curve, write_report
-from trainer.run_config import RunConfig
-from trainer.run_report import example_turns, metric_rows, run_curves
-from trainer.run_summary import run_summary
+from rollout_bridge.rendering.rendering import Rendering
 
 OBJECTIONS = ("declined", "corrected")
 """Reactions with which a user objects to a violated preference."""

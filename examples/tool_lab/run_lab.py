@@ -12,10 +12,10 @@ from typing import Any
 import tomli_w
 
 from examples.tool_lab.lab_config import LabConfig
-from trainer import recipe
-from trainer.defaults import resolve, single_machine
-from trainer.run_config import merge
-from trainer.start_checks import check_start
+from opd.run import recipe
+from opd.run.config import merge
+from opd.run.defaults import resolve, single_machine
+from opd.run.start_checks import check_start
 
 MODEL = Path(__file__).parent / "model"
 LAB_VALUES: dict[str, Any] = {

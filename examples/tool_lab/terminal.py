@@ -6,8 +6,8 @@ from rich.console import Console
 
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState
+from opd.report.progress import ProgressBar
 from records.names import TurnState
-from trainer.progress import ProgressBar
 
 
 class LearningProgress(ProgressBar):

@@ -19,7 +19,7 @@ from examples.tool_lab.episode import Episode
 from examples.tool_lab.phrases import CORRECTIONS, phrase_wish, surface
 from examples.tool_lab.preferences import PREFERENCES, preferences_of
 from examples.tool_lab.script import scripted_reply, turn_site
-from judge.prompts import judge_messages
+from judge.votes.prompts import judge_messages
 
 NEGATIVE = "\\boxed{-1}"
 KIND_WEIGHTS = {

@@ -25,7 +25,7 @@ from uuid import uuid4
 
 from judge.config import JudgeConfig
 from judge.hints.questions import HintQuestions, Relation
-from judge.screening import Evidence, rejection
+from judge.votes.screening import Evidence, rejection
 from records.hints.types import (
     Examination,
     Hint,
@@ -35,9 +35,9 @@ from records.hints.types import (
     RehearsalBlock,
 )
 from records.names import DropReason
-from records.redaction import Redactor
+from records.privacy.redaction import Redactor
 from records.types import TurnRecord
-from rollout_bridge.scoring import places_left
+from rollout_bridge.scoring.scoring import places_left
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
 
 logger = logging.getLogger(__name__)

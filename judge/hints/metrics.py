@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
-from judge.voting import Ballot
+from judge.votes.voting import Ballot
 
 
 class QuestionMetrics:

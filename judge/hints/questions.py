@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 
 from openai import AsyncOpenAI
 
-from judge.asking import ask
 from judge.config import JudgeConfig
-from judge.context import (
+from judge.hints import prompts
+from judge.hints.metrics import QuestionMetrics
+from judge.votes.asking import ask
+from judge.votes.context import (
     NO_CONTROL_TEXTS,
     CountTokens,
     JudgePrompt,
@@ -24,13 +26,11 @@ from judge.context import (
     estimate_tokens,
     fitted,
 )
-from judge.hints import prompts
-from judge.hints.metrics import QuestionMetrics
-from judge.parsing import last_decision
-from judge.voting import Ballot
+from judge.votes.parsing import last_decision
+from judge.votes.voting import Ballot
 from records.messages import Message
 from records.types import TurnRecord, Vote
-from rollout_bridge.control_text import ControlTexts
+from rollout_bridge.rendering.control_text import ControlTexts
 
 _WRITING_TEMPERATURE = 1.0
 """At least: texts that are all the same teach one exception."""

@@ -23,9 +23,9 @@ from records.hints.types import (
 )
 from records.lessons.dropping import drop_of_hint_op
 from records.lessons.names import LessonDrop
-from records.models import TurnRow
 from records.names import DropReason, TurnState
-from records.sql import chunks, upsert
+from records.tables.models import TurnRow
+from records.tables.sql import chunks, upsert
 
 _MOVES = {
     HintStatus.ACTIVE: (HintStatus.RESTING, HintStatus.STUCK, HintStatus.WITHDRAWN),

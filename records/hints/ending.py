@@ -2,7 +2,8 @@
 
 Lessons are dropped, and so are turns that only ended hints came from: nothing would hold the open
 wish for the opposite while they train. The states stay, since what was taught there is to go back
-(trainer/rehearsal/keeping.py). Of a deleted hint the texts go too, and what a judge wrote of it.
+(opd/rehearsal/preparing/keeping.py). Of a deleted hint the texts go too, and what a judge wrote of
+it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from records.hints.types import (
 from records.lessons.dropping import drop_of_hint_op, erase_of_hint
 from records.lessons.names import LessonDrop
 from records.lessons.rows import LessonRow, LessonSampleRow
-from records.models import SampleRow, ScoreRow, TurnRow, VerdictRow, VoteRow
 from records.names import DropReason, TurnState
-from records.sql import chunks
+from records.tables.models import SampleRow, ScoreRow, TurnRow, VerdictRow, VoteRow
+from records.tables.sql import chunks
 
 _WAITING = (TurnState.SCORING, TurnState.READY)
 

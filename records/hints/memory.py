@@ -15,16 +15,16 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, update
 
-from records.columns import clean_text
-from records.feedback import load as load_feedback
+from records.feedback.feedback import load as load_feedback
 from records.hints.ending import versions_of, versions_of_lessons
 from records.hints.pausing import lift
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import LIVE_STATUSES, HintStatus, RehearsalBlock
 from records.lessons.dropping import erase_of_hint
 from records.messages import Message, content_text
-from records.models import IS_HELD_OUT, TurnRow
-from records.sql import chunks, insert_missing, rows_in, upsert
+from records.tables.columns import clean_text
+from records.tables.models import IS_HELD_OUT, TurnRow
+from records.tables.sql import chunks, insert_missing, rows_in, upsert
 from records.types import Verdict
 
 MAX_WORDS_CHARS = 2000

@@ -15,7 +15,7 @@ from records.hints.rows import HintRow
 from records.hints.types import LIVE_STATUSES, RehearsalBlock
 from records.lessons.dropping import drop_of_hint_op
 from records.lessons.names import LessonDrop
-from records.sql import chunks
+from records.tables.sql import chunks
 
 IS_PAUSED = and_(HintRow.block.is_not(None), HintRow.block == RehearsalBlock.OTHER_SCOPE)
 """Of a row of `hints`; never NULL, so that it can be negated."""

@@ -19,10 +19,10 @@ from records.hints.types import (
     RehearsalBlock,
 )
 from records.messages import content_text
-from records.models import IS_HELD_OUT, NodeRow, TokensRow, TurnRow, VerdictRow
 from records.names import DropReason, TurnState, TurnType
-from records.round_robin import HINT_ONLY_PRIORITY, PRIORITIES
-from records.sql import chunks
+from records.queue.round_robin import HINT_ONLY_PRIORITY, PRIORITIES
+from records.tables.models import IS_HELD_OUT, NodeRow, TokensRow, TurnRow, VerdictRow
+from records.tables.sql import chunks
 
 NEAR_WINDOW = 256
 """A hint is compared with so many of the newest; older ones are too many to look at."""

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, delete, select, update
 
-from records.columns import clean_text
 from records.hints.memory import add_hints, delete_sourceless, look_again
 from records.hints.rows import HintRow, HintSourceRow
-from records.models import VerdictRow
-from records.sql import upsert
+from records.tables.columns import clean_text
+from records.tables.models import VerdictRow
+from records.tables.sql import upsert
 
 _SOURCES = select(HintSourceRow.__table__, HintRow.scope).join(
     HintRow, HintRow.hint_id == HintSourceRow.hint_id

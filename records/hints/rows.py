@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Boolean, Double, ForeignKey, Index, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from records.columns import CleanText, enum_column
 from records.hints.types import HintStatus, PromptKind, RehearsalBlock
-from records.models import Base
+from records.tables.columns import CleanText, enum_column
+from records.tables.models import Base
 
 
 class HintRow(Base):

@@ -13,9 +13,9 @@ from records.hints.ending import erase_deleted
 from records.hints.rows import HintRow, HintSourceRow
 from records.lessons.names import LessonKind, LessonState
 from records.lessons.rows import LessonRow
-from records.models import TurnRow
 from records.names import TurnState
-from records.sql import chunks
+from records.tables.models import TurnRow
+from records.tables.sql import chunks
 
 
 def trained(

@@ -1,7 +1,7 @@
 """What the rehearsal worker does to lessons: add them, claim them, store what it made of them.
 
-A claim is an owner and a deadline, as of turns (records/claims.py). What a dropped lesson held goes
-with the drop: nobody trains on it any more, and its row says why.
+A claim is an owner and a deadline, as of turns (records/queue/claims.py). What a dropped lesson
+held goes with the drop: nobody trains on it any more, and its row says why.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, insert, or_, select, update
 
-from records.deletion import admit_writer
+from records.care.deletion import admit_writer
 from records.lessons.dropping import UNTRAINED, drop_where
 from records.lessons.names import LessonDrop, LessonState
 from records.lessons.rows import LessonRow, LessonScoreRow, LessonTokensRow
 from records.lessons.types import NewLesson
-from records.models import TurnRow
 from records.names import DropReason
-from records.round_robin import Taken, ceil_div, deal, ring_of_scopes
-from records.sql import chunks, table_of
+from records.queue.round_robin import Taken, ceil_div, deal, ring_of_scopes
+from records.tables.models import TurnRow
+from records.tables.sql import chunks, table_of
 
 CLAIMABLE = (LessonState.SAMPLING, LessonState.SCORING)
 UNFINISHED = (*UNTRAINED, LessonState.LEASED)

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, delete, or_, select, update
 
 from records.lessons.names import LessonDrop, LessonState
 from records.lessons.rows import LessonRow, LessonScoreRow, LessonTokensRow
-from records.sql import chunks
+from records.tables.sql import chunks
 
 UNTRAINED = (LessonState.SAMPLING, LessonState.SCORING, LessonState.READY)
 """What may be dropped by anybody: nobody trains on it now, and nothing has."""

@@ -9,8 +9,8 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from records.lessons.names import LessonDrop, LessonState
 from records.lessons.rows import OF_A_LESSON, LessonRow, LessonSampleRow
-from records.models import TurnRow
-from records.sql import chunks
+from records.tables.models import TurnRow
+from records.tables.sql import chunks
 
 
 def stop(connection: Connection, turn_ids: Sequence[str], now: float) -> list[str]:

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Row, func, select
 
-from records.arrays import as_ids, checksum, shared_ends
 from records.errors import StoreCorrupt
 from records.lessons.claiming import UNFINISHED
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.rows import LessonRow, LessonScoreRow, LessonTokensRow
 from records.lessons.types import Lesson, LessonSample, LessonScore
-from records.loading import load_tokens, version_spans
-from records.models import NodeRow, TurnRow
-from records.sql import chunks, table_of
-from records.teaching import Ids, Teaching
+from records.tables.arrays import as_ids, checksum, shared_ends
+from records.tables.loading import load_tokens, version_spans
+from records.tables.models import NodeRow, TurnRow
+from records.tables.sql import chunks, table_of
+from records.training.teaching import Ids, Teaching
 from records.types import ReadySample
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import BigInteger, Double, ForeignKey, Index, LargeBinary, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from records.columns import CleanText, IdsBlob, JsonText, LogprobsBlob, enum_column
 from records.lessons.names import LessonDrop, LessonKind, LessonState
-from records.models import Base
+from records.tables.columns import CleanText, IdsBlob, JsonText, LogprobsBlob, enum_column
+from records.tables.models import Base
 
 
 class LessonRow(Base):

@@ -1,6 +1,7 @@
 """The lessons of a batch: leased, given back, trained, and as the chain of checkpoints has them.
 
-Each of these is a part of an operation on turns (records/training.py, records/reconcile.py).
+Each of these is a part of an operation on turns (records/training/training.py,
+records/training/reconcile.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from records.errors import StoreConflict
 from records.lessons.dropping import drop_where, erase
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.rows import LessonRow, LessonSampleRow
-from records.sql import chunks, table_of
+from records.tables.sql import chunks, table_of
 from records.types import SampleResult
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from records.lessons.names import LessonDrop, LessonKind, LessonState
-from records.teaching import Ids, Logprobs
+from records.training.teaching import Ids, Logprobs
 from records.types import VersionSpan
 
 

@@ -1,4 +1,4 @@
-"""What no lesson may be; a part of the check of a whole database (records/verify.py)."""
+"""What no lesson may be; a part of the check of a whole database (records/care/verify.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from records.errors import StoreError
 from records.lessons.names import LessonKind, LessonState
 from records.lessons.reading import load_lessons
 from records.lessons.rows import LessonRow, LessonScoreRow, LessonTokensRow
-from records.models import PolicyVersionRow
-from records.sql import chunks
+from records.tables.models import PolicyVersionRow
+from records.tables.sql import chunks
 
 _SHOWN = 3
 _BATCH = 200

@@ -1,1 +1,1 @@
-"""Alembic migrations of the store; run by `records.schema` when a store is opened."""
+"""Alembic migrations of the store; run by `records.database.schema` when a store is opened."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import context
 
 from records.hints import rows as _hints  # noqa: F401  its tables
-from records.models import Base
+from records.tables.models import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

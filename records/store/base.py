@@ -14,15 +14,15 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from records.config import StoreConfig
-from records.database import is_transient, readers, write_transactions
+from records.database.database import is_transient, readers, write_transactions
+from records.database.opening import check_file, name_of, unavailable
+from records.database.private_files import private_database
+from records.database.schema import migrate_op
+from records.database.writer import GroupWriter, as_store_error
 from records.errors import StoreSchemaError, StoreUnavailable
 from records.lessons.names import LessonState
 from records.names import TurnState
-from records.opening import check_file, name_of, unavailable
-from records.private_files import private_database
-from records.redaction import Redactor
-from records.schema import migrate_op
-from records.writer import GroupWriter, as_store_error
+from records.privacy.redaction import Redactor
 
 P = ParamSpec("P")
 T = TypeVar("T")

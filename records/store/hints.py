@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from records import loading
 from records.hints import changes, ending, reading
 from records.hints.types import (
     DeletedHint,
@@ -18,6 +17,7 @@ from records.hints.types import (
     RehearsalBlock,
 )
 from records.store.base import StoreBase
+from records.tables import loading
 from records.types import TurnRecord
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from records import diagnosis, feedback, linking, outcomes, scores, summary
-from records.diagnosis import RunFacts, SessionFacts
-from records.feedback import KeptFeedback
+from records.feedback import feedback
+from records.feedback.feedback import KeptFeedback
 from records.names import DropReason, TurnState
-from records.outcomes import TurnOutcome
+from records.queue import scores
+from records.reading import diagnosis, outcomes, summary
+from records.reading.diagnosis import RunFacts, SessionFacts
+from records.reading.outcomes import TurnOutcome
+from records.reading.summary import ExampleTurn, VoteSummary
 from records.store.base import StoreBase
-from records.summary import ExampleTurn, VoteSummary
+from records.turns import linking
 from records.types import Score, TurnRef, Verdict, Vote
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from records import loading
 from records.errors import UnknownTurn
 from records.lessons import claiming, dropping, reading
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.types import Lesson, LessonSample, LessonScore, NewLesson
 from records.store.base import StoreBase
+from records.tables import loading
 
 
 class LessonStore(StoreBase):

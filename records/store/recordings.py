@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from records import deletion, replay_status, replaying
-from records import turn_writes as turns
-from records.replay_status import RecordedHint, ReplayStatus
-from records.replaying import PreparedSession
+from records.care import deletion
+from records.reading import replay_status, replaying
+from records.reading.replay_status import RecordedHint, ReplayStatus
+from records.reading.replaying import PreparedSession
 from records.store.base import StoreBase
+from records.turns import turn_writes as turns
 from records.types import CapturedTurn
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from records import linking, sessions
 from records.messages import Message
 from records.store.base import StoreBase
+from records.turns import linking, sessions
 from records.types import TurnRef
 
 _IDLE_SESSIONS_PER_TRANSACTION = 200

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from records import ready_samples, reconcile, summary, training
 from records.lessons import reading
 from records.names import TurnState
-from records.reconcile import Chain, ReconcileReport
-from records.share import UNCAPPED, LessonShares, Share
+from records.reading import summary
 from records.store.base import StoreBase
+from records.training import ready_samples, reconcile, training
+from records.training.reconcile import Chain, ReconcileReport
+from records.training.share import UNCAPPED, LessonShares, Share
 from records.types import PolicyVersion, ReadySample, SampleResult
 
 

@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from records import echoes, feedback_writes, loading, spilled
-from records import turn_writes as turns
 from records.errors import UnknownTurn
-from records.feedback import Feedback, KeptFeedback
+from records.feedback import feedback_writes
+from records.feedback.feedback import Feedback, KeptFeedback
 from records.messages import EchoChange, Message
-from records.spilled import Addition
+from records.spill import spilled
+from records.spill.spilled import Addition
 from records.store.base import StoreBase
+from records.tables import loading
+from records.turns import echoes
+from records.turns import turn_writes as turns
 from records.types import CapturedTurn, Ids, TurnRecord
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from records import claims, loading, scores, side_samples, waiting
-from records import freshness as freshnesses
 from records.errors import UnknownTurn
-from records.freshness import Freshness, Horizon
 from records.names import DropReason, TurnState
+from records.queue import claims, scores, side_samples, waiting
+from records.queue import freshness as freshnesses
+from records.queue.freshness import Freshness, Horizon
 from records.store.base import StoreBase
+from records.tables import loading
 from records.types import PolicyScore, Score, SideSamples, TurnRecord, Verdict
 
 

@@ -21,7 +21,7 @@ def main() -> None:
     config = EmbeddedEngineConfig.model_validate(vars(parser.parse_args()))
 
     from rollout_bridge.embedded.errors import UnsupportedModel
-    from rollout_bridge.embedded.server import serve
+    from rollout_bridge.embedded.server.server import serve
 
     def ready(port: int) -> None:
         print(json.dumps({"host": config.host, "port": port}), flush=True)

@@ -15,21 +15,21 @@ from typing import Any
 
 import torch
 
-from rollout_bridge.embedded import loading
-from rollout_bridge.embedded.adapters import Adapter, read_adapter
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.embedded.errors import AdapterRejected, BadRequest
-from rollout_bridge.embedded.grammar import GrammarCompiler
-from rollout_bridge.embedded.kv_cache import CacheShape, RowCache
-from rollout_bridge.embedded.prefix_cache import PrefixCache
-from rollout_bridge.embedded.prompts import Prompts
-from rollout_bridge.embedded.request import EngineRequest, Finish
-from rollout_bridge.embedded.rows import Rows
-from rollout_bridge.embedded.runner import ModelRunner
-from rollout_bridge.embedded.sampling import Sampler
-from rollout_bridge.embedded.scheduler import Scheduler
-from rollout_bridge.embedded.self_check import check_cached_forward
-from rollout_bridge.stop_ids import model_stop_ids
+from rollout_bridge.embedded.model import loading
+from rollout_bridge.embedded.model.adapters import Adapter, read_adapter
+from rollout_bridge.embedded.model.grammar import GrammarCompiler
+from rollout_bridge.embedded.model.kv_cache import CacheShape, RowCache
+from rollout_bridge.embedded.model.prefix_cache import PrefixCache
+from rollout_bridge.embedded.model.rows import Rows
+from rollout_bridge.embedded.model.runner import ModelRunner
+from rollout_bridge.embedded.model.sampling import Sampler
+from rollout_bridge.embedded.model.self_check import check_cached_forward
+from rollout_bridge.embedded.scheduling.request import EngineRequest, Finish
+from rollout_bridge.embedded.scheduling.scheduler import Scheduler
+from rollout_bridge.embedded.server.prompts import Prompts
+from rollout_bridge.rendering.stop_ids import model_stop_ids
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from records.store import Store
 from records.types import TurnRecord
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.types import PauseMode
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from records.deletion import find_sessions
+from records.care.deletion import find_sessions
 from tests.api_proxy.conftest import Door
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -22,7 +22,7 @@ from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.engine.types import SamplingParams
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.conftest import WEATHER
 
 ROOT = Path(__file__).parents[2]

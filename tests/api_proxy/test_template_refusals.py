@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rollout_bridge.config import RendererConfig
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.conftest import WEATHER, Door
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
-from tests.rollout_bridge.test_template_traits import ALTERNATING
+from tests.rollout_bridge.rendering.test_template_traits import ALTERNATING
 
 USER = {"role": "user", "content": "Hello."}
 

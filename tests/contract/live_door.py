@@ -30,8 +30,8 @@ from records.store import Store
 from records.types import TurnRecord
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import PauseMode
-from rollout_bridge.rendering import Rendering
-from trainer.publish import Publisher, Weights
+from rollout_bridge.rendering.rendering import Rendering
+from trainer.publishing.publish import Publisher, Weights
 
 WEATHER = {
     "type": "function",

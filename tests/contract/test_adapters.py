@@ -24,7 +24,7 @@ from rollout_bridge.engine.errors import EngineRejected
 from rollout_bridge.engine.served import AdapterRef, Chosen, ServedVersion
 from rollout_bridge.engine.types import SamplingParams, WeightSpan
 from trainer.config import LoraConfig
-from trainer.lora import add_adapters, save_adapter
+from trainer.model.lora import add_adapters, save_adapter
 
 PROMPT = list(range(60, 101))
 SHORT = SamplingParams(max_new_tokens=8, ignore_eos=True)

@@ -20,10 +20,10 @@ from records.types import TurnRecord
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import PauseMode
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.contract.engine_process import ROOT, embedded_engine
 from tests.contract.live_door import WEATHER, Answer, Forward, LiveDoor, live_door, write_endless
-from trainer.publish import Publisher, Weights
+from trainer.publishing.publish import Publisher, Weights
 
 LAB_MODEL = ROOT / "examples" / "tool_lab" / "model"
 MODES: tuple[PauseMode, ...] = ("retract", "abort", "in_place")

@@ -10,7 +10,7 @@ import pytest
 from examples.tool_lab.corpus import agent_row, hinted_row
 from examples.tool_lab.domain import TOOLS, assistant_call, tool_message
 from examples.tool_lab.local_generate import RENDERER
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.examples.shipped import MODEL
 
 SYSTEM = {"role": "system", "content": "You are a travel assistant."}

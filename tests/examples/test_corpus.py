@@ -7,8 +7,8 @@ from examples.tool_lab.corpus import HINT_HEADER, hinted_row, random_preferences
 from examples.tool_lab.episode import Episode
 from examples.tool_lab.names import is_held_out
 from examples.tool_lab.transcripts import judged_turns, vote_text
-from judge.parsing import parse_answer
-from judge.selection import MIN_HINT_CHARS
+from judge.votes.parsing import parse_answer
+from judge.votes.selection import MIN_HINT_CHARS
 
 
 def test_rows_are_seeded_and_weights_are_on_assistant_messages():

@@ -11,13 +11,13 @@ import pytest
 from examples.tool_lab.eval_suite import suite, suits
 from examples.tool_lab.measure import measure_policy
 from examples.tool_lab.preferences import TRAINED_KINDS
+from opd.evaluation.attempts import ServedPolicy, count_passes
+from opd.evaluation.tasks import SuiteRequest
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import Generation, SamplingParams
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.examples.shipped import MODEL
-from trainer.evaluation.attempts import ServedPolicy, count_passes
-from trainer.evaluation.tasks import SuiteRequest
 
 TASKS, SEED = 4, 3
 

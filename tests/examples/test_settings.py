@@ -11,10 +11,11 @@ from benchmarks.objectives import SETTINGS
 from examples.tool_lab.__main__ import lab
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.run_lab import LAB_VALUES, LIVE_TURNS, MODEL, run
-from trainer import recipe
-from trainer.defaults import resolve, single_machine
-from trainer.run_checks import run_warnings
-from trainer.run_config import ConfigError, merge
+from opd.run import recipe
+from opd.run.checks import run_warnings
+from opd.run.config import merge
+from opd.run.defaults import resolve, single_machine
+from trainer.errors import ConfigError
 
 
 def lab_values(folder: Path) -> dict:

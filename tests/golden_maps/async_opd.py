@@ -19,16 +19,16 @@ from tests.golden_maps.check import (
     Meta,
 )
 from trainer.objectives.aggregate import selected, token_weights, weighted_sum
-from trainer.objectives.decoupled import decoupled_ppo
-from trainer.objectives.gather import support_logprobs
-from trainer.objectives.m2po import FLOOR_HIGH, FLOOR_LOW, m2po_clip
-from trainer.objectives.side_samples import (
+from trainer.objectives.distributions.gather import support_logprobs
+from trainer.objectives.distributions.side_samples import (
     SurrogateTerms,
     side_sample_forward_kl,
     side_samples,
     stale_surrogate,
 )
-from trainer.objectives.sparse_kl import Direction, sparse_kl, sparse_policy_gradient
+from trainer.objectives.distributions.sparse_kl import Direction, sparse_kl, sparse_policy_gradient
+from trainer.objectives.policy.decoupled import decoupled_ppo
+from trainer.objectives.policy.m2po import FLOOR_HIGH, FLOOR_LOW, m2po_clip
 
 Values = Mapping[str, Any]
 

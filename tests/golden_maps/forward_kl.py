@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from tests.golden_maps.check import FLOAT32_INSIDE_TOLERANCE, Case, Comparison, GoldenMap, Meta
-from trainer.objectives.forward_kl import forward_kl_topk
-from trainer.objectives.gather import CHUNK_TOKENS, support_logprobs, top_k_logprobs
+from trainer.objectives.distributions.forward_kl import forward_kl_topk
+from trainer.objectives.distributions.gather import CHUNK_TOKENS, support_logprobs, top_k_logprobs
 
 FEW_TOKENS = 2
 """Chunks of the cases that ask for chunks."""

@@ -24,8 +24,7 @@ from tests.golden_maps.check import (
 from tests.trainer.golden import decode
 from trainer.objectives.advantage import distillation_advantage
 from trainer.objectives.aggregate import token_weights, weighted_sum
-from trainer.objectives.combined import combined_advantages, regularised_loss
-from trainer.objectives.distillation_modes import (
+from trainer.objectives.distributions.distillation_modes import (
     DistillationSettings,
     distillation_metrics,
     distillation_terms,
@@ -34,12 +33,21 @@ from trainer.objectives.distillation_modes import (
     policy_terms,
     total_loss,
 )
-from trainer.objectives.eligibility import eligible_samples, horizon_mask, replace_advantages
-from trainer.objectives.forward_kl import ForwardKlTerms, forward_kl_metrics, forward_kl_topk
-from trainer.objectives.gather import support_logprobs, token_logprobs_of, top_k_logprobs
-from trainer.objectives.kl import kl_estimate
+from trainer.objectives.distributions.forward_kl import (
+    ForwardKlTerms,
+    forward_kl_metrics,
+    forward_kl_topk,
+)
+from trainer.objectives.distributions.gather import (
+    support_logprobs,
+    token_logprobs_of,
+    top_k_logprobs,
+)
+from trainer.objectives.distributions.kl import kl_estimate
 from trainer.objectives.normalise import normalise
-from trainer.objectives.ppo import ppo_clip
+from trainer.objectives.policy.combined import combined_advantages, regularised_loss
+from trainer.objectives.policy.eligibility import eligible_samples, horizon_mask, replace_advantages
+from trainer.objectives.policy.ppo import ppo_clip
 from trainer.objectives.validation import TOPK_MODES, check_loss_mode, check_policy_loss_mode
 from trainer.rewards.groups import group_ids, group_pass_rates
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from opd.replay.staleness import admit, max_requests
 from tests.golden_maps.check import Case, Comparison, GoldenMap, Meta
 from tests.golden_maps.policy_pure_is import pure_is_loss
 from tests.golden_maps.policy_slime import policy_losses
 from tests.golden_maps.policy_verl import aggregation, policy_loss
-from trainer.staleness import admit, max_requests
 
 
 def staleness(case: Case, meta: Meta) -> Iterator[Comparison]:

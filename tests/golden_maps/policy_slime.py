@@ -14,15 +14,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tests.golden_maps.check import Case, Comparison, Deliberate, Meta
 from trainer.objectives.aggregate import token_weights, weighted_sum
-from trainer.objectives.cispo import cispo
-from trainer.objectives.combined import combined_advantages
-from trainer.objectives.gspo import gspo
-from trainer.objectives.icepop import icepop_weights
-from trainer.objectives.kl import kl_estimate
-from trainer.objectives.opsm import opsm_mask
-from trainer.objectives.ppo import PpoTerms, ppo_clip
-from trainer.objectives.pure_is import pure_is
-from trainer.objectives.truncated_is import TruncatedWeights, truncated_weights
+from trainer.objectives.distributions.kl import kl_estimate
+from trainer.objectives.policy.cispo import cispo
+from trainer.objectives.policy.combined import combined_advantages
+from trainer.objectives.policy.gspo import gspo
+from trainer.objectives.policy.icepop import icepop_weights
+from trainer.objectives.policy.opsm import opsm_mask
+from trainer.objectives.policy.ppo import PpoTerms, ppo_clip
+from trainer.objectives.policy.pure_is import pure_is
+from trainer.objectives.policy.truncated_is import TruncatedWeights, truncated_weights
 
 GARBAGE = "ALGORITHMS 0.1: values at mask 0 reach no output"
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from judge.parsing import parse_answer
-from judge.rewards import majority_reward, parse_reward
-from judge.selection import longest
+from judge.votes.parsing import parse_answer
+from judge.votes.rewards import majority_reward, parse_reward
+from judge.votes.selection import longest
+from opd.evaluation.figures.beta_binomial import BetaBinomial, fit_beta_binomial
+from opd.evaluation.figures.pass_at_k import mean_plugin_pass_at_k, pass_at_k, plugin_pass_at_k
 from records.types import Vote
-from rollout_bridge.hinting import hinted_messages
+from rollout_bridge.scoring.hinting import hinted_messages
 from tests.golden_maps.check import Case, Comparison, GoldenMap, Meta
-from trainer.evaluation.beta_binomial import BetaBinomial, fit_beta_binomial
-from trainer.evaluation.pass_at_k import mean_plugin_pass_at_k, pass_at_k, plugin_pass_at_k
 from trainer.rewards.groups import group_ids
 from trainer.rewards.grpo import grpo_advantages, grpo_passk_advantages
 from trainer.rewards.length import anchor_penalty, group_lambda, group_penalty, uniform_penalty

@@ -9,19 +9,19 @@ from torch import Tensor
 
 from tests.golden_maps.check import EMPTY_MASK, Case, Comparison, Deliberate, GoldenMap, Meta
 from tests.trainer.golden import decode
-from trainer.objectives.gather import (
+from trainer.objectives.distributions.gather import (
     full_logprobs,
     support_logprobs,
     token_logprobs_of,
     top_k_logprobs,
 )
-from trainer.objectives.self_distillation import (
+from trainer.objectives.distributions.self_distillation import (
     clipped_weights,
     sampled_token_divergence,
     self_distillation_divergence,
     self_distillation_loss,
 )
-from trainer.objectives.teachers import ema_update, trust_region_logits
+from trainer.objectives.distributions.teachers import ema_update, trust_region_logits
 
 
 def sdpo_self_distillation(case: Case, meta: Meta) -> Iterator[Comparison]:

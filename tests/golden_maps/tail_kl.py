@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tests.golden_maps.check import Case, Comparison, GoldenMap, Meta
 from trainer.objectives.aggregate import token_weights, weighted_sum
-from trainer.objectives.gather import support_logprobs
-from trainer.objectives.tail_kl import TailKlTerms, topk_tail_reverse_kl
+from trainer.objectives.distributions.gather import support_logprobs
+from trainer.objectives.distributions.tail_kl import TailKlTerms, topk_tail_reverse_kl
 
 
 def openclaw_topk_tail_reverse_kl(case: Case, meta: Meta) -> Iterator[Comparison]:

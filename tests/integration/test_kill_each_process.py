@@ -17,12 +17,12 @@ import pytest
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState, learn
 from examples.tool_lab.run_lab import LAB_VALUES, MODEL
+from opd.processes.run import Run
+from opd.run.config import RunConfig, merge
+from opd.run.defaults import resolve, single_machine
 from records.names import TurnState
 from records.store import Store
-from trainer.checkpoint import Checkpoints
-from trainer.defaults import resolve, single_machine
-from trainer.run import Run
-from trainer.run_config import RunConfig, merge
+from trainer.checkpoints.checkpoint import Checkpoints
 
 BATCH = 4
 UPDATES_AFTER = 2

@@ -19,15 +19,15 @@ from sqlalchemy import Boolean, Connection, MetaData
 from typer.testing import CliRunner
 
 import records
-from records import schema
+from opd.cli.app import app
+from opd.processes.supervisor import free_ports
+from records.care.verify import verify_database
 from records.config import StoreConfig
+from records.database import schema
 from records.names import TurnState
 from records.store import Store
-from records.verify import verify_database
 from tests.integration.old_run import MODEL, SCHEMA, TURNS, VERSION, OldRun, unpack
 from tests.records.conftest import new_database
-from trainer.cli import app
-from trainer.supervisor import free_ports
 
 ROOT = Path(__file__).parents[2]
 LATER = [
@@ -48,7 +48,7 @@ def old_run(tmp_path: Path) -> OldRun:
 def opd(old_run: OldRun, *arguments: str) -> str:
     """What a command of its own process prints; it must succeed."""
     done = subprocess.run(
-        [sys.executable, "-m", "trainer.cli", *arguments],
+        [sys.executable, "-m", "opd.cli.app", *arguments],
         cwd=ROOT,
         env=os.environ | old_run.environment,
         capture_output=True,
@@ -117,7 +117,7 @@ async def test_it_is_served_and_trained_on_from_where_it_stood(old_run: OldRun) 
     """Its ready turn makes the next version, and an old conversation goes on."""
     port = free_ports(1)[0]
     process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "trainer.cli", "serve", "--model", MODEL],
+        *[sys.executable, "-m", "opd.cli.app", "serve", "--model", MODEL],
         *["--run", str(old_run.folder), "--port", str(port)],
         *["--set", "trainer.rollout_batch_size=1", "--set", f"trainer.max_steps={VERSION + 1}"],
         *["--set", "trainer.learning_rate=0.001"],

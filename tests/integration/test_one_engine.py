@@ -13,12 +13,12 @@ import psutil
 from openai import AsyncOpenAI
 
 from examples.tool_lab.run_lab import MODEL
+from opd.processes.supervisor import free_ports
+from opd.run import config as run_config
 from records.config import StoreConfig
 from records.store import Store
-from tests.trainer.test_loop import samples
+from tests.trainer.step.test_loop import samples
 from tests.trainer.tiny import make_ready
-from trainer import run_config
-from trainer.supervisor import free_ports
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = (
@@ -34,7 +34,7 @@ SETTINGS = (
 
 async def started(port: int, folder: Path, said: IO[str]) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "trainer.cli", "serve", "--model", str(MODEL)],
+        *[sys.executable, "-m", "opd.cli.app", "serve", "--model", str(MODEL)],
         *["--run", str(folder), "--port", str(port)],
         *[word for setting in SETTINGS for word in ("--set", setting)],
         cwd=ROOT,

@@ -24,20 +24,20 @@ from sqlalchemy import Connection, select
 
 from judge.config import JudgeConfig
 from judge.worker import JudgeWorker
-from records import waiting
 from records.config import StoreConfig
-from records.freshness import Freshness
-from records.models import TurnRow, VerdictRow
 from records.names import TurnType
-from records.share import Share
-from records.staleness import oldest_allowed
+from records.queue import waiting
+from records.queue.freshness import Freshness
 from records.store import Store
+from records.tables.models import TurnRow, VerdictRow
+from records.training.share import Share
+from records.training.staleness import oldest_allowed
 from records.types import CapturedTurn, SampleResult, VersionSpan
 from rollout_bridge.config import ClaimLoopConfig, RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig
-from rollout_bridge.rendering import Rendering
-from rollout_bridge.scoring import ScoringWorker
+from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.scoring.scoring import ScoringWorker
 from tests.judge.conftest import Reply
 from tests.records.builders import a_version
 from tests.rollout_bridge import fault_teacher

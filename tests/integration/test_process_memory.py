@@ -13,18 +13,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from opd.run import config as run_config
+from opd.run.defaults import ENGINE_KEY, resolve, single_machine
 from records.store import Store
 from rollout_bridge.engine.keys import ensure_key_file
 from tests.examples.shipped import MODEL
-from trainer import run_config
-from trainer.defaults import ENGINE_KEY, resolve, single_machine
 
 ROOT = Path(__file__).parents[2]
 MAX_PSS = 120 * 2**20
 SETTLED_S = 3.0
 HEAVY = {"torch", "transformers", "peft", "pandas", "pyarrow", "matplotlib"}
 START = """
-import sys, trainer.cli
+import sys, opd.cli.app
 from pathlib import Path
 from trainer import processes
 getattr(processes, sys.argv[1])(Path(sys.argv[2]), [], False)
@@ -49,9 +49,9 @@ def started(function: str, folder: Path) -> Iterator[tuple[psutil.Process, set[s
         ) as process,
     ):
         try:
-            last = ("rollout_bridge.scoring", "judge.worker")
+            last = ("rollout_bridge.scoring.scoring", "judge.worker")
             if function == "run_proxy":
-                last = ("rollout_bridge.engine.client", "api_proxy.server")
+                last = ("rollout_bridge.engine.client", "api_proxy.server.server")
             loaded = _loaded(process, log, last)
             yield psutil.Process(process.pid), loaded
         finally:

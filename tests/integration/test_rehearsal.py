@@ -1,6 +1,6 @@
 """One objection becomes a behaviour: hint memory, rehearsal, real engines and the real trainer.
 
-The judge alone is a rule (tests/trainer/rehearsal/lab.py). Everything else is what `opd serve`
+The judge alone is a rule (tests/opd/rehearsal/lab.py). Everything else is what `opd serve`
 runs, in one process but for the engines.
 """
 
@@ -16,6 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from opd.rehearsal.policy_sampler import PolicySampler
+from opd.rehearsal.starting import Connections, rehearsal_worker
+from opd.rehearsal.worker import RehearsalWorker
+from opd.run import config as run_config
+from opd.run.config import RunConfig
 from records.config import StoreConfig
 from records.hints.types import Examination, HintPrompt, HintStatus, PromptKind, RehearsalBlock
 from records.lessons.names import LessonKind
@@ -23,18 +28,13 @@ from records.store import Store
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.served import ServedFile
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
-from tests.trainer.rehearsal import lab
-from trainer import run_config
-from trainer.loop import EmbeddedTrainer
-from trainer.policy_sampler import PolicySampler
+from tests.opd.rehearsal import lab
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.rehearsal.journal import read_rows
-from trainer.rehearsal.starting import Connections, rehearsal_worker
-from trainer.rehearsal.worker import RehearsalWorker
-from trainer.run_config import RunConfig
+from trainer.step.loop import EmbeddedTrainer
 
 STEPS = 16
 BATCH = 16

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from judge.calls import judge_client
 from judge.config import JudgeConfig
 from judge.hints import prompts as asked
 from judge.hints.examiner import HintExaminer
 from judge.hints.questions import HintQuestions
+from judge.votes.calls import judge_client
+from opd.rehearsal.policy_sampler import PolicySampler
+from opd.rehearsal.starting import Connections, rehearsal_worker
 from records.hints.types import PromptKind
 from records.lessons.names import LessonKind, LessonState
 from records.messages import Message
@@ -29,11 +31,9 @@ from records.names import TurnType
 from records.store import Store
 from records.types import CapturedTurn, VersionSpan
 from rollout_bridge.config import ClaimLoopConfig
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.integration.test_rehearsal import Parts, opened, policy_url, rendering
-from tests.trainer.rehearsal import lab
-from trainer.policy_sampler import PolicySampler
-from trainer.rehearsal.starting import Connections, rehearsal_worker
+from tests.opd.rehearsal import lab
 
 __all__ = ["policy_url", "rendering"]
 

@@ -17,9 +17,13 @@ from typer.testing import CliRunner
 
 from examples.tool_lab.domain import SYSTEM_PROMPT, TOOLS
 from judge.config import JudgeConfig
-from judge.decision import decide
-from judge.recorded import recorded_ballot
+from judge.votes.decision import decide
+from judge.votes.recorded import recorded_ballot
 from judge.worker import JudgeWorker
+from opd.cli.app import app
+from opd.replay.importing import ImportSettings
+from opd.replay.taking_in import take_in
+from opd.run import config as run_config
 from records.config import StoreConfig
 from records.messages import canonical_message
 from records.names import TurnState
@@ -27,17 +31,13 @@ from records.store import Store
 from records.types import TurnRecord
 from rollout_bridge.config import ClaimLoopConfig, RendererConfig, ScoringConfig
 from rollout_bridge.engine.client import EngineClient
-from rollout_bridge.fingerprint import renderer_fingerprint
-from rollout_bridge.policy_scores import PolicyScorer
-from rollout_bridge.rendering import Rendering
-from rollout_bridge.scoring import ScoringWorker
+from rollout_bridge.rendering.fingerprint import renderer_fingerprint
+from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.scoring.policy_scores import PolicyScorer
+from rollout_bridge.scoring.scoring import ScoringWorker
 from tests.examples.shipped import MODEL
 from tests.integration.test_tokens_end_to_end import converse, door, recorded_turns
-from tests.trainer.replay.recordings import AIRLINE, AIRLINE_VOTES, answered_recordings
-from trainer import run_config
-from trainer.cli import app
-from trainer.replay.importing import ImportSettings
-from trainer.replay.taking_in import take_in
+from tests.opd.replay.recordings import AIRLINE, AIRLINE_VOTES, answered_recordings
 
 ROOT = Path(__file__).parents[2]
 JUDGE = JudgeConfig(
@@ -161,7 +161,7 @@ def _ids(turn: TurnRecord) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def replay(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Call the command."""
-    words = ["-m", "trainer.cli", "replay", *map(str, arguments), "--run", str(folder)]
+    words = ["-m", "opd.cli.app", "replay", *map(str, arguments), "--run", str(folder)]
     return subprocess.run(
         [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=290
     )

@@ -20,12 +20,12 @@ from openai import AsyncOpenAI
 
 from examples.tool_lab.domain import SYSTEM_PROMPT, TOOLS
 from examples.tool_lab.run_lab import LAB_VALUES, MODEL
+from opd.processes.run import Run
+from opd.run.config import RunConfig, merge
+from opd.run.defaults import resolve, single_machine
 from records.names import TurnState
 from records.store import Store
-from tests.trainer.replay.recordings import lab_recordings
-from trainer.defaults import resolve, single_machine
-from trainer.run import Run
-from trainer.run_config import RunConfig, merge
+from tests.opd.replay.recordings import lab_recordings
 
 ROOT = Path(__file__).parents[2]
 YES = "It shows.\n\\boxed{1}\n[HINT_START]\nGive temperatures in Celsius.\n[HINT_END]"
@@ -54,7 +54,7 @@ def configuration(folder: Path) -> RunConfig:
 async def started(*arguments: object) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command runs; it does not outlive the test."""
     process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "trainer.cli", "replay", *map(str, arguments)],
+        *[sys.executable, "-m", "opd.cli.app", "replay", *map(str, arguments)],
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

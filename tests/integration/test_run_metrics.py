@@ -15,6 +15,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from opd.report.metrics_file import write_metrics
+from opd.report.run_figures import RunCollector
+from opd.run import config as run_config
+from opd.run.config import RunConfig
+from opd.run.defaults import resolve, single_machine
+from opd.run.recipe import recipe
 from records.hints.types import Examination, HintStatus
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.store import Store
@@ -22,13 +28,7 @@ from rollout_bridge.engine.keys import ensure_key_file
 from tests.examples.shipped import MODEL
 from tests.records.hints.test_memory import objected
 from tests.trainer.rehearsal.test_journal import GAP, a_row
-from trainer import run_config
-from trainer.defaults import resolve, single_machine
-from trainer.metrics_file import write_metrics
-from trainer.recipe import recipe
 from trainer.rehearsal.journal import HintRow, Journal, PooledRow
-from trainer.run_config import RunConfig
-from trainer.run_figures import RunCollector
 
 POOLED = PooledRow(value=0.9, low=0.8, high=0.95, count=64, before=0.98, floor=0.93, passed=True)
 
@@ -85,7 +85,7 @@ async def fill(folder: Path, config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def started(command: str, folder: Path) -> Iterator[None]:
-    argv = [sys.executable, "-m", "trainer.cli", command, "--run", str(folder)]
+    argv = [sys.executable, "-m", "opd.cli.app", command, "--run", str(folder)]
     with (folder / f"{command}.log").open("wb") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log)
     try:

@@ -15,11 +15,11 @@ from openai import AsyncOpenAI
 
 from examples.tool_lab.domain import SYSTEM_PROMPT, TOOLS
 from examples.tool_lab.run_lab import MODEL
+from opd.processes.supervisor import free_ports
+from opd.run import config as run_config
 from records.config import StoreConfig
 from records.names import TurnState
 from records.store import Store
-from trainer import run_config
-from trainer.supervisor import free_ports
 
 ROOT = Path(__file__).parents[2]
 MAX_CPU_S = 14.0
@@ -29,7 +29,7 @@ seconds of waiting on two idle cores; unlike those, the same on a busy machine."
 
 async def started(port: int, folder: Path) -> asyncio.subprocess.Process:
     process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "trainer.cli", "serve", "--model", str(MODEL)],
+        *[sys.executable, "-m", "opd.cli.app", "serve", "--model", str(MODEL)],
         *["--run", str(folder), "--port", str(port), "--set", "judge.max_tokens=48"],
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,

@@ -15,14 +15,14 @@ import pytest
 from aiohttp import web
 
 from benchmarks.scripted_engine import Script, ScriptedEngine
+from opd.run import config as run_config
+from opd.run.config import RunConfig, merge
+from opd.run.defaults import resolve, single_machine
 from records.names import TurnState
 from records.store import Store
 from rollout_bridge.config import RendererConfig
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.reliability.lab import MODEL
-from trainer import run_config
-from trainer.defaults import resolve, single_machine
-from trainer.run_config import RunConfig, merge
 
 ROOT = Path(__file__).parents[2]
 RENDERER = {"name": "qwen3", "enable_thinking": False}
@@ -60,7 +60,7 @@ async def proxy_process(folder: Path, url: str) -> AsyncIterator[asyncio.subproc
     command = [
         sys.executable,
         "-m",
-        "trainer.cli",
+        "opd.cli.app",
         "proxy",
         "--config",
         str(folder / "config.toml"),

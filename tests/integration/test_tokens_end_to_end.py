@@ -31,9 +31,9 @@ from records.store import Store
 from records.types import TurnRecord, Verdict
 from rollout_bridge.config import ClaimLoopConfig, RendererConfig, ScoringConfig
 from rollout_bridge.engine.client import EngineClient
-from rollout_bridge.hinting import hinted_messages
-from rollout_bridge.rendering import Rendering
-from rollout_bridge.scoring import ScoringWorker
+from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.scoring.hinting import hinted_messages
+from rollout_bridge.scoring.scoring import ScoringWorker
 from tests.integration.engine_tap import EngineTap
 
 MODEL = str(Path(__file__).parents[2] / "examples" / "tool_lab" / "model")
@@ -52,7 +52,7 @@ TOLERANCE = 2e-4
 def run_engine(ports: Any) -> None:
     """The engine's process; sends its port when it answers."""
     from rollout_bridge.embedded.config import EmbeddedEngineConfig
-    from rollout_bridge.embedded.server import serve
+    from rollout_bridge.embedded.server.server import serve
 
     serve(EmbeddedEngineConfig(model=MODEL, seed=0), ready_callback=ports.put)
 

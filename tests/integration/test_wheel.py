@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from trainer.supervisor import free_ports
+from opd.processes.supervisor import free_ports
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("api_proxy", "examples", "judge", "records", "rollout_bridge", "trainer")

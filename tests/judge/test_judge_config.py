@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from judge.config import JudgeConfig
-from judge.selection import SELECTIONS
+from judge.votes.selection import SELECTIONS
 
 REQUIRED = {"base_url": "http://127.0.0.1:1/v1", "model": "judge"}
 

@@ -20,8 +20,8 @@ from records.store import Store
 from records.types import CapturedTurn, Verdict, VersionSpan
 from rollout_bridge.config import RendererConfig, ScoringConfig
 from rollout_bridge.engine.client import EngineClient
-from rollout_bridge.rendering import Rendering
-from rollout_bridge.scoring import ScoringWorker
+from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.scoring.scoring import ScoringWorker
 from tests.workers import run_until_left
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from records.config import StoreConfig
-from records.models import Base
 from records.store import Store
+from records.tables.models import Base
 
 SERVER = "postgres@127.0.0.1:5432"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from sqlalchemy import Connection, select
 
 from records.config import StoreConfig
-from records.models import Base
-from records.replaying import PreparedSession, import_op
+from records.reading.replaying import PreparedSession, import_op
 from records.store import Store
-from records.turn_writes import NextState, prepare
+from records.tables.models import Base
+from records.turns.turn_writes import NextState, prepare
 from records.types import CapturedTurn
 from tests.records.builders import REPLY, SCOPE, a_turn, following
 from tests.records.conftest import Clock

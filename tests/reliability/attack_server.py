@@ -25,14 +25,14 @@ from fastapi import FastAPI
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
-from api_proxy.event_loop import run
-from api_proxy.server import ProxyServer
+from api_proxy.server.event_loop import run
+from api_proxy.server.server import ProxyServer
 from records.config import StoreConfig
 from records.store import Store
 from records.types import Ids
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.types import SamplingParams
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 from tests.reliability.lab import MODEL
 

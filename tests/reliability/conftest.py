@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rollout_bridge.config import RendererConfig
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.contract.engine_process import embedded_engine
 from tests.reliability.lab import MODEL
 

@@ -27,6 +27,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from examples.tool_lab.run_lab import LAB_VALUES, MODEL
+from opd.processes.run import Run
+from opd.run.config import RunConfig, merge
+from opd.run.defaults import resolve, single_machine
 from records.lessons.names import LessonState
 from records.store import Store
 from tests.records.conftest import new_database
@@ -43,9 +46,6 @@ from tests.reliability.forked import ForkServer
 from tests.reliability.kill_plan import FAIL_POINTS, POINTS_WITH_LESSONS, KillPlan
 from tests.reliability.load import Agents, lock_now_and_then
 from tests.reliability.victims import Victim
-from trainer.defaults import resolve, single_machine
-from trainer.run import Run
-from trainer.run_config import RunConfig, merge
 
 BATCH = 2
 PATIENCE_S = 60.0

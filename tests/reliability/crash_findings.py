@@ -10,15 +10,15 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Row, select
 
+from opd.commands.records import verify
+from opd.run.config import RunConfig
 from records.lessons.names import LessonState
 from records.lessons.rows import LessonRow
 from records.names import TurnState
-from records.spill import waiting_files
+from records.spill.spill import waiting_files
 from records.store import Store
 from tests.reliability.client_log import ClientLog
-from trainer.checkpoint import Checkpoints
-from trainer.records_commands import verify
-from trainer.run_config import RunConfig
+from trainer.checkpoints.checkpoint import Checkpoints
 
 UNDER_WAY = (TurnState.JUDGING, TurnState.SCORING, TurnState.LEASED)
 

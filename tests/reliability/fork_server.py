@@ -19,20 +19,20 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from records import fail_points
+from records.database import fail_points
 
 PRELOADED = (
-    "trainer.cli",
-    "trainer.processes",
-    "trainer.loop",
-    "trainer.calibration_texts",
-    "trainer.replay.work",
+    "opd.cli.app",
+    "opd.processes.roles",
+    "trainer.step.loop",
+    "trainer.step.calibration_texts",
+    "opd.replay.work",
     "api_proxy.app",
-    "api_proxy.server",
+    "api_proxy.server.server",
     "judge.worker",
-    "rollout_bridge.scoring",
+    "rollout_bridge.scoring.scoring",
     "rollout_bridge.engine.client",
-    "rollout_bridge.rendering",
+    "rollout_bridge.rendering.rendering",
     "alembic.command",
     "sqlalchemy.dialects.postgresql.asyncpg",
     "sqlalchemy.dialects.sqlite.pysqlite",
@@ -76,12 +76,12 @@ def _become(request: dict[str, Any], stdin: int) -> NoReturn:
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for source, target in ((stdin, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    # Read when the module was imported, which was long ago: see records/fail_points.py.
+    # Read when the module was imported, which was long ago: see records/database/fail_points.py.
     fail_points.ARMED = fail_points.parse(request["fail_point"])
     if request["fail_point"] is not None:  # for the processes that it starts itself
         os.environ[fail_points.VARIABLE] = request["fail_point"]
     sys.argv = ["opd", *request["arguments"]]
-    from trainer.cli import app
+    from opd.cli.app import app
 
     app()
     sys.exit(0)

@@ -69,7 +69,9 @@ class ForkServer:
         await self._listening
 
     async def start(self, arguments: list[str], log: Path, fail_point: str | None = None) -> Forked:
-        """Run `opd ARGUMENTS` with its output appended to `log`; see records/fail_points.py."""
+        """Run `opd ARGUMENTS` with its output appended to `log`; see
+        records/database/fail_points.py.
+        """
         request = {"arguments": arguments, "log": str(log), "fail_point": fail_point}
         assert self._server.stdin is not None
         async with self._starting:

@@ -24,10 +24,10 @@ import httpx
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from api_proxy.gate import OPEN_PATHS
+from api_proxy.access.gate import OPEN_PATHS
+from records.care.verify import verify_database
 from records.config import StoreConfig
 from records.store import Store
-from records.verify import verify_database
 from tests.records.conftest import SERVER, new_database
 from tests.reliability.fuzz_keys import Headers, watch
 from tests.reliability.fuzz_requests import ROUTES, FuzzRequest, requests

@@ -13,11 +13,11 @@ from typing import Any
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from api_proxy.feedback_api import FeedbackRequest
 from api_proxy.messages_api.schemas import MessagesRequest
+from api_proxy.request.schemas import ChatRequest
 from api_proxy.responses_api.schemas import ResponsesRequest
-from api_proxy.schemas import ChatRequest
-from api_proxy.text_api import TextRequest
+from api_proxy.routes.feedback_api import FeedbackRequest
+from api_proxy.routes.text_api import TextRequest
 from tests.reliability.json_strategies import encoded, spoiled, strategy, texts
 
 

@@ -18,14 +18,14 @@ import uvicorn
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
-from api_proxy.connections import protocol_of
-from api_proxy.event_loop import run as run_loop
+from api_proxy.server.connections import protocol_of
+from api_proxy.server.event_loop import run as run_loop
 from records.config import StoreConfig
 from records.store import Store
 from records.types import Ids
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.types import SamplingParams
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 from tests.reliability.fuzz_keys import FuzzKeys, make_keys
 from tests.reliability.lab import MODEL

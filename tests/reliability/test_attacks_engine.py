@@ -13,11 +13,11 @@ from transformers import AutoTokenizer
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.embedded.engine import Engine
 from rollout_bridge.embedded.errors import BadRequest
-from rollout_bridge.embedded.grammar import GrammarCompiler
-from rollout_bridge.embedded.request import EngineRequest, Sampling
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.embedded.model.grammar import GrammarCompiler
+from rollout_bridge.embedded.scheduling.request import EngineRequest, Sampling
+from rollout_bridge.rendering.rendering import Rendering
 from tests.examples.shipped import MODEL
-from tests.rollout_bridge.test_embedded_engine import started
+from tests.rollout_bridge.embedded.test_engine import started
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
 

@@ -1,7 +1,7 @@
 """The database server goes away while an agent talks: every answer comes, every turn is kept.
 
-A database that is locked, full, or refuses to write: tests/api_proxy/test_spool.py. Connections
-that a living server ends: tests/records/test_postgresql.py.
+A database that is locked, full, or refuses to write: tests/api_proxy/recording/test_spool.py.
+Connections that a living server ends: tests/records/database/test_postgresql.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from sqlalchemy.engine import make_url
 from records.config import StoreConfig
 from records.errors import StoreUnavailable
 from records.store import Store
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.conftest import Clock, Door
-from tests.api_proxy.test_spool import (
+from tests.api_proxy.recording.test_spool import (
     REPLY,
     THANKS,
     USER,

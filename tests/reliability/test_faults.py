@@ -31,8 +31,8 @@ from records.types import TurnRecord, Verdict
 from rollout_bridge.config import ClaimLoopConfig, ScoringConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig
-from rollout_bridge.rendering import Rendering
-from rollout_bridge.scoring import ScoringWorker
+from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.scoring.scoring import ScoringWorker
 from tests.reliability.faulty_wire import (
     CUT,
     CUT_LATER,

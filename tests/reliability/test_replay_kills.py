@@ -19,17 +19,17 @@ from typing import Any
 
 import pytest
 
+from opd.commands.records import verify
+from opd.processes.supervisor import tail
+from opd.replay.importing import is_held_out
+from opd.run import config as run_config
 from records.names import TurnState
 from records.store import Store
 from tests.contract.engine_process import embedded_engine
+from tests.opd.replay.recordings import lab_recordings
 from tests.reliability.forked import Forked, ForkServer
 from tests.reliability.lab import MODEL
-from tests.trainer.replay.recordings import lab_recordings
-from trainer import run_config
-from trainer.checkpoint import Checkpoints
-from trainer.records_commands import verify
-from trainer.replay.importing import is_held_out
-from trainer.supervisor import tail
+from trainer.checkpoints.checkpoint import Checkpoints
 
 YES = "It shows.\n\\boxed{1}\n[HINT_START]\nGive temperatures in Celsius.\n[HINT_END]"
 NO = "It does not.\n\\boxed{-1}"

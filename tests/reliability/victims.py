@@ -16,14 +16,14 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
+from opd.processes.supervisor import tail
 from records.hints.rows import HintRow
 from records.lessons.rows import LessonRow
-from records.models import TurnRow
 from records.store import Store
+from records.tables.models import TurnRow
 from tests.reliability.client_log import ClientLog
 from tests.reliability.forked import Forked, ForkServer
 from tests.reliability.kill_plan import Kill
-from trainer.supervisor import tail
 
 COMMANDS = {"proxy": "proxy", "judge": "judge", "trainer": "train"}
 LONGEST_RANDOM_S = 1.5

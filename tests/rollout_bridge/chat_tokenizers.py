@@ -13,7 +13,7 @@ from tokenizers import (
 )
 
 from rollout_bridge.config import RendererConfig
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 
 DATA = Path(__file__).parent.parent / "data"
 

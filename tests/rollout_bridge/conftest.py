@@ -12,7 +12,7 @@ from records.store import Store
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
 from tests.rollout_bridge.fault_teacher import FaultTeacher, served
 

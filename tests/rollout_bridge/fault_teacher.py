@@ -17,8 +17,8 @@ from records.store import Store
 from records.types import CapturedTurn, Verdict, VersionSpan, Vote
 from rollout_bridge.config import ClaimLoopConfig, ScoringConfig
 from rollout_bridge.engine.types import ROUTING_HEADER
-from rollout_bridge.rendering import Rendering
-from rollout_bridge.scoring import ScoringWorker
+from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.scoring.scoring import ScoringWorker
 from tests.workers import run_until_left
 
 HINT = "Give temperatures in Celsius."

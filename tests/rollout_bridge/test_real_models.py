@@ -12,9 +12,9 @@ from examples.real_models.__main__ import MODELS, ROOT
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.embedded.engine import Engine
-from rollout_bridge.embedded.request import EngineRequest, Sampling
-from rollout_bridge.rendering import Rendering
-from tests.rollout_bridge.test_embedded_families import gap, plain_logprobs
+from rollout_bridge.embedded.scheduling.request import EngineRequest, Sampling
+from rollout_bridge.rendering.rendering import Rendering
+from tests.rollout_bridge.embedded.test_families import gap, plain_logprobs
 
 BEYOND = 600
 """Tokens of a prompt; Gemma 3's windows are 512."""

@@ -15,7 +15,7 @@ import torch
 
 from rollout_bridge.merging import PackedSequence
 from tests.slime.training import arguments, prepare_process, run_step, train_data
-from tests.trainer.slime_batches import rows_of, samples_of
+from tests.trainer.slime.batches import rows_of, samples_of
 from tests.trainer.tiny import load
 from trainer.config import TrainerConfig
 

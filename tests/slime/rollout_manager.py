@@ -23,7 +23,7 @@ from slime.backends.sglang_utils.arguments import add_sglang_router_arguments
 from slime.ray.placement_group import create_rollout_manager
 from slime.utils.data import process_rollout_data
 
-PLUGIN = "rollout_bridge.slime_rollout"
+PLUGIN = "rollout_bridge.slime.rollout"
 DATA_PARALLEL = 2
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from rollout_bridge.slime_rows import train_rows
-from rollout_bridge.slime_settings import SlimeConfigError
-from tests.rollout_bridge.slime_runs import slime_args
+from rollout_bridge.slime.rows import train_rows
+from rollout_bridge.slime.settings import SlimeConfigError
+from tests.rollout_bridge.slime.runs import slime_args
 from tests.trainer.tiny import conversation
 
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(600)]
@@ -27,7 +27,7 @@ def plugin(slime_root: Path) -> Any:
         sys.path.append(str(slime_root))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from rollout_bridge import slime_rollout
+        from rollout_bridge.slime import rollout as slime_rollout
     return slime_rollout
 
 

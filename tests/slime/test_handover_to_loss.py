@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from records.types import ReadySample
-from rollout_bridge.slime_rows import train_rows
+from rollout_bridge.slime.rows import train_rows
 from tests.slime.training import StepResult, arguments, prepare_process, run_step
-from tests.trainer.slime_batches import samples_of
+from tests.trainer.slime.batches import samples_of
 from tests.trainer.tiny import load, save_model
 from trainer.config import TrainerConfig
 
@@ -51,7 +51,7 @@ def stepped(
     name: str, samples: list[ReadySample], min_rows: int, model_folder: Path, folder: Path
 ) -> StepResult:
     """One step of slime on what the rollout function and the convert hook make of `samples`."""
-    from rollout_bridge.slime_rollout import convert_samples, row_sample
+    from rollout_bridge.slime.rollout import convert_samples, row_sample
 
     config = TrainerConfig.model_validate({"tensorboard": False} | CONFIGS[name])
     args = arguments(config, folder, max_tokens=40)

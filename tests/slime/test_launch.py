@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from opd.cluster.flag_check import REPOSITORY
+from opd.processes.supervisor import free_ports
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
 from tests.slime.test_launch_flags import megatron_root, sglang_site  # noqa: F401
-from trainer.cluster.flag_check import REPOSITORY
-from trainer.supervisor import free_ports
 
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(900)]
 HERE = Path(__file__).parent
@@ -90,7 +90,7 @@ def launched(
         config = tmp_path / "cluster.toml"
         text = (REPOSITORY / "configs" / "qwen3_4b.toml").read_text()
         config.write_text(text.split("# What the model's config.json says")[0])
-        command = [sys.executable, "-m", "trainer.cli", "slime", "--config", str(config)]
+        command = [sys.executable, "-m", "opd.cli.app", "slime", "--config", str(config)]
         for key, value in overrides.items():
             command += ["--set", f"{key}={value}"]
         with (tmp_path / "launch.out").open("w") as out:

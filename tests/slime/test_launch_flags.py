@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.cluster.examples import CONFIGS, NOWHERE, values
-from trainer.cluster.architecture import Architecture, megatron_flags
-from trainer.cluster.flag_check import FlagError
-from trainer.cluster.plan import Plan, make_plan
+from opd.cluster.architecture import Architecture, megatron_flags
+from opd.cluster.flag_check import FlagError
+from opd.cluster.plan import Plan, make_plan
+from tests.opd.cluster.examples import CONFIGS, NOWHERE, values
 
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
@@ -121,7 +121,7 @@ def test_without_a_gpu_the_flags_are_checked_and_the_rest_is_said_to_be_open(pla
             r"unknown server_args key chunked_prefil_size: did you mean chunked_prefill_size\?",
         ),
         (
-            "cluster.extra_flags=['--custom-rm-path', 'trainer.slime_hooks.reward']",
+            "cluster.extra_flags=['--custom-rm-path', 'trainer.slime.hooks.reward']",
             r"trainer\.slime_hooks\.reward: trainer\.slime_hooks has no such function",
         ),
         (

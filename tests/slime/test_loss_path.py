@@ -11,12 +11,12 @@ import torch
 
 from records.types import ReadySample
 from tests.slime.training import StepResult, arguments, prepare_process, run_step, train_data
-from tests.trainer.slime_batches import rows_of, samples_of
+from tests.trainer.slime.batches import rows_of, samples_of
 from tests.trainer.tiny import load, save_model
-from trainer.batch_totals import BatchTotals
+from trainer.batch.batch_totals import BatchTotals
 from trainer.config import TrainerConfig
-from trainer.policy import Policy
-from trainer.update import Updater
+from trainer.model.policy import Policy
+from trainer.step.update import Updater
 
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(600)]
 TOLERANCE = 1e-5

@@ -12,7 +12,7 @@ import pytest
 # Each starts processes that import torch.
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(900)]
 
-PLUGIN = "rollout_bridge.slime_rollout"
+PLUGIN = "rollout_bridge.slime.rollout"
 PATHS = {
     "ROLLOUT_FUNCTION_PATH": f"{PLUGIN}.generate_rollout",
     "DATA_SOURCE_PATH": f"{PLUGIN}.HindsightDataSource",

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from tests.slime.conftest import REPOSITORY, python_path
-from tests.trainer.slime_batches import rows_of, samples_of
+from tests.trainer.slime.batches import rows_of, samples_of
 from tests.trainer.tiny import load, save_model
 from trainer.config import TrainerConfig
-from trainer.update import Updater
+from trainer.step.update import Updater
 
 # Several processes that each import slime and Megatron.
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(900)]

@@ -15,7 +15,7 @@ from records.config import StoreConfig
 from records.names import TurnState
 from records.store import Store
 from tests.records.builders import a_session, a_turn, following, turn_in
-from tests.rollout_bridge.slime_runs import run_values
+from tests.rollout_bridge.slime.runs import run_values
 
 # Each starts Ray and processes that import torch.
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(900)]

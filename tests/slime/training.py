@@ -23,13 +23,13 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from opd.run.config import build as build_config
+from opd.run.config import save
 from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence
-from rollout_bridge.slime_carrier import build
+from rollout_bridge.slime.carrier import build
 from trainer.config import TrainerConfig
-from trainer.run_config import build as build_config
-from trainer.run_config import save
-from trainer.slime_plan import LossType, loss_flags
+from trainer.slime.plan import LossType, loss_flags
 
 STUBS = Path(__file__).with_name("stubs")
 

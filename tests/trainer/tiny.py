@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from records.names import TurnState, TurnType
 from records.store import Store
 from records.types import CapturedTurn, ReadySample, Score, Verdict, VersionSpan, Vote
-from trainer.policy import Policy
+from trainer.model.policy import Policy
 
 torch.set_num_threads(1)
 VOCAB = 64

@@ -7,8 +7,8 @@ from pathlib import Path
 from records.config import StoreConfig
 from records.store import Store
 from tests.trainer.local_engine import LocalEngine
-from tests.trainer.test_loop import settings
-from trainer.loop import EmbeddedTrainer
+from tests.trainer.step.test_loop import settings
+from trainer.step.loop import EmbeddedTrainer
 
 
 async def main(run: Path, model: str, steps: int) -> None:

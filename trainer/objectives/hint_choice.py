@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from trainer.objectives.gather import overlap_counts, shared_ids
+from trainer.objectives.distributions.gather import overlap_counts, shared_ids
 
 HintChoiceMode = Literal["shortest", "token_optimal", "sequence_optimal"]
 

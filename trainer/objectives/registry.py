@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.objectives import divergence_terms as divergences
 from trainer.objectives.batch import TokenBatch, TokenTerms
+from trainer.objectives.distributions import divergence_terms as divergences
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions, SparseKl
-from trainer.objectives.policy_gradient import POLICY_GRADIENT_MEANS, policy_gradient_terms
+from trainer.objectives.policy.policy_gradient import POLICY_GRADIENT_MEANS, policy_gradient_terms
 
 _TERMS: Mapping[str, Callable[[TokenBatch, Any], TokenTerms]] = {
     "hindsight_opd": policy_gradient_terms,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer.objectives.kl_names import KL_NAMES, canonical_kl_name
+from trainer.objectives.distributions.kl_names import KL_NAMES, canonical_kl_name
 from trainer.objectives.rollout_correction.nearest import unknown_name
 
 TOPK_MODES = frozenset({"forward_kl_topk", "topk_tail_reverse_kl"})

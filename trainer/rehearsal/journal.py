@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from records.hints.types import HintStatus
-from trainer.last_line import last_line
 from trainer.rehearsal.estimates import Gap, Obedience, PooledObedience
+from trainer.rehearsal.last_line import last_line
 
 FILE = "rehearsal.jsonl"
 

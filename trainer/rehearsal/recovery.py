@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from records.share import LessonShares
+from records.training.share import LessonShares
 from trainer.rehearsal.estimates import is_obedient
 from trainer.rehearsal.journal import VersionRow
 

@@ -1,1 +1,1 @@
-"""One file per schema revision, oldest first; `records.schema.HEAD` names the newest."""
+"""One file per schema revision, oldest first; `records.database.schema.HEAD` names the newest."""

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from api_proxy.errors import engine_unavailable, invalid
-from api_proxy.formats import EndedReply
 from api_proxy.messages_api.errors import refusal
 from api_proxy.messages_api.reply import content_blocks, message_body, stop_fields
 from api_proxy.messages_api.request import UNPARSED_ARGUMENTS
 from api_proxy.messages_api.stream import MessageStream
-from api_proxy.reply import CallDelta, Delta, Reply, SentCall
-from api_proxy.wire import Usage
+from api_proxy.reply.formats import EndedReply
+from api_proxy.reply.reply import CallDelta, Delta, Reply, SentCall
+from api_proxy.reply.wire import Usage
 
 CALL = SentCall(id="call_1", name="look", arguments='{"x": 1}')
 BROKEN = SentCall(id="call_2", name="look", arguments="{oops")

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api_proxy.reply import Reply, SentCall
+from api_proxy.reply.reply import Reply, SentCall
 from api_proxy.responses_api.items import input_items, messages_of, reply_items, turn_of_item
 from api_proxy.responses_api.schemas import ResponsesRequest
 from records.messages import canonical_message

@@ -9,12 +9,12 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from api_proxy.errors import engine_unavailable
-from api_proxy.formats import EndedReply, num_reasoning_tokens
-from api_proxy.reply import CallDelta, Delta, Reply, SentCall
+from api_proxy.reply.formats import EndedReply, num_reasoning_tokens
+from api_proxy.reply.reply import CallDelta, Delta, Reply, SentCall
+from api_proxy.reply.wire import Usage
 from api_proxy.responses_api.items import reply_items
 from api_proxy.responses_api.reply import Head, page_of
 from api_proxy.responses_api.stream import ResponseStream
-from api_proxy.wire import Usage
 
 TURN = "a" * 32
 HEAD = Head(turn_id=TURN, model="policy", instructions=None, tools=[], echo={"created_at": 1})

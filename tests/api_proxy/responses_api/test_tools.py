@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from api_proxy.errors import ApiError
-from api_proxy.reply import Reply, SentCall
+from api_proxy.reply.reply import Reply, SentCall
 from api_proxy.responses_api.items import messages_of, reply_items
 from api_proxy.responses_api.schemas import ResponsesRequest
 from api_proxy.responses_api.tools import chat_tools, namespaces_of, response_tools

@@ -22,7 +22,7 @@ from records.config import StoreConfig
 from records.store import Store
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.integration.engine_tap import EngineTap
 
 ROOT = Path(__file__).parents[3]

@@ -23,7 +23,7 @@ from api_proxy.config import ProxyConfig
 from records.config import StoreConfig
 from records.store import Store
 from rollout_bridge.config import RendererConfig
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import ScriptedEngine
 from tests.clients.doors.conftest import ROOT, engine_url, lab, lab_rendering
 from tests.clients.suites.endpoint import LOGGERS, Endpoint

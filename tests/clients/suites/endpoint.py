@@ -13,7 +13,7 @@ from typing import Any
 from records.names import TurnState
 from records.store import Store
 from records.types import TurnRecord
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 
 LOGGERS = ("api_proxy", "records", "rollout_bridge")

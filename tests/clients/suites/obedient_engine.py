@@ -16,9 +16,9 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from records.types import Ids
-from rollout_bridge.embedded.grammar import GrammarCompiler
+from rollout_bridge.embedded.model.grammar import GrammarCompiler
 from rollout_bridge.engine.types import GenerationChunk, SamplingParams
-from rollout_bridge.rendering import Rendering
+from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 
 SENTENCE = "Hello. It is twenty degrees in that city, and the sun shines."

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from examples.tool_lab.domain import TOOLS
-from judge.calls import judge_client
 from judge.config import JudgeConfig
 from judge.hints.examiner import HintExaminer, SourceCheck
 from judge.hints.questions import HintQuestions
+from judge.votes.calls import judge_client
 from records.config import StoreConfig
 from records.hints.types import Hint, HintStatus, PromptKind, RehearsalBlock
 from records.names import TurnState
@@ -21,8 +21,8 @@ from records.types import TurnRecord
 from rollout_bridge.config import ClaimLoopConfig
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
+from tests.opd.rehearsal.builders import a_state
 from tests.records.builders import OWNER, a_session, a_turn, a_verdict, a_vote, claimed
-from tests.trainer.rehearsal.builders import a_state
 
 CELSIUS, ALSO_CELSIUS = "Give temperatures in Celsius.", "Answer in Celsius."
 FAHRENHEIT = "Give temperatures in Fahrenheit."

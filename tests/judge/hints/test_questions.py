@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from judge.calls import judge_client
 from judge.hints import prompts
 from judge.hints.questions import HintQuestions, Relation, majority
+from judge.votes.calls import judge_client
 from rollout_bridge.worker import ServiceUnavailable
 from tests.records.builders import a_turn
 

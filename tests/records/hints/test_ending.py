@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from records.deletion import delete_sessions_op
+from records.care.deletion import delete_sessions_op
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow
 from records.hints.types import Examination, HintState, HintStatus
 from records.lessons import steps
 from records.lessons.names import LessonKind
 from records.lessons.rows import LessonScoreRow
-from records.models import ScoreRow, VerdictRow, VoteRow
 from records.names import DropReason, TurnState
-from records.share import LessonShares
 from records.store import Store
+from records.tables.models import ScoreRow, VerdictRow, VoteRow
+from records.training.share import LessonShares
 from tests.records.builders import (
     OWNER,
     TRAINER,

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, select
 
-from records.deletion import delete_sessions_op
+from records.care.deletion import delete_sessions_op
 from records.hints.types import Examination, HintPrompt, PromptKind
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.rows import LessonScoreRow, LessonTokensRow
-from records.share import LessonShares
 from records.store import Store
+from records.training.share import LessonShares
+from tests.opd.rehearsal.builders import a_prompt
 from tests.records.builders import TRAINER, a_result, a_version
 from tests.records.hints.test_memory import EXAMINER, objected, one
 from tests.records.lessons.builders import ready_lessons
-from tests.trainer.rehearsal.builders import a_prompt
 
 CELSIUS, ALSO_CELSIUS = "use Celsius", "in Celsius please"
 ALL_HINTED = LessonShares(counter=0, keep=0, hold_s=0)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, insert
 
-from records.deletion import delete_sessions_op
+from records.care.deletion import delete_sessions_op
 from records.errors import StoreConflict
-from records.feedback import Feedback
+from records.feedback.feedback import Feedback
 from records.hints.memory import MAX_TEXTS
 from records.hints.types import (
     Examination,
@@ -21,10 +21,10 @@ from records.hints.types import (
     PromptKind,
     RehearsalBlock,
 )
-from records.models import RecordingRow
 from records.names import DropReason, TurnState
-from records.recording import RecordingKind
 from records.store import Store
+from records.tables.models import RecordingRow
+from records.turns.recording import RecordingKind
 from records.types import VersionSpan
 from tests.records.builders import (
     HINT,

@@ -13,8 +13,8 @@ from records.errors import StoreConflict
 from records.hints.types import Examination, HintStatus, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.names import TurnState
-from records.share import UNCAPPED, LessonShares, Share
 from records.store import Store
+from records.training.share import UNCAPPED, LessonShares, Share
 from records.types import ReadySample
 from tests.records.builders import (
     OWNER,

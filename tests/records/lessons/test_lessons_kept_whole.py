@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import func, select, text
 
-from records.housekeeping import Housekeeping
+from records.care.housekeeping import Housekeeping
+from records.care.verify import verify_database
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.rows import OF_A_LESSON, LessonRow
-from records.share import LessonShares
 from records.store import Store
-from records.verify import verify_database
+from records.training.share import LessonShares
 from tests.records.builders import TRAINER, a_result, a_session, a_version, recorded
 from tests.records.conftest import Clock
 from tests.records.lessons.builders import a_lesson, lesson_state, ready_lessons

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tests.trainer.objectives.every_objective import OBJECTIVES, random_batch
 from trainer.objectives.batch import BatchStatistics, Support, TokenBatch, select_finite
+from trainer.objectives.distributions.side_samples import stale_surrogate
 from trainer.objectives.frame import LossSettings, objective_loss
 from trainer.objectives.options import (
     ForwardKlTopk,
@@ -27,7 +28,6 @@ from trainer.objectives.options import (
     TopkTailReverseKl,
 )
 from trainer.objectives.registry import objective_terms
-from trainer.objectives.side_samples import stale_surrogate
 
 # Policy over the policy before the step, at the sampling temperature; by turn, the geometric means
 # are 3/2 and 1/2.

@@ -2,8 +2,8 @@
 
 import pytest
 
-from records.share import LessonShares
-from tests.trainer.rehearsal.builders import a_version, asked
+from records.training.share import LessonShares
+from tests.opd.rehearsal.builders import a_version, asked
 from trainer.rehearsal.recovery import shares_after
 
 SHARES = LessonShares()

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from trainer.objectives.kl import LOG_RATIO_LIMIT
+from trainer.objectives.distributions.kl import LOG_RATIO_LIMIT
 from trainer.objectives.rollout_correction.settings import RolloutCorrectionSettings
 from trainer.objectives.rollout_correction.statistics import (
     effective_share,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.objectives.kl import LOG_RATIO_LIMIT
+from trainer.objectives.distributions.kl import LOG_RATIO_LIMIT
 from trainer.objectives.rollout_correction.settings import RejectionRule
 from trainer.objectives.rollout_correction.tokens import ComparedTokens
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.objectives.kl import LOG_RATIO_LIMIT
+from trainer.objectives.distributions.kl import LOG_RATIO_LIMIT
 from trainer.objectives.rollout_correction.settings import Level, RolloutCorrectionSettings
 from trainer.objectives.rollout_correction.statistics import mean
 from trainer.objectives.rollout_correction.tokens import ComparedTokens

@@ -1,0 +1,112 @@
+"""Says at once what drops every turn of a session or of a key.
+
+Turns are counted as they are recorded. What is decided later, when a session ends, by the judge or
+by the trainer, is read from the store now and then. Nothing that was found is told here, only its
+kind and place: `opd doctor` helps further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+
+from prometheus_client import Gauge
+
+from api_proxy.access.callers import ANONYMOUS, Caller
+from api_proxy.metrics import ProxyMetrics
+from records.errors import StoreError
+from records.keys import ApiKey
+from records.names import DropReason
+from records.reading.drop_streaks import DropStreaks, Streak
+from records.reading.outcomes import TurnOutcome
+from records.store import Store
+
+logger = logging.getLogger(__name__)
+
+_OF_LATE_S = 24 * 3600.0
+"""A client that was not heard of for longer is no longer warned of."""
+_LINE_EVERY_S = 30.0
+_KEY_ID = re.compile(r"[0-9a-f]{12}")
+_MOST_TOLD = 5
+
+
+class DropWatch:
+    """The watch of one application."""
+
+    def __init__(self, store: Store, metrics: ProxyMetrics, interval_s: float) -> None:
+        self._store = store
+        self._interval_s = interval_s
+        self._recorded = DropStreaks()
+        self._later = DropStreaks()
+        self._last_line = float("-inf")
+        gauge = Gauge(
+            "opd_dropping_all",
+            "Sessions and keys of late whose every turn is dropped. Not 0: see /readyz, doctor.",
+            registry=metrics.registry,
+        )
+        gauge.set_function(lambda: len(self._told()))
+
+    def recorded(
+        self, caller: Caller, session_id: str, reason: DropReason | None, detail: str | None
+    ) -> None:
+        """Count a turn of a main conversation, dropped or kept when it was recorded."""
+        now = time.time()
+        who = (_client(caller.scope, caller.key), f"session {session_id}")
+        for one in who:
+            self._recorded.add(one, now, reason, detail)
+        long = [streak for one in who if (streak := self._recorded.get(one)) is not None]
+        if long and reason is not None:
+            self._say(long[0])
+
+    def warnings(self) -> list[str]:
+        """A line for each session and key of which all is dropped, the longest first."""
+        return [streak.words() for streak in self._told()[:_MOST_TOLD]]
+
+    def _told(self) -> list[Streak]:
+        after = time.time() - _OF_LATE_S
+        told = (*self._later.told(), *self._recorded.told(after))
+        known = {streak.who: streak for streak in told}
+        return sorted(known.values(), key=lambda streak: -streak.number)
+
+    async def watch(self, stop: asyncio.Event) -> None:
+        """Look at what was decided later, again and again until `stop`."""
+        while not stop.is_set():
+            try:
+                self.read(await self._store.recent_outcomes())
+            except StoreError as error:
+                logger.warning("could not read what became of turns: %s", error)
+            try:
+                await asyncio.wait_for(stop.wait(), self._interval_s)
+            except TimeoutError:
+                continue
+
+    def read(self, outcomes: list[TurnOutcome]) -> None:
+        """Take what became of the newest turns in place of what was known."""
+        later = DropStreaks()
+        for one in outcomes:
+            later.add(f"session {one.session_id}", one.created_at, one.reason, one.detail)
+            # A tenant's name is not told to everybody who asks whether the endpoint is ready.
+            later.add(_client(one.scope), one.created_at, one.reason, one.detail)
+        self._later = later
+        told = later.told()
+        if told:
+            self._say(told[0])
+
+    def _say(self, streak: Streak) -> None:
+        now = time.monotonic()
+        if now - self._last_line < _LINE_EVERY_S:
+            return
+        self._last_line = now
+        logger.warning("%s; `opd doctor` says what can be done", streak.words())
+
+
+def _client(scope: str, key: ApiKey | None = None) -> str:
+    """A client as anybody may read it: the public id of its key, or a part of a hash."""
+    if key is not None:
+        return f"key {key.key_id}"
+    tenant = scope.removeprefix("tenant:")
+    if tenant != scope:
+        return f"key {tenant}" if _KEY_ID.fullmatch(tenant) else "a tenant of several keys"
+    return "clients without a key" if scope == ANONYMOUS else f"client {scope[:8]}"

@@ -1,0 +1,1 @@
+"""The routes: chat completions, texts, models, feedback, hints."""

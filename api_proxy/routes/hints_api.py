@@ -1,0 +1,172 @@
+"""`/v1/hints`: what was learned from objections, read and deleted by whose turns it came from.
+
+A key sees the hints of its own tenant, an admin's key all. Texts are what the judge wrote and what
+users said, as the store has them: redacted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Query, Request
+
+from api_proxy.access.admission import count_refusal
+from api_proxy.access.callers import caller_of
+from api_proxy.errors import ApiError, invalid, store_unavailable
+from api_proxy.turns import TurnService
+from records.errors import StoreError
+from records.hints.texts import measuring_texts
+from records.hints.types import Hint, HintStatus
+
+router = APIRouter()
+T = TypeVar("T")
+
+_MOST = 100
+
+
+@router.get("/v1/hints")
+async def hints(
+    request: Request,
+    limit: Annotated[str, Query()] = "20",
+    after: Annotated[str | None, Query()] = None,
+    status: Annotated[str | None, Query()] = None,
+) -> dict[str, Any]:
+    """The newest hints, or those behind the hint `after`; of one `status` if it is given."""
+    service: TurnService = request.app.state.service
+    try:
+        number, wanted = _number(limit), _status(status)
+        found = await _answered(
+            service,
+            service.deps.store.hints(
+                scope=_scope(request),
+                statuses=None if wanted is None else [wanted],
+                limit=number + 1,
+                after=after,
+            ),
+        )
+    except ApiError as error:
+        count_refusal(service, error)
+        raise
+    shown = [hint_object(one) for one in found[:number]]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(found) > number,
+    }
+
+
+@router.get("/v1/hints/{hint_id}")
+async def hint(request: Request, hint_id: str) -> dict[str, Any]:
+    """A hint with where it came from and what was written for its lessons."""
+    service: TurnService = request.app.state.service
+    store = service.deps.store
+    try:
+        found = await _answered(service, store.hint(hint_id))
+        if found is None or _scope(request) not in (None, found.scope):
+            raise _unknown(hint_id)
+        sources = await _answered(service, store.hint_sources(hint_id))
+        prompts = await _answered(service, store.hint_prompts(hint_id))
+    except ApiError as error:
+        count_refusal(service, error)
+        raise
+    measuring = measuring_texts(prompts)
+    return {
+        **hint_object(found),
+        "sources": [
+            {
+                "turn_id": one.turn_id,
+                "text": one.text,
+                "words": one.words,
+                "votes": one.num_votes,
+                "positive_votes": one.num_positive,
+                "created": int(one.created_at),
+            }
+            for one in sources
+        ],
+        "prompts": [
+            {
+                "kind": one.kind.value,
+                "text": one.text,
+                "measures": one.prompt_id in measuring,
+                "asked": one.asked,
+                "followed": one.followed,
+                "dropped": one.dropped,
+            }
+            for one in prompts
+        ],
+    }
+
+
+@router.delete("/v1/hints/{hint_id}")
+async def delete(request: Request, hint_id: str) -> dict[str, Any]:
+    """Delete a hint; the reply names the versions of the policy that had trained on it."""
+    service: TurnService = request.app.state.service
+    try:
+        gone = await _answered(
+            service, service.deps.store.delete_hint(hint_id, scope=_scope(request))
+        )
+        if gone is None:
+            raise _unknown(hint_id)
+    except ApiError as error:
+        count_refusal(service, error)
+        raise
+    return {"id": hint_id, "object": "hint", "deleted": True, "versions": list(gone.versions)}
+
+
+def hint_object(hint: Hint) -> dict[str, Any]:
+    """A hint as JSON. Gaps are nats per token; what was not measured is null."""
+    return {
+        "id": hint.hint_id,
+        "object": "hint",
+        "created": int(hint.created_at),
+        "scope": hint.scope,
+        "text": hint.text,
+        "status": hint.status.value,
+        "detail": hint.detail,
+        "confirmed": hint.num_confirmed,
+        "is_rule": hint.is_rule,
+        "not_rehearsed": None if hint.block is None else hint.block.value,
+        "opposed_by": hint.opposed_by,
+        "merged_into": hint.merged_into,
+        "trained_since_version": hint.trained_since,
+        "steps": hint.num_steps,
+        "first_gap": hint.first_gap,
+        "gap": hint.gap,
+        "gap_high": hint.gap_high,
+    }
+
+
+def _scope(request: Request) -> str | None:
+    caller = caller_of(request)
+    return None if caller.is_admin else caller.scope
+
+
+def _number(limit: str) -> int:
+    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= _MOST:
+        raise invalid(f"'limit' must be a whole number from 1 to {_MOST}.", "limit")
+    return int(limit)
+
+
+def _status(name: str | None) -> HintStatus | None:
+    if name is None:
+        return None
+    try:
+        return HintStatus(name)
+    except ValueError:
+        known = ", ".join(HintStatus)
+        raise invalid(f"'status' must be one of {known}.", "status") from None
+
+
+async def _answered(service: TurnService, asked: Awaitable[T]) -> T:
+    try:
+        return await asked
+    except StoreError as error:
+        raise store_unavailable(service.config.retry_after_s) from error
+
+
+def _unknown(hint_id: str) -> ApiError:
+    message = f"No hint with id {hint_id[:100]!r} was found."
+    return ApiError(404, message, param="hint_id", code="hint_not_found")

@@ -1,0 +1,1 @@
+"""The HTTP server around the routes: connections, request ids, the event loop."""

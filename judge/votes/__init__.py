@@ -1,0 +1,1 @@
+"""Votes on what followed a turn: asked, read, screened, decided."""

@@ -1,0 +1,211 @@
+"""The command line. Heavy modules are imported after parsing, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opd.cli.evaluate import evaluate
+from opd.cli.guarded import guarded
+from opd.cli.hints import app as hints_app
+from opd.cli.keys import app as keys_app
+from opd.cli.options import PLAIN, Overrides, RunCommand, RunFolder, WithParent, config_file
+from opd.cli.plan import plan
+from opd.cli.policy import app as policy_app
+from opd.cli.records import app as records_app
+from opd.cli.replay import app as replay_app
+
+app = typer.Typer(
+    name="opd",
+    help="On-policy distillation from hindsight, for agents that use tools.",
+    no_args_is_help=True,
+    **PLAIN,
+)
+
+app.add_typer(records_app)
+app.add_typer(keys_app)
+app.add_typer(hints_app)
+app.add_typer(replay_app)
+app.add_typer(policy_app)
+app.command(name="eval")(evaluate)
+app.command()(plan)
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Start weights: a local folder or a hub id; a new run needs them."),
+    ] = None,
+    run_folder: Annotated[
+        Path, typer.Option("--run", help="Run folder; a run that is there goes on as it is set.")
+    ] = Path("runs/serve"),
+    renderer: Annotated[
+        str | None,
+        typer.Option(
+            help="Renderer of the model: qwen3, glm-4.5, ... (default: its family's, if it fits)"
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address of the endpoint (default: 127.0.0.1).")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the endpoint (default: 8000).")
+    ] = None,
+    judge_url: Annotated[
+        str | None, typer.Option(help="OpenAI-compatible URL of another judge.")
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(help="Model name of that judge.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with further settings of a new run.")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Put the whole loop behind an OpenAI-compatible endpoint, for any agent."""
+    named = {
+        "renderer": {"name": renderer},
+        "proxy": {"host": host, "port": port},
+        "judge": {"base_url": judge_url, "model": judge_model},
+    }
+    options = {
+        section: {key: value for key, value in values.items() if value is not None}
+        for section, values in named.items()
+    }
+
+    def start() -> None:
+        from opd.processes.serve import serve_forever
+
+        serve_forever(model, run_folder, options, config, overrides or [])
+
+    guarded(start)
+
+
+@app.command(cls=RunCommand)
+def train(
+    run: RunFolder, overrides: Overrides = None, exit_with_parent: WithParent = False
+) -> None:
+    """The embedded trainer alone, on the store of a run."""
+
+    def start() -> None:
+        from opd.processes.roles import run_trainer
+
+        run_trainer(config_file(run), overrides or [], exit_with_parent)
+
+    guarded(start)
+
+
+@app.command(cls=RunCommand)
+def judge(
+    run: RunFolder, overrides: Overrides = None, exit_with_parent: WithParent = False
+) -> None:
+    """The judge and scoring workers alone, on the store of a run."""
+
+    def start() -> None:
+        from opd.processes.roles import run_judge
+
+        run_judge(config_file(run), overrides or [], exit_with_parent)
+
+    guarded(start)
+
+
+@app.command(cls=RunCommand)
+def proxy(
+    run: RunFolder, overrides: Overrides = None, exit_with_parent: WithParent = False
+) -> None:
+    """The OpenAI-compatible endpoint alone."""
+
+    def start() -> None:
+        from opd.processes.roles import run_proxy
+
+        run_proxy(config_file(run), overrides or [], exit_with_parent)
+
+    guarded(start)
+
+
+@app.command(cls=RunCommand)
+def engine(
+    run: RunFolder,
+    role: Annotated[str, typer.Option(help="policy or frozen")],
+    overrides: Overrides = None,
+    exit_with_parent: WithParent = False,
+) -> None:
+    """One embedded engine alone."""
+
+    def start() -> None:
+        from opd.processes.engine import run_engine
+
+        run_engine(config_file(run), role, overrides or [], exit_with_parent)
+
+    guarded(start)
+
+
+@app.command(cls=RunCommand)
+def doctor(
+    session: Annotated[
+        str | None,
+        typer.Argument(
+            help="A session, by its id or by the name that the client gave. Without one: of which "
+            "sessions and keys every turn is dropped."
+        ),
+    ] = None,
+    run: RunFolder = Path("runs/serve"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Why each turn of a session was trained, waits, or was dropped."""
+
+    def show() -> None:
+        import json
+
+        from opd.commands.doctor import diagnose, lines
+        from opd.commands.doctor_overview import overview, overview_lines
+
+        if session is None:
+            found = overview(config_file(run))
+            shown = json.dumps(found, indent=2) if as_json else "\n".join(overview_lines(found))
+            typer.echo(shown)
+            return
+        sessions = diagnose(config_file(run), session)
+        if as_json:
+            typer.echo(json.dumps(sessions, indent=2, ensure_ascii=False))
+        else:
+            for line in lines(sessions):
+                typer.echo(line)
+
+    guarded(show)
+
+
+@app.command()
+def slime(
+    config: Annotated[
+        Path, typer.Option("--config", help="The run's settings (TOML); configs/ has examples.")
+    ],
+    run_folder: Annotated[
+        Path | None,
+        typer.Option("--run", help="Run folder, on storage of all nodes [runs/NAME_OF_CONFIG]."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print layout, files and commands; change nothing.")
+    ] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Training on a cluster: slime's job, the endpoint and the judge, from one configuration."""
+
+    def start() -> None:
+        from opd.cluster.launching.launch import launch
+
+        folder = run_folder or Path("runs") / config.stem
+        launch(config, overrides or [], folder, dry_run=dry_run)
+
+    guarded(start)
+
+
+def main() -> None:
+    """Entry point of the `opd` command."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

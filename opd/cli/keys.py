@@ -1,0 +1,90 @@
+"""`opd keys`: the commands on a run's API keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from opd.cli.options import PLAIN, RunCommand, RunFolder, config_file
+from opd.cli.records import show
+
+app = typer.Typer(
+    name="keys",
+    help="Make, list, rotate and revoke the endpoint's API keys.",
+    no_args_is_help=True,
+    **PLAIN,
+)
+
+Limit = Annotated[int | None, typer.Option(min=1, help="A bound on this key's use [none].")]
+KeyId = Annotated[str, typer.Argument(help="The key's id, as `opd keys list` shows it.")]
+
+
+@app.command(cls=RunCommand)
+def create(
+    run: RunFolder,
+    name: Annotated[str, typer.Option(help="What the key is for; shown in lists.")] = "",
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="Keys of one tenant share conversations [a new one, named by the id]."),
+    ] = None,
+    consent: Annotated[
+        Literal["train", "record", "none"],
+        typer.Option(help="What may become of requests: trained on; only recorded; neither."),
+    ] = "train",
+    requests_per_minute: Limit = None,
+    tokens_per_minute: Limit = None,
+    tokens_per_day: Limit = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(min=1, help="Replies at the same time [no limit].")
+    ] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="May read /metrics too.")] = False,
+) -> None:
+    """Make a key and print it; it cannot be shown again."""
+    from opd.commands import keys as keys_commands
+
+    limits = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "tokens_per_day": tokens_per_day,
+        "max_concurrent": max_concurrent,
+    }
+    show(lambda: keys_commands.create(config_file(run), name, tenant, consent, admin, limits))
+
+
+@app.command("list", cls=RunCommand)
+def list_keys(run: RunFolder) -> None:
+    """All keys, without their secrets."""
+    from opd.commands import keys as keys_commands
+
+    show(lambda: keys_commands.list_keys(config_file(run)))
+
+
+@app.command(cls=RunCommand)
+def rotate(
+    run: RunFolder,
+    key_id: KeyId,
+    overlap: Annotated[
+        float, typer.Option(min=0, help="Hours for which the old secret goes on working.")
+    ] = 0.0,
+) -> None:
+    """Give a key a new secret and print it. Conversations, consent and tenant stay."""
+    from opd.commands import keys as keys_commands
+
+    show(lambda: keys_commands.rotate(config_file(run), key_id, overlap))
+
+
+@app.command(cls=RunCommand)
+def revoke(run: RunFolder, key_id: KeyId) -> None:
+    """Let a key never work again."""
+    from opd.commands import keys as keys_commands
+
+    show(lambda: keys_commands.revoke(config_file(run), key_id))
+
+
+@app.command(cls=RunCommand)
+def log(run: RunFolder) -> None:
+    """What was done to keys, when and by whom."""
+    from opd.commands import keys as keys_commands
+
+    show(lambda: keys_commands.log(config_file(run)))

@@ -1,0 +1,58 @@
+"""The card of a data set: what the library reads (YAML) and what people read."""
+
+from __future__ import annotations
+
+from opd.export.request import Dataset
+
+_HEAD = """\
+---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*.parquet
+task_categories:
+- text-generation
+tags:
+- conversational
+- tool-use
+- {tag}
+---
+
+# {title}
+
+{rows} rows, written by `opd records export --dataset {kind}` from the records of one run.
+
+```python
+from datasets import load_dataset
+
+rows = load_dataset("THIS_FOLDER", split="train")
+```
+
+"""
+_SFT = """\
+`messages` is a conversation in OpenAI's shape that ends with an answer of the agent. It is here
+because the conversation went on after it, a vote of the judge says that the answer needed no
+correction, no vote says that it did, and nobody corrected it or gave it a score below the middle.
+Train on the last message only: earlier answers in it were not chosen.
+"""
+_PREFERENCE = """\
+`prompt`, `chosen` and `rejected` are messages in OpenAI's shape; the last two hold one message.
+`source` says where the preference is from: `correction`, what somebody wrote that the answer should
+have been, against the answer that was given; or `scores`, of the answers to one prompt the one with
+the highest score against the one with the lowest, which is of the turn `rejected_turn_id`.
+"""
+_FOOT = """
+`tools` is JSON text, or null without tools; so are the `arguments` of a call. `turn_id` and
+`session_id` name the turn in the records that it is of. Who asks to be forgotten there has to be
+forgotten here too: rows are found by `session_id`{and_more}.
+"""
+
+
+def card(kind: Dataset, rows: int) -> str:
+    """The text of README.md."""
+    title = "Answers that needed no correction" if kind == "sft" else "Preferences between answers"
+    tag = "sft" if kind == "sft" else "preference"
+    head = _HEAD.format(title=title, rows=rows, kind=kind, tag=tag)
+    foot = _FOOT.format(and_more="" if kind == "sft" else " and `rejected_session_id`")
+    return head + (_SFT if kind == "sft" else _PREFERENCE) + foot

@@ -1,0 +1,178 @@
+"""Which turns become rows of a data set, and why the others do not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from records.feedback.feedback import corrected_answer
+from records.names import DropReason, TurnType
+from records.reading.rated import RatedTurn
+from records.reading.whole_turns import WholeTurn
+
+
+class LeftOut(StrEnum):
+    """Why a turn is no row. The set is closed."""
+
+    NOT_MAIN = "not_main"
+    NOT_TO_TRAIN = "not_to_train"
+    NO_NEXT_STATE = "no_next_state"
+    NOT_JUDGED = "not_judged"
+    NEEDED_CORRECTION = "needed_correction"
+    NEGATIVE_FEEDBACK = "negative_feedback"
+    NOT_TEXT = "not_text"
+    # Of preferences
+    NO_PAIR = "no_pair"
+    AMBIGUOUS_CORRECTION = "ambiguous_correction"
+    REDACTED_CORRECTION = "redacted_correction"
+    CORRECTS_A_CALL = "corrects_a_call"
+    SAME_ANSWER = "same_answer"
+
+
+WORDS: dict[LeftOut, str] = {
+    LeftOut.NOT_MAIN: "side turns and text completions",
+    LeftOut.NOT_TO_TRAIN: "without consent, with personal data, held out, or broken off",
+    LeftOut.NO_NEXT_STATE: "nothing followed that could speak for them",
+    LeftOut.NOT_JUDGED: "no judge's vote says that they were right",
+    LeftOut.NEEDED_CORRECTION: "a vote or a corrected answer says that they were wrong",
+    LeftOut.NEGATIVE_FEEDBACK: "the newest score is below the middle of its scale",
+    LeftOut.NOT_TEXT: "they hold more than text and function calls",
+    LeftOut.NO_PAIR: "no corrected answer, and no other answer to their prompt with another score",
+    LeftOut.AMBIGUOUS_CORRECTION: "the feedback does not tell where the corrected answer begins",
+    LeftOut.REDACTED_CORRECTION: "something was taken out of the corrected answer",
+    LeftOut.CORRECTS_A_CALL: "the corrected answer is a text and the response calls a tool",
+    LeftOut.SAME_ANSWER: "the two answers are the same",
+}
+
+NEVER = frozenset(
+    {
+        DropReason.INTERNAL_ERROR,
+        DropReason.FORGOTTEN,
+        DropReason.RECORD_ONLY,
+        DropReason.SIDE_TURN,
+        DropReason.TEXT_COMPLETION,
+        DropReason.ABORTED,
+        DropReason.CLIENT_DISCONNECTED,
+        DropReason.SHUTDOWN,
+        DropReason.LENGTH_CUT,
+        DropReason.EMPTY_RESPONSE,
+        DropReason.SENSITIVE,
+        DropReason.HELD_OUT,
+    }
+)
+"""Turns that nobody may or should train on, whatever was said of them."""
+ALLOWED = frozenset(
+    {
+        DropReason.UNKNOWN_VERSION,
+        DropReason.MIXED_VERSION,
+        DropReason.DISTRIBUTION_MODIFIED,
+        DropReason.ROLLOUT_LOGPROBS_INVALID,
+        DropReason.AMBIGUOUS_PARENT,
+        DropReason.NO_NEXT_STATE,
+        DropReason.NO_HINT,
+        DropReason.NO_QUORUM,
+        DropReason.HINT_REJECTED,
+        DropReason.JUDGE_UNAVAILABLE,
+        DropReason.JUDGE_PROMPT_TOO_LONG,
+        DropReason.NO_RECORDED_VOTES,
+        DropReason.OVER_CAPACITY,
+        DropReason.HINT_ONLY,
+        DropReason.NO_USER_MESSAGE,
+        DropReason.HINT_AGREES,
+        DropReason.HINT_ENDED,
+        DropReason.HINTED_PROMPT_MISMATCH,
+        DropReason.HINTED_PROMPT_TOO_LONG,
+        DropReason.TEACHER_MISALIGNED,
+        DropReason.TEACHER_LOGPROBS_INVALID,
+        DropReason.TEACHER_UNAVAILABLE,
+        DropReason.UNKNOWN_TEACHER,
+        DropReason.RESAMPLED,
+        DropReason.STALE,
+        DropReason.BEYOND_TRAINER_MEMORY,
+        DropReason.ROUTED_EXPERTS_MISSING,
+        DropReason.ROLLOUT_REJECTED,
+        DropReason.NEUTRAL_REWARD,
+        DropReason.BELOW_NOISE,
+        DropReason.NONFINITE_GRADIENT,
+    }
+)
+"""Turns that this run could not train on; their text is what it is."""
+
+
+def why_unusable(
+    turn_type: TurnType, drop_reason: DropReason | None, *, is_held_out: bool
+) -> LeftOut | None:
+    """Why a turn is in no data set at all; None if it may be."""
+    if turn_type is not TurnType.MAIN:
+        return LeftOut.NOT_MAIN
+    if is_held_out or (drop_reason is not None and drop_reason not in ALLOWED):
+        return LeftOut.NOT_TO_TRAIN
+    return None
+
+
+def why_not_demonstrated(whole: WholeTurn) -> LeftOut | None:
+    """Why a turn is no example of a good answer; None if it is one.
+
+    It is one if the conversation went on after it, a vote says that it needed no correction, none
+    says that it did, and nobody corrected it or scored it below the middle.
+    """
+    turn = whole.turn
+    is_held_out = turn.recording is not None and turn.recording.held_out
+    reason = why_unusable(turn.turn_type, turn.drop_reason, is_held_out=is_held_out)
+    if reason is not None:
+        return reason
+    if not whole.num_followed:
+        return LeftOut.NO_NEXT_STATE
+    scores = {vote.score for vote in whole.verdict.votes} if whole.verdict is not None else set()
+    if 1 in scores or _is_corrected(whole):
+        return LeftOut.NEEDED_CORRECTION
+    if -1 not in scores:
+        return LeftOut.NOT_JUDGED
+    if turn.feedback_reward is not None and turn.feedback_reward < 0:
+        return LeftOut.NEGATIVE_FEEDBACK
+    return None
+
+
+def _is_corrected(whole: WholeTurn) -> bool:
+    try:
+        return any(corrected_answer(one.message) is not None for one in whole.feedback)
+    except ValueError:
+        return True
+
+
+def correction_of(whole: WholeTurn, redaction_marks: frozenset[str]) -> str | LeftOut:
+    """The newest corrected answer of a turn, or why there is none to train on."""
+    found: list[str] = []
+    for one in whole.feedback:
+        try:
+            corrected = corrected_answer(one.message)
+        except ValueError:
+            return LeftOut.AMBIGUOUS_CORRECTION
+        found += [corrected] if corrected is not None else []
+    if not found:
+        return LeftOut.NO_PAIR
+    newest = found[-1].strip()
+    if any(mark in newest for mark in redaction_marks):
+        return LeftOut.REDACTED_CORRECTION
+    if whole.turn.response.get("tool_calls"):
+        return LeftOut.CORRECTS_A_CALL
+    if newest == str(whole.turn.response.get("content") or "").strip():
+        return LeftOut.SAME_ANSWER
+    return newest
+
+
+def best_and_worst(turns: Sequence[RatedTurn]) -> tuple[RatedTurn, RatedTurn] | LeftOut:
+    """Of the turns of one prompt the one with the highest score and the one with the lowest, of
+    equal ones the newest; or why they are no pair.
+    """
+    scored = [(turn.reward, turn) for turn in turns if turn.reward is not None]
+    if not scored:
+        return LeftOut.NO_PAIR
+    newest_first = scored[::-1]
+    best = max(newest_first, key=lambda one: one[0])
+    worst = min(newest_first, key=lambda one: one[0])
+    if best[0] == worst[0]:
+        return LeftOut.NO_PAIR
+    if best[1].answer == worst[1].answer:
+        return LeftOut.SAME_ANSWER
+    return best[1], worst[1]

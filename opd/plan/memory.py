@@ -1,0 +1,134 @@
+"""Bytes that each process of a run takes at its largest. Pure functions of sizes and settings.
+
+A process holds weights, what it keeps for each token of the texts that it works on, and what one
+pass computes. Programs and libraries are constants, measured on Linux with Python 3.11.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from opd.plan.shape import ModelShape
+from rollout_bridge.embedded.config import EmbeddedEngineConfig
+from trainer.config import HeldDtype, TrainerConfig
+
+GIB = 2**30
+MIB = 2**20
+_TORCH = 340 * MIB
+"""Python with torch, transformers and peft."""
+_CUDA = 1.2 * GIB
+"""What CUDA and its libraries hold on a GPU, and blocks that its allocator keeps."""
+ENDPOINT, JUDGE, COMMAND = 120 * MIB, 140 * MIB, 400 * MIB
+_SCORED_LOGITS = 2**25
+"""Most logits of a pass of the embedded engine while scoring."""
+_TILE = 1024 * 8192
+"""Logits that the trainer holds at once; a few such tiles."""
+_FLOAT, _HALF = 4, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a run is to bear: texts of so many tokens, and requests answered at the same time."""
+
+    context: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Memory of one process for one purpose, in bytes."""
+
+    process: str
+    what: str
+    size: float
+    on_gpu: bool = False
+
+
+def engine_parts(
+    name: str, uses: str, shape: ModelShape, config: EmbeddedEngineConfig, load: Load
+) -> list[Part]:
+    """Of an embedded engine that does `uses`."""
+    on_gpu = config.device.startswith("cuda")
+    itemsize = _engine_itemsize(config)
+    token = shape.cache_bytes(itemsize)
+    rows_gib, prefix_gib = config.cache_gib(on_gpu=on_gpu)
+    rows = max(load.requests * load.context, load.context) * token
+    if rows_gib is not None:
+        rows = min(rows, max(rows_gib * GIB, load.context * token))
+    prefix = load.requests * load.context * token if prefix_gib is None else prefix_gib * GIB
+    at_once = min(config.max_prefill_tokens, max(load.context, 1024))
+    kept = at_once * shape.layer_values() * itemsize
+    logits = 2 * min(_SCORED_LOGITS, at_once * shape.vocab_size) * _FLOAT
+    weights = shape.num_parameters * itemsize
+    dtype = "bfloat16" if itemsize == _HALF else "float32"
+    return [
+        Part(process=name, what="program", size=_TORCH),
+        *([Part(process=name, what="CUDA", size=_CUDA, on_gpu=True)] if on_gpu else []),
+        Part(process=name, what=f"weights for {uses} ({dtype})", size=weights, on_gpu=on_gpu),
+        Part(
+            process=name,
+            what=f"{load.requests} requests of {load.context:,} tokens",
+            size=rows,
+            on_gpu=on_gpu,
+        ),
+        Part(process=name, what="known prefixes", size=prefix, on_gpu=on_gpu),
+        Part(process=name, what="a pass", size=kept + logits, on_gpu=on_gpu),
+    ]
+
+
+def trainer_parts(
+    shape: ModelShape, config: TrainerConfig, held: HeldDtype, load: Load
+) -> list[Part]:
+    """Of the trainer; `held`: what frozen weights are held in."""
+    on_gpu = config.device.startswith("cuda")
+    frozen = shape.num_parameters * (_HALF if held == "bfloat16" else _FLOAT)
+    needs_start = config.beta_kl > 0 or config.teacher.kind in ("frozen", "trust_region")
+    if config.lora is None:
+        trained = shape.num_parameters
+        kinds = "float32, with gradients and AdamW's two moments"
+        weights = [Part(process="trainer", what=f"weights ({kinds})", size=16.0 * trained)]
+        if needs_start:
+            what = f"the start, frozen ({held})"
+            weights.append(Part(process="trainer", what=what, size=float(frozen)))
+    else:
+        trained = shape.adapter_parameters(config.lora.rank)
+        weights = [
+            Part(process="trainer", what=f"base, frozen ({held})", size=float(frozen)),
+            Part(
+                process="trainer",
+                what=f"adapters of rank {config.lora.rank}, their gradients and AdamW's moments",
+                size=16.0 * trained,
+            ),
+        ]
+    program = Part(process="trainer", what="program", size=_TORCH)
+    cuda = [Part(process="trainer", what="CUDA", size=_CUDA)] if on_gpu else []
+    a_pass = Part(
+        process="trainer",
+        what=f"a pass on {_pass_tokens(config, load):,} tokens",
+        size=_pass(shape, config, load),
+    )
+    return [program, *(replace(part, on_gpu=on_gpu) for part in (*cuda, *weights, a_pass))]
+
+
+def _pass_tokens(config: TrainerConfig, load: Load) -> int:
+    return max(config.micro_batch_tokens, load.context)
+
+
+def _pass(shape: ModelShape, config: TrainerConfig, load: Load) -> float:
+    """Of a forward and a backward pass: the input of every layer, or all that every layer computes;
+    the layer that is computed again; one matrix in float32; tiles of logits.
+    """
+    tokens = _pass_tokens(config, load)
+    layer = tokens * shape.layer_values() * _FLOAT
+    layers = shape.num_layers * tokens * shape.width * _FLOAT
+    if not config.gradient_checkpointing:
+        layers = shape.num_layers * layer
+    matrix = max(shape.width * shape.inner, 8192 * shape.width) * _FLOAT
+    tiles = 3 * min(_TILE, tokens * shape.vocab_size) * _FLOAT
+    return layers + layer + matrix + tiles
+
+
+def _engine_itemsize(config: EmbeddedEngineConfig) -> int:
+    if config.dtype == "auto":
+        return _FLOAT if config.device == "cpu" else _HALF
+    return _FLOAT if config.dtype == "float32" else _HALF

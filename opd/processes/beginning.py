@@ -1,0 +1,49 @@
+"""How each process of a run begins: its log, its files' permissions, its configuration; and how it
+is told to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from api_proxy.server import request_ids
+from opd.processes.supervisor import watch_parent
+from opd.run import config as run_config
+from opd.run.config import RunConfig
+from records.database.private_files import UMASK, tighten_run
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
+"""Read again by `opd.report.log_notices`."""
+
+
+def begin(config_file: Path, overrides: list[str], exit_with_parent: bool) -> RunConfig:
+    """Set up this process, and read what the run of `config_file` is to be."""
+    if exit_with_parent:
+        watch_parent()
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(request_ids.mark)
+    # One line for each request of a judge would bury everything else.
+    for name in ("httpx", "httpx2", "openai"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    os.umask(UMASK)
+    tighten_run(config_file.parent)
+    return run_config.load(config_file, overrides)
+
+
+def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run `main(stop)` on a new event loop; SIGTERM and SIGINT set `stop`."""
+
+    async def runner() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await main(stop)
+
+    asyncio.run(runner())

@@ -1,0 +1,48 @@
+"""The process of an embedded engine. It imports neither store nor endpoint: `serve` is ready when
+this is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from opd.models.folder import check_model
+from opd.processes.beginning import begin
+from opd.run.config import RunConfig
+from opd.run.devices import check_device
+from opd.run.start_checks import check_listening
+from trainer.errors import ConfigError, StartupError
+from trainer.model.model_config import held_dtype
+
+
+def run_engine(config_file: Path, role: str, overrides: list[str], exit_with_parent: bool) -> None:
+    """The embedded engine of `role` ("policy" or "frozen")."""
+    if role not in ("policy", "frozen"):
+        raise ConfigError(f"--role {role}: must be policy or frozen")
+    config = begin(config_file, overrides, exit_with_parent)
+    if role == "frozen" and config.frozen.shared:
+        raise ConfigError("--role frozen: this run's policy engine is the frozen one too")
+    embedded = getattr(config, role).embedded
+    if embedded is None:
+        raise ConfigError(f"{role}.embedded: this run's {role} engine is not an embedded one")
+    if not exit_with_parent:
+        check_listening(f"{role}.embedded", embedded.host, embedded.port)
+        check_device(f"{role}.embedded.device", embedded.device)
+        check_model(embedded.model)
+    from rollout_bridge.embedded.errors import UnsupportedModel
+    from rollout_bridge.embedded.server.server import serve
+
+    _ = getattr(config, role).keys  # a key file that cannot be read is a line, not a traceback
+    if _rounds_start(config, role):
+        embedded = embedded.model_copy(update={"rounds_start": True})
+    try:
+        serve(embedded)
+    except UnsupportedModel as error:
+        raise StartupError(f"{role}.embedded.model: {error}") from None
+
+
+def _rounds_start(config: RunConfig, role: str) -> bool:
+    """Whether the trainer holds what this engine starts with in bfloat16."""
+    trainer = config.trainer
+    is_held = role == "frozen" or trainer.lora is not None
+    return is_held and held_dtype(config.model, trainer.base_dtype) == "bfloat16"

@@ -1,0 +1,144 @@
+"""A run that serves: its processes from start to stop, and now and then a line on where the agents'
+turns stand. Composition only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from opd.commands.keys import refuse_open_door
+from opd.plan.said import serve_line
+from opd.processes.run import Run
+from opd.rehearsal.saying import LearningLine
+from opd.report.at_work import LINE_EVERY_S
+from opd.report.log_notices import LogNotices
+from opd.report.status import status_line
+from opd.run import config as run_config
+from opd.run import recipe
+from opd.run.checks import run_warnings
+from opd.run.config import RunConfig
+from records.store import Store
+
+STATUS_EVERY_S = LINE_EVERY_S
+REPORT_EVERY_S = 300.0
+
+
+def serve(config: RunConfig, folder: Path) -> None:
+    """Start everything in `folder` and stay until SIGINT or SIGTERM."""
+    asyncio.run(_serve(config, folder))
+
+
+async def _serve(config: RunConfig, folder: Path) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    console = Console()
+    await until_stopped(stop, _keep_serving(config, folder, console))
+    console.print("stopped")
+
+
+async def until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` until it ends or `stop` is set, and then until it has cleaned up.
+
+    Starting a large model takes minutes, and a Ctrl-C meanwhile must not wait for them.
+    """
+    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if working.done():
+        working.result()
+        return
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+
+
+def _template_warnings(config: RunConfig) -> list[str]:
+    """What requests of this run cannot show to its model."""
+    from rollout_bridge.rendering.rendering import Rendering
+
+    traits = Rendering.load(config.model, config.renderer).traits
+    return [] if traits is None else traits.warnings
+
+
+async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> None:
+    if config.renderer.name == "default":
+        console.print(
+            "[yellow]renderer 'default': each prompt is rendered anew"
+            + ("" if config.renderer.tool_parser else ", and tool calls stay text")
+            + "; name the model's family with --renderer (qwen3, glm45, ...)[/]"
+        )
+        for warning in await asyncio.to_thread(_template_warnings, config):
+            console.print(f"[yellow]{warning}[/]", highlight=False, soft_wrap=True)
+    console.print(serve_line(config), highlight=False, soft_wrap=True)
+    await _refuse_open_door(config, folder)
+    for warning in run_warnings(config.trainer):
+        console.print(f"[yellow]{warning}[/]")
+    console.print(f"run folder [bold]{folder}[/]; starting engines with {config.model}")
+    async with Run(config, folder) as run, await Store.open(config.store) as store:
+        await run.start_endpoint()
+        address = f"http://{config.proxy.host}:{config.proxy.port}/v1"
+        console.print(f"ready: point an OpenAI client at [bold]{address}[/] (Ctrl-C stops)")
+        try:
+            await run.start_learners()
+            for warning in run.calibration_warnings():
+                console.print(f"[yellow]{warning}[/]", highlight=False, soft_wrap=True)
+            console.print("learning: judge and trainer work on what comes in")
+            console.print(recipe.said(config), highlight=False, soft_wrap=True)
+            await _report_while_serving(run, store, folder, console)
+        finally:
+            await _write_report(config, folder, store, console)
+
+
+async def _refuse_open_door(config: RunConfig, folder: Path) -> None:
+    """Before anything is started. The configuration is written, for `opd keys` to read."""
+    config_file = folder / "config.toml"
+    run_config.save(config, config_file)
+    async with await Store.open(config.store) as store:
+        await refuse_open_door(config, store, config_file)
+
+
+async def _report_while_serving(run: Run, store: Store, folder: Path, console: Console) -> None:
+    """A line now and then, and the report as it is; until cancelled or something fails."""
+    drawn = time.monotonic()
+    learning, notices = LearningLine(store, folder), LogNotices(run.supervisor.logs)
+    while True:
+        await asyncio.wait([run.supervisor.failed], timeout=STATUS_EVERY_S)
+        if run.supervisor.failed.done():
+            run.supervisor.failed.result()
+        await say_how_it_stands(store, learning, notices, console)
+        if time.monotonic() - drawn > REPORT_EVERY_S:
+            drawn = time.monotonic()
+            await _write_report(run.config, folder, store, console)
+
+
+async def say_how_it_stands(
+    store: Store, learning: LearningLine, notices: LogNotices, console: Console
+) -> None:
+    """Where the turns and hints stand, and what the run's processes warned of since."""
+    console.print(await status_line(store), highlight=False, soft_wrap=True)
+    said = await learning.said()
+    if said is not None:
+        console.print(said, highlight=False, soft_wrap=True)
+    for notice in notices.new():
+        # What a process says is no markup.
+        console.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+async def _write_report(config: RunConfig, folder: Path, store: Store, console: Console) -> None:
+    """Curves, the plots of rollout correction, and trained turns, in the run folder."""
+    # Imported here: drawing is no part of being ready soon.
+    from opd.report.run_report import write_run_report
+    from rollout_bridge.rendering.rendering import Rendering
+
+    rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
+    path = await write_run_report(folder, f"Serving {config.model}", store, rendering)
+    console.print(f"report: [bold]{path}[/]")

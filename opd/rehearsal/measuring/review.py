@@ -1,0 +1,308 @@
+"""One version, measured: what each hint's gap is, whether open wishes are still done, and what
+became of everything else. From this follow the fates of hints and whether training goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+from opd.rehearsal.measuring.fate import closed_below, fate_of
+from opd.rehearsal.measuring.measuring import Measurer, Wish, wishes_in_turn
+from opd.rehearsal.needs import RehearsalStore
+from opd.rehearsal.preparing.keeping import Keeping
+from opd.rehearsal.preparing.preparing import Prepared
+from records.hints.types import Hint, HintStatus
+from records.lessons.names import LessonDrop
+from records.types import TurnRecord
+from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.estimates import (
+    Gap,
+    Obedience,
+    PooledObedience,
+    is_obedient,
+    pooled,
+    summed,
+)
+from trainer.rehearsal.journal import (
+    GapRow,
+    HintRow,
+    Journal,
+    ObedienceRow,
+    PooledRow,
+    VersionRow,
+)
+from trainer.step.stop_order import StopOrder
+
+logger = logging.getLogger(__name__)
+
+_ENOUGH_ANSWERS = 16
+"""Fewer say nothing of one hint's open wishes."""
+_LOOK_BACK = 8
+"""Versions among which so many are looked for."""
+_UNGUARDED = 16
+"""Answers a version to open wishes that train too, where a hint has no other: shown, no guard."""
+_RESTING_A_VERSION = 4
+"""Hints at rest whose gap is measured at one version, in turn."""
+
+
+class Review:
+    """Measures versions and hints, and stores what follows. Raises ServiceUnavailable and
+    StoreUnavailable; then nothing of the version is written, and it is measured anew.
+    """
+
+    def __init__(
+        self,
+        store: RehearsalStore,
+        measurer: Measurer,
+        keeping: Keeping,
+        journal: Journal,
+        config: RehearsalConfig,
+    ) -> None:
+        self._store, self._measurer, self._keeping = store, measurer, keeping
+        self._journal, self._config = journal, config
+
+    def last(self) -> VersionRow | None:
+        """The newest version that was measured."""
+        return self._journal.rows[-1] if self._journal.rows else None
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """Ended hints whose states are as they began, or at which nothing more can be done."""
+        last = self.last()
+        return () if last is None else last.returned
+
+    def disobeyed(self, hint_ids: Iterable[str]) -> set[str]:
+        """Those against which open wishes are done too seldom."""
+        rows = self._journal.rows
+        found = {one: obedience_of(one, rows, None, self._config) for one in hint_ids}
+        return {
+            hint_id
+            for hint_id, one in found.items()
+            if one is not None and one.rate.value < one.floor
+        }
+
+    async def version(
+        self,
+        version: int,
+        hints: Sequence[Prepared],
+        kept: Sequence[TurnRecord],
+        ended: Sequence[Hint] = (),
+    ) -> VersionRow:
+        """Measure a version, store the fates of its hints, and write its row. `ended` ones are
+        still to go back.
+        """
+        config = self._config
+        lists = [_wishes(one) for one in hints]
+        wishes = wishes_in_turn(lists, config.obedience_samples, version)
+        of_hints = await self._measurer.obedience(wishes)
+        obedience = summed(list(of_hints.values()))
+        obeys = obedience is None or is_obedient(obedience, config.obedience_floor)
+        spare = [_spare_wishes(one) for one in hints] if config.without_counter else []
+        unguarded = await self._measurer.obedience(wishes_in_turn(spare, _UNGUARDED, version))
+        rows = [
+            await self.hint(one, version, of_hints.get(one.hint.hint_id), version_obeys=obeys)
+            for one in self._to_measure(hints, version)
+        ]
+        earlier = [row.obedience for row in self._journal.rows if row.obedience is not None]
+        so_far = [one.obedience() for one in earlier]
+        so_far += [obedience] if obedience is not None else []
+        together = pooled(so_far[-config.obedience_versions :], floor=config.obedience_floor)
+        keep = await self._measurer.gap(kept, None, config.keep_samples, version)
+        returned, going_back = await self._returned(hints, ended, version)
+        votes, turns = await self._store.vote_summary(), await self._store.counts()
+        lessons = await self._store.lesson_counts()
+        row = VersionRow(
+            time=time.time(),
+            version=version,
+            turns=sum(turns.values()),
+            objections=votes.accepted,
+            hints=tuple(rows),
+            obedience=None if obedience is None else ObedienceRow.of(obedience),
+            obedience_of={hint_id: ObedienceRow.of(one) for hint_id, one in of_hints.items()},
+            pooled=PooledRow.of(together),
+            keep=GapRow.of(keep),
+            lessons={f"{kind.value}/{state.value}": n for (kind, state), n in lessons.items()},
+            returned=returned,
+            going_back=going_back,
+            unguarded_of={hint_id: ObedienceRow.of(one) for hint_id, one in unguarded.items()},
+            unmeasured=tuple(
+                one.hint.hint_id for one in hints if config.without_counter and not one.open_wishes
+            ),
+        )
+        self._journal.add(row)
+        return row
+
+    async def hint(
+        self,
+        one: Prepared,
+        version: int,
+        obedience: Obedience | None = None,
+        *,
+        version_obeys: bool = True,
+    ) -> HintRow:
+        """Measure one hint, and store its gap and what follows from it. `obedience`: open wishes
+        against it at this version, which is not in the journal yet; `version_obeys`: the version
+        does open wishes.
+        """
+        hint, config = one.hint, self._config
+        gap = await self._measurer.gap(one.measured_at, hint.text, config.gap_samples, version)
+        is_first = hint.first_gap is None
+        first_gap = gap.value if is_first and gap is not None else hint.first_gap
+        if gap is not None:
+            await self._store.set_hint_gap(
+                hint.hint_id, gap=gap.value, gap_high=gap.high, first=is_first
+            )
+        active_from = self._active_from(hint)
+        done = obedience_of(hint.hint_id, self._journal.rows, obedience, config)
+        fate = fate_of(
+            hint,
+            gap,
+            first_gap,
+            active_from,
+            config,
+            done,
+            version_obeys=version_obeys,
+            earlier=self._gaps(hint, HintStatus.ACTIVE),
+            rested_at=next(iter(self._gaps(hint, HintStatus.RESTING)), None),
+        )
+        status = hint.status
+        if fate is not None:
+            await self._store.set_hint_status(hint.hint_id, fate.status, fate.detail)
+            logger.info("hint %s is %s: %s", hint.hint_id, fate.status.value, fate.detail)
+            status = fate.status
+            if status is HintStatus.ACTIVE:
+                active_from = hint.num_steps
+            else:
+                await self._store.drop_lessons_of(hint.hint_id, LessonDrop.HINT_ENDED)
+        return HintRow(
+            hint_id=hint.hint_id,
+            status=status,
+            gap=GapRow.of(gap),
+            first_gap=first_gap,
+            held_back=bool(one.held_back),
+            num_steps=hint.num_steps,
+            active_from=active_from,
+        )
+
+    def stop_order(self, row: VersionRow) -> StopOrder | None:
+        """That training ends, if obedience has fallen."""
+        found = row.pooled
+        if found is None or found.passed:
+            return None
+        passed = [
+            one.version
+            for one in self._journal.rows
+            if one.pooled is not None and one.pooled.passed
+        ]
+        back = f"version {passed[-1]} was the last that passed" if passed else "none has passed"
+        return StopOrder(
+            reason=(
+                f"open wishes are done in {found.value:.2f} of {found.count} answers "
+                f"({found.low:.2f} to {found.high:.2f}), and at least {found.floor:.2f} is asked "
+                f"for (the start: {found.before:.2f}); measured at version {row.version}, {back}"
+            ),
+            serve_version=passed[-1] if passed else None,
+        )
+
+    def _to_measure(self, hints: Sequence[Prepared], version: int) -> list[Prepared]:
+        resting = [one for one in hints if one.hint.status is HintStatus.RESTING]
+        begin = version * _RESTING_A_VERSION
+        chosen = [
+            resting[(begin + i) % len(resting)]
+            for i in range(min(len(resting), _RESTING_A_VERSION))
+        ]
+        return [one for one in hints if one.hint.status is HintStatus.ACTIVE] + chosen
+
+    def _active_from(self, hint: Hint) -> int:
+        for row in reversed(self._journal.rows):
+            for one in row.hints:
+                if one.hint_id == hint.hint_id:
+                    return one.active_from
+        return 0
+
+    def _gaps(self, hint: Hint, status: HintStatus) -> list[float]:
+        """The hint's gaps at the last _LOOK_BACK versions, as far back as it has this status, the
+        oldest first; the last look at a version counts.
+        """
+        found: dict[int, float] = {}
+        for row in reversed(self._journal.rows[-_LOOK_BACK:]):
+            of_hint = [one for one in row.hints if one.hint_id == hint.hint_id]
+            if of_hint and of_hint[0].status is not status:
+                break
+            if of_hint and of_hint[0].gap is not None:
+                found.setdefault(row.version, of_hint[0].gap.value)
+        return list(reversed(found.values()))
+
+    async def _returned(
+        self, hints: Sequence[Prepared], ended: Sequence[Hint], version: int
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Ended hints whose states answer as the start does again, so far; and those whose states
+        do not yet.
+        """
+        returned, going_back = list(self.returned), []
+        of_ended = self._keeping.ended(ended, hints)
+        for hint in ended:
+            if hint.hint_id not in of_ended:
+                continue  # ended just now: nobody has looked at its states
+            turns = await self._store.load_turns(of_ended[hint.hint_id])
+            turns = [turn for turn in turns if len(turn.prompt_ids)]
+            gap = await self._measurer.gap(turns, None, self._config.keep_samples, version)
+            tries = sum(hint.hint_id in row.going_back for row in self._journal.rows)
+            if not turns:
+                logger.info("hint %s: no state is left to bring back", hint.hint_id)
+            elif gap is not None and _is_back(hint, gap, self._config):
+                logger.info("hint %s: its states answer as the start model does", hint.hint_id)
+            elif tries >= self._config.max_steps:
+                logger.warning("hint %s: %d steps have not brought it back", hint.hint_id, tries)
+            else:
+                going_back.append(hint.hint_id)
+                continue
+            returned.append(hint.hint_id)
+        return tuple(returned), tuple(going_back)
+
+
+def obedience_of(
+    hint_id: str,
+    rows: Sequence[VersionRow],
+    now: Obedience | None,
+    config: RehearsalConfig,
+) -> PooledObedience | None:
+    """How often open wishes against one hint are done: `now`, and at as many of the versions before
+    as it takes for _ENOUGH_ANSWERS. None where there are fewer in the last _LOOK_BACK.
+    """
+    parts = [] if now is None else [now]
+    for row in reversed(rows[-_LOOK_BACK:]):
+        if _num_asked(parts) >= _ENOUGH_ANSWERS:
+            break
+        if hint_id in row.obedience_of:
+            parts.append(row.obedience_of[hint_id].obedience())
+    if _num_asked(parts) < _ENOUGH_ANSWERS:
+        return None
+    return pooled(parts, floor=config.obedience_floor)
+
+
+def _num_asked(parts: Sequence[Obedience]) -> int:
+    return sum(one.asked for one in parts)
+
+
+def _is_back(hint: Hint, gap: Gap, config: RehearsalConfig) -> bool:
+    return gap.high <= closed_below(hint.first_gap or 0.0, config)
+
+
+def _wishes(one: Prepared) -> list[Wish]:
+    """The hint's texts that never train, at its states, those that measure first."""
+    turns = (*one.held_back, *one.training)
+    hint_id = one.hint.hint_id
+    return [
+        Wish(hint_id=hint_id, turn=turn, prompt=prompt) for turn in turns for prompt in one.wishes
+    ]
+
+
+def _spare_wishes(one: Prepared) -> list[Wish]:
+    """Of a hint with no text that only measures: the open wish that trains."""
+    turns = (*one.held_back, *one.training)
+    hint_id = one.hint.hint_id
+    prompts = [] if one.wishes else one.open_wishes
+    return [Wish(hint_id=hint_id, turn=turn, prompt=prompt) for turn in turns for prompt in prompts]

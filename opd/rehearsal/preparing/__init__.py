@@ -1,0 +1,2 @@
+"""Where a hint is practised: recorded states, tried texts for its exceptions, states that are kept.
+"""

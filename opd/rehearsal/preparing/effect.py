@@ -1,0 +1,47 @@
+"""How much a hint changes at a recorded state, as the frozen start model sees it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from opd.rehearsal.desk import Desk, LessonUnusable
+from records.types import Logprobs, TurnRecord
+from rollout_bridge.scoring.scoring import fall_of
+
+logger = logging.getLogger(__name__)
+
+
+async def effect_at(desk: Desk, turn: TurnRecord, hint: str) -> float | None:
+    """By how much the hint changes the log-prob of a token of the recorded answer, in nats: of the
+    token where it changes most, which is where the answer is decided. None where that cannot be
+    scored. Raises ServiceUnavailable.
+    """
+    found = await _plain_and_hinted(desk, turn, hint)
+    return None if found is None else float(np.abs(found[1] - found[0]).max())
+
+
+async def fall_at(desk: Desk, turn: TurnRecord, hint: str) -> float | None:
+    """By how many nats the hint lowers the log-prob of the answer's token that it lowers most: a
+    hint that came from there speaks against the answer. None where that cannot be scored. Raises
+    ServiceUnavailable.
+    """
+    found = await _plain_and_hinted(desk, turn, hint)
+    return None if found is None else fall_of(*found)
+
+
+async def _plain_and_hinted(
+    desk: Desk, turn: TurnRecord, hint: str
+) -> tuple[Logprobs, Logprobs] | None:
+    """The frozen start model's log-probs [R] of the recorded answer, without and under the hint."""
+    if not len(turn.response_ids):
+        return None
+    try:
+        place = await desk.place(turn)
+        plain = await desk.score(place, None, turn.response_ids)
+        hinted = await desk.score(place, hint, turn.response_ids)
+    except LessonUnusable as error:
+        logger.info("turn %s cannot be looked at under a hint: %s", turn.turn_id, error)
+        return None
+    return plain.logprobs, hinted.logprobs

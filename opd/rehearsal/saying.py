@@ -1,0 +1,145 @@
+"""Whether a run learns, as a line of a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from records.hints.types import Hint, HintStatus
+from records.lessons.names import LessonKind, LessonState
+from trainer.rehearsal.estimates import summed
+from trainer.rehearsal.journal import ObedienceRow, VersionRow, last_row
+from trainer.rehearsal.last_line import METRICS_FILE, last_line
+from trainer.step.stop_order import read_stop
+
+MOST_HINTS = 1000
+MEASURED_WHERE_IT_TRAINS = "measured where it trains: fewer than four states"
+
+
+class HintStore(Protocol):
+    """What is asked of the store."""
+
+    async def hints(
+        self,
+        *,
+        scope: str | None = None,
+        statuses: Sequence[HintStatus] | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[Hint]: ...
+
+
+class ProgressStore(HintStore, Protocol):
+    """What is asked of the store, once a minute."""
+
+    async def num_judged(self) -> tuple[int, int]: ...
+    async def lesson_totals(self) -> dict[tuple[LessonKind, LessonState], int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Beside hints and measurements: `objections` per 100 judged turns since the line before,
+    lessons trained of hints, and staleness (mean, most) of the last step; None: nothing to say.
+    """
+
+    objections: float | None = None
+    lessons: int | None = None
+    staleness: tuple[float, float] | None = None
+
+
+class LearningLine:
+    """Says now and then whether a run learns."""
+
+    def __init__(self, store: ProgressStore, folder: Path) -> None:
+        self._store, self._folder = store, folder
+        self._judged = self._objections = 0
+
+    async def said(self) -> str | None:
+        """Where the hints stand and what is measured; None while there is neither. Begins with why
+        training has stopped, if it has.
+        """
+        hints = await self._store.hints(limit=MOST_HINTS)
+        order = read_stop(self._folder)
+        said = shown_learning(hints, last_row(self._folder), await self._progress())
+        if order is not None and order.reason:
+            return f"training has stopped: {order.reason}" + (f"\n{said}" if said else "")
+        return said
+
+    async def _progress(self) -> Progress:
+        judged, objections = await self._store.num_judged()
+        new, found = judged - self._judged, objections - self._objections
+        self._judged, self._objections = judged, objections
+        lessons = (await self._store.lesson_totals()).get((LessonKind.HINT, LessonState.TRAINED))
+        return Progress(
+            objections=100 * found / new if new > 0 else None,
+            lessons=lessons,
+            staleness=_staleness(self._folder),
+        )
+
+
+def _staleness(folder: Path) -> tuple[float, float] | None:
+    line = last_line(folder / METRICS_FILE)
+    row: dict[str, Any] = {} if line is None else json.loads(line)
+    mean, most = row.get("staleness_mean"), row.get("staleness_max")
+    return None if mean is None or most is None else (mean, most)
+
+
+def shown_learning(
+    hints: Sequence[Hint], row: VersionRow | None, progress: Progress | None = None
+) -> str | None:
+    """The line; None where there is nothing to say."""
+    if not hints and row is None:
+        return None
+    by_status = Counter(
+        "not practised" if hint.status is HintStatus.ACTIVE and hint.block else hint.status.value
+        for hint in hints
+    )
+    parts = [f"hints: {', '.join(f'{n} {name}' for name, n in by_status.items())}"] if hints else []
+    gaps = [(h.first_gap, h.gap) for h in hints if h.first_gap is not None and h.gap is not None]
+    if gaps:
+        first, now = (sum(values) / len(gaps) for values in zip(*gaps, strict=True))
+        parts.append(f"gap {first:.2g} -> {now:.2g} nats")
+    parts += [] if row is None else _measured(row)
+    parts += [] if progress is None else _progressed(progress)
+    return "; ".join(parts)
+
+
+def _measured(row: VersionRow) -> list[str]:
+    parts: list[str] = []
+    if row.pooled is not None:
+        parts.append(f"open wishes done {row.pooled.value:.2f} (start {row.pooled.before:.2f})")
+    parts += unguarded(list(row.unguarded_of.values()), len(row.unmeasured))
+    if row.keep is not None:
+        parts.append(f"other states {row.keep.value:.2g} nats from the start")
+    return parts
+
+
+def unguarded(found: Sequence[ObedienceRow], num_unmeasured: int) -> list[str]:
+    """What `rehearsal.without_counter` practises without a guard: what it cost, where that can be
+    measured.
+    """
+    one = summed([row.obedience() for row in found])
+    parts: list[str] = []
+    if one is not None and one.asked:
+        done, before = one.followed / one.asked, one.before / one.asked
+        parts.append(f"open wishes done {done:.2f} (start {before:.2f}), not guarded")
+    if num_unmeasured:
+        of = "" if num_unmeasured == 1 and not parts else f" of {num_unmeasured} hints"
+        parts.append(f"obedience{of} cannot be measured: no usable open wish")
+    return parts
+
+
+def _progressed(found: Progress) -> list[str]:
+    parts: list[str] = []
+    if found.objections is not None:
+        parts.append(f"{found.objections:.0f} objections per 100 turns")
+    if found.lessons:
+        parts.append(f"{found.lessons} lessons of hints trained")
+    if found.staleness is not None:
+        mean, most = found.staleness
+        parts.append(f"last step {mean:.1f} versions stale (at most {most:.0f})")
+    return parts

@@ -1,0 +1,243 @@
+"""The first stage of a replay: files of recordings, and of votes, into the store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from opd.replay.importing import SCOPE, ImportSettings, PreparedImport, prepare_session, session_key
+from opd.replay.reading import read_recordings
+from opd.replay.recorded import ImportProblem, Problem, RecordedSession
+from opd.replay.votes import Votes, read_votes
+from records.reading.replaying import PreparedSession
+from records.store import Store
+from records.turns.turn_writes import PreparedTurn
+from rollout_bridge.rendering.rendering import Rendering
+
+PROBLEMS_FILE = "import_problems.jsonl"
+_PLACES_TOLD = 8
+_AT_ONCE = 16
+"""Sessions that are written in one transaction, while the next ones are read."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ImportReport:
+    """What was read and what became of it. `problems` counts by reason, `first_problems` is the
+    first of each, in words.
+    """
+
+    formats: Counter[str] = field(default_factory=Counter)
+    num_sessions: int = 0
+    num_turns: int = 0
+    num_rendered: int = 0
+    num_new: int = 0
+    num_tokens: int = 0
+    problems: Counter[str] = field(default_factory=Counter)
+    first_problems: dict[str, str] = field(default_factory=dict)
+    num_votes: int = 0
+    num_votes_new: int = 0
+    votes_without_turn: int = 0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For summary.json; shares of nothing are None."""
+        return {
+            "formats": dict(self.formats),
+            "sessions": self.num_sessions,
+            "turns": self.num_turns,
+            "turns_rendered": self.num_rendered,
+            "rendered_share": self.num_rendered / self.num_turns if self.num_turns else None,
+            "turns_new": self.num_new,
+            "tokens": self.num_tokens,
+            "problems": dict(self.problems),
+            "first_problems": self.first_problems,
+            "turns_with_votes": self.num_votes,
+            "turns_with_new_votes": self.num_votes_new,
+            "votes_without_turn": self.votes_without_turn,
+            "seconds": self.seconds,
+        }
+
+
+async def take_in(
+    store: Store,
+    rendering: Rendering,
+    settings: ImportSettings,
+    recordings: Sequence[Path],
+    votes: Sequence[Path],
+    folder: Path,
+    progress: Callable[[ImportReport], None],
+) -> ImportReport:
+    """Read everything into the store; each problem is a line of import_problems.jsonl.
+
+    Nothing is taken in twice. Memory holds a few sessions at a time, however many there are.
+    """
+    started = time.monotonic()
+    report = ImportReport()
+    with (folder / PROBLEMS_FILE).open("w", encoding="utf-8") as problems:
+        await _sessions(store, rendering, settings, recordings, report, problems, progress)
+        for path in votes:
+            await _votes(store, path, report, problems)
+    report.seconds = time.monotonic() - started
+    progress(report)
+    return report
+
+
+async def _sessions(
+    store: Store,
+    rendering: Rendering,
+    settings: ImportSettings,
+    recordings: Sequence[Path],
+    report: ImportReport,
+    problems: TextIO,
+    progress: Callable[[ImportReport], None],
+) -> None:
+    prepared_rows: list[PreparedSession] = []
+    in_writing: list[PreparedSession] = []
+    writing: asyncio.Task[int] | None = None
+    try:
+        for item in read_recordings(recordings):
+            if isinstance(item, Problem):
+                _note(item, report, problems)
+                continue
+            if await store.is_deleted(session_key(item.session_id)):
+                _note(_forgotten(item), report, problems)
+                continue
+            prepared = await asyncio.to_thread(
+                prepare_session, item, rendering, store.redactor, settings, time.time()
+            )
+            _count(item, prepared, report, problems)
+            if prepared.rows is not None:
+                stored = await store.recorded_turns(SCOPE, item.session_id)
+                others = [*in_writing, *prepared_rows]
+                other = _says_otherwise(item, prepared.rows, stored, others)
+                if other is not None:
+                    _note(other, report, problems)
+                prepared_rows.append(prepared.rows)
+            if len(prepared_rows) == _AT_ONCE:
+                report.num_new += await writing if writing is not None else 0
+                writing = asyncio.create_task(_write(store, prepared_rows))
+                prepared_rows, in_writing = [], prepared_rows
+            progress(report)
+        report.num_new += await writing if writing is not None else 0
+        report.num_new += await _write(store, prepared_rows)
+    except BaseException:
+        if writing is not None:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+        raise
+
+
+def _forgotten(session: RecordedSession) -> Problem:
+    return Problem(
+        source=session.source,
+        reason=ImportProblem.FORGOTTEN,
+        detail="this session was deleted from the store, and nothing of it is written again",
+        line=session.line,
+        session_id=session.session_id,
+    )
+
+
+def _says_otherwise(
+    session: RecordedSession,
+    rows: PreparedSession,
+    stored: dict[int, list[str]],
+    others: Sequence[PreparedSession],
+) -> Problem | None:
+    """That a recording of the same name, `stored` or among the `others` that are being written,
+    has another turn at one of the positions.
+    """
+    known = {position: set(turn_ids) for position, turn_ids in stored.items()}
+    for other in others:
+        if other.session_id == rows.session_id:
+            for turn in other.turns:
+                known.setdefault(_position(turn), set()).add(turn.turn["turn_id"])
+    for turn in rows.turns:
+        position = _position(turn)
+        if known.get(position, set()) - {turn.turn["turn_id"]}:
+            return Problem(
+                source=session.source,
+                reason=ImportProblem.SAME_SESSION_ID,
+                detail="another session of this id differs from here on; both are taken in, as "
+                "branches of one session, and votes by position are for neither: give each an id",
+                line=session.line,
+                session_id=session.session_id,
+                position=position,
+            )
+    return None
+
+
+def _position(turn: PreparedTurn) -> int:
+    assert turn.recording is not None, "what is imported is of a recording"
+    return turn.recording["position"]
+
+
+async def _write(store: Store, prepared: Sequence[PreparedSession]) -> int:
+    """Returns how many turns are new."""
+    return sum(await asyncio.gather(*(store.import_session(one) for one in prepared)))
+
+
+def _count(
+    session: RecordedSession, prepared: PreparedImport, report: ImportReport, problems: TextIO
+) -> None:
+    report.formats[session.format.value] += 1
+    report.num_sessions += 1
+    report.num_turns += len(session.turns)
+    report.num_rendered += len(prepared.rows.turns) if prepared.rows else 0
+    report.num_tokens += prepared.num_tokens
+    for problem in prepared.problems:
+        _note(problem, report, problems)
+
+
+def _note(problem: Problem, report: ImportReport, problems: TextIO) -> None:
+    report.problems[problem.reason.value] += 1
+    report.first_problems.setdefault(problem.reason.value, f"{problem.place}: {problem.detail}")
+    line = {
+        "source": problem.source,
+        "line": problem.line,
+        "session": problem.session_id,
+        "message": problem.position,
+        "reason": problem.reason.value,
+        "detail": problem.detail,
+    }
+    problems.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+async def _votes(store: Store, path: Path, report: ImportReport, problems: TextIO) -> None:
+    known: tuple[str, dict[int, list[str]]] = ("", {})
+    for item in read_votes(path):
+        if isinstance(item, Problem):
+            _note(item, report, problems)
+            continue
+        if known[0] != item.session_id:
+            known = (item.session_id, await store.recorded_turns(SCOPE, item.session_id))
+        turn_ids = known[1].get(item.position, [])
+        if len(turn_ids) != 1:
+            report.votes_without_turn += 1
+            _note(_without_turn(path, item, known[1]), report, problems)
+            continue
+        report.num_votes += 1
+        report.num_votes_new += await store.import_votes(turn_ids[0], item.texts)
+
+
+def _without_turn(path: Path, votes: Votes, turns: dict[int, list[str]]) -> Problem:
+    if not turns:
+        detail = "no session of this id has turns here"
+    elif votes.position in turns:
+        detail = "sessions of this id differ at this message: which of them is meant is not known"
+    else:
+        places = ", ".join(map(str, sorted(turns)[:_PLACES_TOLD]))
+        detail = f"no turn of the session is at this message; its first turns are at {places}"
+    return Problem(
+        source=str(path),
+        reason=ImportProblem.VOTES_WITHOUT_TURN,
+        detail=detail,
+        line=votes.line,
+        session_id=votes.session_id,
+        position=votes.position,
+    )

@@ -1,0 +1,72 @@
+"""What a run's processes warn of, for the terminal of the command that started them.
+
+Each warning is a line of a log in RUN/logs already. Those of training and rehearsal are read from
+there: nobody looks into logs while a terminal says that all goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PROCESSES = ("trainer", "judge")
+_MOST_BYTES = 2**20
+_MOST_KINDS = 5
+_LINE = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ (?:WARNING|ERROR) (?:opd|trainer)\.[\w.]+: (.*)$")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+@dataclass(slots=True)
+class _Kind:
+    text: str
+    number: int = 0
+
+
+class LogNotices:
+    """Warnings that are new in the logs since it was made, or last asked."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._read_to = {name: self._size(name) for name in PROCESSES}
+
+    def new(self) -> list[str]:
+        """A line for each kind, the newest of it, and how often it came: what differs in numbers
+        alone is of one kind.
+        """
+        kinds: dict[str, _Kind] = {}
+        for name in PROCESSES:
+            for line in self._new_lines(name):
+                found = _LINE.match(line)
+                if found is None:
+                    continue
+                text = f"{name}: {found[1]}"
+                kind = kinds.setdefault(_NUMBER.sub("#", text), _Kind(text))
+                kind.text, kind.number = text, kind.number + 1
+        said = [
+            one.text if one.number == 1 else f"{one.text} ({one.number} times)"
+            for one in kinds.values()
+        ]
+        left = len(said) - _MOST_KINDS
+        more = [f"and {left} other warnings: see {self._logs}"] if left > 0 else []
+        return said[:_MOST_KINDS] + more
+
+    def _path(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    def _size(self, name: str) -> int:
+        path = self._path(name)
+        return path.stat().st_size if path.exists() else 0
+
+    def _new_lines(self, name: str) -> list[str]:
+        size, begin = self._size(name), self._read_to[name]
+        if size <= begin:
+            self._read_to[name] = size
+            return []
+        begin = max(begin, size - _MOST_BYTES)
+        with self._path(name).open("rb") as file:
+            file.seek(begin)
+            part = file.read(size - begin)
+        end = part.rfind(b"\n") + 1  # the rest is being written
+        self._read_to[name] = begin + end
+        return part[:end].decode(errors="replace").splitlines()

@@ -1,0 +1,56 @@
+"""RUN/metrics/NAME.prom: what a process counts, for the endpoint's `/metrics` to show.
+
+Written anew every few seconds, whole or not at all: who scrapes the endpoint gets the figures of
+the processes behind it too, and a process that dies leaves what it said last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from opd.report.run_figures import RunCollector
+from records.errors import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "metrics"
+WRITE_EVERY_S = 5.0
+
+
+def write_metrics(folder: Path, name: str, registries: Sequence[CollectorRegistry]) -> None:
+    """Write the file `name` of a run's `folder`."""
+    path = folder / FOLDER / f"{name}.prom"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(b"".join(generate_latest(one) for one in registries))
+    os.replace(temporary, path)
+
+
+async def keep_written(
+    folder: Path,
+    name: str,
+    registries: Sequence[CollectorRegistry],
+    run: RunCollector,
+    stop: asyncio.Event,
+) -> None:
+    """Write them, and the figures of the run, until `stop`. It never fails: figures are no reason
+    to end a process.
+    """
+    of_run = CollectorRegistry()
+    of_run.register(run)
+    while not stop.is_set():
+        try:
+            await run.refresh()
+            await asyncio.to_thread(write_metrics, folder, name, [*registries, of_run])
+        except (OSError, StoreUnavailable) as error:
+            logger.warning("metrics are not written: %s", error)
+        try:
+            await asyncio.wait_for(stop.wait(), WRITE_EVERY_S)
+        except TimeoutError:
+            continue

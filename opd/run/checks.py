@@ -1,0 +1,84 @@
+"""What a run's sections mean together: needs that nothing provides, terms that work against each
+other. Checked when the configuration is read, before any process starts.
+"""
+
+from __future__ import annotations
+
+from judge.config import JudgeConfig
+from rollout_bridge.config import ScoringConfig
+from trainer.config import TrainerConfig, leaves_stale_uncorrected, lessons_problem
+from trainer.objectives.options import HOW_TO_PROVIDE, HindsightOpd, Need, unmet_needs
+from trainer.objectives.validation import check_kl_terms, check_loss_mode
+from trainer.rehearsal.config import RehearsalConfig
+
+
+def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig) -> None:
+    """Raise ValueError, a line per problem, for an objective that this run cannot feed."""
+    problems = unmet_needs(trainer.objective, provided_needs(trainer, scoring, judge))
+    objective = trainer.objective
+    by_engine = not trainer.teacher.in_trainer
+    if objective.support == "teacher" and by_engine and 0 < scoring.top_k < objective.support_size:
+        problems.append(
+            f"trainer.objective.topk {objective.support_size} exceeds scoring.top_k "
+            f"{scoring.top_k}: {HOW_TO_PROVIDE['teacher_topk']}"
+        )
+    if objective.chooses_hints and judge.selection == "longest":
+        problems.append(
+            f"objective {objective.name!r} chooses among hints, and judge.selection longest "
+            "keeps one: set judge.selection = shortest_first"
+        )
+    two_kl_terms = check_kl_terms(
+        teacher_kl_is_loss=not isinstance(objective, HindsightOpd),
+        reference_kl_coef=trainer.beta_kl,
+        both_explicit="beta_kl" in trainer.model_fields_set,
+    )
+    problems += [two_kl_terms] if two_kl_terms is not None else []
+    if problems:
+        raise ValueError("; ".join(dict.fromkeys(problems)))
+
+
+def check_rehearsal(
+    rehearsal: RehearsalConfig, scoring: ScoringConfig, trainer: TrainerConfig
+) -> None:
+    """Raise ValueError for a rehearsal whose lessons nobody would score, or could learn from."""
+    if not rehearsal.enabled:
+        return
+    problem = lessons_problem(trainer)
+    if not scoring.engine_scores:
+        problem = (
+            "rehearsal.enabled needs an engine that scores lessons: set scoring.engine_scores = "
+            "true, or rehearsal.enabled = false"
+        )
+    if problem is not None:
+        raise ValueError(problem)
+
+
+def provided_needs(
+    trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig
+) -> frozenset[Need]:
+    """What this run's teacher and judge give the trainer."""
+    provided: set[Need] = set()
+    if trainer.teacher.in_trainer:
+        provided |= {"teacher_scalar", "teacher_topk", "teacher_in_trainer"}
+    elif scoring.engine_scores:
+        provided.add("teacher_scalar")
+        if scoring.top_k > 0:
+            provided.add("teacher_topk")
+    if judge.reward != "none":
+        provided.add("reward")
+    return frozenset(provided)
+
+
+def run_warnings(trainer: TrainerConfig) -> list[str]:
+    """Lines for what is allowed and probably not meant."""
+    objective = trainer.objective
+    warnings = []
+    if isinstance(objective, HindsightOpd):
+        line = check_loss_mode(objective.estimator, use_policy_gradient=True)
+        warnings += [line] if line is not None else []
+    if trainer.max_staleness > 0 and leaves_stale_uncorrected(trainer):
+        warnings.append(
+            f"stale samples (up to {trainer.max_staleness} versions) train uncorrected: set "
+            "trainer.correction.importance_level = token, or trainer.max_staleness = 0"
+        )
+    return warnings

@@ -1,0 +1,85 @@
+"""What a start needs of this machine: free ports, devices, a database, models. Asked by the command
+itself, in a second, before any process is started that would find it out minutes later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from opd.models.folder import check_model
+from opd.processes.supervisor import listen_problem
+from opd.run.config import EngineConfig, RunConfig
+from opd.run.devices import check_device
+from records.config import StoreConfig
+from records.database.opening import check_readable, check_unlocked
+from records.spill.spill import SpillFile
+from trainer.errors import StartupError
+
+
+def check_start(config: RunConfig, *, serves: bool) -> None:
+    """Raise StartupError, or StoreError, with a line for the first thing that is missing."""
+    _check_ports(config, serves)
+    check_device("trainer.device", config.trainer.device)
+    check_engines(config)
+    check_store(config.store)
+    if serves and config.store.spill_path.parent.is_dir():  # else of a new run, as the store
+        check_spill(config.store)
+
+
+def check_engines(config: RunConfig) -> None:
+    """Raise StartupError where an embedded engine of this run has no device or no model."""
+    for role, engine in _embedded(config).items():
+        assert engine.embedded is not None
+        check_device(f"{role}.embedded.device", engine.embedded.device)
+        if engine.embedded.model != config.model:
+            check_model(engine.embedded.model)
+    check_model(config.model)
+
+
+def check_store(config: StoreConfig) -> None:
+    """Raise StoreError for a database that cannot be opened now."""
+    path = config.sqlite_path
+    if path is not None and not path.exists():
+        return  # of a new run: it is made with its folder
+    check_unlocked(config)
+    asyncio.run(check_readable(config))
+
+
+def check_spill(config: StoreConfig) -> None:
+    """Raise StoreError where nothing can be kept that the database refuses."""
+    folder = config.spill_path
+    is_new = not folder.exists()
+    SpillFile.create(folder, config.spill_reserve_bytes).remove()
+    if is_new:
+        folder.rmdir()  # a start that comes to nothing leaves nothing behind
+
+
+def check_listening(role: str, host: str, port: int) -> None:
+    """Raise StartupError where nobody can listen there; `role` is the section of the settings."""
+    problem = listen_problem(host, port)
+    if problem is not None:
+        raise StartupError(f"{role}.{problem[0]}: {problem[1]}")
+
+
+def _check_ports(config: RunConfig, serves: bool) -> None:
+    wanted = {"proxy": (config.proxy.host, config.proxy.port)} if serves else {}
+    for role, engine in _embedded(config).items():
+        assert engine.embedded is not None
+        wanted[f"{role}.embedded"] = (engine.embedded.host, engine.embedded.port)
+    taken: dict[int, str] = {}
+    for role, (host, port) in wanted.items():
+        if port and (other := taken.setdefault(port, role)) != role:
+            raise StartupError(f"{role}.port and {other}.port are both {port}: change one of them")
+        check_listening(role, host, port)
+
+
+def _embedded(config: RunConfig) -> dict[str, EngineConfig]:
+    """The engines that this run starts, by their sections."""
+    engines = {"policy": config.policy, "frozen": config.frozen}
+    return {
+        role: engine
+        for role, engine in engines.items()
+        if engine.url is None
+        and engine.embedded is not None
+        and not (role == "frozen" and config.frozen.shared)
+    }

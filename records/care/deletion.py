@@ -1,0 +1,418 @@
+"""Deleting sessions with all that was made of them, and nothing that another session needs.
+
+Messages are shared between the sessions of a scope, and a turn's tokens may continue those of a
+turn in another session. A message goes when the last turn whose path it is on has gone; tokens that
+others continue are written out there first. What stays behind is a session's id, the time and the
+reason, so that nothing of it is written again, and so that backups that hold it can be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import Connection, delete, exists, func, insert, or_, select, text, update
+from sqlalchemy.orm import aliased
+
+from records.hints.memory import forget_turns
+from records.lessons import forgetting
+from records.messages import Message, fingerprint
+from records.names import DropReason, TurnState
+from records.tables.loading import load_tokens, load_turns
+from records.tables.models import (
+    DeletionRow,
+    ExpertsRow,
+    FeedbackRow,
+    NodeRow,
+    RecordingRow,
+    SampleRow,
+    ScoreRow,
+    SessionRow,
+    SideSamplesRow,
+    TokensRow,
+    ToolsetRow,
+    TurnRow,
+    VariantRow,
+    VerdictRow,
+    VoteRow,
+)
+from records.tables.sql import chunks
+
+Reason = Literal["forget", "retention"]
+
+_OF_A_TURN = (
+    *(SampleRow, ScoreRow, VoteRow, VerdictRow, FeedbackRow),
+    *(SideSamplesRow, ExpertsRow, RecordingRow, TokensRow),
+)
+_JUDGEMENT = (ScoreRow, VoteRow, VerdictRow)
+NEWEST_NAMED = 4096
+"""Sessions among whose names the one is looked for that was meant."""
+WRITING_LOCK = 7_203_115_064_981_238
+"""PostgreSQL: shared by who records turns, exclusive for who deletes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted:
+    """What one deletion did. `versions` were trained on a deleted turn, on a lesson that was
+    sampled at one, or on feedback from one.
+
+    With `leased_by` (owners of leases) a step is being taken on turns of these sessions: nothing
+    else of them can be leased any more, but they are not deleted yet.
+    """
+
+    num_sessions: int = 0
+    num_turns: int = 0
+    num_messages: int = 0
+    num_lessons: int = 0
+    versions: tuple[int, ...] = ()
+    leased_by: tuple[str, ...] = ()
+
+
+def delete_sessions_op(
+    connection: Connection, session_ids: Sequence[str], reason: Reason, now: float
+) -> Deleted:
+    """Delete these sessions, unless one of their turns is being trained on (see `Deleted`)."""
+    _exclude_writers(connection)
+    turn_ids = _turns_of(connection, session_ids)
+    fed = _fed_from(connection, turn_ids)
+    leased_by = {
+        *_stop_stages(connection, [*turn_ids, *fed], now),
+        *forgetting.stop(connection, turn_ids, now),
+    }
+    if leased_by:
+        return Deleted(leased_by=tuple(sorted(leased_by)))
+    versions = {
+        *_versions(connection, [*turn_ids, *fed]),
+        *forgetting.versions(connection, turn_ids),
+    }
+    num_lessons = forgetting.delete_lessons(connection, turn_ids)
+    _forget_feedback(connection, fed)
+    _free_others(connection, turn_ids)
+    path = _path_of(connection, turn_ids)
+    variants, toolsets = _shared_bodies(connection, turn_ids)
+    hints = forget_turns(connection, [*turn_ids, *fed], now)
+    _delete_turns(connection, turn_ids)
+    num_messages = _delete_nodes(connection, path)
+    _delete_variants(connection, variants)
+    _delete_toolsets(connection, toolsets)
+    num_sessions = 0
+    for part in chunks(session_ids):
+        gone = delete(SessionRow).where(SessionRow.session_id.in_(part))
+        num_sessions += connection.execute(gone).rowcount
+        rows = [{"session_id": one, "deleted_at": now, "reason": reason} for one in part]
+        connection.execute(delete(DeletionRow).where(DeletionRow.session_id.in_(part)))
+        connection.execute(insert(DeletionRow), rows)
+    return Deleted(
+        num_sessions=num_sessions,
+        num_turns=len(turn_ids),
+        num_messages=num_messages,
+        num_lessons=num_lessons,
+        versions=tuple(sorted({*versions, *hints.versions})),
+    )
+
+
+def _exclude_writers(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": WRITING_LOCK})
+    else:
+        # Freed pages keep their content otherwise.
+        connection.execute(text("PRAGMA secure_delete=ON")).all()
+
+
+def admit_writer(connection: Connection) -> None:
+    """To be called first by who inserts turns: rows that it relies on are not deleted meanwhile."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock_shared(:key)"), {"key": WRITING_LOCK})
+
+
+def _turns_of(connection: Connection, session_ids: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for part in chunks(session_ids):
+        statement = select(TurnRow.turn_id).where(TurnRow.session_id.in_(part))
+        found += connection.scalars(statement.order_by(TurnRow.turn_id).with_for_update())
+    return found
+
+
+def _fed_from(connection: Connection, turn_ids: Sequence[str]) -> list[str]:
+    """Turns of other sessions whose next state came with one of these turns' requests."""
+    inside = set(turn_ids)
+    parent = aliased(TurnRow)
+    pairs: list[tuple[str, str, list[Message]]] = []
+    for part in chunks(turn_ids):
+        statement = (
+            select(TurnRow.turn_id, parent.turn_id, parent.next_state)
+            .join(parent, parent.turn_id == TurnRow.parent_turn_id)
+            .where(TurnRow.turn_id.in_(part), parent.next_state.is_not(None))
+        )
+        rows = connection.execute(statement)
+        pairs += [(child, above, state) for child, above, state in rows if above not in inside]
+    if not pairs:
+        return []
+    children = load_turns(connection, list(dict.fromkeys(child for child, _, _ in pairs)))
+    messages = {turn.turn_id: turn.messages for turn in children}
+    return sorted({above for child, above, state in pairs if _ends_with(messages[child], state)})
+
+
+def _ends_with(messages: Sequence[Message], next_state: Sequence[Message]) -> bool:
+    tail = messages[len(messages) - len(next_state) :]
+    return [fingerprint(one) for one in tail] == [fingerprint(one) for one in next_state]
+
+
+def _stop_stages(connection: Connection, turn_ids: Sequence[str], now: float) -> list[str]:
+    """No stage takes these turns any more; returns the owners of those being trained on."""
+    owners: set[str] = set()
+    for part in chunks(turn_ids):
+        among = TurnRow.turn_id.in_(part)
+        leased = select(TurnRow.claim_owner).where(among, TurnRow.state == TurnState.LEASED)
+        owners.update(owner or "unknown" for owner in connection.scalars(leased))
+        kept = (TurnState.LEASED, TurnState.TRAINED, TurnState.DROPPED)
+        connection.execute(
+            update(TurnRow)
+            .where(among, TurnRow.state.not_in(kept))
+            .values(
+                state=TurnState.DROPPED,
+                drop_reason=DropReason.FORGOTTEN,
+                claim_owner=None,
+                claim_until=None,
+                updated_at=now,
+            )
+        )
+    return sorted(owners)
+
+
+def _versions(connection: Connection, turn_ids: Sequence[str]) -> list[int]:
+    found: set[int] = set()
+    for part in chunks(turn_ids):
+        found.update(
+            connection.scalars(select(SampleRow.version).where(SampleRow.turn_id.in_(part)))
+        )
+        trained = select(TurnRow.trained_version).where(
+            TurnRow.turn_id.in_(part), TurnRow.trained_version.is_not(None)
+        )
+        found.update(version for version in connection.scalars(trained) if version is not None)
+    return sorted(found)
+
+
+def _forget_feedback(connection: Connection, turn_ids: Sequence[str]) -> None:
+    """The next state of these turns, and what was made of it, but not the turns."""
+    for part in chunks(turn_ids):
+        connection.execute(update(TurnRow).where(TurnRow.turn_id.in_(part)).values(next_state=None))
+        for model in _JUDGEMENT:
+            connection.execute(delete(model).where(model.turn_id.in_(part)))
+
+
+def _free_others(connection: Connection, turn_ids: Sequence[str]) -> None:
+    """Turns of other sessions no longer refer to these; their prompts stay what they were."""
+    inside = set(turn_ids)
+    continuing: list[str] = []
+    for part in chunks(turn_ids):
+        after = select(TokensRow.turn_id).where(TokensRow.token_parent_id.in_(part))
+        continuing += [one for one in connection.scalars(after) if one not in inside]
+        connection.execute(
+            update(TurnRow).where(TurnRow.parent_turn_id.in_(part)).values(parent_turn_id=None)
+        )
+    for part in chunks(continuing):
+        tokens = load_tokens(connection, part)
+        for turn_id in part:
+            connection.execute(
+                update(TokensRow)
+                .where(TokensRow.turn_id == turn_id)
+                .values(token_parent_id=None, num_shared_ids=0, prompt_ids=tokens[turn_id][0])
+            )
+    for part in chunks(turn_ids):
+        connection.execute(
+            update(TokensRow)
+            .where(TokensRow.token_parent_id.in_(part))
+            .values(token_parent_id=None)
+        )
+
+
+def _path_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, int]:
+    """Every message on the paths of these turns: node id -> depth."""
+    found: dict[str, int] = {}
+    for part in chunks(turn_ids):
+        walk = (
+            select(NodeRow.node_id, NodeRow.parent_id, NodeRow.depth)
+            .join(TurnRow, TurnRow.response_node_id == NodeRow.node_id)
+            .where(TurnRow.turn_id.in_(part))
+            .cte("walk", recursive=True)
+        )
+        above = select(NodeRow.node_id, NodeRow.parent_id, NodeRow.depth).join(
+            walk, NodeRow.node_id == walk.c.parent_id
+        )
+        walk = walk.union(above)
+        for node_id, depth in connection.execute(select(walk.c.node_id, walk.c.depth)):
+            found[node_id] = depth
+    return found
+
+
+def _shared_bodies(connection: Connection, turn_ids: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Hashes of the message variants and of the toolsets that these turns use."""
+    variants: set[str] = set()
+    toolsets: set[str] = set()
+    for part in chunks(turn_ids):
+        statement = select(TurnRow.variants, TurnRow.toolset_hash)
+        for used, toolset in connection.execute(statement.where(TurnRow.turn_id.in_(part))):
+            variants.update((used or {}).values())
+            if toolset is not None:
+                toolsets.add(toolset)
+    return variants, toolsets
+
+
+def _delete_turns(connection: Connection, turn_ids: Sequence[str]) -> None:
+    for part in chunks(turn_ids):
+        for model in _OF_A_TURN:
+            connection.execute(delete(model).where(model.turn_id.in_(part)))
+    for part in chunks(turn_ids):
+        connection.execute(delete(TurnRow).where(TurnRow.turn_id.in_(part)))
+
+
+def _delete_nodes(connection: Connection, path: dict[str, int]) -> int:
+    """Delete the messages that no turn needs; returns how many these were."""
+    child = aliased(NodeRow)
+    num_deleted = 0
+    by_depth: dict[int, list[str]] = {}
+    for node_id, depth in path.items():
+        by_depth.setdefault(depth, []).append(node_id)
+    for _, node_ids in sorted(by_depth.items(), reverse=True):
+        for part in chunks(sorted(node_ids)):
+            unused = delete(NodeRow).where(
+                NodeRow.node_id.in_(part),
+                ~exists().where(child.parent_id == NodeRow.node_id),
+                ~exists().where(TurnRow.prompt_node_id == NodeRow.node_id),
+                ~exists().where(TurnRow.response_node_id == NodeRow.node_id),
+            )
+            num_deleted += connection.execute(unused).rowcount
+    _replace_forms(connection, path)
+    return num_deleted
+
+
+def _replace_forms(connection: Connection, path: dict[str, int]) -> None:
+    """A message that stays keeps the form in which a remaining turn has it.
+
+    A node holds the form that was seen first, which may be that of a turn that has gone, with
+    reasoning or an image that no other turn had.
+    """
+    for part in chunks(sorted(path)):
+        stays = select(NodeRow.node_id, NodeRow.body_hash).where(NodeRow.node_id.in_(part))
+        for node_id, body_hash in connection.execute(stays).all():
+            form = _form_in_use(connection, node_id, path[node_id])
+            if form is not None and form != body_hash:
+                body = connection.execute(
+                    select(VariantRow.body).where(VariantRow.body_hash == form)
+                ).scalar_one()
+                connection.execute(
+                    update(NodeRow)
+                    .where(NodeRow.node_id == node_id)
+                    .values(body=body, body_hash=form)
+                )
+
+
+def _form_in_use(connection: Connection, node_id: str, depth: int) -> str | None:
+    """None if a turn has the node's own form; else the form that one of its turns has."""
+    below = select(NodeRow.node_id).where(NodeRow.node_id == node_id).cte("below", recursive=True)
+    below = below.union_all(
+        select(NodeRow.node_id).join(below, NodeRow.parent_id == below.c.node_id)
+    )
+    turns = (
+        select(TurnRow.variants)
+        .join(below, TurnRow.response_node_id == below.c.node_id)
+        .execution_options(yield_per=100)
+    )
+    form: str | None = None
+    with connection.execute(turns) as rows:
+        for (variants,) in rows:
+            form = (variants or {}).get(str(depth))
+            if form is None:
+                return None
+    return form
+
+
+def _delete_variants(connection: Connection, hashes: Collection[str]) -> None:
+    if not hashes:
+        return
+    unused = set(hashes)
+    used = select(TurnRow.variants).where(TurnRow.variants.is_not(None))
+    for variants in connection.scalars(used.execution_options(yield_per=1000)):
+        unused.difference_update((variants or {}).values())
+    for part in chunks(sorted(unused)):
+        connection.execute(delete(VariantRow).where(VariantRow.body_hash.in_(part)))
+
+
+def _delete_toolsets(connection: Connection, hashes: Iterable[str]) -> None:
+    for part in chunks(sorted(hashes)):
+        connection.execute(
+            delete(ToolsetRow).where(
+                ToolsetRow.toolset_hash.in_(part),
+                ~exists().where(TurnRow.toolset_hash == ToolsetRow.toolset_hash),
+            )
+        )
+
+
+def is_deleted(connection: Connection, session_id: str) -> bool:
+    """Whether a session of this id was deleted."""
+    found = select(DeletionRow.session_id).where(DeletionRow.session_id == session_id)
+    return connection.scalar(found) is not None
+
+
+def expired_sessions(connection: Connection, before: float, limit: int) -> list[str]:
+    """Sessions not seen since `before` of which no turn or lesson is being trained on, oldest
+    first.
+    """
+    leased = exists().where(
+        TurnRow.session_id == SessionRow.session_id, TurnRow.state == TurnState.LEASED
+    )
+    statement = select(SessionRow.session_id).where(
+        SessionRow.last_seen < before, ~leased, ~forgetting.is_leased(SessionRow.session_id)
+    )
+    return list(connection.scalars(statement.order_by(SessionRow.last_seen).limit(limit)))
+
+
+def find_sessions(
+    connection: Connection, *, session: str | None = None, user: str | None = None
+) -> list[str]:
+    """Sessions with this id or client's name, and those with a turn of this user."""
+    found: set[str] = set()
+    if session is not None:
+        named = or_(SessionRow.session_id == session, SessionRow.external_id == session)
+        found.update(connection.scalars(select(SessionRow.session_id).where(named)))
+    if user is not None:
+        found.update(
+            connection.scalars(select(TurnRow.session_id).where(TurnRow.user_id == user).distinct())
+        )
+    return sorted(found)
+
+
+def session_names(connection: Connection) -> list[str]:
+    """Ids of the newest sessions, and the names that clients gave them; of NEWEST_NAMED."""
+    newest = select(SessionRow.session_id, SessionRow.external_id)
+    newest = newest.order_by(SessionRow.last_seen.desc()).limit(NEWEST_NAMED)
+    rows = connection.execute(newest)
+    return sorted({name for row in rows for name in row if name is not None})
+
+
+def users(connection: Connection) -> list[str]:
+    """All end users."""
+    named = select(TurnRow.user_id).where(TurnRow.user_id.is_not(None)).distinct()
+    return sorted(user for user in connection.scalars(named) if user is not None)
+
+
+def response_nodes(connection: Connection, session_ids: Sequence[str]) -> set[str]:
+    """The message nodes that turns of these sessions answered with."""
+    found: set[str] = set()
+    for part in chunks(session_ids):
+        statement = select(TurnRow.response_node_id).where(TurnRow.session_id.in_(part))
+        found.update(connection.scalars(statement))
+    return found
+
+
+def first_seen(connection: Connection, session_ids: Sequence[str]) -> float | None:
+    """When the oldest of these sessions began (unix seconds)."""
+    times = [
+        connection.scalar(
+            select(func.min(SessionRow.created_at)).where(SessionRow.session_id.in_(part))
+        )
+        for part in chunks(session_ids)
+    ]
+    return min((time for time in times if time is not None), default=None)

@@ -1,0 +1,224 @@
+"""Whether a database is whole: schema, pages, references, checksums, the rules of the states.
+
+It reads in one snapshot and changes nothing, also on a database in use. Each finding is a line that
+says what is wrong and with which turns. It knows no checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from records.config import StoreConfig
+from records.database import schema
+from records.database.database import readers
+from records.database.opening import unavailable
+from records.errors import StoreCorrupt, StoreError, StoreUnavailable
+from records.lessons import verifying
+from records.names import TurnState
+from records.tables.columns import content_hash
+from records.tables.loading import load_tokens
+from records.tables.models import (
+    Base,
+    FeedbackRow,
+    NodeRow,
+    PolicyVersionRow,
+    ScoreRow,
+    SessionRow,
+    TokensRow,
+    ToolsetRow,
+    TurnRow,
+    VariantRow,
+    VerdictRow,
+)
+from records.tables.sql import chunks
+from records.turns.recording import REPLAY_PRIORITY
+
+_SHOWN = 3
+_BATCH = 200
+_CLAIMED = (TurnState.JUDGING, TurnState.SCORING, TurnState.LEASED)
+
+
+async def verify_database(config: StoreConfig) -> list[str]:
+    """What is wrong, a line each; nothing if all is well. Raises StoreUnavailable."""
+    path = config.sqlite_path
+    if path is not None and not path.is_file():
+        raise StoreUnavailable(f"no database: {path}")
+    connections = readers(config.patient())
+    try:
+        return await connections.run(_verify)
+    except (SQLAlchemyError, OSError) as error:
+        raise unavailable(error, config) from error
+    finally:
+        await connections.close()
+
+
+def _verify(connection: Connection) -> list[str]:
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN")
+    else:
+        connection.execution_options(isolation_level="REPEATABLE READ")
+    problems = _schema_problems(connection)
+    if problems:
+        return problems
+    if connection.dialect.name == "sqlite":
+        problems += _page_problems(connection)
+    problems += _reference_problems(connection)
+    problems += _state_problems(connection)
+    problems += _body_problems(connection)
+    problems += _token_problems(connection)
+    problems += verifying.state_problems(connection)
+    problems += verifying.token_problems(connection)
+    return problems
+
+
+def _schema_problems(connection: Connection) -> list[str]:
+    revision = schema.current_revision(connection)
+    if revision == schema.HEAD:
+        return []
+    if revision is None:
+        return ["the database has no tables of this program"]
+    if revision in schema.KNOWN:
+        return [
+            f"the database has schema {revision!r}, this program {schema.HEAD!r}: "
+            "start the run once, which brings it forward, then verify again"
+        ]
+    return [f"the database has schema {revision!r}, which this program does not know: update it"]
+
+
+def _page_problems(connection: Connection) -> list[str]:
+    rows = connection.scalars(text("PRAGMA integrity_check(20)"))
+    return [f"integrity check: {row}" for row in rows if row != "ok"]
+
+
+def _reference_problems(connection: Connection) -> Iterator[str]:
+    """Rows that refer to rows that are not there; a database forbids them, damage does not ask."""
+    for table in Base.metadata.sorted_tables:
+        for key in table.foreign_keys:
+            target = key.column.table.alias("target")
+            column = key.parent
+            found = exists().where(target.c[key.column.name] == column)
+            missing = select(func.count()).select_from(table).where(column.is_not(None), ~found)
+            if number := connection.scalar(missing):
+                yield f"{number} rows of {table.name} refer to a {column.name} that does not exist"
+
+
+def _state_problems(connection: Connection) -> Iterator[str]:
+    for what, condition in _state_rules():
+        number = connection.scalar(select(func.count()).select_from(TurnRow).where(condition))
+        if number:
+            some = select(TurnRow.turn_id).where(condition).order_by(TurnRow.turn_id).limit(_SHOWN)
+            yield f"{number} turns {what}: {_some(list(connection.scalars(some)), number)}"
+
+
+def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
+    """What no turn may be."""
+    state, owner, until = TurnRow.state, TurnRow.claim_owner, TurnRow.claim_until
+    dropped, trained = state == TurnState.DROPPED, state == TurnState.TRAINED
+    verdict = exists().where(VerdictRow.turn_id == TurnRow.turn_id)
+    score = exists().where(ScoreRow.turn_id == TurnRow.turn_id)
+    feedback = exists().where(FeedbackRow.turn_id == TurnRow.turn_id)
+    version = exists().where(PolicyVersionRow.version == TurnRow.trained_version)
+    session = exists().where(
+        SessionRow.session_id == TurnRow.session_id, SessionRow.scope == TurnRow.scope
+    )
+    rewarded = and_(TurnRow.priority == REPLAY_PRIORITY, VerdictRow.reward.is_not(None))
+    taught = or_(score, verdict.where(VerdictRow.reward.is_not(None)))
+    return [
+        ("are dropped without a reason", and_(dropped, TurnRow.drop_reason.is_(None))),
+        (
+            "have a drop reason but are not dropped",
+            and_(~dropped, TurnRow.drop_reason.is_not(None)),
+        ),
+        ("are trained in no version", and_(trained, TurnRow.trained_version.is_(None))),
+        (
+            "have a version but are not trained",
+            and_(~trained, TurnRow.trained_version.is_not(None)),
+        ),
+        (
+            "are trained in an abandoned version",
+            and_(trained, version.where(PolicyVersionRow.abandoned.is_(True))),
+        ),
+        ("have an owner without a deadline", and_(owner.is_not(None), until.is_(None))),
+        ("have a deadline without an owner", and_(owner.is_(None), until.is_not(None))),
+        ("are leased to nobody", and_(state == TurnState.LEASED, owner.is_(None))),
+        ("are held where nothing is held", and_(state.not_in(_CLAIMED), owner.is_not(None))),
+        (
+            "wait for their next state and have one",
+            and_(state == TurnState.AWAITING_NEXT_STATE, TurnRow.next_state.is_not(None)),
+        ),
+        (
+            "wait for a judgement without a next state or feedback",
+            and_(state == TurnState.JUDGING, TurnRow.next_state.is_(None), ~feedback),
+        ),
+        (
+            "wait for a score without a hint",
+            # One of a recording may have a reward alone: the policy has yet to score it.
+            and_(
+                state == TurnState.SCORING,
+                ~verdict.where(or_(VerdictRow.hint.is_not(None), rewarded)),
+            ),
+        ),
+        (
+            "can be trained on without a score or a reward",
+            and_(state.in_((TurnState.READY, TurnState.LEASED)), ~taught),
+        ),
+        ("have no tokens", ~exists().where(TokensRow.turn_id == TurnRow.turn_id)),
+        ("lie in another scope than their session", ~session),
+    ]
+
+
+def _body_problems(connection: Connection) -> Iterator[str]:
+    """Messages and tools whose content is not what their hash says."""
+    for name, key, body in (
+        ("messages", NodeRow.body_hash, NodeRow.body),
+        ("message variants", VariantRow.body_hash, VariantRow.body),
+        ("toolsets", ToolsetRow.toolset_hash, ToolsetRow.body),
+    ):
+        bad = []
+        for found, value in connection.execute(
+            select(key, body).execution_options(yield_per=_BATCH)
+        ):
+            if content_hash(value) != found:
+                bad.append(found)
+        if bad:
+            yield f"{len(bad)} {name} do not match their hash: {_some(bad, len(bad))}"
+
+
+def _token_problems(connection: Connection) -> Iterator[str]:
+    """Turns whose ids cannot be rebuilt, or are not those that were recorded."""
+    turn_ids = list(connection.scalars(select(TokensRow.turn_id).order_by(TokensRow.turn_id)))
+    for part in chunks(turn_ids, _BATCH):
+        lengths = {
+            row.turn_id: (row.prompt_length, row.response_length)
+            for row in connection.execute(
+                select(TokensRow.turn_id, TokensRow.prompt_length, TokensRow.response_length).where(
+                    TokensRow.turn_id.in_(part)
+                )
+            )
+        }
+        if _batch_problem(connection, part, lengths) is None:
+            continue
+        for turn_id in part:
+            problem = _batch_problem(connection, [turn_id], lengths)
+            if problem is not None:
+                yield problem
+
+
+def _batch_problem(
+    connection: Connection, turn_ids: Sequence[str], lengths: dict[str, tuple[int, int]]
+) -> str | None:
+    try:
+        for turn_id, (prompt, response, logprobs) in load_tokens(connection, turn_ids).items():
+            if (len(prompt), len(response)) != lengths[turn_id] or len(logprobs) != len(response):
+                raise StoreCorrupt(f"turn {turn_id}: the lengths of its tokens are not as recorded")
+    except (StoreError, ValueError, KeyError) as error:
+        return str(error) if isinstance(error, StoreCorrupt) else f"turn {turn_ids[0]}: {error!r}"
+    return None
+
+
+def _some(values: list[Any], number: int) -> str:
+    return ", ".join(map(str, values[:_SHOWN])) + (", ..." if number > _SHOWN else "")

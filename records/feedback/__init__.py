@@ -1,0 +1,1 @@
+"""Feedback given beside the conversation."""

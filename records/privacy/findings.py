@@ -1,0 +1,149 @@
+"""Finds what a configuration looks for in a text, and writes marks in its place.
+
+Findings that overlap are one: sorted by where they begin and swept over once. Text is read as it
+stands and with the escapes of JSON undone (records/privacy/escapes.py). It does not know messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from records.config import Mode, RedactionConfig
+from records.privacy.detectors import SECRETS, TOO_LONG, detectors
+from records.privacy.escapes import Readings
+from records.privacy.personal_data import PERSONAL
+from records.privacy.text_view import Detector, View
+
+DIGEST = "sha256:"
+"""Before the digest of a text that is allowed, where the text itself shall not be written."""
+_STRETCH = 8192
+"""Characters whose findings are sorted at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What stands at [start, end) of a text; `text` is it with the escapes undone."""
+
+    start: int
+    end: int
+    kind: str
+    text: str
+
+
+def modes(config: RedactionConfig) -> dict[str, Mode]:
+    """What is looked for, and what becomes of it; of several the first one names a finding."""
+    found: dict[str, Mode] = {
+        **dict.fromkeys(SECRETS, config.secrets),
+        **dict.fromkeys(PERSONAL, config.personal),
+        **dict.fromkeys(config.patterns, "redact"),
+        **config.kinds,
+    }
+    looked_for: dict[str, Mode] = {kind: mode for kind, mode in found.items() if mode != "off"}
+    return {**looked_for, TOO_LONG: "redact"} if looked_for else {}
+
+
+def digest(text: str) -> str:
+    """What stands for a text in `store.redaction.allow`."""
+    hashed = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{DIGEST}{hashed[:32]}"
+
+
+class Finder:
+    """Looks through texts by one configuration. May be used from several threads."""
+
+    def __init__(self, config: RedactionConfig) -> None:
+        self.modes = modes(config)
+        self._config = config
+        self._allowed = frozenset(config.allow)
+        self._detectors: dict[str, Detector] | None = None
+
+    def find(self, text: str) -> tuple[list[Finding], list[Finding]]:
+        """What is to be redacted and what is to be marked, each in order and without overlaps."""
+        found: list[Finding] = []
+        readings = Readings(text)
+        for reading in readings:
+            spans = self._spans(reading)
+            found += [
+                Finding(*readings.origin(start, end), kind, reading[start:end])
+                for start, end, kind in spans
+            ]
+        order = list(self.modes)
+        cut = [one for one in found if self.modes[one.kind] == "redact"]
+        marked = [one for one in found if self.modes[one.kind] == "mark"]
+        return merged(cut, order), merged(marked, order)
+
+    def _spans(self, text: str) -> Iterable[tuple[int, int, str]]:
+        if self._detectors is None:
+            known = detectors(self._config.patterns, self._config.phone_region)
+            self._detectors = {kind: known[kind] for kind in self.modes if kind in known}
+        view = View(text)
+        return [
+            (start, end, kind)
+            for kind, detector in self._detectors.items()
+            for start, end in detector(view)
+            if start < end and not self._is_allowed(text[start:end])
+        ]
+
+    def _is_allowed(self, text: str) -> bool:
+        return bool(self._allowed) and (text in self._allowed or digest(text) in self._allowed)
+
+
+def merged(findings: Iterable[Finding], order: Sequence[str]) -> list[Finding]:
+    """Findings that overlap as one, which the first of their kinds in `order` names. One sweep over
+    them by where they begin.
+    """
+    rank: Mapping[str, int] = {kind: number for number, kind in enumerate(order)}
+    kept: list[Finding] = []
+    for finding in _sorted(findings):
+        last = kept[-1] if kept else None
+        if last is None or finding.start >= last.end:
+            kept.append(finding)
+            continue
+        name = finding if rank[finding.kind] < rank[last.kind] else last
+        kept[-1] = replace(name, start=last.start, end=max(last.end, finding.end))
+    return kept
+
+
+def _sorted(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """By where they begin, the longer first. Sorted stretch by stretch: one call for all of a long
+    text would hold the interpreter for half a second.
+    """
+    stretches: dict[int, list[Finding]] = {}
+    for finding in findings:
+        stretches.setdefault(finding.start // _STRETCH, []).append(finding)
+    for number in sorted(stretches):
+        yield from sorted(stretches[number], key=lambda one: (one.start, -one.end))
+
+
+def without(text: str, findings: Collection[Finding]) -> str:
+    """The text with `[kind]` in place of each finding."""
+    parts, position = [], 0
+    for finding in findings:
+        parts += [text[position : finding.start], _mark(text, finding)]
+        position = finding.end
+    return "".join([*parts, text[position:]])
+
+
+def _quote_before(text: str, position: int) -> str:
+    """A quote with as many backslashes as the one before it: it may be JSON within JSON."""
+    end = text.rfind('"', max(position - 256, 0), position)
+    start = end
+    while start > 0 and text[start - 1] == "\\":
+        start -= 1
+    return text[start : end + 1] if end >= 0 else '"'
+
+
+def _mark(text: str, finding: Finding) -> str:
+    """`[kind]`, in quotes where a number of JSON stood, so that it is JSON still."""
+    mark = f"[{finding.kind}]"
+    if not finding.text.isdecimal():
+        return mark
+    before = text[max(finding.start - 8, 0) : finding.start].rstrip()[-1:]
+    after = text[finding.end : finding.end + 8].lstrip()[:1]
+    is_json = text[:64].lstrip()[:1] in ("{", "[")
+    if is_json and before and before in ":[," and after and after in ",]}":
+        quote = _quote_before(text, finding.start)
+        return f"{quote}{mark}{quote}"
+    return mark

@@ -1,0 +1,185 @@
+"""Takes secrets and personal data out of what is stored, so that nothing is judged or trained on.
+
+Every message is looked at once on its way into the store: every text in it, ids, names, keys of
+objects and long numbers too. Sampled ids can not be redacted: other ids would be tokens that the
+policy never saw. So a turn whose prompt, tools or response hold a finding is stored without its
+tokens, its text redacted, as dropped (`sensitive`), while a next state is redacted and judged.
+Conversations are told apart by the ids of their original messages (hashes), so that the next
+request finds its turn all the same. The agent's own reply is untouched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from records.config import Mode, RedactionConfig
+from records.messages import Message, fingerprint, path_ids
+from records.names import DropReason
+from records.privacy.detectors import TOO_LONG
+from records.privacy.findings import Finder, digest
+from records.privacy.json_walk import Texts, num_chars
+from records.tables.columns import content_hash
+from records.types import CapturedTurn, TurnIdentity
+
+_REMEMBERED = 20_000
+"""Messages whose findings are known; a history is sent again with each request."""
+_REMEMBERED_CHARS = 16_000_000
+"""Characters of changed messages that are kept with them."""
+_REPEATED_ROLES = ("system", "developer")
+_TOO_LONG = f"[{TOO_LONG}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
+    """What is known of a value: what is stored in its place (None: itself), what was found in it,
+    and of the first thing that is redacted its kind, where it stands and its digest.
+    """
+
+    clean: Any = None
+    found: Counter[str]
+    first: tuple[str, str, str] | None = None
+    num_chars: int = 0
+
+
+_NOTHING = _Looked(found=Counter())
+
+
+class Redactor:
+    """Finds and replaces by one configuration. May be used from several threads.
+
+    `on_found(kind, mode, number)` is told of each finding, once for each distinct message.
+    """
+
+    def __init__(self, config: RedactionConfig) -> None:
+        self._finder = Finder(config)
+        self._max_chars = config.max_chars
+        self._known: OrderedDict[str, _Looked] = OrderedDict()
+        self._known_chars = 0
+        self._lock = Lock()
+        self.on_found: Callable[[str, Mode, int], None] = lambda kind, mode, number: None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything is looked for."""
+        return bool(self._finder.modes)
+
+    def refused_length(self, *values: Any) -> int | None:
+        """The most characters that a request may hold, if these are more; else None."""
+        if self.is_active and num_chars(values, self._max_chars) > self._max_chars:
+            return self._max_chars
+        return None
+
+    def messages(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages without what is to be redacted; those without findings as they are."""
+        return [_stored(message, self._looked_at(message)) for message in messages]
+
+    def turn(self, turn: CapturedTurn, scope: str) -> CapturedTurn:
+        """The turn as it may be stored, with its findings; one looked at before stays as it is."""
+        if not self.is_active or turn.identity is not None or turn.findings is not None:
+            return turn
+        messages = [self._looked_at(message) for message in turn.messages]
+        response = self._looked_at(turn.response)
+        tools, echo = self._looked_at(turn.tools), self._looked_at(turn.request_echo)
+        everything = (*messages, response, tools, echo)
+        findings = sum((looked.found for looked in everything), Counter[str]())
+        if not any(self._finder.modes[kind] == "redact" for kind in findings):
+            return replace(turn, findings=dict(findings))
+        nothing = np.empty(0, dtype=np.int32)
+        is_first = turn.drop_reason is None
+        return replace(
+            turn,
+            messages=[
+                _stored(message, looked)
+                for message, looked in zip(turn.messages, messages, strict=True)
+            ],
+            response=_stored(turn.response, response),
+            tools=_stored(turn.tools, tools),
+            request_echo=_stored(turn.request_echo, echo),
+            prompt_ids=nothing,
+            response_ids=nothing,
+            rollout_logprobs=np.empty(0, dtype=np.float32),
+            token_parent_id=None,
+            num_shared_ids=0,
+            routed_experts=None,
+            drop_reason=turn.drop_reason or DropReason.SENSITIVE,
+            drop_detail=_where(turn, messages, response, tools) if is_first else turn.drop_detail,
+            findings=dict(findings),
+            identity=TurnIdentity(
+                node_ids=tuple(path_ids(scope, [*turn.messages, turn.response])),
+                fingerprint=fingerprint(turn.response),
+            ),
+        )
+
+    def _looked_at(self, value: Any) -> _Looked:
+        if not self.is_active or not value:
+            return _NOTHING
+        key = content_hash(value)
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                return known
+        looked = self._look(value)
+        with self._lock:
+            self._keep(key, looked)
+        for kind, number in looked.found.items():
+            self.on_found(kind, self._finder.modes[kind], number)
+        return looked
+
+    def _keep(self, key: str, looked: _Looked) -> None:
+        before = self._known.pop(key, None)
+        self._known_chars += looked.num_chars - (before.num_chars if before is not None else 0)
+        self._known[key] = looked
+        while len(self._known) > _REMEMBERED or self._known_chars > _REMEMBERED_CHARS:
+            _, oldest = self._known.popitem(last=False)
+            self._known_chars -= oldest.num_chars
+
+    def _look(self, value: Any) -> _Looked:
+        if num_chars(value, self._max_chars) > self._max_chars:
+            found = Counter({TOO_LONG: 1})
+            return _Looked(clean=_left_of(value), found=found, first=(TOO_LONG, "", ""))
+        texts = Texts(value)
+        cut, marked = self._finder.find(texts.joined)
+        found = Counter(finding.kind for finding in (*cut, *marked))
+        if not cut:
+            return _Looked(found=found)
+        first = (cut[0].kind, texts.path_at(cut[0].start), digest(cut[0].text))
+        clean = texts.without(cut)
+        return _Looked(clean=clean, found=found, first=first, num_chars=len(texts.joined))
+
+
+def _stored(value: Any, looked: _Looked) -> Any:
+    return value if looked.clean is None else looked.clean
+
+
+def _left_of(value: Any) -> Any:
+    """What is stored in place of a value that is too long to be looked at."""
+    if isinstance(value, dict) and isinstance(value.get("role"), str):
+        return {"role": value["role"][:16], "content": _TOO_LONG}
+    return [] if isinstance(value, list) else {}
+
+
+def _where(
+    turn: CapturedTurn, messages: Sequence[_Looked], response: _Looked, tools: _Looked
+) -> str | None:
+    """What was found first, and where: `email in tools[3].function.description`.
+
+    Of what an agent sends again and again the digest is added, by which it can be allowed.
+    """
+    if tools.first is not None:
+        kind, path, digested = tools.first
+        return f"{kind} in tools{path} {digested}".rstrip()
+    for index, (message, looked) in enumerate(zip(turn.messages, messages, strict=True)):
+        if looked.first is not None:
+            kind, path, digested = looked.first
+            is_repeated = message.get("role") in _REPEATED_ROLES
+            return f"{kind} in messages[{index}]{path} {digested if is_repeated else ''}".rstrip()
+    if response.first is not None:
+        return f"{response.first[0]} in response{response.first[1]}"
+    return None

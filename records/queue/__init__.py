@@ -1,0 +1,1 @@
+"""Turns on their way through judge and teacher: claimed, voted on, scored, waiting."""

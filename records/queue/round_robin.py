@@ -1,0 +1,135 @@
+"""Whose turn it is: waiting turns are taken scope by scope, not by age alone.
+
+A tenant with a thousand waiting turns would else keep one with three waiting behind them. Where
+there are more scopes than places, the next taking goes on behind the scope that this one ended with
+(`last_scope`, which the caller keeps). What it costs depends on how many turns are taken and of how
+many scopes, not on how many there are. It does not know which turn of a scope goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, Subquery, case, select
+from sqlalchemy.orm import aliased
+
+from records.names import TurnState
+from records.tables.models import Base, TurnRow
+from records.turns.recording import REPLAY_PRIORITY
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Base)
+Condition: TypeAlias = Callable[[type[TurnRow]], ColumnElement[bool]]
+
+LIVE_PRIORITY = 0
+PRIORITIES = (LIVE_PRIORITY, REPLAY_PRIORITY)
+"""Turns of agents that work now are taken before those of recordings."""
+HINT_ONLY_PRIORITY = 2
+"""Of live turns that can no longer train: they wait for whoever has nothing else to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """The turns and the lessons that were taken, and the scope of the last of them."""
+
+    turn_ids: list[str] = field(default_factory=list)
+    lesson_ids: list[str] = field(default_factory=list)
+    last_scope: str
+
+
+def deal(queues: Sequence[Sequence[T]], limit: int, most_each: int | None = None) -> list[T]:
+    """Up to `limit` items: the first of each queue, then the second of each, and so on; at most
+    `most_each` of one queue.
+    """
+    depth = max((len(queue) for queue in queues), default=0)
+    if most_each is not None:
+        depth = min(depth, most_each)
+    dealt = [queue[place] for place in range(depth) for queue in queues if place < len(queue)]
+    return dealt[:limit]
+
+
+def waiting_scopes(
+    connection: Connection,
+    state: TurnState,
+    priority: int,
+    is_free: Condition | None,
+    after: str,
+    limit: int,
+) -> list[str]:
+    """Up to `limit` scopes with turns in `state` that are free, from the one behind `after` on,
+    around the ring of all.
+    """
+    return ring_of_scopes(connection, TurnRow, _waiting(state, priority, is_free), after, limit)
+
+
+def scope_ring(
+    state: TurnState, priority: int, is_free: Condition | None = None, after: str | None = None
+) -> Subquery:
+    """The scopes with turns in `state` (`is_free`, if given) behind `after`, or all, in order."""
+    return _ring(TurnRow, _waiting(state, priority, is_free), after)
+
+
+def _waiting(
+    state: TurnState, priority: int, is_free: Condition | None
+) -> Callable[[type[TurnRow]], Sequence[ColumnElement[bool]]]:
+    def waits(row: type[TurnRow]) -> list[ColumnElement[bool]]:
+        conditions = [row.state == state, row.priority == priority]
+        return conditions if is_free is None else [*conditions, is_free(row)]
+
+    return waits
+
+
+def ring_of_scopes(
+    connection: Connection,
+    model: type[R],
+    waits: Callable[[type[R]], Sequence[ColumnElement[bool]]],
+    after: str,
+    limit: int,
+) -> list[str]:
+    """Up to `limit` scopes that have a row which `waits`, from the one behind `after` on, around
+    the ring of all. `model` has a column `scope`, behind those of `waits` in an index.
+    """
+    scopes: list[str] = []
+    for start in (after, None):
+        if len(scopes) < limit:
+            ring = _ring(model, waits, start)
+            scopes += connection.scalars(select(ring.c.scope).limit(limit))
+    return list(dict.fromkeys(scopes))[:limit]
+
+
+def _ring(
+    model: type[R],
+    waits: Callable[[type[R]], Sequence[ColumnElement[bool]]],
+    after: str | None,
+) -> Subquery:
+    def next_scope(bound: Callable[[Any], ColumnElement[bool]]) -> ScalarSelect[str]:
+        row: Any = aliased(model)
+        conditions = [*waits(row), bound(row)]
+        statement = select(row.scope).where(*conditions).order_by(row.scope).limit(1)
+        return statement.scalar_subquery()
+
+    first = next_scope(lambda row: row.scope >= "" if after is None else row.scope > after)
+    path = select(first.label("scope")).cte("ring", recursive=True)
+    # Each step is one look into the index, however many rows the scope has.
+    step = select(next_scope(lambda row: row.scope > path.c.scope)).where(path.c.scope.is_not(None))
+    path = path.union_all(step)
+    return select(path.c.scope).where(path.c.scope.is_not(None)).subquery()
+
+
+def late_no_more() -> ColumnElement[int]:
+    """The priority of a turn that does not, or not any more, wait to be judged for its hint alone:
+    else it would be judged again and again.
+    """
+    return case((TurnRow.priority == HINT_ONLY_PRIORITY, LIVE_PRIORITY), else_=TurnRow.priority)
+
+
+def ceil_div(number: int, parts: int) -> int:
+    """`number` in `parts` equal parts, rounded up."""
+    return -(-number // parts)
+
+
+def flat(groups: Iterable[Sequence[T]]) -> list[T]:
+    """The items of all groups in order."""
+    return [item for group in groups for item in group]

@@ -1,0 +1,1 @@
+"""The records read for people: counts, diagnosis, exports, what became of recordings."""

@@ -1,0 +1,111 @@
+"""Who of late has had every turn dropped, and why: pure, with counters that run.
+
+A streak begins with a dropped turn, grows with each further one and ends with one that was kept.
+What a run means not to train (side requests, keys without consent) neither begins nor ends one, and
+neither does the judge's word that nothing was wrong. It does not know the store.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from records.names import DropReason
+from records.privacy.findings import DIGEST
+
+SAY_AT = 3
+"""Turns in a row that are worth a warning."""
+_REMEMBERED = 2_000
+"""Streaks that are known at once; the one that grew least recently goes first."""
+MEANT = frozenset(
+    {
+        DropReason.SIDE_TURN,
+        DropReason.TEXT_COMPLETION,
+        DropReason.RECORD_ONLY,
+        DropReason.HELD_OUT,
+        DropReason.FORGOTTEN,
+        DropReason.SHUTDOWN,
+        DropReason.RESAMPLED,
+        DropReason.OVER_CAPACITY,
+        DropReason.HINT_ONLY,
+    }
+)
+"""Reasons that say nothing of what went wrong."""
+ANSWERED = frozenset({DropReason.NO_HINT, DropReason.NEUTRAL_REWARD})
+"""Reasons that are an answer of the judge: the turn went its way."""
+
+
+@dataclass(slots=True)
+class Streak:
+    """Turns of `who` that were dropped one after the other, `since` unix seconds."""
+
+    who: str
+    since: float
+    newest: float
+    """When the last of them was, in unix seconds."""
+    reasons: Counter[DropReason] = field(default_factory=Counter)
+    detail: str | None = None
+    """Of the newest turn that was dropped for the most frequent reason."""
+
+    @property
+    def number(self) -> int:
+        """How many turns."""
+        return sum(self.reasons.values())
+
+    @property
+    def reason(self) -> DropReason:
+        """The most frequent reason."""
+        return self.reasons.most_common(1)[0][0]
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of what was found, if that may be allowed."""
+        _, found, digested = (self.detail or "").partition(f" {DIGEST}")
+        return f"{DIGEST}{digested}" if found else None
+
+    def words(self) -> str:
+        """One line, without anything that was found."""
+        place = (self.detail or "").partition(f" {DIGEST}")[0]
+        since = datetime.fromtimestamp(self.since, UTC).isoformat("T", "seconds")
+        why = f"{self.reason} ({place})" if place else self.reason.value
+        others = self.number - self.reasons[self.reason]
+        also = f", {others} of them for other reasons" if others else ""
+        return f"every turn of {self.who} since {since} was dropped: {why}, {self.number}{also}"
+
+
+class DropStreaks:
+    """The streaks of many."""
+
+    def __init__(self) -> None:
+        self._streaks: OrderedDict[str, Streak] = OrderedDict()
+
+    def add(self, who: str, at: float, reason: DropReason | None, detail: str | None) -> None:
+        """A turn of `who` was dropped for `reason`, or kept (None)."""
+        if reason in MEANT:
+            return
+        if reason is None or reason in ANSWERED:
+            self._streaks.pop(who, None)
+            return
+        streak = self._streaks.setdefault(who, Streak(who, at, at))
+        streak.newest = max(streak.newest, at)
+        self._streaks.move_to_end(who)
+        streak.reasons[reason] += 1
+        if streak.reason == reason:
+            streak.detail = detail
+        if len(self._streaks) > _REMEMBERED:
+            self._streaks.popitem(last=False)
+
+    def get(self, who: str) -> Streak | None:
+        """The streak of `who`, if it is long enough to be told."""
+        streak = self._streaks.get(who)
+        return streak if streak is not None and streak.number >= SAY_AT else None
+
+    def told(self, after: float = 0.0) -> list[Streak]:
+        """Streaks that are long enough to be told and grew after that time, longest first."""
+        long = [
+            streak
+            for streak in self._streaks.values()
+            if streak.number >= SAY_AT and streak.newest >= after
+        ]
+        return sorted(long, key=lambda streak: -streak.number)

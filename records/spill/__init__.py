@@ -1,0 +1,1 @@
+"""What the database refuses, kept in a file until it takes it."""

@@ -1,0 +1,1 @@
+"""The tables, and how values lie in their columns."""

@@ -1,0 +1,257 @@
+"""Reading turns whole: messages up the tree and prompt ids along the token chain, in batches.
+
+One recursive query fetches every node that a batch of turns needs, another every token row; rows
+that turns share are read once. Token ids are verified against the stored checksum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Row, select
+
+from records.errors import StoreCorrupt, UnknownTurn
+from records.feedback.feedback import load as load_feedback
+from records.messages import Message, echo_changes_of
+from records.queue.round_robin import HINT_ONLY_PRIORITY
+from records.tables.arrays import checksum
+from records.tables.models import (
+    NodeRow,
+    RecordingRow,
+    TokensRow,
+    ToolsetRow,
+    TurnRow,
+    VariantRow,
+    VerdictRow,
+)
+from records.tables.sql import chunks
+from records.turns.recording import REPLAY_PRIORITY, Recording
+from records.types import Ids, Logprobs, TurnRecord, VersionSpan
+
+TokenTriple = tuple[Ids, Ids, Logprobs]
+
+
+def load_turns(
+    connection: Connection, turn_ids: Sequence[str], *, skip_unknown: bool = False
+) -> list[TurnRecord]:
+    """The turns in the order asked for. Raises UnknownTurn (or leaves them out) or StoreCorrupt.
+
+    Turns of a batch share the dicts of the messages that they share: copy before changing one.
+    """
+    rows: dict[str, Row[Any]] = {}
+    for part in chunks(turn_ids):
+        statement = (
+            select(TurnRow.__table__, VerdictRow.hint, VerdictRow.candidates)
+            .outerjoin(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
+            .where(TurnRow.turn_id.in_(part))
+        )
+        rows.update((row.turn_id, row) for row in connection.execute(statement))
+    if skip_unknown:
+        turn_ids = [turn_id for turn_id in turn_ids if turn_id in rows]
+    for turn_id in turn_ids:
+        if turn_id not in rows:
+            raise UnknownTurn(turn_id)
+    nodes = _load_nodes(connection, {row.response_node_id for row in rows.values()})
+    variants = _load_bodies(
+        connection,
+        VariantRow.body_hash,
+        VariantRow.body,
+        {value for row in rows.values() for value in (row.variants or {}).values()},
+    )
+    toolsets = _load_bodies(
+        connection,
+        ToolsetRow.toolset_hash,
+        ToolsetRow.body,
+        {row.toolset_hash for row in rows.values() if row.toolset_hash is not None},
+    )
+    tokens = load_tokens(connection, turn_ids)
+    feedback = load_feedback(connection, turn_ids)
+    recordings = load_recordings(
+        connection, [turn_id for turn_id, row in rows.items() if row.priority == REPLAY_PRIORITY]
+    )
+    return [
+        _record(
+            rows[turn_id],
+            nodes,
+            variants,
+            toolsets,
+            tokens[turn_id],
+            feedback.get(turn_id, ([], None)),
+            recordings.get(turn_id),
+        )
+        for turn_id in turn_ids
+    ]
+
+
+def _record(
+    row: Row[Any],
+    nodes: dict[str, Row[Any]],
+    variants: dict[str, Any],
+    toolsets: dict[str, Any],
+    tokens: TokenTriple,
+    feedback: tuple[list[Message], float | None],
+    recording: Recording | None,
+) -> TurnRecord:
+    said, reward = feedback
+    path = _path(nodes, row.response_node_id)
+    for position, body_hash in (row.variants or {}).items():
+        path[int(position)] = variants[body_hash]
+    prompt_ids, response_ids, rollout_logprobs = tokens
+    return TurnRecord(
+        turn_id=row.turn_id,
+        session_id=row.session_id,
+        parent_turn_id=row.parent_turn_id,
+        turn_type=row.turn_type,
+        state=row.state,
+        drop_reason=row.drop_reason,
+        messages=path[:-1],
+        tools=toolsets[row.toolset_hash] if row.toolset_hash is not None else [],
+        response=path[-1],
+        next_state=[*(row.next_state or []), *said],
+        prompt_ids=prompt_ids,
+        response_ids=response_ids,
+        rollout_logprobs=rollout_logprobs,
+        sampling=row.sampling,
+        distribution_modified=row.distribution_modified,
+        version_spans=version_spans(row.version_spans),
+        finish_reason=row.finish_reason,
+        created_at=row.created_at,
+        hint=row.hint,
+        candidates=hint_candidates(row),
+        teacher_key=row.teacher_key,
+        findings=row.findings,
+        num_reactions=len(said) + (row.next_state is not None),
+        feedback_reward=reward,
+        recording=recording,
+        echo_changes=echo_changes_of(row.echo_changes),
+        for_hint_alone=row.priority == HINT_ONLY_PRIORITY,
+    )
+
+
+def load_recordings(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Recording]:
+    """Where turns come from, of those that a recording brought."""
+    found: dict[str, Recording] = {}
+    for part in chunks(turn_ids):
+        statement = select(RecordingRow.__table__).where(RecordingRow.turn_id.in_(part))
+        for row in connection.execute(statement):
+            found[row.turn_id] = Recording(
+                kind=row.kind,
+                source=row.source,
+                position=row.position,
+                held_out=row.held_out,
+                votes=None if row.votes is None else tuple(row.votes),
+            )
+    return found
+
+
+def hint_candidates(verdict: Row[Any]) -> tuple[str, ...]:
+    """All hints of a verdict's row, the selected one first."""
+    return tuple(verdict.candidates or ([verdict.hint] if verdict.hint else []))
+
+
+def version_spans(stored: list[list[int]]) -> tuple[VersionSpan, ...]:
+    """Spans from their stored form [[version, start, end], ...]."""
+    return tuple(
+        VersionSpan(version=version, start=start, end=end) for version, start, end in stored
+    )
+
+
+def _path(nodes: dict[str, Row[Any]], leaf: str) -> list[Message]:
+    messages: list[Message] = []
+    current: str | None = leaf
+    while current is not None:
+        node = nodes.get(current)
+        if node is None:
+            raise StoreCorrupt(f"message node {current} is missing")
+        messages.append(node.body)
+        current = node.parent_id
+    messages.reverse()
+    return messages
+
+
+def _load_nodes(connection: Connection, leaves: Iterable[str]) -> dict[str, Row[Any]]:
+    nodes: dict[str, Any] = {}
+    for part in chunks(list(leaves)):
+        walk = (
+            select(NodeRow.node_id, NodeRow.parent_id)
+            .where(NodeRow.node_id.in_(part))
+            .cte("walk", recursive=True)
+        )
+        # UNION, not UNION ALL: an ancestor that several turns share is visited once.
+        walk = walk.union(
+            select(NodeRow.node_id, NodeRow.parent_id).join(
+                walk, NodeRow.node_id == walk.c.parent_id
+            )
+        )
+        statement = select(NodeRow.node_id, NodeRow.parent_id, NodeRow.body).join(
+            walk, NodeRow.node_id == walk.c.node_id
+        )
+        nodes.update((row.node_id, row) for row in connection.execute(statement))
+    return nodes
+
+
+def _load_bodies(connection: Connection, key: Any, body: Any, hashes: set[str]) -> dict[str, Any]:
+    bodies: dict[str, Any] = {}
+    for part in chunks(list(hashes)):
+        for found, value in connection.execute(select(key, body).where(key.in_(part))):
+            bodies[found] = value
+    return bodies
+
+
+def turn_tokens(connection: Connection, turn_id: str) -> tuple[Ids, Ids]:
+    """(prompt ids [P], response ids [R]) of a turn. Raises as `load_tokens`."""
+    prompt_ids, response_ids, _ = load_tokens(connection, [turn_id])[turn_id]
+    return prompt_ids, response_ids
+
+
+def load_tokens(connection: Connection, turn_ids: Sequence[str]) -> dict[str, TokenTriple]:
+    """Prompt ids [P], response ids [R] and rollout log-probs [R] of each turn.
+
+    Raises UnknownTurn, and StoreCorrupt where the rebuilt ids do not match their checksum.
+    """
+    rows: dict[str, Row[Any]] = {}
+    for part in chunks(turn_ids):
+        chain = (
+            select(TokensRow.turn_id, TokensRow.token_parent_id)
+            .where(TokensRow.turn_id.in_(part))
+            .cte("chain", recursive=True)
+        )
+        chain = chain.union(
+            select(TokensRow.turn_id, TokensRow.token_parent_id).join(
+                chain, TokensRow.turn_id == chain.c.token_parent_id
+            )
+        )
+        statement = select(TokensRow.__table__).join(chain, TokensRow.turn_id == chain.c.turn_id)
+        rows.update((row.turn_id, row) for row in connection.execute(statement))
+    for turn_id in turn_ids:
+        if turn_id not in rows:
+            raise UnknownTurn(turn_id)
+    prompts: dict[str, Ids] = {}
+    for turn_id in turn_ids:
+        _rebuild_prompt(rows, prompts, turn_id)
+    return {
+        turn_id: (prompts[turn_id], rows[turn_id].response_ids, rows[turn_id].rollout_logprobs)
+        for turn_id in turn_ids
+    }
+
+
+def _rebuild_prompt(rows: dict[str, Row[Any]], prompts: dict[str, Ids], turn_id: str) -> None:
+    """Fill `prompts` for `turn_id` and the ancestors that it needs, oldest first."""
+    pending = [turn_id]
+    while rows[pending[-1]].token_parent_id is not None:
+        if rows[pending[-1]].token_parent_id in prompts:
+            break
+        pending.append(rows[pending[-1]].token_parent_id)
+    for current in reversed(pending):
+        row = rows[current]
+        prompt = row.prompt_ids
+        if row.token_parent_id is not None:
+            parent = rows[row.token_parent_id]
+            before = np.concatenate([prompts[row.token_parent_id], parent.response_ids])
+            prompt = np.concatenate([before[: row.num_shared_ids], prompt])
+        prompts[current] = prompt
+    row = rows[turn_id]
+    if checksum(prompts[turn_id], row.response_ids) != row.checksum:
+        raise StoreCorrupt(f"turn {turn_id}: the rebuilt token ids do not match their checksum")

@@ -1,0 +1,1 @@
+"""Turns on their way into a step: leased, committed, reconciled."""

@@ -1,0 +1,279 @@
+"""What the trainer does to turns and lessons: lease a batch, give it back, expire, commit a step.
+
+A lease is a claim on what is `ready`, all of a batch or none. A step's turns, its lessons and its
+policy version are written together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, exists, func, insert, or_, select, update
+
+from records.errors import StoreConflict
+from records.hints import ending
+from records.hints import versions as hint_versions
+from records.lessons import steps
+from records.lessons.rows import LessonRow
+from records.names import DropReason, TurnState
+from records.queue.round_robin import Taken
+from records.tables.models import PolicyVersionRow, RecordingRow, SampleRow, TurnRow
+from records.tables.sql import chunks
+from records.training.batches import turns_alone, with_lessons
+from records.training.share import UNCAPPED, LessonShares, Share
+from records.turns.recording import RecordingKind
+from records.types import PolicyVersion, SampleResult
+
+
+def enough_ready(connection: Connection, count: int, now: float, lessons: bool = False) -> bool:
+    """Whether a lease would find `count` turns, or `lessons` beside them: who waits asks this, and
+    takes no write lock.
+    """
+    expired = and_(TurnRow.state == TurnState.LEASED, TurnRow.claim_until < now)
+    statement = select(func.count()).where(or_(TurnRow.state == TurnState.READY, expired))
+    found = connection.scalar(statement) or 0
+    if lessons and found < count:
+        found += steps.num_ready(connection, now)
+    return found >= count
+
+
+def lease_op(
+    connection: Connection,
+    owner: str,
+    count: int,
+    now: float,
+    ttl_s: float,
+    whole_sessions: bool = False,
+    share: Share = UNCAPPED,
+    after: str = "",
+    lessons: LessonShares | None = None,
+) -> Taken:
+    """Lease `count` ready turns, or turns and `lessons` (records/training/batches.py says which),
+    or none.
+
+    With `whole_sessions` the other ready turns of their sessions too. Expired leases are ready
+    again.
+    """
+    _to_ready(connection, now, TurnRow.claim_until < now)
+    steps.give_back(connection, now, LessonRow.claim_until < now)
+    if lessons is None:
+        batch = turns_alone(connection, count, now, share, after)
+    else:
+        batch = with_lessons(connection, count, now, share, lessons, after)
+    if batch is None:
+        return Taken(last_scope=after)
+    turn_ids = batch.turn_ids
+    if whole_sessions:
+        turn_ids = _with_sessions(connection, turn_ids)
+    for part in chunks(turn_ids):
+        connection.execute(
+            update(TurnRow)
+            .where(TurnRow.turn_id.in_(part))
+            .values(
+                state=TurnState.LEASED,
+                claim_owner=owner,
+                claim_until=now + ttl_s,
+                updated_at=now,
+            )
+        )
+    steps.lease(connection, batch.lesson_ids, owner, now, ttl_s)
+    return Taken(turn_ids=turn_ids, lesson_ids=batch.lesson_ids, last_scope=batch.last_scope)
+
+
+def _with_sessions(connection: Connection, turn_ids: list[str]) -> list[str]:
+    """These turns and the other ready ones of their sessions."""
+    sessions = select(TurnRow.session_id).where(TurnRow.turn_id.in_(turn_ids))
+    more = connection.scalars(
+        select(TurnRow.turn_id)
+        .where(TurnRow.state == TurnState.READY, TurnRow.session_id.in_(sessions))
+        .order_by(TurnRow.created_at, TurnRow.turn_id)
+        .with_for_update(skip_locked=True)
+    )
+    return list(dict.fromkeys([*turn_ids, *more]))
+
+
+def extend_leases_op(connection: Connection, owner: str, until: float) -> int:
+    """All leases of `owner` hold until `until`, past deadlines too; returns how many these are.
+
+    A lease past its deadline is its owner's until somebody else leases the turn or lesson.
+    """
+    turns = connection.execute(
+        update(TurnRow)
+        .where(TurnRow.state == TurnState.LEASED, TurnRow.claim_owner == owner)
+        .values(claim_until=until)
+    ).rowcount
+    return turns + steps.extend(connection, owner, until)
+
+
+def release_op(connection: Connection, owner: str, now: float) -> int:
+    """All leases of `owner` -> ready; returns how many these were."""
+    lessons = steps.give_back(connection, now, LessonRow.claim_owner == owner)
+    return lessons + _to_ready(connection, now, TurnRow.claim_owner == owner)
+
+
+def release_all_op(connection: Connection, now: float) -> int:
+    """All leases -> ready; returns how many these were."""
+    return steps.give_back(connection, now) + _to_ready(connection, now)
+
+
+def _to_ready(connection: Connection, now: float, *conditions: Any) -> int:
+    """leased -> ready, or dropped where the hint ended meanwhile; returns how many."""
+    ended = ending.drop_turns(connection, now, TurnRow.state == TurnState.LEASED, *conditions)
+    return (
+        ended
+        + connection.execute(
+            update(TurnRow)
+            .where(TurnRow.state == TurnState.LEASED, *conditions)
+            .values(state=TurnState.READY, claim_owner=None, claim_until=None, updated_at=now)
+        ).rowcount
+    )
+
+
+def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
+    """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale).
+
+    Responses of recordings stay: the version says who scored them, and no policy of the run is to
+    be held to what it sampled.
+    """
+    is_recorded = exists().where(
+        RecordingRow.turn_id == TurnRow.turn_id, RecordingRow.kind != RecordingKind.RESAMPLED
+    )
+    return connection.execute(
+        update(TurnRow)
+        .where(
+            TurnRow.state == TurnState.READY, TurnRow.oldest_version < oldest_allowed, ~is_recorded
+        )
+        .values(state=TurnState.DROPPED, drop_reason=DropReason.STALE, updated_at=now)
+    ).rowcount
+
+
+def commit_step_op(
+    connection: Connection,
+    version: PolicyVersion,
+    results: Sequence[SampleResult],
+    lessons: Sequence[SampleResult],
+    now: float,
+) -> None:
+    """Insert the version and what it made of its turns and `lessons`; leased -> trained. The same
+    step again changes nothing.
+
+    Raises StoreConflict if the version number is taken or a turn or lesson is not leased.
+    """
+    if not _new_version(connection, version):
+        return
+    turn_ids = [result.turn_id for result in results]
+    if results:
+        _leased_to_trained(connection, version.version, turn_ids, now)
+        connection.execute(
+            insert(SampleRow), [_sample_row(result, version.version, now) for result in results]
+        )
+    steps.train(connection, version.version, lessons, now)
+    lesson_ids = [result.turn_id for result in lessons]
+    hint_ids = steps.hints_of(connection, lesson_ids)
+    hint_versions.trained(connection, version.version, turn_ids, hint_ids)
+
+
+def commit_handed_over_op(
+    connection: Connection,
+    version: PolicyVersion,
+    turn_ids: Sequence[str],
+    owner: str,
+    now: float,
+) -> None:
+    """Insert the version of a step that another process took; its turns: leased -> trained.
+
+    The same step again changes nothing. Raises StoreConflict if the version number is taken or a
+    turn is not leased by `owner`.
+    """
+    if _new_version(connection, version):
+        _leased_to_trained(connection, version.version, turn_ids, now, TurnRow.claim_owner == owner)
+        hint_versions.trained(connection, version.version, turn_ids)
+
+
+def _new_version(connection: Connection, version: PolicyVersion) -> bool:
+    """Insert a version; False if it is there already. Raises StoreConflict for a taken number."""
+    taken = connection.scalar(
+        select(PolicyVersionRow.manifest_hash).where(PolicyVersionRow.version == version.version)
+    )
+    if taken is not None:
+        if taken == version.manifest_hash:
+            return False
+        raise StoreConflict(f"policy version {version.version} exists with another manifest")
+    connection.execute(insert(PolicyVersionRow), version_row(version))
+    return True
+
+
+def _leased_to_trained(
+    connection: Connection, version: int, turn_ids: Sequence[str], now: float, *conditions: Any
+) -> None:
+    trained = sum(
+        connection.execute(
+            update(TurnRow)
+            .where(TurnRow.turn_id.in_(part), TurnRow.state == TurnState.LEASED, *conditions)
+            .values(
+                state=TurnState.TRAINED,
+                trained_version=version,
+                claim_owner=None,
+                claim_until=None,
+                updated_at=now,
+            )
+        ).rowcount
+        for part in chunks(turn_ids)
+    )
+    if trained != len(turn_ids):
+        raise StoreConflict(
+            f"step {version} trained {len(turn_ids)} turns, but only {trained} of them are leased"
+        )
+
+
+def _sample_row(result: SampleResult, version: int, now: float) -> dict[str, Any]:
+    return {
+        "turn_id": result.turn_id,
+        "version": version,
+        "staleness": result.staleness,
+        "advantage_mean": result.advantage_mean,
+        "advantage_abs_max": result.advantage_abs_max,
+        "advantages": result.advantages,
+        "created_at": now,
+    }
+
+
+def version_row(version: PolicyVersion) -> dict[str, Any]:
+    """A policy version as a row."""
+    return {
+        "version": version.version,
+        "parent_version": version.parent_version,
+        "checkpoint": version.checkpoint,
+        "manifest_hash": version.manifest_hash,
+        "created_at": version.created_at,
+        "abandoned": version.abandoned,
+    }
+
+
+def next_version(connection: Connection) -> int:
+    """One more than every version that ever existed, abandoned ones included; 0 is the start."""
+    return (connection.scalar(select(func.max(PolicyVersionRow.version))) or 0) + 1
+
+
+def highest_version(connection: Connection) -> int:
+    """The highest number of any version, and of any that sampled a token; 0 if there is none.
+
+    Where weights are published before they are in a checkpoint, turns and lessons know versions
+    that no step was committed under.
+    """
+    trained = connection.scalar(select(func.max(PolicyVersionRow.version)))
+    sampled = connection.scalar(select(func.max(TurnRow.newest_version)))
+    lessons = connection.scalar(select(func.max(LessonRow.newest_version)))
+    return max(trained or 0, sampled or 0, lessons or 0)
+
+
+def latest_version(connection: Connection) -> PolicyVersion | None:
+    """The newest version that is not abandoned."""
+    row = connection.execute(
+        select(PolicyVersionRow.__table__)
+        .where(PolicyVersionRow.abandoned.is_(False))
+        .order_by(PolicyVersionRow.version.desc())
+        .limit(1)
+    ).one_or_none()
+    return None if row is None else PolicyVersion(**row._mapping)

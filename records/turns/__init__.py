@@ -1,0 +1,1 @@
+"""Turns and sessions as they come in: written, linked, continued."""

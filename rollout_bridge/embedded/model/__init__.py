@@ -1,0 +1,2 @@
+"""The embedded engine's computations: weights, rows of keys and values, sampling. It knows no HTTP.
+"""

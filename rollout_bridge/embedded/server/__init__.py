@@ -1,0 +1,1 @@
+"""The embedded engine's routes, and texts in place of ids."""

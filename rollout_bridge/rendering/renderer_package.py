@@ -1,0 +1,91 @@
+"""The package `renderers`, imported without what nobody here uses of it, and its renderers made.
+
+Its `__init__` imports a client of OpenAI's, which takes a second and 30 MB; its modules do without.
+It attributes each id to the text that it came from, in time that grows with ids times texts: a
+minute for a request of many small tools. Prompts need the ids alone, therefore the tokenizer that a
+renderer gets here gives no offsets, which is a case that the package knows (`Tokenizer` in
+`renderers.base`): the ids are the same. Some families tell by offsets which message an id belongs
+to; they get them where that is asked for (`with_offsets`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from rollout_bridge.config import RendererConfig
+from rollout_bridge.rendering.content_tokenizer import ContentTokenizer, OffsetTokenizer
+
+# Chosen by the model or by the path of a module; this project's configuration names a renderer.
+_NOT_NAMEABLE = {"auto", "custom"}
+
+
+def prepare() -> None:
+    """Makes the package's modules importable; its `__init__` runs only if it already has."""
+    if "renderers" in sys.modules:
+        return
+    spec = importlib.util.find_spec("renderers")
+    assert spec is not None
+    sys.modules["renderers"] = importlib.util.module_from_spec(spec)
+
+
+def package_config(config: RendererConfig) -> Any:
+    """The package's own typed configuration; raises ValueError naming what is wrong."""
+    prepare()
+    from renderers.configs import RendererConfig as PackageConfig
+
+    (union, *_) = get_args(PackageConfig)
+    by_name = {variant.model_fields["name"].default: variant for variant in get_args(union)}
+    known = sorted(set(by_name) - _NOT_NAMEABLE)
+    if config.name not in known:
+        raise ValueError(f"unknown renderer {config.name!r}; known: {', '.join(known)}")
+    given = config.model_dump(exclude={"name"}, exclude_none=True)
+    try:
+        return by_name[config.name](**given)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, one['loc']))} ({one['msg']})" for one in error.errors()]
+        raise ValueError(
+            f"renderer {config.name!r} does not take {', '.join(faults)}: leave it out, or name "
+            "another renderer"
+        ) from error
+
+
+def make_renderer(tokenizer: Any, config: Any, *, with_offsets: bool = False) -> Any:
+    """The configured renderer. Raises what its constructor raises on a tokenizer of another
+    family.
+    """
+    prepare()
+    from renderers.base import create_renderer
+
+    kind = OffsetTokenizer if with_offsets else ContentTokenizer
+    renderer = create_renderer(kind(tokenizer), config)
+    _without_guessed_offsets(type(renderer))
+    return renderer
+
+
+def needs_offsets(renderer: Any) -> bool:
+    """Whether it tells by offsets which message an id belongs to, or what was sampled."""
+    if any(_guesses_offsets(base) for base in type(renderer).__mro__):
+        return True
+    rendered = renderer.render([{"role": "user", "content": "a"}])
+    return len(rendered.sampled_mask) != len(rendered.token_ids)
+
+
+def _guesses_offsets(kind: type) -> bool:
+    return hasattr(sys.modules[kind.__module__], "_infer_offsets_from_decode")
+
+
+def _without_guessed_offsets(kind: type) -> None:
+    """Families that want offsets guess them by decoding every prefix if they get none, which is
+    quadratic; told that there are none, they attribute roughly, and the ids are the same.
+    """
+    for base in kind.__mro__:
+        if _guesses_offsets(base):
+            vars(sys.modules[base.__module__])["_infer_offsets_from_decode"] = _unknown_offsets
+
+
+def _unknown_offsets(*_: Any) -> None:
+    return None

@@ -1,0 +1,1 @@
+"""Hinted prompts, and what a teacher says of the sampled ids under them."""

@@ -1,0 +1,1 @@
+"""The rollout side of the slime plugin: turns handed over, scores and lessons carried along."""

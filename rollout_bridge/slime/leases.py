@@ -1,0 +1,99 @@
+"""Steps that slime was given and no checkpoint holds yet: their leases, and when they end.
+
+Each step has an owner of its own, so that a lease whose answer was lost can be given back alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from records.errors import StoreConflict, StoreUnavailable
+from records.store import Store
+from rollout_bridge.slime.handovers import Handover
+from rollout_bridge.slime.settings import SlimeSettings
+
+logger = logging.getLogger(__name__)
+
+_HOLD_INTERVAL_S = 60.0
+
+
+class HeldSteps:
+    """The steps of a job between their handover and the checkpoint that contains them."""
+
+    def __init__(self, store: Store, settings: SlimeSettings) -> None:
+        self._store = store
+        self._settings = settings
+        self._steps: dict[str, Handover] = {}
+        """By the owner of their leases."""
+        self._saved_rollout = -1
+        self._lock = asyncio.Lock()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, owner: str, step: Handover) -> None:
+        """A step that was handed over on leases of `owner`."""
+        self._steps[owner] = step
+
+    async def extend(self) -> None:
+        """Hold all leases for another `lease_ttl_s`, also those past their deadline.
+
+        Raises StoreConflict if another trainer took any.
+        """
+        async with self._lock:
+            for owner, step in self._steps.items():
+                held = await self._store.extend_leases(owner, self._settings.lease_ttl_s)
+                if held != len(step.turn_ids):
+                    raise StoreConflict(
+                        f"version {step.version} was given {len(step.turn_ids)} turns, but only "
+                        f"{held} are still leased to it: another trainer works on this store; "
+                        "stop it"
+                    )
+
+    async def saved(self, rollout_id: int) -> None:
+        """slime says that it saved rollout `rollout_id`: mark its steps trained.
+
+        Raises StoreUnavailable; `keep` tries again.
+        """
+        self._saved_rollout = max(self._saved_rollout, rollout_id)
+        await self._mark()
+
+    async def keep(self) -> None:
+        """Extend leases and mark what checkpoints contain, now and then, until cancelled.
+
+        Raises StoreConflict if another trainer took any.
+        """
+        while True:
+            await asyncio.sleep(min(self._settings.lease_ttl_s / 3, _HOLD_INTERVAL_S))
+            try:
+                await self._mark()
+                await self.extend()
+            except StoreUnavailable as error:
+                logger.warning("leases are not extended, the store does not answer: %s", error)
+
+    async def _mark(self) -> None:
+        async with self._lock:
+            on_disk = self._rollout_on_disk()
+            for owner, step in list(self._steps.items()):
+                if step.rollout_id <= on_disk:
+                    version = step.policy_version(self._settings.save_folder)
+                    await self._store.commit_handed_over(
+                        owner=owner, version=version, turn_ids=step.turn_ids
+                    )
+                    del self._steps[owner]
+
+    def _rollout_on_disk(self) -> int:
+        """The newest rollout that a whole checkpoint contains."""
+        if not self._settings.is_async_save:
+            return self._saved_rollout
+        return min(self._saved_rollout, _tracked_rollout(self._settings.save_folder))
+
+
+def _tracked_rollout(save_folder: Path) -> int:
+    """What Megatron writes down when all shards of an asynchronous checkpoint are there."""
+    try:
+        return int((save_folder / "latest_checkpointed_iteration.txt").read_text())
+    except (OSError, ValueError):
+        return -1

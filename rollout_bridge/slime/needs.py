@@ -1,0 +1,40 @@
+"""What the run's objective needs of a turn, where the objective itself is not known.
+
+The launch writes it beside `hindsight_config` (trainer.slime.plan.sample_needs), and turns that
+lack something are dropped when they are leased: a row that cannot train must not reach the trainer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from records.names import DropReason
+from records.types import ReadySample
+
+
+class SampleNeeds(BaseModel):
+    """Needs of an objective whose teacher is an engine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    teacher: bool
+    """The teacher's log-probs of the response."""
+    reward: bool
+    """The reward acts: it can stand in for the teacher, or is all there is."""
+    compared: bool
+    """A reward's advantage depends on more than the reward, so that 0 can teach."""
+    top_k: int = Field(ge=0)
+    """The teacher's most probable tokens at each position."""
+
+    def lacking(self, sample: ReadySample) -> DropReason | None:
+        """Why a sample cannot train; None if it can."""
+        if not self.teacher or not np.isfinite(sample.teacher_logprobs).all():
+            if not self.reward or sample.reward is None:
+                return DropReason.TEACHER_LOGPROBS_INVALID if self.teacher else DropReason.NO_HINT
+            is_neutral = sample.reward == 0 and not self.compared
+            return DropReason.NEUTRAL_REWARD if is_neutral else None
+        ids = sample.teachings[0].topk_ids if sample.teachings else None
+        if self.top_k > 0 and (ids is None or ids.shape[-1] < self.top_k):
+            return DropReason.TEACHER_LOGPROBS_INVALID
+        return None

@@ -1,0 +1,77 @@
+"""The rows that a step of slime trains on: merged turns, and padding where there are too few.
+
+A row counts as its turns by what its carrier says of the batch. It knows no slime and no store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from records.types import Experts, Ids, ReadySample
+from rollout_bridge.merging import PackedSequence, merge_turns
+from rollout_bridge.slime.carrier import RowCarrier, build, row_experts
+
+PADDING_IDS = 2
+"""Tokens of a row without turns: one to predict from, one that is masked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRow:
+    """ids [T]; `experts` [T - 1, layers, topk] int32, or None in all rows of a batch."""
+
+    ids: Ids
+    carrier: RowCarrier
+    experts: Experts | None
+
+    @property
+    def is_padding(self) -> bool:
+        """Whether no turn stands in it."""
+        return not self.carrier.turns
+
+
+def train_rows(
+    samples: Sequence[ReadySample],
+    version_gaps: Sequence[int],
+    *,
+    min_rows: int,
+    experts_shape: tuple[int, int] | None = None,
+) -> list[TrainRow]:
+    """Rows that together hold every sample once, a multiple of `min_rows` (1 if that is 0) of them.
+
+    Rows without turns are behind the others. With `experts_shape` (layers, experts per token) every
+    row has its routed experts. Raises ValueError for a sample without them, or of another shape.
+    """
+    sequences = merge_turns(samples)
+    padding = PackedSequence(ids=np.zeros(PADDING_IDS, dtype=np.int32), spans=())
+    # slime rounds the number of micro-batches up to such a multiple, and each needs a row.
+    step = max(min_rows, 1)
+    sequences += [padding] * (-(-max(len(sequences), 1) // step) * step - len(sequences))
+    carriers = build(samples, sequences, version_gaps)
+    return [
+        TrainRow(
+            ids=sequence.ids,
+            carrier=carrier,
+            experts=None if experts_shape is None else _experts(samples, sequence, experts_shape),
+        )
+        for sequence, carrier in zip(sequences, carriers, strict=True)
+    ]
+
+
+def _experts(
+    samples: Sequence[ReadySample], sequence: PackedSequence, shape: tuple[int, int]
+) -> Experts:
+    if not sequence.spans:
+        # Any experts that differ from each other: nothing is learned from these tokens.
+        one = np.arange(shape[1], dtype=np.int32)
+        return np.tile(one, (len(sequence.ids) - 1, shape[0], 1))
+    experts = row_experts(samples, sequence)
+    if experts is None or experts.shape[1:] != shape:
+        found = "none" if experts is None else str(experts.shape[1:])
+        raise ValueError(
+            f"turn {samples[sequence.spans[-1].turn].turn_id}: routed experts of {shape} layers "
+            f"and experts per token are wanted for the replay, {found} are recorded"
+        )
+    return experts.astype(np.int32, copy=False)

@@ -1,0 +1,331 @@
+"""Turns from the store to slime's steps, each once: lease, record, hand over, and mark trained.
+
+    lease -> record (fsync) -> slime trains -> slime's checkpoint -> marked trained
+
+A lease is held until a checkpoint of slime contains its step. What was handed over after the
+checkpoint that a job loads is ready again (`slime_handovers`). Everything here runs on the one
+event loop of `slime_host`. It knows neither slime nor rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+from uuid import uuid4
+
+import numpy as np
+
+from records.errors import StoreUnavailable
+from records.names import DropReason, TurnState
+from records.store import Store
+from records.training.reconcile import ReconcileReport
+from records.training.share import UNCAPPED
+from records.training.staleness import oldest_allowed, steps_since
+from records.types import PolicyVersion, ReadySample
+from rollout_bridge.slime.handovers import (
+    Handover,
+    HandoverError,
+    HandoverLog,
+    step_versions,
+    weight_start_version,
+)
+from rollout_bridge.slime.leases import HeldSteps
+from rollout_bridge.slime.settings import SlimeConfigError, SlimeSettings
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CLOCK_SKEW_S = 300.0
+"""By how much the clocks of a run's hosts may differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The turns of one step, and how many steps old each is. Without turns it only lets a weight
+    update and a checkpoint through.
+    """
+
+    samples: list[ReadySample]
+    version_gaps: list[int]
+    metrics: dict[str, float]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What happened while a batch was gathered."""
+
+    expired: int = 0
+    unavailable_s: float = 0.0
+    dropped: Counter[DropReason] = field(default_factory=Counter)
+
+
+class TurnSource:
+    """The store's side of one slime job. Call `resume` first; one `next_batch` at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: SlimeSettings,
+        *,
+        needs_experts: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._log = HandoverLog(settings.run_folder)
+        self._needs_experts = needs_experts
+        self._clock = clock
+        self._job = f"slime-{uuid4().hex[:12]}"
+        self._tip: Handover | None = None
+        """The newest record. Older ones are on disk: a long job must not keep them."""
+        self._steps: list[int] = []
+        """Versions that count as trained steps, oldest first."""
+        self._held = HeldSteps(store, settings)
+        self._resumed_at = clock()
+
+    @property
+    def version(self) -> int:
+        """The version that training on everything handed over makes."""
+        return self._newest().version
+
+    def _newest(self) -> Handover:
+        if self._tip is None:
+            raise HandoverError("slime did not load its checkpoint before it asked for turns")
+        return self._tip
+
+    async def resume(self, rollout_id: int) -> ReconcileReport:
+        """Make the store equal to the weights after rollout `rollout_id` (-1: the start).
+
+        Turns handed over later are ready again. Raises SlimeConfigError where weight labels would
+        repeat, HandoverError where records and checkpoint do not fit, StoreUnavailable.
+        """
+        first = self._settings.first_version
+        folder = self._settings.run_folder
+        used = await self._patiently(lambda: weight_start_version(self._store, folder))
+        if first <= used:
+            raise SlimeConfigError(
+                f"update_weight_start_version = {first - 1} would name new weights like old ones: "
+                f"set it to {used} in the file of --custom-config-path"
+            )
+        chain = await asyncio.to_thread(self._log.chain, rollout_id)
+        if not chain and not self._log.highest_version():
+            await self._check_untrained()
+        parent = chain[-1] if chain else None
+        start = Handover(
+            kind="start",
+            version=first,
+            parent_version=None if parent is None else parent.version,
+            parent_hash=None if parent is None else parent.hash,
+            rollout_id=rollout_id,
+            turn_ids=(),
+            staleness=(),
+            created_at=self._clock(),
+        )
+        chain.append(start)
+        links = [(self._policy_version(record), record.turn_ids) for record in chain]
+        report = await self._patiently(lambda: self._store.reconcile(links))
+        await asyncio.to_thread(self._log.write, start)
+        self._tip, self._steps = start, step_versions(chain)
+        self._resumed_at = self._clock()
+        logger.info("slime resumes after rollout %d as version %d: %s", rollout_id, first, report)
+        return report
+
+    async def next_batch(self, rollout_id: int) -> Batch:
+        """The turns of rollout `rollout_id`: a full batch, or after `max_wait_s` a smaller one.
+
+        With nothing ready it waits on, but for one batch without turns where an earlier step may
+        wait to reach the engines and a checkpoint. Raises StoreUnavailable after
+        `store_patience_s`, StoreConflict where another trainer took leased turns, HandoverError for
+        weight labels that are not this job's.
+        """
+        started = time.monotonic()
+        owner = f"{self._job}-{rollout_id}-{self.version + 1}"
+        tally = _Tally()
+        samples = await self._gather(owner, started, tally)
+        gaps = [steps_since(self._steps, sample.oldest_version) for sample in samples]
+        waited_s = time.monotonic() - started
+        await self._record(rollout_id, owner, samples, gaps)
+        metrics = await self._metrics(samples, gaps, tally, waited_s)
+        return Batch(samples=samples, version_gaps=gaps, metrics=metrics)
+
+    async def checkpointed(self, rollout_id: int) -> None:
+        """slime's checkpoint of rollout `rollout_id` is there: mark its steps trained.
+
+        Raises StoreUnavailable; `hold` tries again, and a new job's `resume` would do it too.
+        """
+        await self._held.saved(rollout_id)
+
+    async def hold(self) -> None:
+        """Keep what was handed over leased, and mark what checkpoints contain, until cancelled.
+
+        Raises StoreConflict where another trainer took leased turns.
+        """
+        await self._held.keep()
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer of the store, which may be away for `store_patience_s`."""
+        started = time.monotonic()
+        while True:
+            try:
+                return await ask()
+            except StoreUnavailable as error:
+                await self._wait_for_store(time.monotonic() - started, error)
+
+    async def _wait_for_store(self, silent_s: float, error: StoreUnavailable) -> None:
+        """Pause; raises StoreUnavailable when it has been silent for too long."""
+        handover = self._settings.handover
+        if silent_s >= handover.store_patience_s:
+            raise StoreUnavailable(
+                f"the store has not answered for {silent_s:.0f} s: {error}"
+            ) from error
+        logger.warning("waiting for the store (%.0f s so far): %s", silent_s, error)
+        await asyncio.sleep(handover.poll_interval_s)
+
+    async def _gather(self, owner: str, started: float, tally: _Tally) -> list[ReadySample]:
+        handover, wanted = self._settings.handover, self._settings.batch_size
+        samples: list[ReadySample] = []
+        silent_since: float | None = None
+        next_word_s = handover.max_wait_s
+        while True:
+            waited_s = time.monotonic() - started
+            is_late = waited_s >= handover.max_wait_s
+            try:
+                if silent_since is not None:
+                    # The attempt that broke off may have leased without our hearing of it.
+                    await self._store.release_leases(owner)
+                samples += await self._lease(owner, wanted - len(samples), is_late, tally)
+            except StoreUnavailable as error:
+                samples = []
+                now = time.monotonic()
+                silent_since = now if silent_since is None else silent_since
+                await self._wait_for_store(now - silent_since, error)
+                tally.unavailable_s += time.monotonic() - started - waited_s
+                continue
+            silent_since = None
+            if len(samples) == wanted or (is_late and (samples or self._update_may_wait())):
+                return samples
+            if waited_s >= next_word_s:
+                next_word_s = waited_s + handover.max_wait_s
+                logger.info("no ready turn for %.0f s; waiting on", waited_s)
+            await asyncio.sleep(handover.poll_interval_s)
+
+    def _update_may_wait(self) -> bool:
+        """Whether the last step had turns: train_async.py updates the engines, and writes a
+        checkpoint, only after the batch after it has arrived.
+        """
+        return bool(self._newest().turn_ids)
+
+    async def _lease(
+        self, owner: str, wanted: int, is_late: bool, tally: _Tally
+    ) -> list[ReadySample]:
+        """`wanted` usable turns or, if it is late, as many as there are; else none."""
+        ready = await self._store.ready_count()
+        if ready < (1 if is_late else wanted):
+            return []
+        # A turn whose lease ran out while the store was away is still held by a step.
+        await self._held.extend()
+        tally.expired += await self._store.expire_stale(
+            oldest_allowed=oldest_allowed(self._steps, self._settings.max_staleness)
+        )
+        ready = await self._store.ready_count()
+        count = min(wanted, ready)
+        if count < (1 if is_late else wanted):
+            return []
+        leased = await self._store.lease(
+            owner=owner,
+            count=count,
+            ttl_s=self._settings.lease_ttl_s,
+            share=UNCAPPED if is_late else self._settings.share,
+        )
+        usable = []
+        for sample in leased:
+            self._check_labels(sample)
+            reason = self._unusable(sample)
+            if reason is None:
+                usable.append(sample)
+            elif await self._store.drop(owner, sample.turn_id, reason):
+                tally.dropped[reason] += 1
+        return usable
+
+    def _unusable(self, sample: ReadySample) -> DropReason | None:
+        """Why the run's objective cannot train on a sample; None if it can."""
+        if not np.isfinite(sample.rollout_logprobs).all():
+            return DropReason.ROLLOUT_LOGPROBS_INVALID
+        if self._needs_experts and sample.routed_experts is None:
+            return DropReason.ROUTED_EXPERTS_MISSING
+        return self._settings.needs.lacking(sample)
+
+    def _check_labels(self, sample: ReadySample) -> None:
+        """Raises HandoverError for tokens of weights that the engines cannot have served."""
+        first, newest = (
+            self._settings.first_version,
+            max(span.version for span in sample.version_spans),
+        )
+        is_new = sample.created_at > self._resumed_at + _CLOCK_SKEW_S
+        if newest > self.version or (is_new and sample.oldest_version < first):
+            raise HandoverError(
+                f"turn {sample.turn_id} has tokens of versions {sample.oldest_version} to {newest},"
+                f" but this job's weights are {first} to {self.version}: the engines must be this "
+                "job's, and slime must count from update_weight_start_version"
+            )
+
+    async def _record(
+        self, rollout_id: int, owner: str, samples: Sequence[ReadySample], gaps: Sequence[int]
+    ) -> None:
+        tip = self._newest()
+        record = Handover(
+            kind="step",
+            version=tip.version + 1,
+            parent_version=tip.version,
+            parent_hash=tip.hash,
+            rollout_id=rollout_id,
+            turn_ids=tuple(sample.turn_id for sample in samples),
+            staleness=tuple(gaps),
+            created_at=self._clock(),
+        )
+        await asyncio.to_thread(self._log.write, record)
+        self._tip = record
+        self._steps.append(record.version)
+        self._held.add(owner, record)
+
+    async def _check_untrained(self) -> None:
+        counts = await self._patiently(self._store.counts)
+        trained = counts.get(TurnState.TRAINED, 0)
+        if trained:
+            raise HandoverError(
+                f"{self._log.folder} is empty, but the store has {trained} trained turns: restore "
+                "the records, or use a new store"
+            )
+
+    def _policy_version(self, record: Handover) -> PolicyVersion:
+        return record.policy_version(self._settings.save_folder)
+
+    async def _metrics(
+        self,
+        samples: Sequence[ReadySample],
+        gaps: Sequence[int],
+        tally: _Tally,
+        waited_s: float,
+    ) -> dict[str, float]:
+        """Of this batch; a mean over nothing is left out."""
+        metrics: dict[str, float] = {
+            "handover/turns": len(samples),
+            "handover/is_full": float(len(samples) == self._settings.batch_size),
+            "handover/is_refresh": float(not samples),
+            "handover/wait_s": waited_s,
+            "handover/store_unavailable_s": tally.unavailable_s,
+            "handover/expired_stale": tally.expired,
+            "handover/unchecked_steps": len(self._held),
+            "handover/policy_tokens": sum(len(sample.response_ids) for sample in samples),
+        }
+        metrics |= {f"handover/dropped_{reason}": count for reason, count in tally.dropped.items()}
+        if samples:
+            metrics["handover/staleness_mean"] = float(np.mean(gaps))
+            metrics["handover/staleness_max"] = max(gaps)
+        return metrics

@@ -1,0 +1,96 @@
+"""What a launch checks and writes before it starts anything, and how it tells engines are there.
+
+tests/slime/test_launch.py runs whole launches, with a real Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from opd.cluster.flag_check import REPOSITORY, FlagReport
+from opd.cluster.launching.held import LaunchError
+from opd.cluster.launching.launch import _ports_are_free
+from opd.cluster.launching.launched import _launch, _write, has_version
+from opd.cluster.plan import Plan, make_plan
+from opd.processes.supervisor import free_ports
+from opd.run import config as run_config
+from tests.opd.cluster.examples import NOWHERE
+
+ONE = REPOSITORY / "configs" / "qwen3_4b.toml"
+
+
+def plan(run: Path, *overrides: str) -> Plan:
+    return make_plan(ONE, [*NOWHERE, *overrides], run)
+
+
+def test_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchError, match=rf"proxy\.port {port} on 127\.0\.0\.1: Address"):
+            _ports_are_free(plan(tmp_path, f"proxy.port={port}"))
+
+
+def test_free_ports_pass(tmp_path: Path) -> None:
+    ports = free_ports(4)
+    keys = ["proxy.port", *(f"cluster.ray.{key}port" for key in ("", "dashboard_", "agent_"))]
+    _ports_are_free(plan(tmp_path, *(f"{k}={p}" for k, p in zip(keys, ports, strict=True))))
+
+
+def test_files_of_a_launch_are_written_and_old_addresses_are_gone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = plan(run)
+    run.mkdir()
+    first.paths.engines.write_text("{}")
+    _write(first, start_version=0)
+    assert not first.paths.engines.exists()
+    assert run_config.load(first.paths.config) == first.config
+    assert first.paths.config.stat().st_mode & 0o777 == 0o600
+    assert first.paths.ray_token.stat().st_mode & 0o777 == 0o600
+    token = first.paths.ray_token.read_text()
+
+    second = plan(run)
+    _write(second, start_version=41)
+    assert second.paths.launch.name == "launch-002"
+    assert second.paths.ray_token.read_text() == token
+    custom = json.loads(second.paths.custom_yaml.read_text())
+    assert custom == {
+        "hindsight_config": str(first.paths.config),
+        "hindsight_needs": {"teacher": True, "reward": False, "compared": False, "top_k": 0},
+        "update_weight_start_version": 41,
+    }
+
+
+async def test_store_that_cannot_be_reached_is_one_line_and_starts_nothing(tmp_path: Path) -> None:
+    port = free_ports(1)[0]
+    url = f"postgresql+asyncpg://nobody@127.0.0.1:{port}/none"
+    made = plan(tmp_path / "run", f"store.url={url}")
+    made = replace(made, flags=FlagReport(checked=True, text=""))
+    with pytest.raises(LaunchError, match=r"store\.url: "):
+        await _launch(made)
+    assert not made.paths.launch.exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_there"), [("default", False), ("6", False), ("7", True), ("12", True)]
+)
+async def test_engines_are_ready_with_weights_of_the_trainer(version: str, is_there: bool) -> None:
+    async def info(_: web.Request) -> web.Response:
+        return web.json_response({"weight_version": version})
+
+    application = web.Application()
+    application.router.add_get("/get_model_info", info)
+    async with TestServer(application) as server:
+        assert await has_version(str(server.make_url("")).rstrip("/"), 7)() is is_there
+
+
+async def test_engines_that_do_not_answer_are_not_ready() -> None:
+    assert not await has_version(f"http://127.0.0.1:{free_ports(1)[0]}", 1)()

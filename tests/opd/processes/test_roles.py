@@ -1,0 +1,86 @@
+"""What the processes of a run are composed of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from examples.tool_lab.run_lab import MODEL
+from judge.votes.context import estimate_tokens
+from opd.processes.judge import judge_config, judge_counter
+from opd.processes.roles import _client
+from opd.run.defaults import resolve, single_machine
+from rollout_bridge.config import RendererConfig
+from rollout_bridge.engine.keys import EngineKeys, ensure_key_file, read_key_file
+from rollout_bridge.rendering.rendering import Rendering
+from trainer.errors import ConfigError
+from trainer.model.model_config import model_vocab_size
+
+
+def test_a_judge_that_is_the_runs_own_model_has_its_tokens_counted_exactly(tmp_path: Path) -> None:
+    values = single_machine(str(MODEL), tmp_path)
+    rendering = Rendering.load(str(MODEL), RendererConfig(name="qwen3"))
+    text = "[user] Find me a hotel in the city, please. " * 20
+    own = judge_counter(resolve(values, None, []), rendering)
+    assert own(text) == len(rendering.tokenizer(text)["input_ids"])
+    other = ["judge.base_url=http://127.0.0.1:9/v1", "judge.model=big"]
+    assert judge_counter(resolve(values, None, other), rendering) is estimate_tokens
+
+
+def changed_model(folder: Path, **changes: object) -> Path:
+    shutil.copytree(MODEL, folder)
+    file = folder / "config.json"
+    content = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    return folder
+
+
+async def test_ids_of_the_models_head_beyond_the_tokenizer_may_be_sent(tmp_path: Path) -> None:
+    model = changed_model(tmp_path / "model", vocab_size=1024)
+    config = resolve(single_machine(str(model), tmp_path), None, [])
+    assert Rendering.load(str(model), config.renderer).vocab_size < 1024
+    assert config.policy.embedded is not None
+    assert config.policy.embedded.api_key_file == tmp_path / "engine.key"
+    ensure_key_file(tmp_path / "engine.key")
+    async with _client(config, config.policy) as client:
+        assert client.vocab_size == 1024
+
+
+def test_vocabulary_size_of_a_model_with_several_parts_is_its_text_parts(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", "vocab_size": 321}
+    content = {"model_type": "gemma3", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert model_vocab_size(str(tmp_path)) == 321
+
+
+def test_a_model_without_vocabulary_size_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    with pytest.raises(ConfigError, match="vocabulary size"):
+        model_vocab_size(str(tmp_path))
+
+
+def test_the_judge_gets_the_key_of_the_engine_that_judges(tmp_path: Path) -> None:
+    values = single_machine(str(MODEL), tmp_path)
+    own = resolve(values, None, [])
+    ensure_key_file(tmp_path / "engine.key")
+    key = read_key_file(tmp_path / "engine.key")
+    assert own.policy.keys == own.frozen.keys == EngineKeys(api=key)
+    assert judge_config(own).api_key.get_secret_value() == key
+    given = resolve(values, None, ["judge.api_key=mine"])
+    assert judge_config(given).api_key.get_secret_value() == "mine"
+    other = ["judge.base_url=http://127.0.0.1:9/v1", "judge.model=big"]
+    # The run's secret goes to nobody else.
+    assert judge_config(resolve(values, None, other)).api_key.get_secret_value() == "none"
+    server = ["frozen.url=http://127.0.0.1:9", "frozen.api_key=k", "frozen.admin_api_key=a"]
+    served = resolve(values, None, server)
+    assert served.frozen.keys == EngineKeys(api="k", admin="a")
+    assert judge_config(served).api_key.get_secret_value() == "k"
+
+
+def test_a_missing_key_file_is_a_line(tmp_path: Path) -> None:
+    config = resolve(single_machine(str(MODEL), tmp_path), None, [])
+    with pytest.raises(ConfigError, match=r"engine\.key"):
+        _ = config.policy.keys

@@ -1,0 +1,105 @@
+from collections import Counter
+from dataclasses import replace
+
+from opd.rehearsal.planning import (
+    KeptState,
+    Rehearsed,
+    Rota,
+    missing,
+    taking_part,
+    targets_of,
+    targets_of_return,
+)
+from records.hints.types import HintStatus
+from records.lessons.names import LessonKind, LessonState
+from tests.opd.rehearsal.builders import a_hint
+
+HINT, COUNTER, KEEP = LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP
+
+
+def rehearsed(hint_id, scope="a", states=("s0", "s1", "s2"), prompts=("p0", "p1")):
+    return Rehearsed(hint=a_hint(hint_id, scope=scope), states=states, prompts=prompts)
+
+
+def test_what_is_under_way_counts():
+    counts = {
+        (HINT, LessonState.SAMPLING): 2,
+        (HINT, LessonState.READY): 3,
+        (HINT, LessonState.LEASED): 6,
+        (KEEP, LessonState.SCORING): 9,
+    }
+    assert missing({HINT: 6, COUNTER: 6, KEEP: 4}, counts) == {HINT: 1, COUNTER: 6, KEEP: 0}
+
+
+def test_no_more_than_a_pool_is_held_ready():
+    parts = {HINT: 7, COUNTER: 6, KEEP: 3}
+    assert targets_of(parts, 1.5, is_rehearsing=True) == {HINT: 11, COUNTER: 9, KEEP: 5}
+    assert set(targets_of(parts, 1.5, is_rehearsing=False).values()) == {0}
+
+
+def test_turns_whose_hint_rests_get_everything_but_its_lessons():
+    parts = {HINT: 7, COUNTER: 6, KEEP: 3}
+    found = targets_of(parts, 1.0, is_rehearsing=False, has_turns=True)
+    assert found == {HINT: 0, COUNTER: 6, KEEP: 3}
+
+
+def test_what_ended_is_brought_back_by_keep_lessons_alone():
+    assert targets_of_return(16, 1.5) == {HINT: 0, COUNTER: 0, KEEP: 24}
+
+
+def test_a_hint_that_rests_takes_part_where_its_open_wishes_are_lost():
+    resting = {"status": HintStatus.RESTING}
+    lost, learned, has_turns, active = (
+        Rehearsed(hint=a_hint("h0", **resting), states=(), prompts=(), is_disobeyed=True),
+        Rehearsed(hint=a_hint("h1", **resting), states=(), prompts=()),
+        Rehearsed(hint=a_hint("h2", **resting), states=(), prompts=()),
+        Rehearsed(hint=a_hint("h3"), states=(), prompts=()),
+    )
+    assert taking_part([lost, learned, has_turns, active], {"h2"}) == [lost, has_turns, active]
+    assert taking_part([lost, learned, has_turns], {"h2"}) == [lost, has_turns]
+    assert taking_part([lost, learned], set()) == [], "no step is taken for what rests"
+
+
+def test_every_pair_of_state_and_text_comes():
+    made = Rota().of_hints(COUNTER, [rehearsed("h0", states=("s0", "s1"))], 4)
+    assert len({(one.state_turn_id, one.prompt_id) for one in made}) == 4
+    assert len({one.lesson_id for one in made}) == 4
+
+
+def test_hint_lessons_carry_no_words():
+    made = Rota().of_hints(HINT, [rehearsed("h0")], 6)
+    assert {one.prompt_id for one in made} == {None}
+    assert Counter(one.state_turn_id for one in made) == {"s0": 2, "s1": 2, "s2": 2}
+
+
+def test_scopes_take_turns():
+    hints = [rehearsed(f"a{number}") for number in range(3)] + [rehearsed("b0", scope="b")]
+    made = Rota().of_hints(HINT, hints, 12)
+    assert Counter(one.scope for one in made) == {"a": 6, "b": 6}
+    assert Counter(one.hint_id for one in made)["a1"] == 2
+
+
+def test_a_hint_without_texts_gets_no_counter_lessons():
+    hints = [rehearsed("h0", prompts=()), rehearsed("h1")]
+    assert {one.hint_id for one in Rota().of_hints(COUNTER, hints, 4)} == {"h1"}
+    assert Rota().of_hints(COUNTER, hints[:1], 4) == []
+    assert Rota().of_hints(HINT, [rehearsed("h2", states=())], 4) == []
+
+
+def test_the_rota_goes_on_where_it_stopped():
+    rota, kept = Rota(), [KeptState(turn_id=f"k{number}", scope="a") for number in range(3)]
+    first, second = rota.of_kept(kept, 2), rota.of_kept(kept, 2)
+    assert [one.state_turn_id for one in (*first, *second)] == ["k0", "k1", "k2", "k0"]
+    assert first[0].hint_id is None
+    assert rota.of_kept([], 2) == []
+
+
+def test_counter_lessons_go_where_open_wishes_are_lost():
+    hints = [rehearsed("h0"), replace(rehearsed("h1"), is_disobeyed=True)]
+    made = Rota().of_hints(COUNTER, hints, 8)
+    assert Counter(one.hint_id for one in made) == {"h0": 2, "h1": 6}
+    made = Rota().of_hints(HINT, hints, 8)
+    assert Counter(one.hint_id for one in made) == {"h0": 8}
+    lost = [replace(one, is_disobeyed=True) for one in hints]
+    made = Rota().of_hints(HINT, lost, 8)
+    assert Counter(one.hint_id for one in made) == {"h0": 4, "h1": 4}

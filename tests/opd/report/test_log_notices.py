@@ -1,0 +1,85 @@
+"""Warnings of a run's processes reach the terminal of the command that started them."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from api_proxy.server import request_ids
+from opd.processes.beginning import LOG_FORMAT
+from opd.processes.serving import say_how_it_stands
+from opd.rehearsal.saying import LearningLine
+from opd.report.log_notices import LogNotices
+from records.config import StoreConfig
+from records.store import Store
+
+
+def line(level: str, name: str, text: str) -> str:
+    return f"2026-11-24 14:06:07,351 {level} {name}: {text}\n"
+
+
+def write(folder: Path, name: str, *lines: str) -> None:
+    with (folder / f"{name}.log").open("a") as file:
+        file.write("".join(lines))
+
+
+def test_new_warnings_of_training_and_rehearsal_are_told_once(tmp_path: Path) -> None:
+    write(tmp_path, "trainer", line("WARNING", "trainer.step.loop", "before it looked"))
+    notices = LogNotices(tmp_path)
+    assert notices.new() == []
+    write(
+        tmp_path,
+        "judge",
+        line("WARNING", "opd.rehearsal.worker", "rehearsal waits 1.0 s: judge: refused"),
+        line("WARNING", "judge.worker", "of another package"),
+        line("INFO", "trainer.step.loop", "no warning"),
+        "Traceback: no line of a log\n",
+        line("WARNING", "opd.rehearsal.worker", "rehearsal waits 2.0 s: judge: refused"),
+    )
+    write(tmp_path, "trainer", line("WARNING", "trainer.step.lessons", "a step of turns alone"))
+    assert notices.new() == [
+        "trainer: a step of turns alone",
+        "judge: rehearsal waits 2.0 s: judge: refused (2 times)",
+    ]
+    assert notices.new() == []
+
+
+def test_what_is_being_written_is_told_when_it_is_whole(tmp_path: Path) -> None:
+    notices = LogNotices(tmp_path)
+    whole = line("WARNING", "trainer.step.loop", "step 3: too few tokens")
+    write(tmp_path, "trainer", whole[:50])
+    assert notices.new() == []
+    write(tmp_path, "trainer", whole[50:])
+    assert notices.new() == ["trainer: step 3: too few tokens"]
+
+
+def test_many_kinds_are_cut_and_said_to_be(tmp_path: Path) -> None:
+    notices = LogNotices(tmp_path)
+    for letter in "abcdefg":
+        write(tmp_path, "trainer", line("ERROR", "trainer.step.loop", f"failure {letter}"))
+    assert notices.new()[-1] == f"and 2 other warnings: see {tmp_path}"
+
+
+@pytest.mark.parametrize("name", ["trainer.step.lessons", "opd.rehearsal.worker"])
+async def test_serve_prints_them_as_the_processes_log_them(tmp_path: Path, name: str) -> None:
+    """In the very form that `opd.processes.beginning` gives a log."""
+    told = io.StringIO()
+    notices, console = LogNotices(tmp_path), Console(file=told, width=200)
+    handler = logging.FileHandler(tmp_path / "trainer.log")
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    handler.addFilter(request_ids.mark)
+    logger = logging.getLogger(name)
+    logger.addHandler(handler)
+    try:
+        logger.warning("training waits for the measurement of version %d [1, 2]", 3)
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store:
+        await say_how_it_stands(store, LearningLine(store, tmp_path), notices, console)
+    text = told.getvalue()
+    assert "trainer: training waits for the measurement of version 3 [1, 2]" in text

@@ -1,0 +1,98 @@
+"""The report of any run: its curves, drops and trained turns, from folder and store."""
+
+from __future__ import annotations
+
+import json
+
+from opd.report.drop_words import DROP_WORDS
+from opd.report.run_report import write_run_report
+from records.config import StoreConfig
+from records.names import DropReason
+from records.store import Store
+from tests.records.hints.test_memory import objected
+from tests.trainer.tiny import conversation, make_ready
+from trainer.rehearsal.journal import GapRow, Journal, VersionRow
+from trainer.step.stop_order import StopOrder, order_stop
+
+
+class Letters:
+    """A rendering that shows ids as they are."""
+
+    def decode(self, ids: list[int]) -> str:
+        return f"<{ids[0]}>"
+
+
+async def test_a_run_is_drawn_from_what_it_left(tmp_path):
+    rows = [
+        {
+            "step": 1,
+            "skipped": None,
+            "loss": 0.5,
+            "lessons/hint": 9.0,
+            "rollout_corr/rollout_is_mean": 1.1,
+        },
+        {"step": 1, "skipped": "below_noise", "loss": 0.4},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    async with await Store.open(StoreConfig(url=f"sqlite:///{tmp_path}/records.db")) as store:
+        samples = conversation("a", [(5, 3), (2, 4)], seed=1)
+        await make_ready(store, samples)
+        leased = await store.lease(owner="one", count=2, ttl_s=60)
+        await store.drop("one", leased[0].turn_id, DropReason.STALE)
+        path = await write_run_report(tmp_path, "A <run>", store, Letters())  # type: ignore[arg-type]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["steps"]["lessons"] == {"hint": 9, "counter": 0, "keep": 0}
+    assert summary["steps"]["trained"] == summary["steps"]["skipped"] == 1
+    assert {state: n for state, n in summary["turns"].items() if n} == {"dropped": 1, "leased": 1}
+    dropped = summary["turns_dropped"]["stale"]
+    assert (dropped["turns"], dropped["why"]) == (1, DROP_WORDS[DropReason.STALE])
+    assert summary["measured"] is summary["training_stopped"] is None
+    page = path.read_text()
+    assert "A &lt;run&gt;" in page
+    assert "stale" in page
+    assert "weights too old sampled it" in page, "each reason says why"
+    assert page.count("<svg") >= 15
+    assert "Mean importance weight" in page
+    assert "No turn was trained" in page
+
+
+async def test_a_run_that_has_only_begun_has_a_report_too(tmp_path):
+    async with await Store.open(StoreConfig(url=f"sqlite:///{tmp_path}/records.db")) as store:
+        path = await write_run_report(tmp_path, "New", store, Letters())  # type: ignore[arg-type]
+    assert "New" in path.read_text()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["policy_version"], summary["hints"]) == (0, [])
+    assert not any(summary["turns"].values())
+
+
+async def test_the_summary_tells_hints_and_what_was_measured(tmp_path):
+    row = VersionRow(
+        time=1.0,
+        version=3,
+        turns=50,
+        objections=2,
+        hints=(),
+        obedience=None,
+        pooled=None,
+        keep=GapRow(value=0.01, low=0.0, high=0.02, num_samples=16),
+        lessons={"hint": 8},
+    )
+    Journal(tmp_path).add(row)
+    order_stop(tmp_path, StopOrder(reason="obedience fell"))
+    async with await Store.open(StoreConfig(url=f"sqlite:///{tmp_path}/records.db")) as store:
+        await objected(store, "use Celsius")
+        path = await write_run_report(tmp_path, "Learns", store, Letters())  # type: ignore[arg-type]
+    page = path.read_text()
+    assert "Hints, by status and why they are not practised" in page
+    assert "answer to whether each is a rule" in page
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["training_stopped"] == "obedience fell"
+    [hint] = summary["hints"]
+    assert hint["lessons_trained"] == {"hint": 0, "counter": 0}
+    assert summary["hints_asked_whether_a_rule"] == {"yes": 0, "no": 0, "not_asked_yet": 1}
+    assert summary["hints_counted"] == [{"status": "active", "not_rehearsed": None, "hints": 1}]
+    assert (hint["text"], hint["status"], hint["gap"]) == ("use Celsius", "active", None)
+    measured = summary["measured"]
+    assert measured["objections_per_100_turns"] == [{"version": 3, "objections": 4.0}]
+    assert measured["gap_at_other_states"]["value"] == 0.01
+    assert measured["obedience"] is None

@@ -1,0 +1,160 @@
+"""Configurations that are wrong together are refused in one line that says what to set instead."""
+
+from pathlib import Path
+
+import pytest
+
+from opd.run.checks import run_warnings
+from opd.run.config import load, save
+from opd.run.defaults import resolve, single_machine
+from trainer.config import TrainerConfig, leaves_stale_uncorrected
+from trainer.errors import ConfigError
+from trainer.step.step_report import stale_uncorrected
+
+REFUSED = [
+    (["objective.estimator='k2'"], "use k1"),
+    (["objective.estimator='forward_kl_topk'"], "policy gradient"),
+    (["objective.name='supervised_opd'", "objective.estimator='k1'"], "use low_var_kl"),
+    (["objective.name='supervised_opd'", "objective.estimator='kl'"], "use low_var_kl"),
+    (["kl_type='kl'"], "use low_var_kl"),
+    (["objective.name='forward_kl_topk'"], "set scoring.top_k"),
+    (["objective.name='topk_tail_reverse_kl'"], "set scoring.top_k"),
+    (["objective.name='self_distillation'"], "set trainer.teacher.kind"),
+    (["objective.name='side_samples'"], "set trainer.teacher.kind"),
+    (["objective.name='sparse_kl'"], "set trainer.teacher.kind"),
+    (
+        ["objective.name='overlap_topk'", "teacher.kind='frozen'"],
+        "judge.selection = shortest_first",
+    ),
+    (["objective.reward_coef=1.0"], "set judge.reward"),
+    (["objective.opd_coef=0.0"], "nothing to learn"),
+    (["objective.mix='replace'"], "pass_rate_threshold"),
+    (["objective.surrogate='pure_is'"], "set both"),
+    (["correction.mode='pure_is'"], "set both"),
+    (["objective.surrogate='m2po'"], "correction.mode = bypass"),
+    (["objective.surrogate='decoupled'"], "importance_level = none"),
+    (["objective.normalise=true", "objective.advantage_reference='current'"], "old"),
+    (["objective.surrogate='cispo'", "objective.dual_clip=3.0"], "unset it"),
+    (["correction.rejections=[{statistic='token'}]"], "no threshold"),
+    (["correction.veto_threshold=0.0"], "above 0"),
+    (["objective.name='supervised_opd'"], "set trainer.beta_kl = 0.0"),
+    (["objective.surrogate='unclipped'", "objective.clip_low=0.1"], "unset them"),
+    (["correction.importance_level='none'", "correction.batch_normalize=true"], "applies no"),
+    (["correction.importance_level='none'", "correction.importance_lower=0.5"], "applies no"),
+    (["correction.preset='seq_is'", "correction.importance_level='token'"], "choose one"),
+    (["objective.name='sparse_kl'", "objective.alpha=0.2"], "alpha has no meaning"),
+    (
+        [
+            "objective.name='sparse_kl'",
+            "objective.direction='policy_gradient'",
+            "objective.token_clip=1.0",
+        ],
+        "token_clip has no meaning",
+    ),
+    (
+        ["objective.name='side_samples'", "objective.clip=0.2", "objective.importance=false"],
+        "unset one",
+    ),
+    (["correction.veto_threshold=-1.0"], "above 0"),
+    (["correction.importance_lower=3.0"], "below importance_upper"),
+    (["correction.preset='geo_r'"], "did you mean 'geo_rs'"),
+    (["correction.preset='geo_rs'", "correction.mode='bypass'"], "choose one"),
+    (["aggregation='seq-mean-token-sum-norm'"], "set both"),
+    (["objective.name='forward_topk'"], "did you mean 'forward_kl_topk'"),
+    (["objective.clip_lo=0.1"], "did you mean 'clip_low'"),
+    (["objective.name='topk_tail_reverse_kl'", "objective.top_k=4"], "did you mean 'topk'"),
+]
+
+
+def resolved(tmp_path: Path, overrides: list[str]):
+    values = single_machine("examples/tool_lab/model", tmp_path)
+    return resolve(values, None, [f"trainer.{one}" for one in overrides])
+
+
+@pytest.mark.parametrize(("overrides", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refused(tmp_path, overrides, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        resolved(tmp_path, overrides)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_too_few_topk_scores_of_the_engine(tmp_path):
+    values = single_machine("examples/tool_lab/model", tmp_path)
+    overrides = ["trainer.objective.name='forward_kl_topk'", "trainer.beta_kl=0", "scoring.top_k=8"]
+    with pytest.raises(ConfigError, match=r"topk 32 exceeds scoring\.top_k 8"):
+        resolve(values, None, overrides)
+    config = resolve(values, None, [*overrides, "trainer.objective.topk=8"])
+    assert config.trainer.objective.support_size == 8
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["correction.preset='seq_is_rs'", "correction.importance_upper=3.0"],
+        ["correction.preset='geo_rs'"],
+        ["correction.preset='decoupled_token_icepop'", "correction.importance_upper=2.0"],
+        ["objective.name='self_distillation'", "teacher.kind='ema'", "beta_kl=0.0"],
+        ["objective.surrogate='unclipped'", "correction.mode='bypass'"],
+    ],
+)
+def test_a_resolved_configuration_reads_back_as_it_was(tmp_path, overrides):
+    config = resolved(tmp_path, overrides)
+    save(config, tmp_path / "config.toml")
+    again = load(tmp_path / "config.toml")
+    assert again == config
+    assert again.trainer.correction.settings() == config.trainer.correction.settings()
+
+
+def test_what_is_allowed_and_probably_not_meant_is_warned_of():
+    def lines(**values):
+        return "\n".join(run_warnings(TrainerConfig.model_validate(values)))
+
+    assert lines() == ""
+    assert "uncorrected" in lines(correction={"importance_level": "none"})
+    assert lines(correction={"importance_level": "none"}, max_staleness=0) == ""
+    assert "direction" in lines(objective={"estimator": "k3"})
+
+
+def test_a_value_beside_a_preset_counts_also_where_it_is_the_default_elsewhere(tmp_path):
+    overrides = ["correction.preset='decoupled_token_icepop'"]
+    assert resolved(tmp_path, overrides).trainer.correction.settings().importance_upper == 5.0
+    given = resolved(tmp_path, [*overrides, "correction.importance_upper=2.0"])
+    assert given.trainer.correction.settings().importance_upper == 2.0
+
+
+def test_a_preset_takes_the_place_of_a_resolved_correction(tmp_path):
+    save(resolved(tmp_path, []), tmp_path / "config.toml")
+    again = load(tmp_path / "config.toml", ["trainer.correction.preset=geo_rs"])
+    assert again.trainer.correction.settings().importance_level is None
+
+
+def test_a_preset_comes_to_a_threshold_of_the_file(tmp_path):
+    (tmp_path / "mine.toml").write_text("[trainer.correction]\nveto_threshold = 1e-4\n")
+    values = single_machine("examples/tool_lab/model", tmp_path)
+    overrides = ["trainer.correction.preset=seq_is"]
+    config = resolve(values, tmp_path / "mine.toml", overrides)
+    settings = config.trainer.correction.settings()
+    assert (settings.importance_level, settings.veto_threshold) == ("sequence", 1e-4)
+
+
+def test_both_kls_are_there_where_somebody_names_the_second(tmp_path):
+    config = resolved(tmp_path, ["objective.name='supervised_opd'", "beta_kl=0.02"])
+    assert config.trainer.beta_kl == 0.02
+
+
+def test_stale_samples_without_correction_are_told_from_others():
+    def left(**values):
+        return leaves_stale_uncorrected(TrainerConfig.model_validate(values))
+
+    assert left(correction={"importance_level": "none"})
+    assert not left()
+    assert not left(correction={"mode": "bypass"})
+    assert not left(objective={"surrogate": "decoupled"}, correction={"importance_level": "none"})
+    assert not left(objective={"name": "supervised_opd"}, correction={"importance_level": "none"})
+
+
+def test_turns_that_train_stale_and_uncorrected_are_counted():
+    name = "guard/stale_uncorrected_turns"
+    plain = TrainerConfig.model_validate({"correction": {"importance_level": "none"}})
+    assert stale_uncorrected([0, 2, 1], plain) == {name: 2}
+    assert stale_uncorrected([0, 2, 1], TrainerConfig()) == {name: 0}

@@ -1,0 +1,98 @@
+"""Rewards of a batch's turns as advantages: lengths, baselines, turns without a reward."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from pydantic import ValidationError
+
+from trainer.batch.reward_view import RewardFacts, reward_advantages, reward_metrics
+from trainer.objectives.options import HindsightOpd, SupervisedOpd
+
+
+def turn(reward: float | None, length: int = 1, prompt: str = "a", step: int = 0) -> RewardFacts:
+    return RewardFacts(reward=reward, step_index=step, prompt_key=prompt, length=length)
+
+
+def options(**values: object) -> HindsightOpd:
+    return HindsightOpd.model_validate({"reward_coef": 1.0, **values})
+
+
+BATCH = [turn(1.0, 10), turn(None, 500), turn(1.0, 30), turn(-1.0, 20), turn(1.0, 7, "b")]
+
+
+def test_a_turn_without_reward_adds_nothing_and_is_compared_with_nobody() -> None:
+    assert reward_advantages(BATCH, options()) == [1.0, 0.0, 1.0, -1.0, 1.0]
+    assert reward_advantages(BATCH, HindsightOpd()) == [0.0] * 5
+    assert reward_advantages([turn(None)], options(reward_baseline="prompt")) == [0.0]
+    supervised = SupervisedOpd(name="supervised_opd", reward_coef=0.5)
+    assert reward_advantages(BATCH, supervised) == [1.0, 0.0, 1.0, -1.0, 1.0]
+
+
+def test_each_penalty_by_hand() -> None:
+    uniform = reward_advantages(BATCH, options(length_penalty="uniform", length_coef=0.01))
+    assert uniform == pytest.approx([0.9, 0.0, 0.7, -1.2, 0.93])
+    # Of prompt a, 10, 30 and 20 tokens: lambda 0.5, -0.5 and 0, and a wrong answer gains nothing;
+    # b's is alone.
+    group = reward_advantages(BATCH, options(length_penalty="group"))
+    assert group == pytest.approx([1.05, 0.0, 0.95, -1.0, 1.0])
+    anchor = reward_advantages(BATCH, options(length_penalty="anchor", length_anchor=10))
+    assert anchor == pytest.approx([1.0, 0.0, 1.0 - 0.01 * 2, -1.0 - 0.01, 1.0])
+
+
+def test_baselines_compare_what_is_left_after_the_penalty() -> None:
+    batch = [turn(1.0, 10), turn(1.0, 30)]
+    plain = reward_advantages(batch, options(reward_baseline="prompt"))
+    assert plain == [0.0, 0.0]
+    set_ = options(reward_baseline="prompt", length_penalty="group", divide_by_std=False)
+    assert reward_advantages(batch, set_) == pytest.approx([0.05, -0.05])
+
+
+def test_pass_at_k_pays_the_lead_of_the_best_answer_to_a_prompt() -> None:
+    batch = [turn(0.0), turn(1.0), turn(0.5), turn(1.0, prompt="b"), turn(None), turn(2.0, step=3)]
+    lead = reward_advantages(batch, options(reward_baseline="passk", divide_by_std=False))
+    assert lead == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+    deviation = statistics.stdev([0.0, 1.0, 0.5, 2.0])
+    scaled = reward_advantages(batch, options(reward_baseline="passk"))
+    assert scaled == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.0, 1.0 / (deviation + 1e-6)])
+    alone = [turn(1.0), turn(1.0, prompt="b")]
+    assert reward_advantages(alone, options(reward_baseline="passk")) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"length_penalty": "anchor"}, "need each other"),
+        ({"length_penalty": "uniform", "length_anchor": 9}, "need each other"),
+        ({"length_coef": 0.1}, "length_coef has no meaning"),
+        ({"length_penalty": "uniform", "reward_coef": 0.0}, "takes from a reward"),
+        ({"divide_by_std": False}, "acts on a reward_baseline only"),
+    ],
+)
+def test_what_is_refused(values: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        options(**values)
+
+
+def test_metrics_tell_right_from_wrong_where_rewards_are_wanted() -> None:
+    found = reward_metrics(BATCH, options())
+    assert found["length/mean"] == pytest.approx(567 / 5)
+    assert found["length/correct_mean"] == pytest.approx(47 / 3)
+    assert found["length/wrong_minus_correct"] == pytest.approx(20 - 47 / 3)
+    assert not any(name.endswith("compared_frac") for name in found)
+    unknown = reward_metrics(BATCH, HindsightOpd())
+    assert unknown["length/max"] == 500
+    assert not any("correct" in name for name in unknown)
+    assert math.isnan(reward_metrics([turn(1.0, 3)], options())["length/wrong_mean"])
+
+
+def test_turns_with_nobody_to_be_compared_with_are_counted() -> None:
+    # Three of the four rewarded turns have the same prompt; all are at the same step.
+    group = options(reward_baseline="step", length_penalty="group")
+    found = reward_metrics(BATCH, group)
+    assert (found["reward/compared_frac"], found["length/compared_frac"]) == (1.0, 0.75)
+    assert reward_metrics(BATCH, options(reward_baseline="passk"))["reward/compared_frac"] == 0.75
+    nobody = reward_metrics([turn(None)], options(reward_baseline="prompt"))
+    assert math.isnan(nobody["reward/compared_frac"])

@@ -1,0 +1,91 @@
+"""slime's part of a step, in one process and without slime: what its trainer gives the hooks."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from records.types import ReadySample
+from rollout_bridge.merging import PackedSequence
+from rollout_bridge.slime.carrier import build
+from tests.trainer.tiny import VOCAB
+from trainer.config import TrainerConfig
+from trainer.slime.advantages import Prepared, prepare
+from trainer.slime.loss import micro_batch_loss
+from trainer.slime.ranks import OneProcess
+
+ROWS = ("total_lengths", "response_lengths", "loss_masks", "rollout_log_probs", "ref_log_probs")
+
+
+def arguments(**changes: Any) -> Namespace:
+    values = {"loss_type": "custom_loss", "vocab_size": VOCAB, "rollout_temperature": 1.0}
+    return Namespace(**values | changes)
+
+
+def logits_of(model: nn.Module, tokens: Sequence[Tensor]) -> Tensor:
+    """[1, T, V]: rows one after the other."""
+    rows = [model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float() for ids in tokens]
+    return torch.cat(rows).unsqueeze(0)
+
+
+def log_probs_of(logits: Tensor, data: dict[str, Any]) -> list[Tensor]:
+    """[R] of each row, at temperature 1."""
+    places = OneProcess().scoring_places(None, data, logits.shape[1])
+    return [
+        torch.log_softmax(logits[0, rows], dim=-1)
+        .gather(-1, ids[-len(rows) :].unsqueeze(-1))
+        .squeeze(-1)
+        for rows, ids in zip(places, data["tokens"], strict=True)
+    ]
+
+
+def rollout_data(
+    samples: Sequence[ReadySample],
+    rows: Sequence[PackedSequence],
+    model: nn.Module,
+    start: nn.Module | None = None,
+    version_gaps: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """What slime's trainer has of these rows before it asks for advantages."""
+    carriers = build(samples, rows, version_gaps or [0] * len(samples))
+    masks = [torch.tensor(carrier.loss_mask(), dtype=torch.int) for carrier in carriers]
+    data: dict[str, Any] = {
+        "tokens": [torch.from_numpy(row.ids).long() for row in rows],
+        "total_lengths": [len(row.ids) for row in rows],
+        "response_lengths": [carrier.response_length for carrier in carriers],
+        "loss_masks": masks,
+        "rollout_mask_sums": torch.stack([mask.sum().float() for mask in masks]),
+        "rollout_log_probs": [torch.from_numpy(one.rollout_logprobs()) for one in carriers],
+        "prompt": carriers,
+        "num_microbatches": [1],
+        "global_batch_sizes": [len(rows)],
+    }
+    with torch.no_grad():
+        data["log_probs"] = log_probs_of(logits_of(model, data["tokens"]), data)
+        if start is not None:
+            data["ref_log_probs"] = log_probs_of(logits_of(start, data["tokens"]), data)
+    return data
+
+
+def step(
+    trainer: TrainerConfig, data: dict[str, Any], model: nn.Module, batches: Sequence[Sequence[int]]
+) -> tuple[Prepared, dict[str, float]]:
+    """Advantages, then the loss of each of `batches` (places of rows) backwards, as slime and
+    Megatron scale it; metrics as slime reduces them.
+    """
+    args = arguments()
+    prepared = prepare(args, data, trainer, OneProcess())
+    size = data["global_batch_sizes"][0]
+    metrics: dict[str, float] = {}
+    for places in batches:
+        batch = {key: [data[key][i] for i in places] for key in ROWS if key in data}
+        logits = logits_of(model, [data["tokens"][i] for i in places])
+        loss, values = micro_batch_loss(args, batch, logits, OneProcess())
+        (loss / size).backward()
+        for key, value in values.items():
+            metrics[key] = metrics.get(key, 0.0) + float(value) / size
+    return prepared, metrics

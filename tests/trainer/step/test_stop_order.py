@@ -1,0 +1,19 @@
+from trainer.step.stop_order import StopOrder, order_stop, read_stop
+
+
+def test_an_order_says_why_and_what_serves(tmp_path):
+    assert read_stop(tmp_path) is None
+    order = StopOrder(reason="obedience fell", serve_version=3)
+    order_stop(tmp_path, order)
+    order_stop(tmp_path, StopOrder(reason="another"))
+    assert read_stop(tmp_path) == order, "the first reason stays"
+    assert [path.name for path in tmp_path.iterdir()] == ["stop"]
+
+
+def test_a_file_that_somebody_touched_is_an_order(tmp_path):
+    (tmp_path / "stop").touch()
+    assert read_stop(tmp_path) == StopOrder()
+    (tmp_path / "stop").write_text("enough for today\n")
+    assert read_stop(tmp_path) == StopOrder(reason="enough for today")
+    (tmp_path / "stop").write_text("[1]")
+    assert read_stop(tmp_path) == StopOrder(reason="[1]")

@@ -1,0 +1,129 @@
+"""Sums over the micro-batches of one pass, and the batch's statistics made from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from records.types import Logprobs
+from trainer.batch.collate import MicroBatch
+from trainer.batch.correction import CorrectionRows
+from trainer.batch.token_batch import Assembled
+from trainer.batch.turn_view import TurnView
+from trainer.objectives.batch import GlobalCounts
+from trainer.objectives.frame import ObjectiveResult
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchTotals:
+    """`reduced` are values under the objective's reduction, `sums` over tokens, `maxima` of them;
+    `ranges` (smallest, largest) over tokens with a teacher, `advantages` [R] per turn, NaN where a
+    token did not train, `gaps` (sum of |teacher - student|, number of tokens with a teacher) per
+    turn, `unnormalised` as in `BatchStatistics`, `rejected_turns` those that rollout correction
+    took out whole.
+    """
+
+    reduced: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    counts: GlobalCounts = field(
+        default_factory=lambda: GlobalCounts(turns=0, sequences=0, tokens=0.0)
+    )
+    advantages: dict[int, Logprobs] = field(default_factory=dict)
+    gaps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    rows: CorrectionRows = field(default_factory=CorrectionRows)
+    num_taught_turns: int = 0
+    rejected_tokens: float = 0.0
+    rejected_turns: set[int] = field(default_factory=set)
+    unnormalised: float = math.nan
+
+    def add(
+        self,
+        result: ObjectiveResult,
+        assembled: Assembled,
+        batch: MicroBatch,
+        views: Sequence[TurnView],
+    ) -> None:
+        """Account for one micro-batch."""
+        for name, value in result.reduced.items():
+            self.reduced[name] = self.reduced.get(name, 0.0) + value.item()
+        for name, value in result.token_sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value.item()
+        for name, value in result.token_max.items():
+            self.maxima[name] = max(self.maxima.get(name, 0.0), value.item())
+        for name, (low, high) in result.token_ranges.items():
+            least, most = self.ranges.get(name, (math.inf, -math.inf))
+            self.ranges[name] = (min(least, low.item()), max(most, high.item()))
+        self.counts = self.counts + result.counts
+        self.rejected_tokens += float(batch.mask_BT.sum() - assembled.tokens.mask_BT.sum())
+        self.rows.add(batch, assembled.compared_BT, views)
+        nan_BT = torch.full_like(result.advantages_BT, float("nan"))
+        advantages_BT = torch.where(result.mask_BT > 0, result.advantages_BT, nan_BT)
+        for turn, values in batch.gather(advantages_BT).items():
+            self.advantages[turn] = values.cpu().numpy().copy()
+            self.num_taught_turns += int(bool((views[turn].opd_valid > 0).any()))
+        masks = batch.gather(result.mask_BT)
+        for turn, gap in batch.gather(result.gap_BT).items():
+            used = masks[turn] > 0
+            taught = (views[turn].opd_valid * masks[turn]).double().sum()
+            self.gaps[turn] = (gap[used].double().abs().sum().item(), taught.item())
+        for turn, kept in batch.gather(assembled.tokens.mask_BT).items():
+            if not bool((kept > 0).any()):
+                self.rejected_turns.add(turn)
+
+    @property
+    def mean_gap(self) -> float:
+        """Mean |teacher - student| of the sampled tokens, over those that have a teacher; NaN
+        without any.
+        """
+        taught = self.sums["tokens_with_teacher"]
+        return self.sums["gap_abs"] / taught if taught > 0 else math.nan
+
+    def mean_gap_of(self, turns: Iterable[int]) -> float:
+        """The same over some turns of the batch."""
+        found = [self.gaps[turn] for turn in turns]
+        taught = sum(number for _, number in found)
+        return sum(gap for gap, _ in found) / taught if taught > 0 else math.nan
+
+    def statistics(self) -> dict[str, float]:
+        """Reduced values, and moments of the advantages over the tokens that trained."""
+        count = max(self.sums["tokens"], 1.0)
+        mean = self.sums["adv"] / count
+        variance = max(self.sums["adv_squared"] / count - mean * mean, 0.0)
+        ranges = {
+            f"{name}_{end}": value
+            for name, both in self.ranges.items()
+            for end, value in zip(("min", "max"), both, strict=True)
+        }
+        return (
+            _means_over_some(self.reduced)
+            | ranges
+            | {
+                "opd/adv_mean": mean,
+                "opd/adv_std": math.sqrt(variance),
+                "opd/adv_abs_max": self.maxima["adv_abs_max"],
+                "opd/adv_pos_frac": self.sums["adv_positive"] / count,
+                "teacher_student_absdiff": self.mean_gap,
+                "ratio_max": self.maxima["ratio_max"],
+            }
+        )
+
+
+PARTIAL = {
+    "train_rollout_logprob_abs_diff": "rollout_comparable_frac",
+    "opd/overlap_token_advantage": "opd/overlapping_frac",
+}
+"""Means over some of the tokens only, and the share of tokens that these are."""
+
+
+def _means_over_some(reduced: dict[str, float]) -> dict[str, float]:
+    """Divides each by its share; NaN where no token has such a value."""
+    found = dict(reduced)
+    for name, share in PARTIAL.items():
+        if name in reduced:
+            found[name] = reduced[name] / reduced[share] if reduced[share] > 0 else math.nan
+    return found

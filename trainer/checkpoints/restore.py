@@ -1,0 +1,117 @@
+"""From a checkpoint to a model, a reference and an optimiser that continue where it was written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.checkpoints.manifest import Manifest
+from trainer.config import HeldDtype, TrainerConfig
+from trainer.model.heap import map_large_blocks
+from trainer.model.model_config import held_dtype
+from trainer.model.policy import Policy, WithoutAdapters
+from trainer.model.teacher_models import EmaTeacher, StateModel, TrustRegionTeacher
+from trainer.model.token_states import LogprobModel
+from trainer.step.memory_plan import fitting
+from trainer.step.update import Updater
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest) -> Updater:
+    """The updater as it was when `manifest` was written, or new for version 0.
+
+    Raises StartupError for an unsupported model, or one that `trainer.memory_gb` does not hold.
+    """
+    map_large_blocks()
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    policy = _load_policy(config, checkpoints, manifest)
+    reference: StateModel | None = None
+    if config.beta_kl > 0:
+        reference = _start(config, checkpoints, policy)
+    teacher = _teacher(config, checkpoints, policy, reference)
+    config, longest = fitting(config, policy)
+    updater = Updater(policy, reference, config, teacher=teacher, longest=longest)
+    average = teacher if isinstance(teacher, EmaTeacher) else None
+    checkpoints.load(manifest, policy, updater.optimizer, average)
+    return updater
+
+
+def _teacher(
+    config: TrainerConfig, checkpoints: Checkpoints, policy: Policy, reference: StateModel | None
+) -> LogprobModel | None:
+    """The model that teaches; the start weights are loaded once at most."""
+    kind = config.teacher.kind
+    if kind == "engine":
+        return None
+    if kind == "current":
+        return policy
+    if kind == "ema":
+        return EmaTeacher(policy, config.teacher.ema_rate)
+    start = reference if reference is not None else _start(config, checkpoints, policy)
+    if kind == "frozen":
+        return start
+    return TrustRegionTeacher(start, policy, config.teacher.trust_region_alpha)
+
+
+def _start(config: TrainerConfig, checkpoints: Checkpoints, policy: Policy) -> StateModel:
+    if config.lora is not None:
+        return WithoutAdapters(policy)
+    return load_start(config, checkpoints)
+
+
+def start_model(config: TrainerConfig, checkpoints: Checkpoints, updater: Updater) -> LogprobModel:
+    """The frozen start weights, loaded again only where nothing holds them."""
+    if updater.reference is not None:
+        return updater.reference
+    if config.teacher.kind == "frozen" and updater.teacher is not None:
+        return updater.teacher
+    if config.lora is not None:
+        return WithoutAdapters(updater.policy)
+    return load_start(config, checkpoints)
+
+
+def load_start(config: TrainerConfig, checkpoints: Checkpoints) -> Policy:
+    """The start weights, frozen."""
+    return load_frozen(config, checkpoints.model, held_dtype(checkpoints.model, config.base_dtype))
+
+
+def load_frozen(config: TrainerConfig, path: str, base_dtype: HeldDtype = "float32") -> Policy:
+    """The weights in a folder, frozen; adapters are part of them there."""
+    return Policy.load(
+        path,
+        device=config.device,
+        dtype=config.dtype,
+        chunk_tokens=config.logprob_chunk_tokens,
+        base_dtype=base_dtype,
+    ).freeze()
+
+
+def _load_policy(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest) -> Policy:
+    # With adapters the base is always the start; the checkpoint's adapters are loaded after.
+    path = checkpoints.model if config.lora is not None else checkpoints.weights_path(manifest)
+    return Policy.load(
+        path,
+        device=config.device,
+        dtype=config.dtype,
+        chunk_tokens=config.logprob_chunk_tokens,
+        lora=config.lora,
+        seed=config.seed,
+        base_dtype="float32" if config.lora is None else held_dtype(path, config.base_dtype),
+        recompute=config.gradient_checkpointing,
+    )
+
+
+async def in_thread(
+    thread: Executor, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Run on the one thread that touches models; the event loop goes on meanwhile."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(thread, lambda: function(*args, **kwargs))

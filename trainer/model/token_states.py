@@ -1,0 +1,171 @@
+"""What a model says about tokens: log-probs of the sampled ones, and of others at their positions.
+
+A `TokenRequest` names the others. Everything is computed from hidden states and the output layer, a
+chunk of tokens at a time: the [N, V] logits of a batch never exist at once.
+
+Shapes: B rows, T tokens, N policy tokens, H hidden size, V vocabulary, K tokens per position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.objectives.distributions.side_samples import draw_side_samples
+from trainer.objectives.linear.logprobs import CHUNK_VOCAB, linear_logprobs
+from trainer.objectives.linear.tiles import LogitTiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The output layer: logits are `hidden @ weight_VH.T + bias_V`, bent by `softcap` c to
+    c tanh(logits / c).
+    """
+
+    weight_VH: Tensor
+    bias_V: Tensor | None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRequest:
+    """Other tokens than the sampled ones; all at temperature 1.
+
+    `support_ids_BTK` are gathered with gradient; the `top_k` likeliest and `draw` tokens sampled
+    with replacement from the whole distribution are found without.
+    """
+
+    support_ids_BTK: Tensor | None = None
+    top_k: int = 0
+    draw: int = 0
+    generator: torch.Generator | None = None
+    entropy_gradient: bool = False
+
+
+PLAIN = TokenRequest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """[B, T], 0 outside the mask: log-probs at temperature 1, at the sampling temperature (the same
+    tensor if that is 1 everywhere), entropy at temperature 1; what was requested as [B, T, K], ids
+    0 and log-probs 0 outside the mask.
+    """
+
+    logprobs_BT: Tensor
+    logprobs_sampled_BT: Tensor
+    entropy_BT: Tensor
+    support_BTK: Tensor | None = None
+    topk_ids_BTK: Tensor | None = None
+    topk_BTK: Tensor | None = None
+    drawn_ids_BTK: Tensor | None = None
+    drawn_BTK: Tensor | None = None
+
+
+class LogprobModel(Protocol):
+    """What gives log-probs of tokens: a policy, one seen without its adapters, a teacher."""
+
+    def token_logprobs(
+        self,
+        ids_BT: Tensor,
+        mask_BT: Tensor,
+        temperatures_BT: Tensor | None = None,
+        request: TokenRequest = PLAIN,
+    ) -> TokenLogprobs:
+        """Log-probs of the tokens at mask 1."""
+        ...
+
+
+def token_logprobs(
+    hidden_NH: Tensor,
+    head: Head,
+    ids_BT: Tensor,
+    wanted_BT: Tensor,
+    temperatures_BT: Tensor | None,
+    request: TokenRequest,
+    *,
+    chunk_tokens: int,
+) -> TokenLogprobs:
+    """Log-probs of the wanted tokens, whose scoring rows' states are `hidden_NH`, in row order.
+
+    `temperatures_BT` are positive; None or all 1 computes one log-prob per token. `chunk_tokens`
+    is how many tokens' logits exist at one time.
+    """
+    support_ids = request.support_ids_BTK
+    found = linear_logprobs(
+        hidden_NH,
+        head.weight_VH,
+        ids_BT[wanted_BT],
+        bias_V=head.bias_V,
+        temperatures_N=None if temperatures_BT is None else temperatures_BT[wanted_BT],
+        support_ids_NK=None if support_ids is None else support_ids[wanted_BT],
+        top_k=min(request.top_k, head.weight_VH.shape[0]),
+        want_entropy="gradient" if request.entropy_gradient else True,
+        softcap=head.softcap,
+        chunk_tokens=chunk_tokens,
+    )
+    assert found.entropy_N is not None
+    plain_BT = _scatter(found.logprobs, wanted_BT)
+    same = found.logprobs_sampled is found.logprobs
+    drawn_ids, drawn = (
+        _draw(hidden_NH, head, request, chunk_tokens) if request.draw else (None, None)
+    )
+    return TokenLogprobs(
+        logprobs_BT=plain_BT,
+        logprobs_sampled_BT=plain_BT if same else _scatter(found.logprobs_sampled, wanted_BT),
+        entropy_BT=_scatter(found.entropy_N, wanted_BT),
+        support_BTK=_scatter_known(found.support_NK, wanted_BT),
+        topk_ids_BTK=_scatter_known(found.topk_ids_NK, wanted_BT),
+        topk_BTK=_scatter_known(found.topk_NK, wanted_BT),
+        drawn_ids_BTK=_scatter_known(drawn_ids, wanted_BT),
+        drawn_BTK=_scatter_known(drawn, wanted_BT),
+    )
+
+
+@torch.no_grad()
+def _draw(
+    hidden_NH: Tensor, head: Head, request: TokenRequest, chunk_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """(ids, log-probs) [N, m] of tokens sampled from the whole distribution at temperature 1."""
+    ids, logprobs = [], []
+    for start in range(0, max(len(hidden_NH), 1), chunk_tokens):
+        logits_NV = _logits(hidden_NH[start : start + chunk_tokens], head)
+        drawn = draw_side_samples(logits_NV, request.draw, generator=request.generator)
+        ids.append(drawn.ids)
+        logprobs.append(drawn.logprobs)
+    return torch.cat(ids), torch.cat(logprobs)
+
+
+def _logits(hidden_NH: Tensor, head: Head) -> Tensor:
+    """[N, V] in float32; a weight of lower precision is raised a part at a time."""
+    tiles = LogitTiles(
+        hidden_NH=hidden_NH.float(),
+        weight_VH=head.weight_VH,
+        bias_V=head.bias_V,
+        softcap=head.softcap,
+        chunk_tokens=len(hidden_NH),
+        chunk_vocab=CHUNK_VOCAB,
+    )
+    logits_NV = tiles.hidden_NH.new_empty(len(hidden_NH), len(head.weight_VH))
+    buffer = tiles.buffer()
+    # Autocast would round the logits, which log-probs cannot afford.
+    with torch.autocast(hidden_NH.device.type, enabled=False):
+        for tile in tiles.vocab_tiles():
+            part = slice(tile.start, tile.start + tile.size)
+            logits_NV[:, part] = tiles.logits(slice(None), tile, buffer)
+    return logits_NV
+
+
+def _scatter_known(values: Tensor | None, wanted_BT: Tensor) -> Tensor | None:
+    return None if values is None else _scatter(values, wanted_BT)
+
+
+def _scatter(values_N: Tensor, wanted_BT: Tensor) -> Tensor:
+    """[N] or [N, K] values at the wanted places in row order, 0 elsewhere."""
+    if values_N.dim() == 1:
+        return values_N.new_zeros(wanted_BT.shape).masked_scatter(wanted_BT, values_N)
+    result = values_N.new_zeros((*wanted_BT.shape, values_N.shape[-1]))
+    return result.masked_scatter(wanted_BT.unsqueeze(-1), values_N)

@@ -1,0 +1,3 @@
+"""Divergences between student and teacher: sampled tokens, supports of k tokens, whole
+vocabularies.
+"""

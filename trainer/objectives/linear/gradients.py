@@ -1,0 +1,145 @@
+"""Gradients of what logprobs.py gives, tile by tile, from logits that are computed again.
+
+With z the logits, p = softmax(z), q = softmax(z / T), H the entropy of p, and g the incoming
+gradients (g_k of id k's log-prob at temperature 1, g'_k of that at T):
+
+    dz_v = (g_logsumexp - sum_k g_k) p_v - g_H p_v (log p_v + H) - (sum_k g'_k / T) q_v
+           + sum over the k whose id is v of (g_k + g'_k / T)
+
+It is built in place of the tile's logits and added to the gradients of the hidden states and of
+the output layer at once. Tokens without a gradient are left out: a NaN there reaches nothing.
+
+Shapes: N tokens, V vocabulary, H hidden size, K ids per token; n x c one tile.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trainer.objectives.linear.coefficients import Coefficients, TokenState
+from trainer.objectives.linear.tiles import LOWEST_LOG_PROBABILITY, Buffer, LogitTiles, VocabTile
+
+
+class LayerGradients:
+    """Sums over tiles; a gradient that is not wanted stays None."""
+
+    def __init__(self, tiles: LogitTiles, *, hidden: bool, weight: bool, bias: bool):
+        layer = tiles.weight_VH
+        num_tokens = tiles.hidden_NH.shape[0]
+        # Without tokens nothing would write the rows.
+        make = torch.empty if num_tokens else torch.zeros
+        self.hidden_NH = torch.zeros_like(tiles.hidden_NH) if hidden else None
+        self.weight_VH = (
+            make(layer.shape, dtype=layer.dtype, device=layer.device) if weight else None
+        )
+        self.bias_V = tiles.hidden_NH.new_zeros(layer.shape[0]) if bias else None
+
+    def add_all(self, tiles: LogitTiles, state: TokenState, coefficients: Coefficients) -> None:
+        """Every tile of the vocabulary by every slice of the tokens."""
+        builder = _TileBuilder(tiles, coefficients)
+        for tile in tiles.vocab_tiles():
+            sum_cH = self._weight_rows(tile)
+            for rows in tiles.token_slices():
+                gradient_nc = builder.build(rows, tile, state.rows(rows), coefficients.rows(rows))
+                self._add(rows, tile, gradient_nc, tiles.hidden_NH[rows], sum_cH)
+            if self.weight_VH is not None and sum_cH is not None and not self._in_place(tile):
+                self.weight_VH[tile.start : tile.start + tile.size] = sum_cH
+
+    def _weight_rows(self, tile: VocabTile) -> Tensor | None:
+        """Where the tile's rows are summed: their own place, or memory of higher precision."""
+        if self.weight_VH is None:
+            return None
+        if self._in_place(tile):
+            return self.weight_VH[tile.start : tile.start + tile.size]
+        return torch.empty_like(tile.weight_cH)
+
+    def _in_place(self, tile: VocabTile) -> bool:
+        return self.weight_VH is not None and self.weight_VH.dtype == tile.weight_cH.dtype
+
+    def _add(
+        self,
+        rows: slice,
+        tile: VocabTile,
+        gradient_nc: Tensor,
+        hidden_nH: Tensor,
+        sum_cH: Tensor | None,
+    ) -> None:
+        if self.hidden_NH is not None:
+            self.hidden_NH[rows].addmm_(gradient_nc, tile.weight_cH)
+        if sum_cH is not None:
+            if rows.start == 0:
+                torch.mm(gradient_nc.t(), hidden_nH, out=sum_cH)
+            else:
+                sum_cH.addmm_(gradient_nc.t(), hidden_nH)
+        if self.bias_V is not None:
+            self.bias_V[tile.start : tile.start + tile.size] += gradient_nc.sum(dim=0)
+
+
+class _TileBuilder:
+    """Turns tiles of logits into gradients with respect to them, in the same few buffers."""
+
+    def __init__(self, tiles: LogitTiles, parts: Coefficients):
+        def needed(condition: bool) -> Buffer | None:
+            return tiles.buffer() if condition else None
+
+        alone = parts.softmax_N is None and parts.entropy_N is None
+        self._tiles = tiles
+        self._logits = tiles.buffer()
+        self._tempered = needed(parts.tempered_N is not None and not alone)
+        self._entropy = needed(parts.entropy_N is not None)
+        self._slope = needed(tiles.softcap is not None)
+
+    def build(self, rows: slice, tile: VocabTile, state: TokenState, parts: Coefficients) -> Tensor:
+        """[n, c] gradient of this tile's logits, before the softcap."""
+        logits_nc = self._tiles.logits(rows, tile, self._logits)
+        slope_nc = None
+        if self._slope is not None:
+            assert self._tiles.softcap is not None
+            slope_nc = self._slope.view(*logits_nc.shape).copy_(logits_nc)
+            slope_nc.div_(self._tiles.softcap).square_().neg_().add_(1.0)
+        tempered_nc = None
+        if parts.tempered_N is not None:
+            tempered_nc = _tempered(logits_nc, self._tempered, state, parts.tempered_N)
+        gradient_nc = logits_nc
+        if parts.entropy_N is not None or parts.softmax_N is not None:
+            _plain(logits_nc, self._entropy, state, parts)
+            if tempered_nc is not None:
+                gradient_nc.add_(tempered_nc)
+        if parts.picked_NK is not None:
+            columns_nK, inside_nK = tile.local_ids(state.ids_NK)
+            ones_nK = torch.where(inside_nK, parts.picked_NK, torch.zeros_like(parts.picked_NK))
+            gradient_nc.scatter_add_(1, columns_nK, ones_nK)
+        return gradient_nc if slope_nc is None else gradient_nc.mul_(slope_nc)
+
+
+def _tempered(
+    logits_nc: Tensor, buffer: Buffer | None, state: TokenState, tempered_n: Tensor
+) -> Tensor:
+    """Coefficient times q, in place of the logits if there is no buffer."""
+    assert state.inverse_temperatures_N is not None
+    assert state.tempered_logsumexp_N is not None
+    target_nc = logits_nc if buffer is None else buffer.view(*logits_nc.shape)
+    torch.mul(logits_nc, state.inverse_temperatures_N.unsqueeze(1), out=target_nc)
+    target_nc.sub_(state.tempered_logsumexp_N.unsqueeze(1)).exp_()
+    return target_nc.mul_(tempered_n.unsqueeze(1))
+
+
+def _plain(
+    logits_nc: Tensor, buffer: Buffer | None, state: TokenState, parts: Coefficients
+) -> None:
+    """In place: p (coefficient - g_H (log p + H))."""
+    logits_nc.sub_(state.logsumexp_N.unsqueeze(1))
+    if parts.entropy_N is None or buffer is None:
+        assert parts.softmax_N is not None
+        logits_nc.exp_().mul_(parts.softmax_N.unsqueeze(1))
+        return
+    assert state.entropy_N is not None
+    constant_n = -parts.entropy_N * state.entropy_N
+    if parts.softmax_N is not None:
+        constant_n = constant_n + parts.softmax_N
+    logits_nc.clamp_(min=LOWEST_LOG_PROBABILITY)
+    factor_nc = torch.mul(
+        logits_nc, -parts.entropy_N.unsqueeze(1), out=buffer.view(*logits_nc.shape)
+    )
+    logits_nc.exp_().mul_(factor_nc.add_(constant_n.unsqueeze(1)))

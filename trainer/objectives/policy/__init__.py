@@ -1,0 +1,1 @@
+"""Policy-gradient surrogates: what an advantage is multiplied with, and what is clipped."""

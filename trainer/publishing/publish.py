@@ -1,0 +1,156 @@
+"""Bringing new weights to the engines: pause, load, go on.
+
+Requests wait while weights change and are never refused: admission resumes whatever happened to the
+load. An engine that fails keeps what it serves (its turns say so by their version) and is tried
+again. It knows engines only as `WeightTarget`, and versions only as numbers.
+
+The pause mode says what becomes of running requests (docs/weight_updates.md). Only `in_place` keeps
+the engine's cache; an engine that nobody here has served yet is always emptied (by `retract` then),
+so that what is computed on it from then on is of the weights it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from records.database import fail_points
+from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.engine.types import PauseMode
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A version, the folder that an engine loads to serve it, and the adapter's name if the folder
+    holds one.
+    """
+
+    version: int
+    path: str
+    adapter: str | None = None
+
+
+class WeightTarget(Protocol):
+    """The part of the engine client that publication uses."""
+
+    async def update_weights(self, path: str, version: str, *, flush_cache: bool) -> Any:
+        """Load the folder `path` and serve it as `version`."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> Any:
+        """Hold requests back; `mode` says what becomes of running ones."""
+        ...
+
+    async def resume(self) -> Any:
+        """Let requests in again."""
+        ...
+
+    async def model_info(self) -> Any:
+        """Says, as `weight_version`, what is served."""
+        ...
+
+
+class Publisher:
+    """Keeps every engine at the newest version, and knows what each one serves."""
+
+    def __init__(
+        self,
+        engines: Mapping[str, WeightTarget],
+        *,
+        mode: PauseMode = "retract",
+        attempts: int = 3,
+        backoff_s: float = 0.5,
+    ):
+        self._engines = engines
+        self._mode: PauseMode = mode
+        self._attempts = attempts
+        self._backoff_s = backoff_s
+        self.served: dict[str, int | None] = dict.fromkeys(engines)
+        """Version each engine last confirmed; None before the first confirmation."""
+
+    async def publish(self, weights: Weights) -> list[str]:
+        """Load `weights` into all engines at once. Returns the names that failed."""
+        names, (path, version) = list(self._engines), (weights.path, weights.version)
+        done = await asyncio.gather(*(self._publish_to(name, path, version) for name in names))
+        return [name for name, success in zip(names, done, strict=True) if not success]
+
+    async def repair(self, weights: Weights) -> list[str]:
+        """Publish to the engines that serve something else, such as one that was restarted.
+
+        Returns the names of engines that do not serve that version afterwards.
+        """
+        names, (path, version) = list(self._engines), (weights.path, weights.version)
+        done = await asyncio.gather(*(self._repair_one(name, path, version) for name in names))
+        return [name for name, success in zip(names, done, strict=True) if not success]
+
+    async def close(self) -> None:
+        """Nothing goes on here by itself."""
+
+    async def _repair_one(self, name: str, path: str, version: int) -> bool:
+        try:
+            info = await self._engines[name].model_info()
+        except EngineError as error:
+            logger.warning("engine %s does not say what it serves: %s", name, error)
+            self.served[name] = None
+            return False
+        if info.weight_version == str(version):
+            return self.served[name] == version or await self._resume(name, version)
+        logger.info(
+            "engine %s serves version %s, not %d: publishing", name, info.weight_version, version
+        )
+        return await self._publish_to(name, path, version, attempts=1)
+
+    async def _resume(self, name: str, version: int) -> bool:
+        """Let requests into an engine that has the weights, though nobody here saw it resume.
+
+        A trainer that was killed, or answers that got lost, may have left it paused.
+        """
+        try:
+            await self._engines[name].resume()
+        except EngineError as error:
+            logger.warning("engine %s may still be paused: %s", name, error)
+            return False
+        self.served[name] = version
+        return True
+
+    async def _publish_to(
+        self, name: str, path: str, version: int, attempts: int | None = None
+    ) -> bool:
+        total = self._attempts if attempts is None else attempts
+        for attempt in range(total):
+            try:
+                await self._load(name, path, version)
+            except EngineError as error:
+                logger.warning(
+                    "engine %s: loading version %d failed (%d of %d): %s",
+                    name,
+                    version,
+                    attempt + 1,
+                    total,
+                    error,
+                )
+                if attempt + 1 < total:
+                    await asyncio.sleep(self._backoff_s * 2**attempt)
+            else:
+                self.served[name] = version
+                return True
+        return False
+
+    async def _load(self, name: str, path: str, version: int) -> None:
+        engine = self._engines[name]
+        is_first = self.served[name] is None
+        mode = "retract" if is_first and self._mode == "in_place" else self._mode
+        try:
+            await engine.pause(mode)
+            # With requests in its memory an engine can load, but not flush.
+            await engine.update_weights(path, str(version), flush_cache=mode != "in_place")
+            fail_points.reach("publish.loaded")
+        finally:
+            # Also where the pause itself failed, since it may have reached the engine; and through
+            # a cancellation, since an engine that stays paused answers nobody.
+            await asyncio.shield(engine.resume())

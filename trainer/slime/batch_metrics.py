@@ -1,0 +1,88 @@
+"""What the batch of one slime step says of itself before the step, under the names of the embedded
+trainer. slime logs these under `rollout/`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rollout_bridge.slime.carrier import BatchFacts
+from trainer.batch.correction import Correction, CorrectionRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFigures:
+    """One turn as every rank sees it, on the CPU: all [R], before the step and at temperature 1.
+
+    `rollout` is NaN where it cannot be compared at temperature 1.
+    """
+
+    index: int
+    old: Tensor
+    rollout: Tensor
+    teacher: Tensor
+    opd_valid: Tensor
+    num_rejected: float
+    is_comparable: bool
+    temperature: float
+    after_tool: bool
+
+
+def batch_metrics(
+    turns: Sequence[TurnFigures],
+    facts: BatchFacts,
+    correction: Correction,
+    *,
+    moments: Sequence[Mapping[str, float]],
+    tokens: float,
+    num_nonfinite: float,
+) -> dict[str, float]:
+    """Metrics of the whole batch; the same keys for every batch, NaN where nothing was measured."""
+    names = ("adv", "adv_squared", "adv_positive", "gap_abs", "tokens_with_teacher")
+    sums = {name: sum(moment[name] for moment in moments) for name in names}
+    taught = sums["tokens_with_teacher"]
+    count = max(tokens, 1.0)
+    mean = sums["adv"] / count
+    variance = max(sums["adv_squared"] / count - mean * mean, 0.0)
+    number = len(turns)
+    return _correction_metrics(turns, correction) | {
+        "opd/adv_mean": mean,
+        "opd/adv_std": math.sqrt(variance),
+        "opd/adv_abs_max": max((moment["adv_abs_max"] for moment in moments), default=0.0),
+        "opd/adv_pos_frac": sums["adv_positive"] / count,
+        "teacher_student_absdiff": sums["gap_abs"] / taught if taught > 0 else math.nan,
+        "opd/frac_opd_samples": facts.num_taught / number if number else math.nan,
+        "opd/num_eligible_samples": float(sum(bool((turn.opd_valid > 0).any()) for turn in turns)),
+        "opd/frac_tokens_with_kd": sums["tokens_with_teacher"] / count,
+        "guard/nonfinite_tokens": num_nonfinite,
+        "guard/rejected_tokens": sum(turn.num_rejected for turn in turns),
+        "guard/empty_batch": float(tokens == 0),
+        "guard/modified_turns": float(sum(not turn.is_comparable for turn in turns)),
+        "guard/other_temperature_turns": float(
+            sum(turn.is_comparable and turn.temperature != 1.0 for turn in turns)
+        ),
+        # slime has keys of its own that are called `tokens` and so on.
+        "batch/turns": float(number),
+        "batch/tokens": tokens,
+        "batch/sequences": float(facts.num_rows),
+    }
+
+
+def _correction_metrics(turns: Sequence[TurnFigures], correction: Correction) -> dict[str, float]:
+    """Trainer against rollout engine over the whole batch, where the two can be compared."""
+    found: dict[str, float] = {}
+    if turns:
+        rows = CorrectionRows(
+            train={turn.index: turn.old for turn in turns},
+            rollout={turn.index: turn.rollout for turn in turns},
+            after_tool={
+                turn.index: torch.full_like(turn.old, float(turn.after_tool)) for turn in turns
+            },
+        )
+        found = correction.report(rows).metrics
+    return {name: found.get(name, math.nan) for name in sorted(correction.expected_keys)}

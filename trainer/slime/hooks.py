@@ -1,0 +1,92 @@
+"""The entry points that slime's trainer loads by path, with slime's signatures.
+
+    --custom-advantage-function-path  trainer.slime.hooks.advantage_hook
+    --custom-loss-function-path       trainer.slime.hooks.loss_hook     with --loss-type custom_loss
+    --custom-tis-function-path        trainer.slime.hooks.tis_hook      with --loss-type policy_loss
+
+What they compute is the embedded trainer's: the objectives are the same functions, and so are
+their options, which `args.hindsight_config` (RUN/config.toml) names. `plan.py` says what runs
+here and which flags go with it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trainer.config import TrainerConfig
+from trainer.slime.advantages import prepare
+from trainer.slime.correction import correction_weights
+from trainer.slime.loss import micro_batch_loss
+from trainer.slime.plan import check_args
+from trainer.slime.ranks import MegatronRanks
+
+
+def advantage_hook(args: Any, rollout_data: dict[str, Any]) -> None:
+    """Sets `advantages` and `returns` of this rank's rows, and metrics of the batch.
+
+    Raises ValueError for arguments or data that would train something else than was configured.
+    """
+    trainer = _trainer(args)
+    check_args(args, trainer)
+    prepared = prepare(args, rollout_data, trainer, MegatronRanks())
+    rollout_data["advantages"] = prepared.advantages
+    rollout_data["returns"] = [values.clone() for values in prepared.advantages]
+    taken = prepared.metrics.keys() & rollout_data.keys()
+    if taken:
+        raise ValueError(f"slime's rollout data already have {sorted(taken)}")
+    for name, value in prepared.metrics.items():
+        # slime averages lists over ranks; every rank has the batch's value.
+        rollout_data[name] = [value]
+
+
+def loss_hook(
+    args: Any,
+    batch: dict[str, Any],
+    logits: Tensor,
+    sum_of_sample_mean: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The configured objective's loss of one micro-batch; `logits` [1, T, v] float32.
+
+    slime's own reduction is not used: turns are counted, not rows.
+    """
+    return micro_batch_loss(args, batch, logits, MegatronRanks())
+
+
+def tis_hook(
+    args: Any,
+    *,
+    pg_loss: Tensor,
+    train_log_probs: list[Tensor],
+    rollout_log_probs: list[Tensor],
+    loss_masks: list[Tensor],
+    **_: Any,
+) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
+    """slime's `pg_loss` per token times the weights of rollout correction, and the masks that it
+    leaves.
+    """
+    weights, masks, metrics = correction_weights(
+        train_log_probs, rollout_log_probs, loss_masks, MegatronRanks()
+    )
+    return pg_loss * weights, masks, metrics
+
+
+def _trainer(args: Any) -> TrainerConfig:
+    path = getattr(args, "hindsight_config", None)
+    if path is None:
+        raise ValueError(
+            "hindsight_config is not set: write `hindsight_config: RUN/config.toml` into the file "
+            "of --custom-config-path"
+        )
+    return _read(str(path))
+
+
+@lru_cache(maxsize=1)
+def _read(path: str) -> TrainerConfig:
+    values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    return TrainerConfig.model_validate(values.get("trainer", {}))

@@ -1,0 +1,177 @@
+"""Lessons in a batch: when they are waited for, what of it is hinted, what is reported by kind."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from records.lessons.names import LessonDrop, LessonKind, LessonState
+from records.store import Store
+from records.training.share import LessonShares
+from records.types import ReadySample
+from trainer.batch.batch_totals import BatchTotals
+from trainer.config import TrainerConfig
+from trainer.rehearsal.config import RehearsalConfig
+from trainer.rehearsal.figures import figures
+from trainer.rehearsal.journal import LastRow
+from trainer.rehearsal.recovery import shares_after
+
+logger = logging.getLogger(__name__)
+
+SAY_EVERY_S = 60.0
+LIVE = "live"
+"""The kind of a turn, beside those of lessons."""
+
+
+def kind_of(sample: ReadySample) -> str:
+    """`live`, or the kind of the lesson."""
+    return LIVE if sample.lesson is None else sample.lesson.value
+
+
+def hinted_places(samples: Sequence[ReadySample]) -> list[int]:
+    """Places of the samples whose teacher reads a hint. Counter- and keep-lessons hold the policy
+    to the start: their small gaps do not say that a batch teaches nothing.
+    """
+    return [place for place, one in enumerate(samples) if one.lesson in (None, LessonKind.HINT)]
+
+
+def teaches(samples: Sequence[ReadySample], totals: BatchTotals, floor: float) -> bool:
+    """Whether a batch's mean |teacher - student| is more than `floor`, the noise in nats: that of
+    its hinted samples. One without any brings back what ended hints taught: when that is enough is
+    measured, so it need not be more than the noise, only more than nothing.
+    """
+    hinted = hinted_places(samples)
+    if hinted:
+        return totals.mean_gap_of(hinted) > floor
+    return totals.mean_gap_of(range(len(samples))) > 0.0
+
+
+def lesson_metrics(samples: Sequence[ReadySample], totals: BatchTotals) -> dict[str, float]:
+    """Of a batch with lessons: how many of each kind, and the mean |teacher - student| of its
+    tokens, in nats; without a token that has a teacher none. Of one without: nothing.
+    """
+    if all(sample.lesson is None for sample in samples):
+        return {}
+    places: dict[str, list[int]] = {}
+    for place, sample in enumerate(samples):
+        places.setdefault(kind_of(sample), []).append(place)
+    counts = {f"lessons/{kind.value}": float(len(places.get(kind, ()))) for kind in LessonKind}
+    gaps = {f"lessons/gap_{kind}": totals.mean_gap_of(found) for kind, found in places.items()}
+    return counts | {name: gap for name, gap in gaps.items() if not math.isnan(gap)}
+
+
+def pool_metrics(
+    counts: Mapping[tuple[LessonKind, LessonState], int], drops: Mapping[LessonDrop, int]
+) -> dict[str, int]:
+    """Lessons that are ready, by kind, and those dropped since the run began, by reason."""
+    ready = {
+        f"lessons/ready_{kind.value}": counts.get((kind, LessonState.READY), 0)
+        for kind in LessonKind
+    }
+    return ready | {
+        f"lessons/dropped_{reason.value}": drops.get(reason, 0) for reason in LessonDrop
+    }
+
+
+class _MeasurementWait:
+    """Says once a minute that training waits for a measurement, and for how long it has."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._said_at = 0.0
+
+    def end(self) -> None:
+        """It is there, or none is needed."""
+        self._since = None
+
+    def say(self, version: int) -> None:
+        """At each look."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = self._said_at = now
+        if now - self._said_at >= SAY_EVERY_S:
+            self._said_at = now
+            logger.warning(
+                "training waits for the measurement of version %d: judge and engine have not "
+                "answered all of it for %d s",
+                version,
+                now - self._since,
+            )
+
+
+class LessonMix:
+    """The lessons' part of a trainer's batches; none where it does not rehearse."""
+
+    def __init__(
+        self, store: Store, config: TrainerConfig, folder: Path, rehearsal: RehearsalConfig | None
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._rehearsal = rehearsal
+        self._full_since: float | None = None
+        self._waits = _MeasurementWait()
+        self._journal = LastRow(folder)
+        self._steps_alone = 0
+
+    async def awaits_measurement(self, version: int) -> bool:
+        """Whether `version` is still to be measured: what its next step is made of, and whether
+        there is one, depends on it. However long that takes; never where no hint is practised, as
+        the rehearsal worker then measures nothing.
+        """
+        if self._rehearsal is None:
+            return False
+        row = self._journal.read()
+        is_measured = row is not None and row.version == version
+        if is_measured or not await self._store.is_practising():
+            self._waits.end()
+            return False
+        self._waits.say(version)
+        return True
+
+    async def num_ready(self) -> int:
+        """Number of lessons that could fill a batch."""
+        if self._rehearsal is None:
+            return 0
+        counts = await self._store.lesson_counts()
+        return sum(number for (_, state), number in counts.items() if state is LessonState.READY)
+
+    def shares(self, *, is_full: bool, finishes: bool) -> LessonShares | None:
+        """What lessons have of the next batch. `is_full`: turns alone would fill it; they go alone
+        once that was so for `lesson_wait_s`, and at once where a run `finishes`.
+        """
+        if self._rehearsal is None:
+            return None
+        now = time.monotonic()
+        if not is_full:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = now
+        wait_s = self._config.lesson_wait_s
+        waited = self._full_since is not None and now - self._full_since >= wait_s
+        floor = self._rehearsal.obedience_floor
+        shares = shares_after(self._journal.read(), self._config.lesson_shares, floor)
+        return replace(shares, alone=waited or finishes, hold_s=0.0 if finishes else shares.hold_s)
+
+    def leased(self) -> None:
+        """A batch was leased: the next one waits anew."""
+        self._full_since = None
+
+    async def metrics(self, samples: Sequence[ReadySample]) -> dict[str, float]:
+        """After a step on `samples`: lessons at hand and dropped, and steps that went without any
+        though counter-lessons were on their way, since this process began; and what the version
+        that was measured last came to.
+        """
+        if self._rehearsal is None:
+            return {}
+        counts = await self._store.lesson_counts()
+        has_counter = any(kind is LessonKind.COUNTER for kind, _ in counts)
+        if has_counter and all(sample.lesson is None for sample in samples):
+            self._steps_alone += 1
+            logger.warning("a step of turns alone: its lessons did not come in time")
+        found = pool_metrics(counts, await self._store.lesson_drops())
+        measured = {f"hints/{name}": value for name, value in figures(self._journal.read()).items()}
+        return found | {"lessons/steps_alone": self._steps_alone} | measured

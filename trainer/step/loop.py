@@ -1,0 +1,503 @@
+"""The embedded trainer: a full batch of ready turns -> one step -> a checkpoint -> the engines.
+
+    lease -> update -> checkpoint (rename) -> ONE store transaction -> publish -> prune
+
+The order makes every turn count once: the renamed checkpoint decides, the store is made equal to it
+at start. Killing this process at any instruction loses at most the step it was computing. It does
+not know where turns come from, nor who judged or scored them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from records.lessons.names import LessonDrop
+from records.names import DropReason
+from records.store import Store
+from records.training.share import UNCAPPED
+from records.training.staleness import oldest_allowed, steps_since
+from records.types import Ids, ReadySample, SampleResult
+from trainer.checkpoints.checkpoint import Checkpoints, can_go_on_from
+from trainer.checkpoints.manifest import Manifest
+from trainer.checkpoints.restore import in_thread, load_frozen, restore, start_model
+from trainer.config import TrainerConfig, lessons_problem
+from trainer.errors import StartupError, TrainerError
+from trainer.model.heap import give_back
+from trainer.model.teacher_models import EmaTeacher
+from trainer.model.token_states import LogprobModel
+from trainer.publishing.merged import MergedFolders
+from trainer.publishing.publication import Publication, PublishingEngine, choose_publication
+from trainer.publishing.publish import Weights
+from trainer.publishing.served import Served
+from trainer.rehearsal.config import RehearsalConfig
+from trainer.step.calibrate import Calibration, Scorer, calibrate, own_logprobs
+from trainer.step.lessons import LessonMix
+from trainer.step.metrics import MetricsLog
+from trainer.step.self_check import self_check
+from trainer.step.step_report import (
+    StepReport,
+    batch_counters,
+    hint_metrics,
+    stale_uncorrected,
+    step_metrics,
+    trained_results,
+)
+from trainer.step.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
+from trainer.step.update import Updater
+from trainer.step.update_report import UpdateReport
+
+logger = logging.getLogger(__name__)
+
+FINISH_FILE = "finish"
+"""No more turns will come: what is left over is a last, smaller batch, then the trainer ends."""
+CALIBRATION_FILE = "calibration.json"
+
+
+class PolicyEngine(PublishingEngine, Scorer, Protocol):
+    """An engine that serves the policy."""
+
+
+class EmbeddedTrainer:
+    """Trains the policy of one run in this process. Make it with `open`, end it with `close`."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        config: TrainerConfig,
+        run_folder: Path,
+        checkpoints: Checkpoints,
+        chain: list[Manifest],
+        updater: Updater,
+        engines: Mapping[str, PolicyEngine],
+        thread: ThreadPoolExecutor,
+        owner: str,
+        rehearsal: RehearsalConfig | None,
+        publication: Publication,
+    ):
+        self.store = store
+        self.config = config
+        self.run_folder = run_folder
+        self.checkpoints = checkpoints
+        self.manifest = chain[-1]
+        """The newest step; its version is what the engines are to serve, unless RUN/stop says
+        another."""
+        self.updater = updater
+        self.owner = owner
+        self._lessons = LessonMix(store, config, run_folder, rehearsal)
+        self._publication = publication
+        self.publisher = publication.publisher
+        self._served = Served(run_folder, checkpoints, self.publisher, self._weights_of)
+        self._engines = engines
+        self._thread = thread
+        self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard)
+        self._chain = [link.version for link in chain]
+        """All surviving versions, oldest first."""
+        self._last_resumable = chain[-1].version
+        """The version that a crash would return to."""
+        self._attempts = 0
+        self._skipped: Counter[DropReason] = Counter()
+        self._next_engine_check = 0.0
+        self._idle_since = time.perf_counter()
+        self._unfinished = False
+
+    @classmethod
+    async def open(
+        cls,
+        *,
+        store: Store,
+        config: TrainerConfig,
+        run_folder: Path,
+        model: str,
+        engines: Mapping[str, PolicyEngine],
+        owner: str = "trainer",
+        rehearsal: RehearsalConfig | None = None,
+    ) -> EmbeddedTrainer:
+        """Load the newest intact checkpoint (or the start `model`), make the store equal to its
+        chain, and bring the engines to its version. With `rehearsal` batches hold lessons.
+
+        Raises CheckpointError for a folder of another run, StartupError for an unsupported model
+        or objective.
+        """
+        if rehearsal is not None and (problem := lessons_problem(config)) is not None:
+            raise StartupError(problem)
+        checkpoints = Checkpoints(run_folder / "checkpoints", model, config.seed)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        try:
+            chain = await in_thread(thread, checkpoints.open)
+            report = await store.reconcile(
+                [(link.policy_version(checkpoints.name(link)), link.turn_ids) for link in chain],
+                [(link.policy_version(checkpoints.name(link)), link.lesson_ids) for link in chain],
+            )
+            logger.info("resuming at version %d: %s", chain[-1].version, report)
+            updater = await in_thread(thread, restore, config, checkpoints, chain[-1])
+            publication = await choose_publication(
+                config, engines, checkpoints, updater.policy, run_folder
+            )
+            trainer = cls(
+                store=store,
+                config=config,
+                run_folder=run_folder,
+                checkpoints=checkpoints,
+                chain=chain,
+                updater=updater,
+                engines=engines,
+                thread=thread,
+                owner=owner,
+                rehearsal=rehearsal,
+                publication=publication,
+            )
+        except BaseException:
+            thread.shutdown()
+            raise
+        await trainer._served.begin(trainer.manifest)
+        return trainer
+
+    @property
+    def version(self) -> int:
+        """The newest trained version."""
+        return self.manifest.version
+
+    async def calibrate(
+        self, sequences: Sequence[Ids], frozen: Mapping[str, Scorer] | None = None
+    ) -> Calibration:
+        """Compare the policy's engines, and `frozen` ones at the start weights, with this process.
+
+        Sets the noise floor and writes RUN/calibration.json. Raises CalibrationError for a gap,
+        DistillationOffError if the policy as its own teacher teaches something.
+        """
+        served = await in_thread(self._thread, self._served_model)
+        policy = own_logprobs(served, self.updater.policy.device)
+        pairs: dict[str, tuple[Scorer, Callable[[Ids], np.ndarray]]] = {
+            name: (engine, policy) for name, engine in self._engines.items()
+        }
+        if frozen:
+            start = await in_thread(
+                self._thread, start_model, self.config, self.checkpoints, self.updater
+            )
+            own = own_logprobs(start, self.updater.policy.device)
+            pairs |= {name: (engine, own) for name, engine in frozen.items()}
+        result = await calibrate(pairs, sequences, bound=self.config.calibration_bound)
+        self.updater.noise = result.noise
+        worst = await in_thread(
+            self._thread,
+            self_check,
+            self.updater,
+            sequences,
+            max(self.config.calibration_bound, 10 * result.noise),
+        )
+        await in_thread(self._thread, give_back)
+        logger.info("teacher = student: largest loss or advantage %.1e nats", worst)
+        for warning in result.warnings:
+            logger.warning("%s", warning)
+        result.save(self.run_folder / CALIBRATION_FILE)
+        return result
+
+    def _served_model(self) -> LogprobModel:
+        """The policy; where an older version is to serve, that one, loaded beside it."""
+        version = self._served.chosen
+        if version in (None, self.version):
+            return self.updater.policy
+        with tempfile.TemporaryDirectory() as folder:
+            merged = MergedFolders(Path(folder), self.checkpoints)
+            path = merged.path(version)
+            assert path is not None, "only what is kept is served"
+            return load_frozen(self.config, path)
+
+    async def _weights_of(self, version: int) -> Weights:
+        """What an engine loads to serve a version whose weights are kept."""
+        policy = self.updater.policy if version == self.version else None
+        return await in_thread(self._thread, self._publication.weights.of, version, policy)
+
+    async def run(
+        self, stop: asyncio.Event, on_step: Callable[[StepReport], None] | None = None
+    ) -> None:
+        """Step whenever a batch is full, until `stop`, the file RUN/stop, or `max_steps`; with the
+        file RUN/finish until nothing is ready, whatever the size of the last batch.
+
+        A step that has begun is finished. Leases are given back on every way out. RUN/stop may
+        order that an older version serves on.
+        """
+        stop_file = self.run_folder / STOP_FILE
+        try:
+            while not (stop.is_set() or stop_file.exists() or self.is_done):
+                await self._housekeeping()
+                report = await self.step()
+                if report is not None and on_step is not None:
+                    on_step(report)
+                if report is None and await self._is_through():
+                    return
+                if report is None:
+                    await _wait(stop, self.config.poll_interval_s)
+            await self._served.obey(self.manifest)
+        finally:
+            await self.store.release_leases(self.owner)
+
+    def is_at_rest(self, *, when_done: bool) -> bool:
+        """Whether RUN/stop is there, or, `when_done`, `max_steps` are trained."""
+        return read_stop(self.run_folder) is not None or (when_done and self.is_done)
+
+    async def serve_on(self, stop: asyncio.Event, *, when_done: bool) -> None:
+        """Until it is no longer at rest, or `stop`: keep the engines at what is to serve."""
+        while not stop.is_set() and self.is_at_rest(when_done=when_done):
+            await self._repair()
+            await _wait(stop, LOOK_EVERY_S)
+
+    async def step(self) -> StepReport | None:
+        """One update attempt, or None while no batch of usable turns is ready.
+
+        Raises TrainerError after a step that failed half-way: the weights in memory may be ahead of
+        every checkpoint, so only a new `open` can go on.
+        """
+        if self._unfinished:
+            raise TrainerError("an earlier step failed half-way; open the trainer again")
+        started = time.perf_counter()
+        samples = await self._lease()
+        if samples is None:
+            return None
+        leased = time.perf_counter()
+        self._unfinished = True
+        staleness = [steps_since(self._chain, sample.oldest_version) for sample in samples]
+        samples = await self._with_side_samples(samples)
+        report = await in_thread(
+            self._thread,
+            self.updater.update,
+            samples,
+            self.manifest.step,
+            version_gaps=staleness,
+        )
+        # A checkpoint needs memory too, and between steps nothing is needed.
+        await in_thread(self._thread, give_back)
+        for warning in report.warnings:
+            logger.warning("step %d: %s", self.manifest.step, warning)
+        self._attempts += 1
+        seconds = {
+            "seconds/wait": started - self._idle_since,
+            "seconds/lease": leased - started,
+        }
+        if report.skipped is not None:
+            await self._skip(samples, report)
+        else:
+            seconds |= await self._commit(samples, staleness, report)
+        self._unfinished = False
+        self._idle_since = time.perf_counter()
+        seconds["seconds/step"] = self._idle_since - started
+        metrics = (
+            step_metrics(report, manifest=self.manifest, staleness=staleness, seconds=seconds)
+            | batch_counters(samples, self._chain)
+            | stale_uncorrected(staleness, self.config)
+            | self._counters()
+            | await self._lessons.metrics(samples)
+            | hint_metrics(
+                await self.store.vote_summary(),
+                await self.store.drops(),
+                await self.store.mean_score_latency(),
+                await self.store.judged_share(),
+            )
+        )
+        # A skipped attempt has no step of its own and therefore no point on the curves.
+        self._metrics.write(metrics, self.manifest.step if report.skipped is None else None)
+        return StepReport(
+            version=None if report.skipped else self.version,
+            skipped=report.skipped,
+            metrics=metrics,
+        )
+
+    async def close(self) -> None:
+        """Give leases back and close files; the store and the engine clients are the caller's."""
+        await self.store.release_leases(self.owner)
+        await self.publisher.close()
+        self._metrics.close()
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _lease(self) -> list[ReadySample] | None:
+        """A full batch of fresh, finite samples; unusable ones are dropped with their reason."""
+        finishes, size = self._finishes, self.config.rollout_batch_size
+        num_turns = await self.store.ready_count()
+        if finishes:
+            size = min(size, num_turns)
+        if not finishes and await self._lessons.awaits_measurement(self.version):
+            return None
+        if size == 0 or num_turns + await self._lessons.num_ready() < size:
+            return None
+        await self._expire()
+        samples = await self.store.lease(
+            owner=self.owner,
+            count=size,
+            ttl_s=self.config.lease_ttl_s,
+            whole_sessions=self.config.whole_sessions,
+            # At its end a run trains what there is, whosever it is.
+            share=UNCAPPED if finishes else self.config.share,
+            lessons=self._lessons.shares(is_full=num_turns >= size, finishes=finishes),
+        )
+        if not samples:
+            return None
+        self._lessons.leased()
+        reasons = {sample.turn_id: self.updater.unusable(sample) for sample in samples}
+        unusable = {turn_id: reason for turn_id, reason in reasons.items() if reason is not None}
+        if not unusable:
+            return samples
+        for sample in samples:
+            if sample.turn_id in unusable:
+                await self._drop(sample, unusable[sample.turn_id])
+        await self.store.release_leases(self.owner)
+        return None
+
+    async def _drop(self, sample: ReadySample, reason: DropReason) -> None:
+        """A leased turn or lesson -> dropped."""
+        if sample.lesson is None:
+            await self.store.drop(self.owner, sample.turn_id, reason)
+        else:
+            await self.store.drop_lesson(self.owner, sample.turn_id, LessonDrop(reason.value))
+
+    @property
+    def _finishes(self) -> bool:
+        return (self.run_folder / FINISH_FILE).exists()
+
+    async def _is_through(self) -> bool:
+        return self._finishes and await self.store.ready_count() == 0
+
+    async def _with_side_samples(self, samples: list[ReadySample]) -> list[ReadySample]:
+        """Draw and store what the objective's support lacks, before the step that uses it."""
+        drawn = await in_thread(self._thread, self.updater.draw_side_samples, samples, self.version)
+        for sample in drawn:
+            assert sample.side_samples is not None
+            await self.store.save_side_samples(sample.turn_id, sample.side_samples)
+        by_turn = {sample.turn_id: sample for sample in drawn}
+        return [by_turn.get(sample.turn_id, sample) for sample in samples]
+
+    async def _commit(
+        self, samples: Sequence[ReadySample], staleness: Sequence[int], report: UpdateReport
+    ) -> dict[str, float]:
+        """Checkpoint, store, engines, in this order. Returns the seconds of each."""
+        begun = time.perf_counter()
+        results = trained_results(samples, staleness, report)
+        version = max(await self.store.next_version(), self.checkpoints.highest_version() + 1)
+        rehearsed = {sample.turn_id for sample in samples if sample.lesson is not None}
+        manifest = await in_thread(
+            self._thread, self._write_checkpoint, version, results, rehearsed
+        )
+        written = time.perf_counter()
+        lessons = set(manifest.lesson_ids)
+        await self.store.commit_step(
+            version=manifest.policy_version(self.checkpoints.name(manifest)),
+            results=[one for one in results if one.turn_id not in lessons],
+            lessons=[one for one in results if one.turn_id in lessons],
+        )
+        self.manifest = manifest
+        self._chain.append(version)
+        if can_go_on_from(manifest):
+            self._last_resumable = version
+        trained = {*manifest.turn_ids, *lessons}
+        for index, sample in enumerate(samples):
+            if sample.turn_id not in trained:
+                reason = report.untrained.get(index, DropReason.NONFINITE_GRADIENT)
+                await self._drop(sample, reason)
+        committed = time.perf_counter()
+        await self._served.publish(manifest)
+        published = time.perf_counter()
+        await in_thread(self._thread, self._prune)
+        return {
+            "seconds/checkpoint": written - begun,
+            "seconds/commit": committed - written,
+            "seconds/publish": published - committed,
+            "seconds/prune": time.perf_counter() - published,
+        }
+
+    def _write_checkpoint(
+        self, version: int, results: Sequence[SampleResult], rehearsed: Set[str]
+    ) -> Manifest:
+        teacher = self.updater.teacher
+        turns = [result for result in results if result.turn_id not in rehearsed]
+        lessons = [result for result in results if result.turn_id in rehearsed]
+        return self.checkpoints.write(
+            self.updater.policy,
+            self.updater.optimizer,
+            parent=self.manifest,
+            version=version,
+            turn_ids=[result.turn_id for result in turns],
+            staleness=[result.staleness for result in turns],
+            lesson_ids=[result.turn_id for result in lessons],
+            lesson_staleness=[result.staleness for result in lessons],
+            average=teacher if isinstance(teacher, EmaTeacher) else None,
+            with_optimizer=self._keeps_optimizer(self.manifest.step + 1),
+        )
+
+    def _keeps_optimizer(self, step: int) -> bool:
+        """Whether the checkpoint of this step is one to go on from; the last one always is."""
+        is_last = step == self.config.max_steps or self._finishes
+        return is_last or step % self.config.optimizer_every == 0
+
+    async def _skip(self, samples: Sequence[ReadySample], report: UpdateReport) -> None:
+        """The batch teaches nothing: its turns are dropped, so that the next one can come."""
+        assert report.skipped is not None
+        self._skipped[report.skipped] += 1
+        logger.warning("update attempt %d skipped: %s", self._attempts, report.skipped)
+        for index, sample in enumerate(samples):
+            await self._drop(sample, report.untrained.get(index, report.skipped))
+
+    def _prune(self) -> None:
+        recent = self._chain[-self.config.keep_checkpoints :]
+        served = [version for version in self.publisher.served.values() if version is not None]
+        self.checkpoints.prune({*recent, *served, self._last_resumable})
+        self._publication.weights.prune({*served, self.version})
+        give_back()
+
+    def _counters(self) -> dict[str, int]:
+        """Engines that do not serve the newest version now; else since this process began."""
+        return {
+            "guard/engines_behind": sum(
+                served != self.version for served in self.publisher.served.values()
+            ),
+            "guard/merged_for_engines": int(self._publication.is_fallback),
+            "update_attempts": self._attempts,
+            "guard/skipped_noise": self._skipped[DropReason.BELOW_NOISE],
+            "guard/skipped_nonfinite": self._skipped[DropReason.NONFINITE_GRADIENT],
+            "guard/skipped_rejected": self._skipped[DropReason.ROLLOUT_REJECTED],
+            "guard/skipped_teacher": self._skipped[DropReason.TEACHER_LOGPROBS_INVALID],
+        }
+
+    async def _housekeeping(self) -> None:
+        """Now and then: expire what became stale, repair engines that serve something else."""
+        if await self._repair():
+            await self._expire()
+
+    async def _repair(self) -> bool:
+        """Repair engines that serve something else, if it is time to look."""
+        now = time.monotonic()
+        if now < self._next_engine_check:
+            return False
+        self._next_engine_check = now + self.config.engine_check_interval_s
+        await self._served.repair(self.manifest)
+        return True
+
+    async def _expire(self) -> None:
+        oldest = oldest_allowed(self._chain, self.config.max_staleness)
+        expired = await self.store.expire_stale(oldest_allowed=oldest)
+        if expired:
+            logger.info("%d ready turns expired as stale", expired)
+        expired = await self.store.expire_lessons(oldest_allowed=oldest)
+        if expired:
+            logger.info("%d lessons expired as stale", expired)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `max_steps` are trained."""
+        return self.config.max_steps is not None and self.manifest.step >= self.config.max_steps
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return

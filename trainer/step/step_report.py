@@ -1,0 +1,144 @@
+"""What one update attempt says about itself, to the store, the metrics and the caller."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from records.names import DropReason
+from records.reading.summary import VoteSummary
+from records.turns.recording import RecordingKind
+from records.types import Logprobs, ReadySample, SampleResult
+from rollout_bridge.scoring.scoring_metrics import drop_metric
+from trainer.checkpoints.manifest import Manifest
+from trainer.config import TrainerConfig, leaves_stale_uncorrected
+from trainer.step.update_report import UpdateReport
+
+HINT_DROPS = (
+    DropReason.NO_HINT,
+    DropReason.NO_QUORUM,
+    DropReason.HINT_REJECTED,
+    DropReason.JUDGE_UNAVAILABLE,
+    DropReason.JUDGE_PROMPT_TOO_LONG,
+    DropReason.OVER_CAPACITY,
+    DropReason.HINT_ONLY,
+    DropReason.NO_USER_MESSAGE,
+    DropReason.HINT_AGREES,
+    DropReason.HINT_ENDED,
+    DropReason.HINTED_PROMPT_MISMATCH,
+    DropReason.HINTED_PROMPT_TOO_LONG,
+    DropReason.TEACHER_MISALIGNED,
+    DropReason.TEACHER_LOGPROBS_INVALID,
+    DropReason.TEACHER_UNAVAILABLE,
+    DropReason.INTERNAL_ERROR,
+)
+"""Why a turn with a next state got no hint, or its hint no score."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One update attempt: the version it made, or why it made none; metrics as logged."""
+
+    version: int | None
+    skipped: DropReason | None
+    metrics: dict[str, Any]
+
+
+def trained_results(
+    samples: Sequence[ReadySample], staleness: Sequence[int], report: UpdateReport
+) -> list[SampleResult]:
+    """What training did with each sample (turn or lesson) that has a token left after the
+    guards.
+    """
+    return [
+        _result(sample, age, advantages)
+        for sample, age, advantages in zip(samples, staleness, report.advantages, strict=True)
+        if np.isfinite(advantages).any()
+    ]
+
+
+def step_metrics(
+    report: UpdateReport,
+    *,
+    manifest: Manifest,
+    staleness: Sequence[int],
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """One record of the metrics log; `manifest` is the newest step, `staleness` is in versions."""
+    return {
+        "time": time.time(),
+        "step": manifest.step,
+        "version": manifest.version,
+        "skipped": report.skipped.value if report.skipped else None,
+        "staleness_min": min(staleness),
+        "staleness_mean": sum(staleness) / len(staleness),
+        "staleness_max": max(staleness),
+        "staleness_std": statistics.pstdev(staleness),
+        **report.metrics,
+        **seconds,
+    }
+
+
+def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict[str, int]:
+    """How many turns of a batch came from where, and hold tokens of a version that is not in the
+    `chain` of surviving ones, lessons among them.
+    """
+    alive = set(chain)
+    lost = [one for one in samples if not alive.issuperset(s.version for s in one.version_spans)]
+    turns = [one for one in samples if one.lesson is None]
+    kinds = Counter(one.recording_kind for one in turns)
+    return {
+        "turns/live": kinds[None],
+        "turns/recorded": len(turns) - kinds[None] - kinds[RecordingKind.RESAMPLED],
+        "turns/resampled": kinds[RecordingKind.RESAMPLED],
+        "guard/abandoned_turns": len(lost),
+    }
+
+
+def stale_uncorrected(staleness: Sequence[int], config: TrainerConfig) -> dict[str, int]:
+    """How many turns of a batch are older than the policy with nothing that answers it
+    (ALGORITHMS 9 item 2).
+    """
+    counts = leaves_stale_uncorrected(config)
+    return {"guard/stale_uncorrected_turns": sum(age > 0 for age in staleness) if counts else 0}
+
+
+def hint_metrics(
+    votes: VoteSummary,
+    drops: Mapping[DropReason, int],
+    teacher_latency_s: float | None,
+    judged_share: float | None,
+) -> dict[str, float]:
+    """The judge's and the teacher's part of the metrics (ALGORITHMS 1.8), over the run until now.
+
+    Rates and means of nothing are left out; a count of nothing is 0.
+    """
+    figures: dict[str, float | None] = {
+        "hint/vote_none": votes.votes_none,
+        "hint/vote_pos": votes.votes_pos,
+        "hint/vote_neg": votes.votes_neg,
+        "hint/accept_rate": votes.accept_rate,
+        "hint/len_chars": votes.mean_hint_chars,
+    }
+    figures["teacher/latency"] = teacher_latency_s
+    figures["judge/sampled_share"] = judged_share
+    figures |= {drop_metric(reason): drops.get(reason, 0) for reason in HINT_DROPS}
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _result(sample: ReadySample, staleness: int, advantages: Logprobs) -> SampleResult:
+    """Mean and maximum over the tokens that trained."""
+    finite = advantages[np.isfinite(advantages)]
+    return SampleResult(
+        turn_id=sample.turn_id,
+        staleness=staleness,
+        advantage_mean=float(finite.mean()),
+        advantage_abs_max=float(np.abs(finite).max()),
+        advantages=advantages,
+    )

@@ -1,0 +1,431 @@
+"""One batch of samples -> one update of the policy, with everything there is to report about it.
+
+    merge -> micro-batches -> view of every turn -> log-probs -> objective -> gradients -> AdamW
+
+It knows no store, no engines and no files. A batch is used whole or not at all: it is skipped where
+its advantages are noise or its gradient is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from records.names import DropReason
+from records.types import ReadySample
+from rollout_bridge.merging import PackedSequence, merge_turns
+from trainer.batch.batch_statistics import batch_statistics
+from trainer.batch.batch_totals import BatchTotals
+from trainer.batch.batch_view import view_turns
+from trainer.batch.collate import MicroBatch, build_micro_batch, comparable, plan_micro_batches
+from trainer.batch.correction import Correction
+from trainer.batch.reward_view import eligibility_metrics, reward_facts, reward_metrics
+from trainer.batch.side_sampling import lacks_side_samples, with_side_samples
+from trainer.batch.teach import TeachingPlan, has_teacher, unteachable
+from trainer.batch.token_batch import BatchContext, assemble
+from trainer.batch.turn_scores import TurnScores, score_batches
+from trainer.batch.turn_view import TurnSupport, TurnView, hint_choice_metrics
+from trainer.config import TrainerConfig
+from trainer.errors import DistillationOffError, NonFiniteError
+from trainer.model.policy import Policy
+from trainer.model.teacher_models import EmaTeacher
+from trainer.model.token_states import LogprobModel, TokenRequest
+from trainer.objectives.batch import GlobalCounts
+from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
+from trainer.objectives.options import HindsightOpd
+from trainer.objectives.registry import expected_means
+from trainer.step.lessons import lesson_metrics, teaches
+from trainer.step.memory_plan import is_beyond
+from trainer.step.schedule import learning_rate_at
+from trainer.step.update_report import STATISTIC_KEYS, UpdateReport, term_ratios
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A batch before its first gradient: everything here is detached."""
+
+    batches: list[MicroBatch]
+    views: list[TurnView]
+    before: list[TurnScores] | None
+    reference: list[Tensor | None]
+
+
+class Updater:
+    """Owns the optimiser of `policy`.
+
+    `reference` is the frozen start, needed if beta_kl > 0; `teacher` the model that teaches inside
+    the trainer, None where engines' scores do; an averaged one follows every successful step.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        reference: LogprobModel | None,
+        config: TrainerConfig,
+        *,
+        teacher: LogprobModel | None = None,
+        noise: float = 0.0,
+        longest: int | None = None,
+    ):
+        self.policy = policy
+        self.reference = reference
+        self.teacher = teacher
+        self.config = config
+        self.options = config.objective
+        self.settings = loss_settings(config)
+        self.loss_function = objective_loss
+        self.noise = noise
+        """Mean |log-prob difference| between engines and trainer at equal weights."""
+        self.longest = longest
+        """Most tokens of a sequence that memory holds (`trainer.memory_gb`); None: not known."""
+        self.plan = TeachingPlan(
+            options=config.objective,
+            model=teacher,
+            vocab_size=policy.vocab_size,
+            max_tokens=config.micro_batch_tokens,
+            device=policy.device,
+        )
+        self._correction = Correction(config.correction.settings())
+        self._parameters = policy.trainable_parameters()
+        self.optimizer = torch.optim.AdamW(
+            self._parameters,
+            lr=config.learning_rate,
+            betas=config.adam_betas,
+            eps=config.adam_eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self._probed = False
+
+    @property
+    def expected_keys(self) -> frozenset[str]:
+        """Metrics that every update reports; one that is missing stops training."""
+        return (
+            expected_means(self.options)
+            | self._correction.expected_keys
+            | STATISTIC_KEYS
+            | {"loss", "opd/kl_loss", "entropy_loss", "rollout_comparable_frac"}
+            | {"tis", "tis_abs", "tis_clipfrac"}
+            | ({"kl_loss", "kl/clamped_frac"} if self.config.beta_kl > 0 else set())
+        )
+
+    def unusable(self, sample: ReadySample) -> DropReason | None:
+        """Why a sample cannot train: too long for the memory, or scores that are missing or not
+        finite.
+        """
+        if is_beyond(sample, self.longest):
+            return DropReason.BEYOND_TRAINER_MEMORY
+        if not np.isfinite(sample.rollout_logprobs).all():
+            return DropReason.ROLLOUT_LOGPROBS_INVALID
+        return unteachable(sample, self.plan)
+
+    def draw_side_samples(self, samples: Sequence[ReadySample], version: int) -> list[ReadySample]:
+        """Those of `samples` that lack the side samples which the objective needs, with them;
+        `version` is that of the policy's weights.
+        """
+        lacking = [sample for sample in samples if lacks_side_samples(sample, self.plan)]
+        return with_side_samples(lacking, self.policy, self.plan, version) if lacking else []
+
+    def update(
+        self,
+        samples: Sequence[ReadySample],
+        step: int,
+        *,
+        version_gaps: Sequence[int] | None = None,
+        sequences: Sequence[PackedSequence] | None = None,
+    ) -> UpdateReport:
+        """Train on `samples` as step number `step` (from 0; it sets the learning rate).
+
+        `version_gaps` (steps since each was sampled) default to 0, `sequences` to
+        `merge_turns(samples)`. Raises NonFiniteError for too many non-finite log-probs,
+        or for a teacher that scores nothing, DistillationOffError where the distillation term is
+        silently absent.
+        """
+        started = time.perf_counter()
+        lr = self._set_learning_rate(step)
+        prepared = self.prepare(samples, version_gaps, sequences)
+        lost = frozenset(index for index, view in enumerate(prepared.views) if view.lacks_scores)
+        if lost:
+            return self._update_without(lost, samples, step, version_gaps)
+        looked = time.perf_counter()
+        skipped, changed, grad_norm = None, False, 0.0
+        for _ in range(self.config.epochs_per_batch):
+            total = self.accumulate(prepared)
+            skipped, grad_norm = self._check_and_step(total, samples)
+            if skipped is not None:
+                break
+            changed = True
+        self.optimizer.zero_grad(set_to_none=True)
+        correction = self._correction.report(total.rows)
+        # The correction counts non-finite tokens too, but only among those that it compares.
+        metrics = correction.metrics | self._metrics(total, samples, prepared)
+        metrics |= {
+            "lr": lr,
+            "grad_norm": grad_norm,
+            "seconds/prepare": looked - started,
+            "seconds/compute": time.perf_counter() - looked,
+        }
+        self._assert_keys(metrics)
+        return UpdateReport(
+            skipped=None if changed else skipped,
+            metrics=metrics,
+            advantages=[total.advantages[index] for index in range(len(samples))],
+            untrained=dict.fromkeys(total.rejected_turns, DropReason.ROLLOUT_REJECTED),
+            warnings=correction.warnings,
+        )
+
+    def _update_without(
+        self,
+        lost: frozenset[int],
+        samples: Sequence[ReadySample],
+        step: int,
+        version_gaps: Sequence[int] | None,
+    ) -> UpdateReport:
+        """The step on all samples but those that the teacher here could not score; a sample is
+        dropped as a whole (ALGORITHMS 0.1).
+        """
+        kept = [index for index in range(len(samples)) if index not in lost]
+        if not kept and len(lost) > 1:
+            raise NonFiniteError(
+                f"the teacher in the trainer has no finite score for any of {len(lost)} turns: its "
+                "weights are not finite, or its logits overflow in trainer.dtype"
+            )
+        if not kept:
+            skipped = DropReason.TEACHER_LOGPROBS_INVALID
+            return UpdateReport(skipped=skipped, metrics={}, advantages=[]).among(kept, samples)
+        gaps = None if version_gaps is None else [version_gaps[index] for index in kept]
+        report = self.update([samples[index] for index in kept], step, version_gaps=gaps)
+        return report.among(kept, samples)
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        samples: Sequence[ReadySample],
+        version_gaps: Sequence[int] | None = None,
+        sequences: Sequence[PackedSequence] | None = None,
+    ) -> Prepared:
+        """Micro-batches, and what teacher, reference and the student before the step say of
+        them.
+        """
+        packed = merge_turns(samples) if sequences is None else sequences
+        groups = plan_micro_batches(packed, self.config.micro_batch_tokens)
+        temperatures = [sample.temperature if comparable(sample) else 1.0 for sample in samples]
+        batches = [build_micro_batch(group, self.policy.device, temperatures) for group in groups]
+        before = self._score_before(batches)
+        gaps = version_gaps if version_gaps is not None else [0] * len(samples)
+        views = view_turns(samples, self.plan, before, gaps)
+        if self.config.epochs_per_batch > 1 and self.options.support == "teacher":
+            views = self._remember_supports(batches, views)
+        return Prepared(
+            batches=batches,
+            views=views,
+            before=before,
+            reference=[self._reference_logprobs(batch) for batch in batches],
+        )
+
+    @property
+    def _looks_before(self) -> bool:
+        """Whether the student is scored before the step, beside the step's own forward pass."""
+        return (
+            self.config.epochs_per_batch > 1
+            or self.options.support in ("student", "overlap")
+            or self.options.chooses_hints
+            or self.options.needs_batch_statistics
+            or self._correction.needs_whole_batch
+        )
+
+    def _score_before(self, batches: Sequence[MicroBatch]) -> list[TurnScores] | None:
+        if not self._looks_before:
+            return None
+        wants_top = self.options.support in ("student", "overlap") or self.options.chooses_hints
+        return score_batches(self.policy, batches, top_k=self.plan.support_size if wants_top else 0)
+
+    def _remember_supports(
+        self, batches: Sequence[MicroBatch], views: Sequence[TurnView]
+    ) -> list[TurnView]:
+        """The student before the first of several steps, on supports that came from the teacher."""
+        scores = score_batches(
+            self.policy, batches, support_ids=[_support(view).ids for view in views]
+        )
+        return [
+            replace(view, support=replace(_support(view), old=score.support))
+            for view, score in zip(views, scores, strict=True)
+        ]
+
+    def rehearse(self, samples: Sequence[ReadySample]) -> BatchTotals:
+        """The whole path of an update without the step; it leaves no gradient behind, nor what it
+        found of the distillation term's.
+        """
+        try:
+            return self.accumulate(self.prepare(samples))
+        finally:
+            self._probed = False
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def accumulate(self, prepared: Prepared) -> BatchTotals:
+        """Gradients of the whole batch, one micro-batch at a time."""
+        self.optimizer.zero_grad(set_to_none=True)
+        statistics = batch_statistics(self.options, prepared.views, prepared.before)
+        total = BatchTotals(unnormalised=statistics.unnormalised)
+        views, before = prepared.views, prepared.before
+        planned = GlobalCounts(turns=0, sequences=0, tokens=0.0)
+        for batch in prepared.batches:
+            planned = planned + GlobalCounts.of(batch.mask_BT, batch.turn_ids_BT)
+        context = BatchContext(
+            views=views,
+            before=before,
+            correction=self._correction,
+            whole=self._correction.whole_batch(views, before),
+            statistics=statistics,
+        )
+        for batch, reference_BT in zip(prepared.batches, prepared.reference, strict=True):
+            now = self.policy.token_logprobs(
+                batch.ids_BT, batch.mask_BT, batch.temperatures_BT, self._request(batch, views)
+            )
+            assembled = assemble(batch, now, reference_BT, context)
+            result = self.loss_function(assembled.tokens, self.options, self.settings, planned)
+            if not self._probed:
+                self._probe(result)
+            result.loss.backward()
+            total.add(result, assembled, batch, views)
+        self._renormalise(total, planned)
+        return total
+
+    def _request(self, batch: MicroBatch, views: Sequence[TurnView]) -> TokenRequest:
+        support_ids = None
+        if self.options.support != "none":
+            support_ids = batch.spread([_support(view).ids for view in views], fill=0)
+        return TokenRequest(
+            support_ids_BTK=support_ids,
+            top_k=self.plan.support_size if self.options.compares_topk else 0,
+            entropy_gradient=self.config.beta_entropy != 0,
+        )
+
+    def _probe(self, result: ObjectiveResult) -> None:
+        """Whether the distillation term alone has a gradient (checked once)."""
+        gradients = torch.autograd.grad(
+            result.distillation_loss, self._parameters, retain_graph=True, allow_unused=True
+        )
+        self._probed = any(
+            bool(gradient.abs().max() > 0) for gradient in gradients if gradient is not None
+        )
+
+    def _renormalise(self, total: BatchTotals, planned: GlobalCounts) -> None:
+        """What guards and rejection took out leaves the denominator as well."""
+        factor = planned.denominator(self.config.aggregation) / max(
+            total.counts.denominator(self.config.aggregation), 1.0
+        )
+        if factor == 1.0 or total.counts.tokens == 0:
+            return
+        total.reduced = {name: value * factor for name, value in total.reduced.items()}
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def _check_and_step(
+        self, total: BatchTotals, samples: Sequence[ReadySample]
+    ) -> tuple[DropReason | None, float]:
+        """Guards, clipping, AdamW. Returns (why there was no step, gradient norm)."""
+        tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
+        if nonfinite > self.config.max_nonfinite_frac * (tokens + nonfinite):
+            raise NonFiniteError(
+                f"{nonfinite:.0f} of {tokens + nonfinite:.0f} tokens have a non-finite log-prob in "
+                f"the trainer; max_nonfinite_frac is {self.config.max_nonfinite_frac}"
+            )
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.config.grad_clip))
+        if tokens == 0:
+            # Every token was dropped: momentum alone would still move the weights.
+            reason = DropReason.NONFINITE_GRADIENT if nonfinite else DropReason.ROLLOUT_REJECTED
+            return reason, norm
+        # Not only below: without measured noise, gaps of exactly 0 teach nothing either.
+        has_gap = teaches(samples, total, self.config.noise_floor_factor * self.noise)
+        if not has_gap and total.sums["reward_abs"] == 0:
+            return DropReason.BELOW_NOISE, norm
+        if not math.isfinite(norm):
+            return DropReason.NONFINITE_GRADIENT, norm
+        if has_gap and not self._probed:
+            raise DistillationOffError(
+                "the distillation term has no gradient, yet its advantages are not noise: "
+                "no step can teach anything"
+            )
+        self.optimizer.step()
+        if isinstance(self.teacher, EmaTeacher):
+            self.teacher.follow()
+        return None, norm
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        if self.reference is None:
+            return None
+        return self.reference.token_logprobs(batch.ids_BT, batch.mask_BT).logprobs_BT
+
+    def _set_learning_rate(self, step: int) -> float:
+        lr = learning_rate_at(step, self.config)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def _metrics(
+        self, total: BatchTotals, samples: Sequence[ReadySample], prepared: Prepared
+    ) -> dict[str, float]:
+        tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
+        batches = prepared.batches
+        taught = sum(has_teacher(sample, self.plan) for sample in samples)
+        compared = reward_facts(samples)
+        facts = eligibility_metrics(compared, self.options) | reward_metrics(compared, self.options)
+        if isinstance(self.options, HindsightOpd) and self.options.normalise:
+            facts["opd/unnormalised_tokens"] = total.unnormalised
+        ratios = term_ratios(total.reduced, self.options, self.config.beta_kl)
+        return (
+            total.statistics()
+            | facts
+            | ratios
+            | hint_choice_metrics(prepared.views)
+            | lesson_metrics(samples, total)
+            | {
+                "opd/frac_opd_samples": taught / len(samples),
+                "opd/num_eligible_samples": float(total.num_taught_turns),
+                "opd/kd_coef": self.options.kd_coef,
+                "opd/frac_tokens_with_kd": total.sums["tokens_with_teacher"] / max(tokens, 1.0),
+                "guard/nonfinite_tokens": nonfinite,
+                "guard/rejected_tokens": total.rejected_tokens,
+                "guard/empty_batch": float(tokens == 0),
+                "guard/teacher_invalid_turns": 0.0,
+                "guard/modified_turns": float(sum(not comparable(sample) for sample in samples)),
+                "turns": float(len(samples)),
+                "tokens": tokens,
+                "sequences": float(sum(len(batch.sequences) for batch in batches)),
+                "tokens_computed": float(sum(batch.num_tokens for batch in batches)),
+            }
+        )
+
+    def _assert_keys(self, metrics: dict[str, float]) -> None:
+        missing = self.expected_keys - metrics.keys()
+        if missing:
+            raise DistillationOffError(f"the update did not report {sorted(missing)}")
+        has_tokens = metrics["guard/empty_batch"] == 0 and metrics["opd/num_eligible_samples"] > 0
+        if has_tokens and metrics["opd/frac_tokens_with_kd"] == 0:
+            raise DistillationOffError("samples are eligible, but no token has a teacher's score")
+
+
+def loss_settings(config: TrainerConfig) -> LossSettings:
+    """What surrounds the objective, out of the trainer's configuration."""
+    return LossSettings(
+        aggregation=config.aggregation,
+        beta_kl=config.beta_kl,
+        kl_type=config.kl_type,
+        kl_ratio=config.kl_ratio,
+        beta_entropy=config.beta_entropy,
+        horizon=config.aggregation_horizon,
+    )
+
+
+def _support(view: TurnView) -> TurnSupport:
+    assert view.support is not None
+    return view.support
