@@ -96,6 +96,10 @@ class TrainerConfig(BaseModel):
     """
     lesson_keep_share: float = Field(default=LessonShares().keep, ge=0, lt=1)
     """Share of a batch that are keep-lessons, against drift of what no hint speaks of."""
+    lesson_hold_weight: float = Field(default=4.0, gt=0)
+    """Weight of counter- and keep-lessons in the loss, beside 1 of hinted samples: how little of an
+    open wish, and of what nobody spoke of, a step may cost (docs/learning.md).
+    """
     lesson_wait_s: float = Field(default=LessonShares().wait_s, ge=0)
     """A full batch of turns goes without lessons where those do not come for this long."""
     hint_wait_s: float = Field(default=LessonShares().hold_s, ge=0)

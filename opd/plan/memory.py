@@ -18,6 +18,7 @@ _TORCH = 340 * MIB
 """Python with torch, transformers and peft."""
 _CUDA = 1.2 * GIB
 """What CUDA and its libraries hold on a GPU, and blocks that its allocator keeps."""
+_SERVER = 2.5 * GIB
 ENDPOINT, JUDGE, COMMAND = 120 * MIB, 140 * MIB, 400 * MIB
 _SCORED_LOGITS = 2**25
 """Most logits of a pass of the embedded engine while scoring."""
@@ -73,6 +74,23 @@ def engine_parts(
         ),
         Part(process=name, what="known prefixes", size=prefix, on_gpu=on_gpu),
         Part(process=name, what="a pass", size=kept + logits, on_gpu=on_gpu),
+    ]
+
+
+def server_parts(shape: ModelShape, uses: str, load: Load) -> list[Part]:
+    """The least of a server of somebody else's on the same GPU (SGLang, in bfloat16): with more, it
+    keeps more requests and prefixes.
+    """
+    token = shape.cache_bytes(_HALF)
+    sizes = {
+        "CUDA and its graphs": _SERVER,
+        f"weights for {uses} (bfloat16)": float(shape.num_parameters * _HALF),
+        f"{load.requests} requests of {load.context:,} tokens": float(
+            load.requests * load.context * token
+        ),
+    }
+    return [
+        Part(process="server", what=what, size=size, on_gpu=True) for what, size in sizes.items()
     ]
 
 

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opd.plan.memory import COMMAND, ENDPOINT, GIB, JUDGE, Load, Part, engine_parts, trainer_parts
+from opd.plan.memory import (
+    COMMAND,
+    ENDPOINT,
+    GIB,
+    JUDGE,
+    MIB,
+    Load,
+    Part,
+    engine_parts,
+    server_parts,
+    trainer_parts,
+)
 from opd.plan.shape import ModelShape
 from opd.run.config import EngineConfig, RunConfig
 from trainer.config import HeldDtype, LoraConfig
@@ -46,16 +57,20 @@ class Plan:
         )
 
 
-def plan_of(config: RunConfig, shape: ModelShape, held: HeldDtype, load: Load) -> Plan:
+def plan_of(
+    config: RunConfig, shape: ModelShape, held: HeldDtype, load: Load, *, servers: bool = False
+) -> Plan:
     """What the processes of `config` take on this machine. `held`: what frozen weights are held in.
 
-    A server that the run did not start takes its memory elsewhere.
+    A server that the run did not start takes its memory elsewhere, or with `servers` on the GPU.
     """
     load = replace(load, context=min(load.context, shape.context_length))
     parts: list[Part] = []
     for name, uses, engine in _engines(config):
         if engine.url is None and engine.embedded is not None:
             parts += engine_parts(name, uses, shape, engine.embedded, load)
+        elif servers:
+            parts += server_parts(shape, uses, load)
     parts += trainer_parts(shape, config.trainer, held, load)
     others = (("endpoint", ENDPOINT), ("judge", JUDGE), ("command", COMMAND))
     parts += [Part(process=name, what="program", size=float(size)) for name, size in others]
@@ -63,7 +78,8 @@ def plan_of(config: RunConfig, shape: ModelShape, held: HeldDtype, load: Load) -
 
 
 def _engines(config: RunConfig) -> list[tuple[str, str, EngineConfig]]:
-    if config.frozen.shared:
+    is_one_server = config.policy.url is not None and config.policy.url == config.frozen.url
+    if config.frozen.shared or is_one_server:
         return [("engine", "policy, judge and teacher", config.policy)]
     return [
         ("policy engine", "the policy", config.policy),
@@ -84,7 +100,8 @@ def remedies(
     said: dict[str, str] = {}
     for kind, words, smaller, shorter in _smaller(config, load):
         said[kind] = words
-        if plan_of(smaller, shape, held, shorter).fits(memory, gpu):
+        plan = plan_of(smaller, shape, held, shorter, servers=gpu is not None)
+        if plan.fits(memory, gpu):
             return list(said.values())
     return []
 
@@ -144,5 +161,5 @@ def memory_of_machine() -> float | None:
 
 
 def gibibytes(size: float) -> str:
-    """`1.4 GiB`."""
-    return f"{size / GIB:.1f} GiB"
+    """`1.4 GiB`, and below a tenth of one `34 MiB`."""
+    return f"{size / GIB:.1f} GiB" if size >= 0.095 * GIB else f"{size / MIB:.0f} MiB"

@@ -20,13 +20,14 @@ def planned_lines(
     """The plan of a run as lines: every part, sums, whether it fits, and what to change if not."""
     shape = shape_of(config.model)
     held = held_dtype(config.model, config.trainer.base_dtype)
-    plan = plan_of(config, shape, held, load)
+    plan = plan_of(config, shape, held, load, servers=gpu is not None)
     lines = [_model_line(config, shape), ""]
     lines += _table([part for part in plan.parts if not part.on_gpu], "main memory")
     on_gpu = [part for part in plan.parts if part.on_gpu]
     if on_gpu:
         lines += ["", *_table(on_gpu, "GPU")]
-    if config.policy.url is not None or config.frozen.url is not None:
+    has_servers = config.policy.url is not None or config.frozen.url is not None
+    if has_servers and gpu is None:
         lines += ["", "engines at an address of their own (url) are not counted"]
     lines += ["", *_verdict(plan, memory, gpu)]
     if not plan.fits(memory, gpu):

@@ -125,9 +125,21 @@ class RunConfig(BaseModel):
     def _sections_fit(self) -> RunConfig:
         check_run(self.trainer, self.scoring, self.judge)
         check_rehearsal(self.rehearsal, self.scoring, self.trainer)
+        if self.changes_frozen_server:
+            raise ValueError(
+                "policy.url and frozen.url are one server, so the base in it may not change: set "
+                'trainer.lora and trainer.publish = "adapter", or give frozen.url a server of its '
+                "own"
+            )
         if self.frozen.shared and (why := self.why_not_shared) is not None:
             raise ValueError(f"frozen.shared: {why}, or frozen.shared=false")
         return self
+
+    @property
+    def changes_frozen_server(self) -> bool:
+        """Whether what is published would replace the weights that judge and teacher ask."""
+        is_one = self.policy.url is not None and self.policy.url == self.frozen.url
+        return is_one and (self.trainer.lora is None or self.trainer.publish != "adapter")
 
     @property
     def why_not_shared(self) -> str | None:

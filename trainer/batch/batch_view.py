@@ -6,10 +6,12 @@ Pure but for the teacher's forward passes. How the objective uses the view is un
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from records.lessons.names import LessonKind
 from records.types import ReadySample
 from trainer.batch.collate import comparable
 from trainer.batch.reward_view import eligible_turns, reward_advantages, reward_facts
@@ -18,16 +20,21 @@ from trainer.batch.turn_scores import TurnScores
 from trainer.batch.turn_view import Taught, TurnView
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 
+_HOLDING = (LessonKind.COUNTER, LessonKind.KEEP)
+
 
 def view_turns(
     samples: Sequence[ReadySample],
     plan: TeachingPlan,
     student: Sequence[TurnScores] | None,
     version_gaps: Sequence[int],
+    hold_weight: float,
 ) -> list[TurnView]:
-    """A view of each sample, in order; `version_gaps` are steps between sampling and now."""
+    """A view of each sample, in order; `version_gaps` are steps between sampling and now,
+    `hold_weight` is `trainer.lesson_hold_weight`.
+    """
     facts = reward_facts(samples)
-    return [
+    views = [
         view_turn(sample, taught, reward, eligible, version_gap, plan.options)
         for sample, taught, reward, eligible, version_gap in zip(
             samples,
@@ -37,6 +44,10 @@ def view_turns(
             version_gaps,
             strict=True,
         )
+    ]
+    return [
+        replace(view, emphasis=hold_weight) if sample.lesson in _HOLDING else view
+        for view, sample in zip(views, samples, strict=True)
     ]
 
 

@@ -78,8 +78,17 @@ def assemble(
         compared_logprobs_BT=compared_BT,
         support=_support(batch, now, views),
         statistics=context.statistics,
+        emphasis_BT=_emphasis(batch, views),
     )
     return Assembled(tokens=tokens, compared_BT=compared_BT)
+
+
+def _emphasis(batch: MicroBatch, views: Sequence[TurnView]) -> Tensor | None:
+    """None where every turn counts alike."""
+    if all(view.emphasis == 1.0 for view in views):
+        return None
+    spread = {turn: torch.full_like(view.rollout, view.emphasis) for turn, view in enumerate(views)}
+    return _spread_some(batch, spread)
 
 
 def _old(

@@ -75,7 +75,8 @@ class TurnView:
     """One turn of the batch, detached: all [R] or [R, K].
 
     `rollout` is NaN where it cannot be compared. `opd_valid` is 1 where the teacher's advantage
-    acts. `reward_advantage` is that of the reward alone, 0 where no reward acts.
+    acts. `reward_advantage` is that of the reward alone, 0 where no reward acts. `emphasis`
+    multiplies what the teacher teaches.
     """
 
     rollout: Tensor
@@ -86,6 +87,7 @@ class TurnView:
     version_gap: Tensor
     support: TurnSupport | None
     choice: HintChoice | None = None
+    emphasis: float = 1.0
 
     @property
     def lacks_scores(self) -> bool:

@@ -1,2 +1,1 @@
-"""Versions on disk: their manifests, weights and optimiser state, written, read back and verified.
-"""
+"""Versions on disk: manifests, weights and optimiser state, written, read back and verified."""

@@ -62,7 +62,8 @@ class TokenBatch:
     teacher. `advantages_BT` are those of rewards alone, `weights_BT` the detached weights of
     rollout correction, `version_gap_BT` the steps between sampling and training.
     `compared_logprobs_BT` are what that correction compares with the rollout engine, at the
-    sampling temperature, where that is not `old_logprobs_sampled_BT`.
+    sampling temperature, where that is not `old_logprobs_sampled_BT`. `emphasis_BT` multiplies what
+    the teacher teaches at a token; None: by 1 everywhere.
     """
 
     logprobs_BT: Tensor
@@ -82,6 +83,7 @@ class TokenBatch:
     compared_logprobs_BT: Tensor | None = None
     support: Support | None = None
     statistics: BatchStatistics = NO_STATISTICS
+    emphasis_BT: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

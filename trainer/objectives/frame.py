@@ -97,7 +97,8 @@ def objective_loss(
     own = GlobalCounts.of(clean.mask_BT, clean.turn_ids_BT)
     weights_BT = reduction_weights(clean, settings.aggregation, counts or own, settings.horizon)
     terms = objective_terms(clean, options)
-    distillation = weighted_sum(terms.loss_BT, weights_BT)
+    taught_BT = weights_BT if clean.emphasis_BT is None else weights_BT * clean.emphasis_BT
+    distillation = weighted_sum(terms.loss_BT, taught_BT)
     entropy = weighted_sum(clean.entropy_BT, weights_BT)
     reduced = {name: weighted_sum(values, weights_BT) for name, values in terms.means.items()}
     reduced |= {"opd/kl_loss": distillation, "entropy_loss": entropy}

@@ -219,7 +219,9 @@ class Updater:
         batches = [build_micro_batch(group, self.policy.device, temperatures) for group in groups]
         before = self._score_before(batches)
         gaps = version_gaps if version_gaps is not None else [0] * len(samples)
-        views = view_turns(samples, self.plan, before, gaps)
+        views = view_turns(
+            samples, self.plan, before, gaps, hold_weight=self.config.lesson_hold_weight
+        )
         if self.config.epochs_per_batch > 1 and self.options.support == "teacher":
             views = self._remember_supports(batches, views)
         return Prepared(

@@ -35,6 +35,7 @@ _NOT_IN_SLIME = {
     "noise_floor_factor": "slime's engines are not calibrated before training",
     "lesson_counter_share": "slime trains no lessons",
     "lesson_keep_share": "slime trains no lessons",
+    "lesson_hold_weight": "slime trains no lessons",
     "lesson_wait_s": "slime trains no lessons",
     "hint_wait_s": "slime trains no lessons",
     "poll_interval_s": "that is handover.poll_interval_s",

@@ -1,2 +1,1 @@
-"""Where a hint is practised: recorded states, tried texts for its exceptions, states that are kept.
-"""
+"""Where a hint is practised: recorded states, tried texts for its exceptions, kept states."""

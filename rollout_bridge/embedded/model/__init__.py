@@ -1,2 +1,1 @@
-"""The embedded engine's computations: weights, rows of keys and values, sampling. It knows no HTTP.
-"""
+"""The embedded engine's computations: weights, rows of keys and values, sampling. No HTTP."""

@@ -58,6 +58,18 @@ def test_the_entropy_bonus_lowers_the_loss():
     assert float(bonus.loss) == pytest.approx(float(plain.loss) - 0.1)
 
 
+def test_an_emphasis_multiplies_what_the_teacher_teaches_and_nothing_else():
+    batch = worked_batch()
+    emphasis_BT = torch.tensor([[3.0, 1.0]], dtype=torch.float64)
+    settings = LossSettings(beta_kl=0.02)
+    plain = objective_loss(batch, HindsightOpd(), settings)
+    strong = objective_loss(replace(batch, emphasis_BT=emphasis_BT), HindsightOpd(), settings)
+    assert float(strong.distillation_loss) == pytest.approx((3 * -0.384 + 0.8) / 2)
+    assert float(strong.reduced["kl_loss"]) == float(plain.reduced["kl_loss"])
+    assert float(strong.loss - plain.loss) == pytest.approx(2 * -0.384 / 2)
+    torch.testing.assert_close(strong.advantages_BT, plain.advantages_BT)
+
+
 def test_the_reward_adds_its_own_part():
     batch = replace(
         worked_batch(), reward_advantages_BT=torch.tensor([[1.0, 1.0]], dtype=torch.float64)

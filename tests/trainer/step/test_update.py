@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from records.lessons.names import LessonKind
 from records.names import DropReason
 from rollout_bridge.merging import merge_turns, separate_turns
 from tests.trainer.tiny import conversation, load, random_ids, sample, save_model
@@ -55,6 +56,39 @@ def mixed_batch(seed: int) -> list:
         reply = random_ids(generator, 4)
         samples.append(sample(prompt, reply, turn_id=name, session_id="siblings", seed=seed))
     return samples
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [8192, 40])
+def test_lessons_that_hold_the_policy_weigh_more(folder, micro_batch_tokens):
+    """Their gradient alone is multiplied, whatever lies beside them in a pass."""
+    kinds = (None, LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP)
+    samples = [
+        dataclasses.replace(one, lesson=kind)
+        for one, kind in zip(
+            conversation("one", [(6, 5), (4, 7), (3, 6), (5, 4)], seed=3), kinds, strict=True
+        )
+    ]
+
+    def gradients(hold_weight: float, teach: tuple[bool, ...]) -> dict[str, torch.Tensor]:
+        options = {"beta_kl": 0.0, "micro_batch_tokens": micro_batch_tokens}
+        updater = make(folder, lesson_hold_weight=hold_weight, **options)
+        prepared = updater.prepare(samples, sequences=separate_turns(samples))
+        views = [
+            view
+            if is_taught
+            else dataclasses.replace(view, opd_valid=torch.zeros_like(view.teacher))
+            for view, is_taught in zip(prepared.views, teach, strict=True)
+        ]
+        updater.accumulate(dataclasses.replace(prepared, views=views))
+        parameters = updater.policy.model.named_parameters()
+        return {name: one.grad.clone() for name, one in parameters if one.grad is not None}
+
+    hinted = gradients(1.0, (True, True, False, False))
+    holding = gradients(1.0, (False, False, True, True))
+    both = gradients(3.0, (True, True, True, True))
+    assert max(float(one.abs().max()) for one in holding.values()) > 1e-3
+    for name, one in both.items():
+        torch.testing.assert_close(one, hinted[name] + 3.0 * holding[name], atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [8192, 40])

@@ -1,0 +1,122 @@
+"""What a run is said to take, whether it fits, and what would make it fit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import sizing
+from opd.cli.app import app
+from opd.cli.plan import bytes_of
+from opd.plan.memory import GIB, MIB, Load
+from opd.plan.run_plan import USUAL_LOAD, plan_of, remedies
+from opd.plan.said import serve_line
+from opd.run.config import RunConfig
+from opd.run.defaults import as_planned
+from opd.run.recipe import recipe
+from tests.examples.shipped import MODEL as LAB
+from trainer.errors import ConfigError, StartupError
+
+ROOT = Path(__file__).parents[3]
+QWEN_4B = sizing.MODELS["Qwen3 4B"]
+CONFIG = """{"model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36,
+ "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+ "vocab_size": 151936, "tie_word_embeddings": false, "max_position_embeddings": 40960,
+ "dtype": "bfloat16"}"""
+
+
+def config(*overrides: str, file: Path | None = None) -> RunConfig:
+    return as_planned(str(LAB), file, list(overrides), recipe)
+
+
+def total(*overrides: str, load: Load = USUAL_LOAD) -> float:
+    return plan_of(config(*overrides), QWEN_4B, "bfloat16", load).total()
+
+
+def test_what_is_larger_takes_more() -> None:
+    usual = total()
+    assert total("trainer.lora=false") > total("frozen.shared=false") > usual
+    assert total("policy.embedded.kv_cache_gib=4") > usual
+    assert total("trainer.micro_batch_tokens=8192") > usual
+    assert total("trainer.gradient_checkpointing=false") > usual
+    assert total(load=replace(USUAL_LOAD, context=8192)) > usual
+    assert total(load=replace(USUAL_LOAD, requests=1)) < usual
+    # Weights in float32 for the engine, in bfloat16 for the trainer.
+    assert usual > QWEN_4B.num_parameters * 6
+
+
+def test_a_context_is_no_longer_than_the_model_s() -> None:
+    plan = plan_of(config(), QWEN_4B, "bfloat16", Load(context=10**6, requests=1))
+    assert plan.load.context == QWEN_4B.context_length
+
+
+def test_what_would_make_it_fit_does() -> None:
+    shape, held = sizing.MODELS["SmolLM2 135M"], "bfloat16"
+    given = config("trainer.lora=false")
+    needed = plan_of(given, shape, held, USUAL_LOAD).total()
+    found = remedies(given, shape, held, USUAL_LOAD, memory=needed - 4 * GIB, gpu=None)
+    assert [one.split(" (")[0] for one in found] == [
+        "adapters in place of all weights",
+        "one engine for policy, judge and teacher",
+    ]
+    assert total("trainer.lora.rank=8", "frozen.shared=true") < total("trainer.lora=false")
+    assert remedies(given, shape, held, USUAL_LOAD, memory=256 * MIB, gpu=None) == []
+    last = remedies(given, shape, held, USUAL_LOAD, memory=2.75 * GIB, gpu=None)[-1]
+    assert re.search(r"policy.embedded.context_length=\d+, trainer.micro_batch_tokens=\d+", last)
+
+
+def test_the_page_has_what_the_plan_says() -> None:
+    page = (ROOT / "docs" / "sizing.md").read_text(encoding="utf-8")
+    for row in sizing.rows():
+        assert row in page
+
+
+@pytest.mark.parametrize("name", ["laptop", "one_gpu"])
+def test_a_shipped_configuration_is_planned(name: str) -> None:
+    file = ROOT / "configs" / f"{name}.toml"
+    options = ["--gpu", "24G"] if name == "one_gpu" else ["--memory", "8G"]
+    shown = CliRunner().invoke(app, ["plan", "--model", str(LAB), "--config", str(file), *options])
+    assert shown.exit_code == 0, shown.output
+    assert "does not fit" not in shown.output
+    assert ("server" in shown.output) is (name == "one_gpu")
+
+
+def test_a_folder_with_nothing_but_a_configuration_is_planned(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(CONFIG)
+    shown = CliRunner().invoke(app, ["plan", "--model", str(tmp_path), "--memory", "16G"])
+    assert shown.exit_code == 0, shown.output
+    assert "8,190 million parameters" in shown.output
+    assert "does not fit" in shown.output
+    assert "no setting makes it fit" in shown.output
+
+
+def test_a_model_larger_than_memory_is_said_before_anything_starts(tmp_path: Path) -> None:
+    large = CONFIG.replace('"num_hidden_layers": 36', '"num_hidden_layers": 36000')
+    (tmp_path / "config.json").write_text(large)
+    with pytest.raises(StartupError, match=r"alone take [\d.]+ GiB of [\d.]+ GiB"):
+        serve_line(as_planned(str(tmp_path), None, [], recipe))
+    assert serve_line(config()).startswith("memory: about ")
+
+
+def test_one_server_for_all_changes_no_base() -> None:
+    both = ["policy.url=http://127.0.0.1:1", "frozen.url=http://127.0.0.1:1"]
+    with pytest.raises(ConfigError, match=r'trainer.publish = "adapter"'):
+        config(*both)
+    config(*both, "trainer.publish=adapter")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("16G", 16 * GIB), ("800M", 800 * MIB), ("1.5 GiB", 1.5 * GIB)]
+)
+def test_sizes(text: str, size: float) -> None:
+    assert bytes_of(text, "--memory") == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "much", "-3G", "3X"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(StartupError, match="give a size such as 16G"):
+        bytes_of(text, "--memory")
