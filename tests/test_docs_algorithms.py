@@ -110,7 +110,7 @@ def test_every_objective_links_to_its_formula():
 
 def test_files_that_the_page_names_are_there():
     """A short name stands for a file in one of the folders that the page names."""
-    named = set(re.findall(r"`([a-z0-9_/]+(?:\.py|/))`", PAGE))
+    named = set(re.findall(r"`([a-z0-9_/]+\.py|[a-z0-9_]+/[a-z0-9_/]+/)`", PAGE))
     folders = [ROOT, *{(ROOT / path).parent for path in named}, *(ROOT / path for path in named)]
     assert len(named) > 60
     assert [one for one in named if not any((folder / one).exists() for folder in folders)] == []
