@@ -150,7 +150,7 @@ def draw_side_samples(
     """Draw M tokens per position, independently and with replacement, from softmax(logits).
 
     `logits` [..., V] must be those of the sampling policy at its temperature, with no top-p or
-    top-k (the old STUDENT, not the teacher: ALGORITHMS 9, 20); the log-probs are of the same
+    top-k (the old STUDENT, not the teacher: ALGORITHMS 9 item 20); the log-probs are of the same
     distribution. The trajectory's own token may replace a sample only if that distribution drew it
     too. Positions at mask 0 are not looked at. Raises
     ValueError for less than one sample, a mask of another shape, or a row of logits that is no
