@@ -27,7 +27,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "data" / "mutations.txt"
-COPIED = ("api_proxy", "judge", "records", "rollout_bridge", "tests", "trainer", "pyproject.toml")
+COPIED = (
+    *("api_proxy", "judge", "opd", "records", "rollout_bridge", "tests", "trainer"),
+    "pyproject.toml",
+)
 KINDS = ("sign", "clip_side", "detach", "temperature", "mask", "denominator")
 TIMEOUT_S = 300.0
 # What a careless mistake raises by itself, whatever the tests look at.

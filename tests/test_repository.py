@@ -40,7 +40,7 @@ def test_no_file_is_large(tracked: dict[str, bytes]) -> None:
     assert {name for name, content in tracked.items() if len(content) > MAX_BYTES} == set()
 
 
-PRODUCT = ("api_proxy/", "judge/", "records/", "rollout_bridge/", "trainer/")
+PRODUCT = ("api_proxy/", "judge/", "opd/", "records/", "rollout_bridge/", "trainer/")
 
 
 def test_no_word_of_the_labs_world_is_in_the_product(tracked: dict[str, bytes]) -> None:

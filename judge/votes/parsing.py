@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 # A backslash, an optional sign and exactly one digit, without inner spaces.
-_DECISION = re.compile(r"\\boxed\{([-+]?\d)\}")
+_DECISION = re.compile(r"\\boxed\{([-+]?[0-9])\}")
 _HINT = re.compile(r"\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 REWARDS = (1, 0, -1)
-_DECISION = re.compile(r"\\boxed\{([-+]?\d)\}")
+_DECISION = re.compile(r"\\boxed\{([-+]?[0-9])\}")
 
 
 def parse_reward(text: str) -> int | None:

@@ -22,10 +22,12 @@ def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig
             f"trainer.objective.topk {objective.support_size} exceeds scoring.top_k "
             f"{scoring.top_k}: {HOW_TO_PROVIDE['teacher_topk']}"
         )
-    if objective.chooses_hints and judge.selection == "longest":
+    if objective.chooses_hints and judge.selection != "shortest_first":
         problems.append(
-            f"objective {objective.name!r} chooses among hints, and judge.selection longest "
-            "keeps one: set judge.selection = shortest_first"
+            f"objective {objective.name!r} chooses among hints, the shortest of equals, and "
+            f"judge.selection {judge.selection} gives it "
+            f"{'one' if judge.selection == 'longest' else 'the longest first'}: set "
+            "judge.selection = shortest_first"
         )
     two_kl_terms = check_kl_terms(
         teacher_kl_is_loss=not isinstance(objective, HindsightOpd),

@@ -35,7 +35,10 @@ def batch_statistics(
         teacher_advantages(view.teacher, score.logprobs, options)
         for view, score in zip(views, before, strict=True)
     ]
-    gap_SR = torch.where(valid_SR > 0, pad_rows(gaps, 0.0), torch.zeros_like(valid_SR))
+    gap_SR = pad_rows(gaps, 0.0)
+    # A token without a finite log-prob of the trainer is dropped from the loss, and from its moments.
+    valid_SR = valid_SR * torch.isfinite(gap_SR)
+    gap_SR = torch.where(valid_SR > 0, gap_SR, torch.zeros_like(valid_SR))
     mean, std, unnormalised = float("nan"), float("nan"), float("nan")
     if options.normalise:
         found = normalise(gap_SR, valid_SR)

@@ -94,7 +94,8 @@ class PooledRow(_Row):
 
 class HintRow(_Row):
     """One hint at one version. `held_back`: measured at states that never train. `active_from`:
-    its number of steps when it last became active.
+    its number of steps when it last became active. `rested_at`: of one that rests, its gap when it
+    came to rest; None if that is not known.
     """
 
     hint_id: str
@@ -104,6 +105,7 @@ class HintRow(_Row):
     held_back: bool
     num_steps: int
     active_from: int
+    rested_at: float | None = None
 
 
 class VersionRow(_Row):

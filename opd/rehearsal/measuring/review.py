@@ -154,7 +154,7 @@ class Review:
             await self._store.set_hint_gap(
                 hint.hint_id, gap=gap.value, gap_high=gap.high, first=is_first
             )
-        active_from = self._active_from(hint)
+        active_from, rested_at = self._active_from(hint), self._rested_at(hint)
         done = obedience_of(hint.hint_id, self._journal.rows, obedience, config)
         fate = fate_of(
             hint,
@@ -164,17 +164,19 @@ class Review:
             config,
             done,
             version_obeys=version_obeys,
-            earlier=self._gaps(hint, HintStatus.ACTIVE),
-            rested_at=next(iter(self._gaps(hint, HintStatus.RESTING)), None),
+            earlier=self._gaps_while_active(hint),
+            rested_at=rested_at,
         )
         status = hint.status
         if fate is not None:
             await self._store.set_hint_status(hint.hint_id, fate.status, fate.detail)
             logger.info("hint %s is %s: %s", hint.hint_id, fate.status.value, fate.detail)
             status = fate.status
+            rested_at = None
             if status is HintStatus.ACTIVE:
                 active_from = hint.num_steps
             else:
+                rested_at = None if gap is None else gap.value
                 await self._store.drop_lessons_of(hint.hint_id, LessonDrop.HINT_ENDED)
         return HintRow(
             hint_id=hint.hint_id,
@@ -184,6 +186,7 @@ class Review:
             held_back=bool(one.held_back),
             num_steps=hint.num_steps,
             active_from=active_from,
+            rested_at=rested_at if status is HintStatus.RESTING else None,
         )
 
     def stop_order(self, row: VersionRow) -> StopOrder | None:
@@ -222,14 +225,21 @@ class Review:
                     return one.active_from
         return 0
 
-    def _gaps(self, hint: Hint, status: HintStatus) -> list[float]:
-        """The hint's gaps at the last _LOOK_BACK versions, as far back as it has this status, the
-        oldest first; the last look at a version counts.
+    def _rested_at(self, hint: Hint) -> float | None:
+        """The hint's gap when it came to rest: in the last row that has the hint."""
+        if hint.status is not HintStatus.RESTING:
+            return None
+        rows = (one for row in reversed(self._journal.rows) for one in row.hints)
+        return next((one.rested_at for one in rows if one.hint_id == hint.hint_id), None)
+
+    def _gaps_while_active(self, hint: Hint) -> list[float]:
+        """The hint's gaps at the last _LOOK_BACK versions, as far back as it was active, the oldest
+        first; the last look at a version counts.
         """
         found: dict[int, float] = {}
         for row in reversed(self._journal.rows[-_LOOK_BACK:]):
             of_hint = [one for one in row.hints if one.hint_id == hint.hint_id]
-            if of_hint and of_hint[0].status is not status:
+            if of_hint and of_hint[0].status is not HintStatus.ACTIVE:
                 break
             if of_hint and of_hint[0].gap is not None:
                 found.setdefault(row.version, of_hint[0].gap.value)

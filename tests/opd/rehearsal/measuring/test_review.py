@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,10 @@ import pytest
 from opd.rehearsal.measuring.measuring import Wish, wishes_in_turn
 from opd.rehearsal.measuring.review import Review, obedience_of
 from opd.rehearsal.preparing.preparing import Prepared
-from records.hints.types import HintPrompt
+from records.hints.types import HintPrompt, HintStatus
 from tests.opd.rehearsal.builders import a_hint, a_prompt, a_state, a_version, asked
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Obedience
+from trainer.rehearsal.estimates import Gap, Obedience
 from trainer.rehearsal.journal import Journal, ObedienceRow
 
 CONFIG = RehearsalConfig()
@@ -122,3 +123,44 @@ async def test_without_a_guard_what_open_wishes_lose_is_measured_and_stops_nothi
     lost = ObedienceRow(followed=8, asked=16, abstained=0, before=16.0)
     assert row.unguarded_of == {"one": lost}
     assert row.unmeasured == ("none",)
+
+
+class Opening(Wishes):
+    """Its gap is what the test says next."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    async def gap(self, *_: object) -> Gap:
+        return Gap(value=self.value, low=self.value, high=self.value, num_samples=8)
+
+
+class Statuses(Nothing):
+    """Keeps the status of the one hint."""
+
+    status = HintStatus.ACTIVE
+
+    async def set_hint_gap(self, *_: object, **__: object) -> None:
+        pass
+
+    async def set_hint_status(self, _: str, status: HintStatus, __: str) -> None:
+        self.status = status
+
+    async def drop_lessons_of(self, *_: object) -> None:
+        pass
+
+
+async def test_a_gap_that_opens_slowly_wakes_its_hint(tmp_path: Path) -> None:
+    store, measurer = Statuses(), Opening()
+    in_product: Any = store
+    review = Review(in_product, measurer, in_product, Journal(tmp_path), CONFIG)  # type: ignore[arg-type]
+    measurer.value, versions = 0.02, 0
+    while store.status is not HintStatus.ACTIVE or versions == 0:
+        hint = a_hint("h0", status=store.status, first_gap=0.3)
+        await review.version(versions, [replace(prepared("h0"), hint=hint)], [])
+        versions += 1
+        if store.status is HintStatus.RESTING:
+            measurer.value += 0.003
+        assert versions < 60, "it never wakes"
+    # Rested at 0.02, a tenth of the first gap more is 0.05; it wakes at twice that tenth at least.
+    assert measurer.value < 0.1
