@@ -10,7 +10,7 @@ import sys
 import pytest
 
 PROGRAM = """
-from records import fail_points
+from records.database import fail_points
 for number in range(1, 4):
     fail_points.reach("other.committed")
     fail_points.reach("record.committed")
