@@ -36,7 +36,7 @@ def batch_statistics(
         for view, score in zip(views, before, strict=True)
     ]
     gap_SR = pad_rows(gaps, 0.0)
-    # A token without a finite log-prob of the trainer is dropped from the loss, and from its moments.
+    # A token without a finite log-prob of the trainer leaves the loss, and its moments.
     valid_SR = valid_SR * torch.isfinite(gap_SR)
     gap_SR = torch.where(valid_SR > 0, gap_SR, torch.zeros_like(valid_SR))
     mean, std, unnormalised = float("nan"), float("nan"), float("nan")
