@@ -176,7 +176,7 @@ def compare(samples: Sequence[ReadySample], model: Path, max_tokens: int, rounds
     for _ in range(rounds):
         for name, way in ways.items():
             begun = time.perf_counter()
-            updater.accumulate(updater.prepare(samples, sequences=way(samples)))
+            updater.accumulate(updater.preparation.prepare(samples, sequences=way(samples)))
             seconds[name].append(time.perf_counter() - begun)
             gradients[name] = gradients_of(policy)
     merged, separate = (statistics.median(seconds[name]) for name in ways)

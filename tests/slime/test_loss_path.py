@@ -122,7 +122,8 @@ class Embedded:
         self.policy = load(models[0])
         start = load(models[1]).freeze() if config.beta_kl > 0 else None
         updater = Updater(self.policy, start, config)
-        self.totals: BatchTotals = updater.accumulate(updater.prepare(samples, gaps, rows))
+        prepared = updater.preparation.prepare(samples, gaps, rows)
+        self.totals: BatchTotals = updater.accumulate(prepared)
         self.metrics = self.totals.statistics()
         self.gradients = {
             name: parameter.grad

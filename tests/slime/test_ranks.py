@@ -106,7 +106,7 @@ def test_ranks_together_take_the_embedded_trainers_step(name, slime_root, tmp_pa
     updater = Updater(policy, start, config)
     gaps = [index % 3 for index in range(len(samples))]
     rows = rows_of(samples, merged=job["merged"])
-    totals = updater.accumulate(updater.prepare(samples, gaps, rows))
+    totals = updater.accumulate(updater.preparation.prepare(samples, gaps, rows))
     # Tensor ranks hold parts of one gradient; the others are averaged by Megatron.
     copies = 1 if "tensor" in sizes else len(found)
     for key, parameter in policy.model.named_parameters():

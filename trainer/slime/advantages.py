@@ -65,7 +65,7 @@ from trainer.slime.rows import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class RankAdvantages:
     """What the hook puts into slime's rollout data: advantages [r] of each row, and metrics."""
 
     advantages: list[Tensor]
@@ -75,7 +75,7 @@ class Prepared:
 @torch.no_grad()
 def prepare(
     args: Any, rollout_data: dict[str, Any], trainer: TrainerConfig, ranks: Ranks
-) -> Prepared:
+) -> RankAdvantages:
     """Advantages of this rank's rows; hangs a `RowState` on each row's `rollout_log_probs`.
 
     Takes the carriers out of `rollout_data["prompt"]`. Raises ValueError for data that do not fit
@@ -115,7 +115,9 @@ def prepare(
         )
     for values, state in zip(rollout_data["rollout_log_probs"], states, strict=True):
         attach(values, state)
-    return Prepared(advantages=parted(local.rows(advantages_BT), states, ranks), metrics=metrics)
+    return RankAdvantages(
+        advantages=parted(local.rows(advantages_BT), states, ranks), metrics=metrics
+    )
 
 
 def _device(rollout_data: dict[str, Any]) -> torch.device:

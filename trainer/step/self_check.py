@@ -30,15 +30,11 @@ def self_check(updater: Updater, sequences: Sequence[Ids], bound: float) -> floa
     options = updater.options
     if isinstance(options, HindsightOpd) and options.opd_coef == 0:
         return 0.0
-    configured = updater.plan
-    updater.plan = replace(configured, model=updater.policy)
-    try:
-        samples = [_sample(number, ids) for number, ids in enumerate(sequences) if len(ids) >= 4]
-        if any(lacks_side_samples(sample, updater.plan) for sample in samples):
-            samples = with_side_samples(samples, updater.policy, updater.plan, 0)
-        total = updater.rehearse(samples)
-    finally:
-        updater.plan = configured
+    plan = replace(updater.plan, model=updater.policy)
+    samples = [_sample(number, ids) for number, ids in enumerate(sequences) if len(ids) >= 4]
+    if any(lacks_side_samples(sample, plan) for sample in samples):
+        samples = with_side_samples(samples, updater.policy, plan, 0)
+    total = updater.rehearse(samples, plan)
     gap = total.mean_gap
     worst = max(abs(total.reduced["opd/kl_loss"]), gap)
     if not worst <= bound:

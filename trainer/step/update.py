@@ -11,26 +11,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from records.names import DropReason
 from records.types import ReadySample
-from rollout_bridge.merging import PackedSequence, merge_turns
+from rollout_bridge.merging import PackedSequence
 from trainer.batch.batch_statistics import batch_statistics
 from trainer.batch.batch_totals import BatchTotals
-from trainer.batch.batch_view import view_turns
-from trainer.batch.collate import MicroBatch, build_micro_batch, comparable, plan_micro_batches
+from trainer.batch.collate import MicroBatch
 from trainer.batch.correction import Correction
-from trainer.batch.reward_view import eligibility_metrics, reward_facts, reward_metrics
 from trainer.batch.side_sampling import lacks_side_samples, with_side_samples
-from trainer.batch.teach import TeachingPlan, has_teacher, unteachable
+from trainer.batch.teach import TeachingPlan, unteachable
 from trainer.batch.token_batch import BatchContext, assemble
-from trainer.batch.turn_scores import TurnScores, score_batches
-from trainer.batch.turn_view import TurnSupport, TurnView, hint_choice_metrics
+from trainer.batch.turn_view import TurnView
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.model.policy import Policy
@@ -38,22 +34,12 @@ from trainer.model.teacher_models import EmaTeacher
 from trainer.model.token_states import LogprobModel, TokenRequest
 from trainer.objectives.batch import GlobalCounts
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
-from trainer.objectives.options import HindsightOpd
-from trainer.objectives.registry import expected_means
-from trainer.step.lessons import lesson_metrics, teaches
+from trainer.step.lessons import teaches
 from trainer.step.memory_plan import is_beyond
+from trainer.step.preparation import Preparation, Prepared, support_of
 from trainer.step.schedule import learning_rate_at
-from trainer.step.update_report import STATISTIC_KEYS, UpdateReport, term_ratios
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A batch before its first gradient: everything here is detached."""
-
-    batches: list[MicroBatch]
-    views: list[TurnView]
-    before: list[TurnScores] | None
-    reference: list[Tensor | None]
+from trainer.step.update_metrics import batch_metrics, check_keys, expected_keys
+from trainer.step.update_report import UpdateReport
 
 
 class Updater:
@@ -92,6 +78,15 @@ class Updater:
             device=policy.device,
         )
         self._correction = Correction(config.correction.settings())
+        self.expected_keys = expected_keys(config, self._correction)
+        """Metrics that every update reports."""
+        self.preparation = Preparation(
+            policy=policy,
+            reference=reference,
+            config=config,
+            plan=self.plan,
+            correction=self._correction,
+        )
         self._parameters = policy.trainable_parameters()
         self.optimizer = torch.optim.AdamW(
             self._parameters,
@@ -102,18 +97,6 @@ class Updater:
             fused=True,
         )
         self._probed = False
-
-    @property
-    def expected_keys(self) -> frozenset[str]:
-        """Metrics that every update reports; one that is missing stops training."""
-        return (
-            expected_means(self.options)
-            | self._correction.expected_keys
-            | STATISTIC_KEYS
-            | {"loss", "opd/kl_loss", "entropy_loss", "rollout_comparable_frac"}
-            | {"tis", "tis_abs", "tis_clipfrac"}
-            | ({"kl_loss", "kl/clamped_frac"} if self.config.beta_kl > 0 else set())
-        )
 
     def unusable(self, sample: ReadySample) -> DropReason | None:
         """Why a sample cannot train: too long for the memory, or scores that are missing or not
@@ -149,7 +132,7 @@ class Updater:
         """
         started = time.perf_counter()
         lr = self._set_learning_rate(step)
-        prepared = self.prepare(samples, version_gaps, sequences)
+        prepared = self.preparation.prepare(samples, version_gaps, sequences)
         lost = frozenset(index for index, view in enumerate(prepared.views) if view.lacks_scores)
         if lost:
             return self._update_without(lost, samples, step, version_gaps)
@@ -164,14 +147,16 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         correction = self._correction.report(total.rows)
         # The correction counts non-finite tokens too, but only among those that it compares.
-        metrics = correction.metrics | self._metrics(total, samples, prepared)
+        metrics = correction.metrics | batch_metrics(
+            total, samples, prepared, self.plan, self.config
+        )
         metrics |= {
             "lr": lr,
             "grad_norm": grad_norm,
             "seconds/prepare": looked - started,
             "seconds/compute": time.perf_counter() - looked,
         }
-        self._assert_keys(metrics)
+        check_keys(metrics, self.expected_keys)
         return UpdateReport(
             skipped=None if changed else skipped,
             metrics=metrics,
@@ -203,69 +188,17 @@ class Updater:
         report = self.update([samples[index] for index in kept], step, version_gaps=gaps)
         return report.among(kept, samples)
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        samples: Sequence[ReadySample],
-        version_gaps: Sequence[int] | None = None,
-        sequences: Sequence[PackedSequence] | None = None,
-    ) -> Prepared:
-        """Micro-batches, and what teacher, reference and the student before the step say of
-        them.
+    def rehearse(
+        self, samples: Sequence[ReadySample], plan: TeachingPlan | None = None
+    ) -> BatchTotals:
+        """The whole path of an update without the step, under another `plan` if one is given. It
+        leaves no gradient behind, nor what it found of the distillation term's.
         """
-        packed = merge_turns(samples) if sequences is None else sequences
-        groups = plan_micro_batches(packed, self.config.micro_batch_tokens)
-        temperatures = [sample.temperature if comparable(sample) else 1.0 for sample in samples]
-        batches = [build_micro_batch(group, self.policy.device, temperatures) for group in groups]
-        before = self._score_before(batches)
-        gaps = version_gaps if version_gaps is not None else [0] * len(samples)
-        views = view_turns(
-            samples, self.plan, before, gaps, hold_weight=self.config.lesson_hold_weight
-        )
-        if self.config.epochs_per_batch > 1 and self.options.support == "teacher":
-            views = self._remember_supports(batches, views)
-        return Prepared(
-            batches=batches,
-            views=views,
-            before=before,
-            reference=[self._reference_logprobs(batch) for batch in batches],
-        )
-
-    @property
-    def _looks_before(self) -> bool:
-        """Whether the student is scored before the step, beside the step's own forward pass."""
-        return (
-            self.config.epochs_per_batch > 1
-            or self.options.support in ("student", "overlap")
-            or self.options.chooses_hints
-            or self.options.needs_batch_statistics
-            or self._correction.needs_whole_batch
-        )
-
-    def _score_before(self, batches: Sequence[MicroBatch]) -> list[TurnScores] | None:
-        if not self._looks_before:
-            return None
-        wants_top = self.options.support in ("student", "overlap") or self.options.chooses_hints
-        return score_batches(self.policy, batches, top_k=self.plan.support_size if wants_top else 0)
-
-    def _remember_supports(
-        self, batches: Sequence[MicroBatch], views: Sequence[TurnView]
-    ) -> list[TurnView]:
-        """The student before the first of several steps, on supports that came from the teacher."""
-        scores = score_batches(
-            self.policy, batches, support_ids=[_support(view).ids for view in views]
-        )
-        return [
-            replace(view, support=replace(_support(view), old=score.support))
-            for view, score in zip(views, scores, strict=True)
-        ]
-
-    def rehearse(self, samples: Sequence[ReadySample]) -> BatchTotals:
-        """The whole path of an update without the step; it leaves no gradient behind, nor what it
-        found of the distillation term's.
-        """
+        preparation = self.preparation
+        if plan is not None:
+            preparation = replace(preparation, plan=plan)
         try:
-            return self.accumulate(self.prepare(samples))
+            return self.accumulate(preparation.prepare(samples))
         finally:
             self._probed = False
             self.optimizer.zero_grad(set_to_none=True)
@@ -302,7 +235,7 @@ class Updater:
     def _request(self, batch: MicroBatch, views: Sequence[TurnView]) -> TokenRequest:
         support_ids = None
         if self.options.support != "none":
-            support_ids = batch.spread([_support(view).ids for view in views], fill=0)
+            support_ids = batch.spread([support_of(view).ids for view in views], fill=0)
         return TokenRequest(
             support_ids_BTK=support_ids,
             top_k=self.plan.support_size if self.options.compares_topk else 0,
@@ -361,59 +294,11 @@ class Updater:
             self.teacher.follow()
         return None, norm
 
-    @torch.no_grad()
-    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        if self.reference is None:
-            return None
-        return self.reference.token_logprobs(batch.ids_BT, batch.mask_BT).logprobs_BT
-
     def _set_learning_rate(self, step: int) -> float:
         lr = learning_rate_at(step, self.config)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         return lr
-
-    def _metrics(
-        self, total: BatchTotals, samples: Sequence[ReadySample], prepared: Prepared
-    ) -> dict[str, float]:
-        tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
-        batches = prepared.batches
-        taught = sum(has_teacher(sample, self.plan) for sample in samples)
-        compared = reward_facts(samples)
-        facts = eligibility_metrics(compared, self.options) | reward_metrics(compared, self.options)
-        if isinstance(self.options, HindsightOpd) and self.options.normalise:
-            facts["opd/unnormalised_tokens"] = total.unnormalised
-        ratios = term_ratios(total.reduced, self.options, self.config.beta_kl)
-        return (
-            total.statistics()
-            | facts
-            | ratios
-            | hint_choice_metrics(prepared.views)
-            | lesson_metrics(samples, total)
-            | {
-                "opd/frac_opd_samples": taught / len(samples),
-                "opd/num_eligible_samples": float(total.num_taught_turns),
-                "opd/kd_coef": self.options.kd_coef,
-                "opd/frac_tokens_with_kd": total.sums["tokens_with_teacher"] / max(tokens, 1.0),
-                "guard/nonfinite_tokens": nonfinite,
-                "guard/rejected_tokens": total.rejected_tokens,
-                "guard/empty_batch": float(tokens == 0),
-                "guard/teacher_invalid_turns": 0.0,
-                "guard/modified_turns": float(sum(not comparable(sample) for sample in samples)),
-                "turns": float(len(samples)),
-                "tokens": tokens,
-                "sequences": float(sum(len(batch.sequences) for batch in batches)),
-                "tokens_computed": float(sum(batch.num_tokens for batch in batches)),
-            }
-        )
-
-    def _assert_keys(self, metrics: dict[str, float]) -> None:
-        missing = self.expected_keys - metrics.keys()
-        if missing:
-            raise DistillationOffError(f"the update did not report {sorted(missing)}")
-        has_tokens = metrics["guard/empty_batch"] == 0 and metrics["opd/num_eligible_samples"] > 0
-        if has_tokens and metrics["opd/frac_tokens_with_kd"] == 0:
-            raise DistillationOffError("samples are eligible, but no token has a teacher's score")
 
 
 def loss_settings(config: TrainerConfig) -> LossSettings:
@@ -426,8 +311,3 @@ def loss_settings(config: TrainerConfig) -> LossSettings:
         beta_entropy=config.beta_entropy,
         horizon=config.aggregation_horizon,
     )
-
-
-def _support(view: TurnView) -> TurnSupport:
-    assert view.support is not None
-    return view.support

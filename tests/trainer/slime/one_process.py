@@ -14,7 +14,7 @@ from rollout_bridge.merging import PackedSequence
 from rollout_bridge.slime.carrier import build
 from tests.trainer.tiny import VOCAB
 from trainer.config import TrainerConfig
-from trainer.slime.advantages import Prepared, prepare
+from trainer.slime.advantages import RankAdvantages, prepare
 from trainer.slime.loss import micro_batch_loss
 from trainer.slime.ranks import OneProcess
 
@@ -73,7 +73,7 @@ def rollout_data(
 
 def step(
     trainer: TrainerConfig, data: dict[str, Any], model: nn.Module, batches: Sequence[Sequence[int]]
-) -> tuple[Prepared, dict[str, float]]:
+) -> tuple[RankAdvantages, dict[str, float]]:
     """Advantages, then the loss of each of `batches` (places of rows) backwards, as slime and
     Megatron scale it; metrics as slime reduces them.
     """

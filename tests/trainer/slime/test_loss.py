@@ -66,7 +66,7 @@ def test_gradients_are_the_embedded_trainers(name, folders, samples):
     _, metrics = step(config, data, policy.model, [[2, 0], [1]])
     twin = load(folders[0])
     updater = Updater(twin, start, config)
-    wanted = updater.accumulate(updater.prepare(samples, None, rows)).statistics()
+    wanted = updater.accumulate(updater.preparation.prepare(samples, None, rows)).statistics()
     for (key, one), other in zip(
         policy.model.named_parameters(), twin.model.parameters(), strict=True
     ):

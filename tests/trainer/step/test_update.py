@@ -72,7 +72,7 @@ def test_lessons_that_hold_the_policy_weigh_more(folder, micro_batch_tokens):
     def gradients(hold_weight: float, teach: tuple[bool, ...]) -> dict[str, torch.Tensor]:
         options = {"beta_kl": 0.0, "micro_batch_tokens": micro_batch_tokens}
         updater = make(folder, lesson_hold_weight=hold_weight, **options)
-        prepared = updater.prepare(samples, sequences=separate_turns(samples))
+        prepared = updater.preparation.prepare(samples, sequences=separate_turns(samples))
         views = [
             view
             if is_taught
@@ -125,7 +125,7 @@ def test_merged_and_separate_gradients_are_equal_parameter_by_parameter(folder):
         gradients = []
         for packed in (merge_turns(samples), separate_turns(samples)):
             updater = make(folder, micro_batch_tokens=1)
-            updater.accumulate(updater.prepare(samples, sequences=packed))
+            updater.accumulate(updater.preparation.prepare(samples, sequences=packed))
             gradients.append([p.grad for p in updater.policy.trainable_parameters()])
         for one, other in zip(*gradients, strict=True):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
@@ -141,7 +141,7 @@ def test_gradient_is_that_of_the_formula(folder):
     expected = torch.autograd.grad(value, policy.trainable_parameters())
     advantage = float(one.teacher_logprobs[0]) - value.item()
     weight = min(np.exp(value.item() - float(one.rollout_logprobs[0])), 2.0)
-    updater.accumulate(updater.prepare([one]))
+    updater.accumulate(updater.preparation.prepare([one]))
     for parameter, gradient in zip(policy.trainable_parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, -advantage * weight * gradient)
 
@@ -198,7 +198,7 @@ def test_one_epoch_equals_the_explicit_old_pass(folder):
     """Taking old = current.detach() is the shortcut of a separate pass over the same weights."""
     samples = mixed_batch(2)
     updater = make(folder)
-    prepared = updater.prepare(samples)
+    prepared = updater.preparation.prepare(samples)
     assert prepared.before is None
     before = score_batches(updater.policy, prepared.batches)
     short = updater.accumulate(prepared)
@@ -286,11 +286,12 @@ def test_a_missing_metric_is_noticed(folder):
 def test_turns_that_lose_all_tokens_leave_the_denominator(folder):
     samples = mixed_batch(1)
     updater, alone = make(folder, max_nonfinite_frac=1.0), make(folder)
-    prepared = updater.prepare(samples, sequences=separate_turns(samples))
+    prepared = updater.preparation.prepare(samples, sequences=separate_turns(samples))
     (batch,), (reference,) = prepared.batches, prepared.reference
     reference[batch.turn_ids_BT == len(samples) - 1] = float("nan")
     updater.accumulate(prepared)
-    alone.accumulate(alone.prepare(samples[:-1], sequences=separate_turns(samples[:-1])))
+    fewer = samples[:-1]
+    alone.accumulate(alone.preparation.prepare(fewer, sequences=separate_turns(fewer)))
     pairs = zip(
         updater.policy.trainable_parameters(), alone.policy.trainable_parameters(), strict=True
     )

@@ -1,0 +1,115 @@
+"""A batch before its first gradient: micro-batches, and what teacher, reference and student say.
+
+The student is the one before the step. It takes no step, and everything it gives is detached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from records.types import ReadySample
+from rollout_bridge.merging import PackedSequence, merge_turns
+from trainer.batch.batch_view import view_turns
+from trainer.batch.collate import MicroBatch, build_micro_batch, comparable, plan_micro_batches
+from trainer.batch.correction import Correction
+from trainer.batch.teach import TeachingPlan
+from trainer.batch.turn_scores import TurnScores, score_batches
+from trainer.batch.turn_view import TurnSupport, TurnView
+from trainer.config import TrainerConfig
+from trainer.model.policy import Policy
+from trainer.model.token_states import LogprobModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A batch before its first gradient: everything here is detached."""
+
+    batches: list[MicroBatch]
+    views: list[TurnView]
+    before: list[TurnScores] | None
+    reference: list[Tensor | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """Who is asked, and what for. `reference` is the frozen start, None where no KL needs it."""
+
+    policy: Policy
+    reference: LogprobModel | None
+    config: TrainerConfig
+    plan: TeachingPlan
+    correction: Correction
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        samples: Sequence[ReadySample],
+        version_gaps: Sequence[int] | None = None,
+        sequences: Sequence[PackedSequence] | None = None,
+    ) -> Prepared:
+        """Micro-batches, and what teacher, reference and the student before the step say of
+        them.
+        """
+        packed = merge_turns(samples) if sequences is None else sequences
+        groups = plan_micro_batches(packed, self.config.micro_batch_tokens)
+        temperatures = [sample.temperature if comparable(sample) else 1.0 for sample in samples]
+        batches = [build_micro_batch(group, self.policy.device, temperatures) for group in groups]
+        before = self._score_before(batches)
+        gaps = version_gaps if version_gaps is not None else [0] * len(samples)
+        views = view_turns(
+            samples, self.plan, before, gaps, hold_weight=self.config.lesson_hold_weight
+        )
+        if self.config.epochs_per_batch > 1 and self.config.objective.support == "teacher":
+            views = self._remember_supports(batches, views)
+        return Prepared(
+            batches=batches,
+            views=views,
+            before=before,
+            reference=[self._reference_logprobs(batch) for batch in batches],
+        )
+
+    @property
+    def _looks_before(self) -> bool:
+        """Whether the student is scored before the step, beside the step's own forward pass."""
+        return (
+            self.config.epochs_per_batch > 1
+            or self.config.objective.support in ("student", "overlap")
+            or self.config.objective.chooses_hints
+            or self.config.objective.needs_batch_statistics
+            or self.correction.needs_whole_batch
+        )
+
+    def _score_before(self, batches: Sequence[MicroBatch]) -> list[TurnScores] | None:
+        if not self._looks_before:
+            return None
+        objective = self.config.objective
+        wants_top = objective.support in ("student", "overlap") or objective.chooses_hints
+        return score_batches(self.policy, batches, top_k=self.plan.support_size if wants_top else 0)
+
+    def _remember_supports(
+        self, batches: Sequence[MicroBatch], views: Sequence[TurnView]
+    ) -> list[TurnView]:
+        """The student before the first of several steps, on supports that came from the teacher."""
+        scores = score_batches(
+            self.policy, batches, support_ids=[support_of(view).ids for view in views]
+        )
+        return [
+            replace(view, support=replace(support_of(view), old=score.support))
+            for view, score in zip(views, scores, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        if self.reference is None:
+            return None
+        return self.reference.token_logprobs(batch.ids_BT, batch.mask_BT).logprobs_BT
+
+
+def support_of(view: TurnView) -> TurnSupport:
+    """The support of a view whose objective has one."""
+    assert view.support is not None
+    return view.support
