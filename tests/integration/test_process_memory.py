@@ -26,7 +26,7 @@ HEAVY = {"torch", "transformers", "peft", "pandas", "pyarrow", "matplotlib"}
 START = """
 import sys, opd.cli.app
 from pathlib import Path
-from trainer import processes
+from opd.processes import roles as processes
 getattr(processes, sys.argv[1])(Path(sys.argv[2]), [], False)
 """
 

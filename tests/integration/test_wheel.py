@@ -20,7 +20,7 @@ from openai import OpenAI
 from opd.processes.supervisor import free_ports
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("api_proxy", "examples", "judge", "records", "rollout_bridge", "trainer")
+PACKAGES = ("api_proxy", "examples", "judge", "opd", "records", "rollout_bridge", "trainer")
 SHOW = f"""
 import importlib, sys
 for name in {PACKAGES}:
