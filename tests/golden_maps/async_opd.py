@@ -18,8 +18,8 @@ from tests.golden_maps.check import (
     GoldenMap,
     Meta,
 )
+from tests.golden_maps.live import support_logprobs
 from trainer.objectives.aggregate import selected, token_weights, weighted_sum
-from trainer.objectives.distributions.gather import support_logprobs
 from trainer.objectives.distributions.side_samples import (
     SurrogateTerms,
     side_sample_forward_kl,
