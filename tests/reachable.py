@@ -27,6 +27,7 @@ _PLAIN_DECORATORS = (
     "classmethod",
 )
 MAX_REEXPORTS = 10
+_OWN_NAMES = (ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
 _GETATTR = {"getattr", "hasattr", "attrgetter", "setattr"}
 
 
@@ -311,9 +312,7 @@ def _read_class(node: ast.ClassDef, module: Module) -> None:
         _add(module, f"{node.name}.{name}", statement, [statement], node.name)
 
 
-def _add(
-    module: Module, name: str, node: ast.stmt, code: list[ast.AST], owner: str | None
-) -> None:
+def _add(module: Module, name: str, node: ast.stmt, code: list[ast.AST], owner: str | None) -> None:
     decorators = [
         _dotted(one.func if isinstance(one, ast.Call) else one, module)
         for one in getattr(node, "decorator_list", [])
@@ -488,7 +487,9 @@ def _bound(node: ast.FunctionDef | ast.AsyncFunctionDef, module: Module) -> dict
         elif isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names[one.name] = None
             continue
-        elif isinstance(one, ast.Lambda | ast.GeneratorExp | ast.ListComp | ast.SetComp | ast.DictComp):
+        elif isinstance(
+            one, ast.Lambda | ast.GeneratorExp | ast.ListComp | ast.SetComp | ast.DictComp
+        ):
             continue
         elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
             names.setdefault(one.id, None)

@@ -92,9 +92,9 @@ def one_sample(inputs: Values, options: Values) -> Values:
         )
         loss = decoupled.ppo.loss
         extra["_behave_imp_weight"] = decoupled.weights[mask]
-        extra["_behave_mask"] = decoupled.kept[mask]
+        extra["_behave_mask"] = (decoupled.weights[mask] > 0).to(now.dtype)
     stats = {f"_{name}": value for name, value in _samples(terms, mask).items()}
-    stats |= {"_log_ratios": terms.log_ratio[mask], **extra}
+    stats |= {"_log_ratios": terms.ratio[mask].log(), **extra}
     return {**_reduced(loss, logits, mask), "stats": stats}
 
 

@@ -45,7 +45,7 @@ from trainer.objectives.policy.combined import combined_advantages
 from trainer.objectives.policy.eligibility import eligible_samples
 from trainer.objectives.policy.policy_gradient import advantages
 from trainer.objectives.registry import objective_terms
-from trainer.objectives.validation import TOPK_MODES, check_loss_mode, check_policy_loss_mode
+from trainer.objectives.validation import TOPK_MODES, check_loss_mode
 from trainer.rewards.groups import group_ids, group_pass_rates
 
 NUMBERS = np.random.default_rng(0)
@@ -226,6 +226,7 @@ def _divergence_metrics(measured: ObjectiveResult, config: Mapping[str, Any]) ->
     return metrics
 
 
+SURROGATES = "the reference distils with its vanilla surrogate alone, a run with any"
 REFUSED_AS_LOSS = ("k1", "kl")
 REFUSED_AS_ADVANTAGE = ("k2", "mse", "forward_kl_topk")
 
@@ -237,22 +238,25 @@ def _config_validation(meta: Meta) -> Iterator[Comparison]:
         config, result = entry["config"], entry["result"]
         mode = config.get("loss_mode", VERL_LOSS_MODE)
         by_gradient = config.get("use_policy_gradient", False)
-        refused = Deliberate(reason="ALGORITHMS 9 items 7 and 8, 7.1", expected="refused")
-        is_hole = result == "accepted" and mode in (
+        deliberate = None
+        if "policy_loss_mode" in config:
+            deliberate = Deliberate(reason=SURROGATES, expected="accepted")
+        elif result == "accepted" and mode in (
             REFUSED_AS_ADVANTAGE if by_gradient else REFUSED_AS_LOSS
-        )
+        ):
+            deliberate = Deliberate(reason="ALGORITHMS 9 items 7 and 8, 7.1", expected="refused")
         yield Comparison(
             name=f"validation of {config}",
             ours=_validated(config),
             reference="accepted" if result == "accepted" else "refused",
-            deliberate=refused if is_hole else None,
+            deliberate=deliberate,
         )
 
 
 def _validated(config: Mapping[str, Any]) -> str:
     try:
         if "policy_loss_mode" in config:
-            check_policy_loss_mode(config["policy_loss_mode"])
+            HindsightOpd.model_validate({"surrogate": config["policy_loss_mode"]})
         check_loss_mode(
             config.get("loss_mode", VERL_LOSS_MODE),
             use_policy_gradient=config.get("use_policy_gradient", False),

@@ -42,7 +42,7 @@ def overlap_topk_opd(case: Case, meta: Meta) -> Iterator[Comparison]:
         "per_token_loss": terms.loss,
         "per_token_clipfrac": terms.clipped,
         "per_token_absdiff": terms.difference,
-        "row_valid": terms.row_valid,
+        "row_valid": (terms.size > 0).to(terms.size.dtype),
         "grad_current_logits_of_sum": logits.grad,
     }
     for name, reference in outputs.items():

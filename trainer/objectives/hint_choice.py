@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from trainer.objectives.distributions.gather import overlap_counts, shared_ids
+from trainer.objectives.distributions.gather import overlap_counts
 
 HintChoiceMode = Literal["shortest", "token_optimal", "sequence_optimal"]
 
@@ -43,11 +43,6 @@ def count_overlap(student_ids_TK: Tensor, teacher_ids_CTK: Tensor) -> Tensor:
             "the teacher; score the same response with both"
         )
     return overlap_counts(student_ids_TK.expand(num_candidates, -1, -1), teacher_ids_CTK)
-
-
-def is_member(ids: Tensor, other_ids: Tensor) -> Tensor:
-    """True where an id [..., K] is in the other side's [..., L]; never for negative ids."""
-    return shared_ids(ids, other_ids)
 
 
 @torch.no_grad()
