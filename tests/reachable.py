@@ -9,10 +9,16 @@ what is reached may still be dead, where another thing has its name.
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
 from pathlib import Path
+
+from pydantic import BaseModel
+from sqlalchemy.orm import DeclarativeBase
 
 # Decorators that wrap a function and register it nowhere.
 _PLAIN_DECORATORS = (
@@ -26,6 +32,9 @@ _PLAIN_DECORATORS = (
     "staticmethod",
     "classmethod",
 )
+# All fields of such classes have a meaning: values by text, columns, what goes over the wire. Only
+# of configuration (classes named so) somebody must read each.
+_FIELDS_COUNT = (Enum, DeclarativeBase, BaseModel)
 MAX_REEXPORTS = 10
 _OWN_NAMES = (ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
 _GETATTR = {"getattr", "hasattr", "attrgetter", "setattr"}
@@ -42,6 +51,11 @@ class Definition:
     owner: str | None = None
     decorators: list[str | None] = field(default_factory=list)
     """Dotted paths; None for other expressions."""
+
+    @property
+    def is_field(self) -> bool:
+        """Whether it is an attribute of a class."""
+        return self.owner is not None and isinstance(self.code[0], ast.Assign | ast.AnnAssign)
 
     @property
     def path(self) -> str:
@@ -100,14 +114,13 @@ class Product:
         search.run()
         return search.live
 
-    def external_bases(self, module: Module, name: str) -> Iterator[str]:
-        """Dotted paths of a class's bases outside the product, through those inside."""
-        for base in module.bases.get(name, ()):
-            found = self.find(base)
-            if found is None:
-                yield base
-            elif found.module in self.modules and found.name != name:
-                yield from self.external_bases(self.modules[found.module], found.name)
+    def bases_of(self, module: Module, name: str) -> Iterator[tuple[str, str]]:
+        """Names and dotted paths of all bases of a class, those of the product's bases too."""
+        for path in module.bases.get(name, ()):
+            yield path.rpartition(".")[2], path
+            found = self.find(path)
+            if found is not None and found.path != f"{module.name}.{name}":
+                yield from self.bases_of(self.modules[found.module], found.name)
 
     def find(self, path: str) -> Definition | None:
         """The definition of a dotted path; None outside the product."""
@@ -233,19 +246,33 @@ class _Search:
             return True
         module = self.product.modules[one.module]
         assert one.owner is not None
-        bases = self.product.external_bases(module, one.owner)
-        return any(_knows(base, one.member) for base in bases)
+        names = {one.owner, *(name for name, _ in self.product.bases_of(module, one.owner))}
+        is_configuration = any(name.endswith(("Config", "Options")) for name in names)
+        return any(
+            _knows(path, one, is_configuration=is_configuration)
+            for _, path in self.product.bases_of(module, one.owner)
+            if self.product.find(path) is None
+        )
 
 
-def _knows(base: str, member: str) -> bool:
-    """Whether a class outside the product has this member: then it calls it."""
-    found = _external(base)
-    if found is None:
+def _knows(base: str, one: Definition, *, is_configuration: bool) -> bool:
+    """Whether a class outside the product calls this member of a class that is made of it: it has
+    it too, or takes all fields of such a class (rows, messages, values of a set).
+    """
+    found = external(base)
+    if not isinstance(found, type):
         return False
-    return hasattr(found, member)
+    if one.is_field and issubclass(found, _FIELDS_COUNT) and not is_configuration:
+        return True
+    return any(
+        one.member in vars(parent) or one.member in getattr(parent, "__annotations__", {})
+        for parent in found.__mro__
+    )
 
 
-def _external(path: str) -> object | None:
+@cache
+def external(path: str) -> object | None:
+    """What a dotted path outside the product names; None for what is not installed."""
     parts = path.split(".")
     for end in range(len(parts) - 1, 0, -1):
         try:
@@ -255,8 +282,6 @@ def _external(path: str) -> object | None:
         except (ImportError, AttributeError):
             continue
         return found
-    import builtins
-
     return getattr(builtins, path, None)
 
 

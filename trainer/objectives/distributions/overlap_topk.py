@@ -47,9 +47,10 @@ class OverlapTerms:
 
 @torch.no_grad()
 def choose_support(student_ids: Tensor, teacher_ids: Tensor, subset: Subset) -> SupportIds:
-    """The support by whose top-k it is; `overlap` keeps the student's order and empties the rest.
+    """The support by whose top-k it is; `overlap` has the student's ids and only those places
+    valid that the teacher has too.
 
-    Empty places (negative ids among them) get id 0, so that they can be gathered. Raises ValueError
+    Negative ids are empty places and get id 0, so that they can be gathered. Raises ValueError
     for an unknown subset, or top-k sets of different positions that are compared.
     """
     if subset == "student":
@@ -60,7 +61,7 @@ def choose_support(student_ids: Tensor, teacher_ids: Tensor, subset: Subset) -> 
         ids, kept = student_ids, shared_ids(student_ids, teacher_ids)
     else:
         raise ValueError(f"unknown support subset {subset!r}; use student, teacher or overlap")
-    return SupportIds(ids=selected(ids, kept), valid=kept.to(torch.float32))
+    return SupportIds(ids=ids.clamp(min=0), valid=kept.to(torch.float32))
 
 
 def overlap_topk(

@@ -88,12 +88,13 @@ def test_extreme_ratios_stay_finite():
 def test_support_by_whose_top_k_it_is():
     student, teacher = torch.tensor([[5, 7, 9], [1, 2, 3]]), torch.tensor([[9, 5, 0], [4, 6, 8]])
     both = choose_support(student, teacher, "overlap")
-    assert both.ids.tolist() == [[5, 0, 9], [0, 0, 0]]
+    assert both.ids.tolist() == student.tolist()
     assert both.valid.tolist() == [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
     assert choose_support(student, teacher, "student").ids.tolist() == student.tolist()
     assert choose_support(student, teacher, "teacher").ids.tolist() == teacher.tolist()
     padded = choose_support(torch.tensor([[5, -1]]), torch.tensor([[-1, 5]]), "overlap")
     assert padded.valid.tolist() == [[1.0, 0.0]]
+    assert padded.ids.tolist() == [[5, 0]]
 
 
 def test_bad_input_is_named():
