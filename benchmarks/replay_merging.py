@@ -47,7 +47,6 @@ LARGEST_DIFFERENCE = 1e-5
 Way = Callable[[Sequence[ReadySample]], list[PackedSequence]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 def separate_turns(samples: Sequence[ReadySample]) -> list[PackedSequence]:
     """One sequence per sample, the reference that `merge_turns` must agree with."""
     return [
@@ -65,6 +64,7 @@ def separate_turns(samples: Sequence[ReadySample]) -> list[PackedSequence]:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forwarded:
     """Tokens through the model in one pass over all batches: `real` ones, and with padding."""
 
