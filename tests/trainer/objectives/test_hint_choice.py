@@ -44,14 +44,6 @@ def test_many_equal_candidates_take_the_first():
         assert choice.candidates_T.eq(0).all()
 
 
-def test_tokens_at_mask_0_do_not_vote():
-    overlap = torch.tensor([[1, 0, 1], [0, 4, 0]])
-    mask = torch.tensor([1.0, 0.0, 1.0])
-    assert choose_hints(overlap, "sequence_optimal").candidates_T.tolist() == [1, 1, 1]
-    chosen = choose_hints(overlap, "sequence_optimal", mask_T=mask)
-    assert chosen.candidates_T.tolist() == [0, 0, 0]
-
-
 def test_chosen_values_per_token():
     values = torch.arange(12.0).reshape(2, 3, 2)
     chosen = take_chosen(values, torch.tensor([1, 0, 1]))

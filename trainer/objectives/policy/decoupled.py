@@ -35,7 +35,6 @@ def decoupled_ppo(
     *,
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None = None,
     cap: float | None = None,
     weights: Tensor | None = None,
 ) -> DecoupledTerms:
@@ -52,7 +51,6 @@ def decoupled_ppo(
         advantages,
         clip_low=clip_low,
         clip_high=clip_high,
-        dual_clip=dual_clip,
         weights=applied,
     )
     return DecoupledTerms(ppo=terms, weights=applied)
