@@ -18,7 +18,7 @@ from tests.golden_maps.check import (
     GoldenMap,
     Meta,
 )
-from tests.golden_maps.live import support_logprobs
+from tests.trainer.live import support_logprobs
 from trainer.objectives.aggregate import selected, token_weights, weighted_sum
 from trainer.objectives.distributions.side_samples import (
     SurrogateTerms,

@@ -23,7 +23,8 @@ from tests.golden_maps.check import (
     GoldenMap,
     Meta,
 )
-from tests.golden_maps.live import (
+from tests.trainer.golden import decode
+from tests.trainer.live import (
     logprobs_of,
     loss_of,
     sampled_logprobs,
@@ -32,7 +33,6 @@ from tests.golden_maps.live import (
     token_batch,
     top_ids,
 )
-from tests.trainer.golden import decode
 from tests.trainer.tiny import random_ids, sample
 from trainer.batch.batch_statistics import batch_statistics
 from trainer.batch.batch_view import view_turn

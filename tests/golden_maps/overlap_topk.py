@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from tests.golden_maps.check import Case, Comparison, GoldenMap, Meta
-from tests.golden_maps.live import support_logprobs
+from tests.trainer.live import support_logprobs
 from trainer.objectives.distributions.overlap_topk import choose_support, overlap_topk
 from trainer.objectives.hint_choice import choose_hints, count_overlap, take_chosen
 

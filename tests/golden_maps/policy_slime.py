@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tests.golden_maps.check import Case, Comparison, Deliberate, Meta
-from tests.golden_maps.live import loss_of, token_batch
+from tests.trainer.live import loss_of, token_batch
 from trainer.objectives.aggregate import token_weights, weighted_sum
 from trainer.objectives.batch import TokenBatch
 from trainer.objectives.distributions.kl import kl_estimate

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.golden_maps.check import EMPTY_MASK, Case, Comparison, Deliberate, GoldenMap, Meta
-from tests.golden_maps.live import (
+from tests.trainer.golden import decode
+from tests.trainer.live import (
     loss_of,
     sampled_logprobs,
     support_logprobs,
@@ -18,7 +19,6 @@ from tests.golden_maps.live import (
     token_batch,
     top_ids,
 )
-from tests.trainer.golden import decode
 from trainer.model.policy import Policy
 from trainer.model.teacher_models import EmaTeacher, StateModel, TrustRegionTeacher
 from trainer.model.token_states import Head, TokenRequest

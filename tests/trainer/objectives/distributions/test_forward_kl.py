@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from tests.golden_maps.live import support_logprobs, top_ids
+from tests.trainer.live import support_logprobs, top_ids
 from trainer.objectives.distributions.forward_kl import forward_kl_topk
 
 STUDENT = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from tests.golden_maps.live import support_logprobs
+from tests.trainer.live import support_logprobs
 from trainer.objectives.distributions.tail_kl import (
     comparable,
     kl_terms,
