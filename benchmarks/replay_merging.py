@@ -36,7 +36,7 @@ from benchmarks.recorded_sessions import (
 )
 from opd.replay.run_replay import DEFAULTS, LAB_MODEL
 from records.types import ReadySample
-from rollout_bridge.merging import PackedSequence, merge_turns, separate_turns
+from rollout_bridge.merging import PackedSequence, TurnSpan, merge_turns
 from trainer.batch.collate import plan_micro_batches
 from trainer.config import TrainerConfig
 from trainer.model.policy import Policy
@@ -45,6 +45,23 @@ from trainer.step.update import Updater
 MOST_TOKENS = 1.1
 LARGEST_DIFFERENCE = 1e-5
 Way = Callable[[Sequence[ReadySample]], list[PackedSequence]]
+
+
+def separate_turns(samples: Sequence[ReadySample]) -> list[PackedSequence]:
+    """One sequence per sample, the reference that `merge_turns` must agree with."""
+    return [
+        PackedSequence(
+            ids=np.concatenate([one.prompt_ids, one.response_ids]),
+            spans=(
+                TurnSpan(
+                    turn=index,
+                    start=len(one.prompt_ids),
+                    end=len(one.prompt_ids) + len(one.response_ids),
+                ),
+            ),
+        )
+        for index, one in enumerate(samples)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

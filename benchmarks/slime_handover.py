@@ -193,7 +193,7 @@ async def _score(
         topk_ids=random.integers(0, VOCABULARY, shape).astype(np.int32),
         topk_logprobs=_logprobs(random, shape),
     )
-    return await store.commit_score(WORKER, score)
+    return await store.commit_scores(WORKER, [score])
 
 
 async def _record(store: Store, args: Namespace, random: np.random.Generator, number: int) -> None:

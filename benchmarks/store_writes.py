@@ -124,7 +124,7 @@ class Load:
             commit = self.store.commit_verdict(owner, verdict_of(turn), None)
             await self.measured("commit_verdict", commit)
         else:
-            await self.measured("commit_score", self.store.commit_score(owner, score_of(turn)))
+            await self.measured("commit_score", self.store.commit_scores(owner, [score_of(turn)]))
 
 
 def next_turn(

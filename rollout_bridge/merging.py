@@ -66,16 +66,6 @@ def merge_turns(samples: Sequence[ReadySample]) -> list[PackedSequence]:
     return sorted(merged, key=lambda sequence: min(span.turn for span in sequence.spans))
 
 
-def separate_turns(samples: Sequence[ReadySample]) -> list[PackedSequence]:
-    """One sequence per sample, the reference that `merge_turns` must agree with."""
-    sequences = []
-    for index, sample in enumerate(samples):
-        path = _Path(ids=sample.prompt_ids[:0], spans=[])
-        path.extend(index, sample)
-        sequences.append(path.packed())
-    return sequences
-
-
 class _Path:
     """A sequence under construction."""
 

@@ -140,16 +140,6 @@ class ClaimLoop(Generic[Item]):
         self._poll_s = config.poll_min_s
 
     @property
-    def num_in_flight(self) -> int:
-        """Turns being processed now."""
-        return len(self._tasks)
-
-    @property
-    def num_set_aside(self) -> int:
-        """Claimed turns that wait for another attempt."""
-        return len(self._aside)
-
-    @property
     def failures_in_a_row(self) -> int:
         """Failures of the service since its last success; 0: it is up, as far as is known."""
         return self._failures_in_a_row

@@ -48,15 +48,6 @@ METADATA = frozenset(
 )
 """Says something about the request and nothing about its answer."""
 
-ADVISORY = frozenset(
-    {
-        *("reasoning_effort", "reasoning", "thinking", "verbosity", "speed"),
-        *("include_reasoning", "guided_decoding_backend", "guided_whitespace_pattern"),
-        *("provider", "models", "route", "transforms", "access_programs", "max_tool_calls"),
-    }
-)
-"""Asks for more or less of something that there is no dial for here: taken without effect."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:

@@ -26,7 +26,7 @@ from judge.config import JudgeConfig
 from judge.votes.parsing import parse_answer
 from judge.votes.prompts import judge_messages
 from judge.votes.screening import Evidence, screened
-from judge.votes.selection import select_hint
+from judge.votes.selection import select_hints
 from records.types import Vote
 
 GenerateNow = Callable[[Sequence[GenerationRequest], float], list[Message]]
@@ -96,7 +96,8 @@ def vote_hints(
         texts = answers[number * votes : (number + 1) * votes]
         evidence = Evidence.of([*turn.messages, turn.response], TOOLS, turn.next_state)
         cast = screened([_vote(i, text) for i, text in enumerate(texts)], evidence, config)
-        hints.append(select_hint(cast, config.selection))
+        best = select_hints(cast, config.selection)
+        hints.append(best[0] if best else None)
     return hints
 
 

@@ -56,12 +56,12 @@ async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[
         timings["starting engines"] = time.monotonic() - started
         before = await _measure(console, "before", engine, rendering, lab, timings)
         loop_started = time.monotonic()
-        await processes.start_loop()
+        await asyncio.gather(processes.start_proxy(), processes.start_learning())
         timings["starting the loop"] = time.monotonic() - loop_started
         for warning in processes.calibration_warnings():
             console.print(f"[yellow]{warning}[/]", highlight=False, soft_wrap=True)
         state = await _learn(console, config, lab, store, processes, timings)
-        await processes.stop_loop()
+        await processes.supervisor.stop("proxy", "judge", "trainer")
         version = await _served_version(engine, store, folder)
         after = await _measure(console, "after", engine, rendering, lab, timings)
         gap = await _measure_gap(config, lab, version, folder, timings)

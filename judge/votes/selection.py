@@ -64,12 +64,6 @@ SELECTIONS: dict[str, Selection] = {
 }
 
 
-def select_hint(votes: Sequence[Vote], strategy: str, min_positive_votes: int = 1) -> str | None:
-    """The stripped hint of the best candidate, or None. See `select_hints`."""
-    hints = select_hints(votes, strategy, min_positive_votes=min_positive_votes)
-    return hints[0] if hints else None
-
-
 def select_hints(
     votes: Sequence[Vote],
     strategy: str,

@@ -44,23 +44,6 @@ WORDS: dict[LeftOut, str] = {
     LeftOut.SAME_ANSWER: "the two answers are the same",
 }
 
-NEVER = frozenset(
-    {
-        DropReason.INTERNAL_ERROR,
-        DropReason.FORGOTTEN,
-        DropReason.RECORD_ONLY,
-        DropReason.SIDE_TURN,
-        DropReason.TEXT_COMPLETION,
-        DropReason.ABORTED,
-        DropReason.CLIENT_DISCONNECTED,
-        DropReason.SHUTDOWN,
-        DropReason.LENGTH_CUT,
-        DropReason.EMPTY_RESPONSE,
-        DropReason.SENSITIVE,
-        DropReason.HELD_OUT,
-    }
-)
-"""Turns that nobody may or should train on, whatever was said of them."""
 ALLOWED = frozenset(
     {
         DropReason.UNKNOWN_VERSION,

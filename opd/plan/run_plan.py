@@ -42,11 +42,11 @@ class Plan:
         """Bytes of main memory, or of the GPU's."""
         return sum(part.size for part in self.parts if part.on_gpu is on_gpu)
 
-    def by_process(self, *, on_gpu: bool = False) -> dict[str, float]:
-        """Bytes by process, in the order in which they start."""
+    def by_process(self) -> dict[str, float]:
+        """Bytes of main memory by process, in the order in which they start."""
         sizes: dict[str, float] = {}
         for part in self.parts:
-            if part.on_gpu is on_gpu:
+            if not part.on_gpu:
                 sizes[part.process] = sizes.get(part.process, 0.0) + part.size
         return sizes
 

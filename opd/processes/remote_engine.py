@@ -7,7 +7,6 @@ weights) is left to calibration.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +19,6 @@ from rollout_bridge.engine.errors import EngineError, EngineRejected, EngineUnav
 from rollout_bridge.engine.server_info import QUEUE_SINCE, SPANS_SINCE, ServerInfo, shown
 from rollout_bridge.engine.types import ModelInfo, SamplingParams
 from trainer.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 Role = Literal["policy", "frozen"]
 

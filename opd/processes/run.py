@@ -114,12 +114,6 @@ class Run:
         steps = (self.folder / "checkpoints").glob("step_*")
         return max((int(path.name.removeprefix("step_")) for path in steps), default=0)
 
-    async def start_loop(self) -> None:
-        """Start proxy, judge worker and trainer: from here on turns are recorded and learned
-        from.
-        """
-        await asyncio.gather(self.start_proxy(), self.start_learning())
-
     async def start_learning(self) -> None:
         """Start judge worker and trainer: they work on what the store holds."""
         await asyncio.gather(self.start_judge(), self.start_trainer())
@@ -151,10 +145,6 @@ class Run:
         """What the trainer found of the engines' scores that costs lessons."""
         found = json.loads((self.folder / CALIBRATION_FILE).read_text(encoding="utf-8"))
         return found["warnings"]
-
-    async def stop_loop(self) -> None:
-        """Stop what records and trains; the engines go on serving."""
-        await self.supervisor.stop("proxy", "judge", "trainer")
 
     async def _trainer_ready(self) -> bool:
         return (self.folder / CALIBRATION_FILE).exists()

@@ -60,7 +60,6 @@ class Child:
     """What `patience.progress` returned at each kill since it last changed."""
     watcher: asyncio.Task[None] | None = None
     process: asyncio.subprocess.Process | None = None
-    restarts: int = 0
     starts: list[float] = field(default_factory=list)
 
 
@@ -122,14 +121,6 @@ class Supervisor:
         """Whether a child of this name was started."""
         return any(child.name == name for child in self._children)
 
-    def pids(self) -> dict[str, int]:
-        """Process id of every child that runs."""
-        return {
-            child.name: child.process.pid
-            for child in self._children
-            if child.process is not None and child.process.returncode is None
-        }
-
     async def _spawn(self, child: Child) -> None:
         child.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with child.log.open("ab") as log:
@@ -182,7 +173,6 @@ class Supervisor:
                 return
             if _signal_of(child):
                 logger.warning("%s ended%s; it is started again", child.name, _signal_of(child))
-            child.restarts += 1
             await self._spawn(child)
 
     def _fail(self, reason: str) -> None:

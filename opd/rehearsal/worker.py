@@ -117,11 +117,6 @@ class RehearsalWorker:
         self._warned: set[LessonKind] = set()
         self._failures = 0
 
-    @property
-    def is_rehearsing(self) -> bool:
-        """Whether a hint is practised now."""
-        return any(one.hint.status is HintStatus.ACTIVE for one in self._prepared.values())
-
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set. Raises TeacherChanged; see also `ClaimLoop.run`."""
         async with asyncio.TaskGroup() as group:

@@ -18,10 +18,11 @@ from opd.report.run_summary import write_run_summary
 from records.store import Store
 from rollout_bridge.rendering.rendering import Rendering
 
+EXAMPLES = 3
+"""Turns that the page shows."""
 
-async def write_run_report(
-    folder: Path, title: str, store: Store, rendering: Rendering, examples: int = 3
-) -> Path:
+
+async def write_run_report(folder: Path, title: str, store: Store, rendering: Rendering) -> Path:
     """Draw the run as it is now into its folder's report.html, and write its summary.json; returns
     the report's path.
     """
@@ -50,7 +51,7 @@ async def write_run_report(
             *await learning_tables(store, folder),
         ],
         curves=learning_curves(folder) + run_curves(rows),
-        examples=await example_turns(store, rendering, limit=examples),
+        examples=await example_turns(store, rendering, limit=EXAMPLES),
     )
     return path
 

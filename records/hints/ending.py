@@ -30,9 +30,9 @@ from records.tables.sql import chunks
 _WAITING = (TurnState.SCORING, TurnState.READY)
 
 
-def only_ended(row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
+def only_ended() -> ColumnElement[bool]:
     """Whether a turn gave hints, none of which holds."""
-    of_turn = (HintSourceRow.turn_id == row.turn_id, HintRow.hint_id == HintSourceRow.hint_id)
+    of_turn = (HintSourceRow.turn_id == TurnRow.turn_id, HintRow.hint_id == HintSourceRow.hint_id)
     return and_(
         exists().where(*of_turn, HintRow.status.in_(ENDED_STATUSES)),
         ~exists().where(*of_turn, HintRow.status.not_in(ENDED_STATUSES)),

@@ -64,11 +64,9 @@ def waiting_scopes(
     return ring_of_scopes(connection, TurnRow, _waiting(state, priority, is_free), after, limit)
 
 
-def scope_ring(
-    state: TurnState, priority: int, is_free: Condition | None = None, after: str | None = None
-) -> Subquery:
-    """The scopes with turns in `state` (`is_free`, if given) behind `after`, or all, in order."""
-    return _ring(TurnRow, _waiting(state, priority, is_free), after)
+def scope_ring(state: TurnState, priority: int) -> Subquery:
+    """All scopes with turns in `state`, in order."""
+    return _ring(TurnRow, _waiting(state, priority, None), None)
 
 
 def _waiting(

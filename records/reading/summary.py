@@ -13,7 +13,6 @@ from records.queue.round_robin import HINT_ONLY_PRIORITY
 from records.queue.scores import load_scores
 from records.tables.loading import hint_candidates, load_turns
 from records.tables.models import (
-    PolicyVersionRow,
     SampleRow,
     ScoreRow,
     TurnRow,
@@ -141,11 +140,6 @@ def mean_score_latency(connection: Connection) -> float | None:
     return None if mean is None else float(mean)
 
 
-def votes_of(connection: Connection, turn_id: str) -> tuple[Vote, ...]:
-    """The votes on a turn, by index."""
-    return _votes(connection, [turn_id]).get(turn_id, ())
-
-
 def _votes(connection: Connection, turn_ids: Sequence[str]) -> dict[str, tuple[Vote, ...]]:
     found: dict[str, tuple[Vote, ...]] = {}
     for part in chunks(turn_ids):
@@ -185,16 +179,6 @@ def verdicts_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Ve
                 reward=row.reward,
             )
     return found
-
-
-def sampled_from_abandoned(connection: Connection) -> list[str]:
-    """Turns with tokens of a policy version that did not survive, oldest first."""
-    abandoned = exists().where(
-        PolicyVersionRow.abandoned.is_(True),
-        PolicyVersionRow.version.between(TurnRow.oldest_version, TurnRow.newest_version),
-    )
-    statement = select(TurnRow.turn_id).where(abandoned).order_by(TurnRow.created_at)
-    return list(connection.scalars(statement))
 
 
 def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:

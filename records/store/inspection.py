@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from records.feedback import feedback
-from records.feedback.feedback import KeptFeedback
 from records.names import DropReason, TurnState
 from records.queue import scores
 from records.reading import diagnosis, outcomes, summary
@@ -13,8 +11,7 @@ from records.reading.diagnosis import RunFacts, SessionFacts
 from records.reading.outcomes import TurnOutcome
 from records.reading.summary import ExampleTurn, VoteSummary
 from records.store.base import StoreBase
-from records.turns import linking
-from records.types import Score, TurnRef, Verdict, Vote
+from records.types import Score
 
 
 class InspectionStore(StoreBase):
@@ -42,14 +39,6 @@ class InspectionStore(StoreBase):
         """Number of judged turns, and of those for which the judge accepted a hint."""
         return await self.read(summary.num_judged)
 
-    async def votes_of(self, turn_id: str) -> tuple[Vote, ...]:
-        """The votes on a turn."""
-        return await self.read(summary.votes_of, turn_id=turn_id)
-
-    async def verdict_of(self, turn_id: str) -> Verdict | None:
-        """The verdict on a turn."""
-        return await self.read(summary.verdict_of, turn_id=turn_id)
-
     async def sessions_named(self, session: str) -> list[SessionFacts]:
         """What is known of the sessions of this id or client's name, turn by turn."""
         return await self.read(diagnosis.sessions_named, session=session)
@@ -62,10 +51,6 @@ class InspectionStore(StoreBase):
         """The numbers of turns of the run, by state and drop reason."""
         return await self.read(diagnosis.run_facts)
 
-    async def feedback_of(self, turn_id: str) -> list[KeptFeedback]:
-        """The feedback on a turn, oldest first."""
-        return await self.read(feedback.kept_on, turn_ids=[turn_id])
-
     async def score_of(self, turn_id: str) -> Score | None:
         """The newest score of a turn."""
         found = await self.read(scores.load_scores, turn_ids=[turn_id])
@@ -75,19 +60,9 @@ class InspectionStore(StoreBase):
         """Sums over all votes and verdicts."""
         return await self.read(summary.vote_summary)
 
-    async def sampled_from_abandoned(self) -> list[str]:
-        """Turns with tokens of an abandoned policy version."""
-        return await self.read(summary.sampled_from_abandoned)
-
     async def mean_score_latency(self) -> float | None:
         """Mean seconds of the teacher's calls that gave a score; None without any."""
         return await self.read(summary.mean_score_latency)
-
-    async def list_turns(
-        self, session_id: str | None = None, state: TurnState | None = None, limit: int = 100
-    ) -> list[TurnRef]:
-        """The newest turns, newest first."""
-        return await self.read(linking.list_turns, session_id=session_id, state=state, limit=limit)
 
     async def example_turns(self, limit: int) -> list[ExampleTurn]:
         """The newest trained turns with verdict, score and sample."""

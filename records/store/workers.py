@@ -117,12 +117,6 @@ class WorkerStore(StoreBase):
         )
         return await self.writer.run_bulk(claims.verdict_op, judged, "verdict")
 
-    async def commit_score(
-        self, owner: str, score: Score, candidates: tuple[str, ...] | None = None
-    ) -> bool:
-        """As `commit_scores`, of a turn with one candidate."""
-        return await self.commit_scores(owner, [score], candidates)
-
     async def commit_scores(
         self,
         owner: str,

@@ -65,20 +65,6 @@ def by_turn_ids(connection: Connection, scope: str, turn_ids: Sequence[str]) -> 
     return sorted(refs, key=lambda ref: ref.created_at)
 
 
-def list_turns(
-    connection: Connection, session_id: str | None, state: TurnState | None, limit: int
-) -> list[TurnRef]:
-    """The newest `limit` turns of a session and/or state, newest first."""
-    conditions = []
-    if session_id is not None:
-        conditions.append(TurnRow.session_id == session_id)
-    if state is not None:
-        conditions.append(TurnRow.state == state)
-    statement = _ref_columns().where(*conditions)
-    newest = statement.order_by(TurnRow.created_at.desc(), TurnRow.turn_id).limit(limit)
-    return [_ref(row) for row in connection.execute(newest)]
-
-
 def session_of_nodes(connection: Connection, scope: str, node_ids: Sequence[str]) -> str | None:
     """The session of the newest turn whose prompt or response is the deepest of these nodes."""
     found: list[tuple[Any, ...]] = []

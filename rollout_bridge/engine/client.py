@@ -14,13 +14,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from records.types import Ids, Logprobs
 from rollout_bridge.engine import wire
 from rollout_bridge.engine.config import EngineClientConfig
-from rollout_bridge.engine.errors import EngineError, EngineRejected, EngineUnavailable
+from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
 from rollout_bridge.engine.keys import EngineKeys
 from rollout_bridge.engine.served import ServedSource, ServedVersion
 from rollout_bridge.engine.server_info import ServerInfo, read_server_info
@@ -171,19 +168,12 @@ class EngineClient:
         ids, reply = await self._score(input_ids, start, 0, routing_key)
         return wire.read_score(reply, ids, start, self.vocab_size)
 
-    async def score_topk(
-        self, input_ids: Sequence[int] | Ids, start: int, k: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Ids [R, k] and log-probs [R, k] of the k most probable tokens at positions start.. ."""
-        scored = await self.score_with_topk(input_ids, start, k)
-        assert scored.topk_ids is not None
-        assert scored.topk_logprobs is not None
-        return scored.topk_ids, scored.topk_logprobs
-
     async def score_with_topk(
         self, input_ids: Sequence[int] | Ids, start: int, k: int, *, routing_key: str | None = None
     ) -> ScoredTokens:
-        """What `score` and `score_topk` give, from one request."""
+        """What `score` gives, and ids [R, k] and log-probs [R, k] of the k most probable tokens at
+        the same positions. Raises as `generate`.
+        """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         ids, reply = await self._score(input_ids, start, k, routing_key)
@@ -244,14 +234,6 @@ class EngineClient:
     async def flush_cache(self) -> None:
         """Forget cached prefixes."""
         await self._http.control("/flush_cache", {})
-
-    async def health(self) -> bool:
-        """True if the engine answers 200 in time; a paused SGLang does not."""
-        try:
-            await self._http.request("GET", "/health", None, timeout_s=self.config.probe_timeout_s)
-        except EngineError:
-            return False
-        return True
 
     async def model_info(self) -> ModelInfo:
         """What is served now; one try, so that it can be polled. With `served` its label is the

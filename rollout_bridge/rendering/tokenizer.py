@@ -26,12 +26,6 @@ logger = logging.getLogger(__name__)
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _NAMED_KEYS = tuple(f"{name}_token" for name in _NAMED)
 _TOKENIZER_FILE = "tokenizer.json"
-_FILES = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-)
 
 
 class ChatTokenizer:
@@ -62,25 +56,10 @@ class ChatTokenizer:
         core.no_truncation()
         core.no_padding()
 
-    @property
-    def eos_token(self) -> str | None:
-        """Text of the token that ends a sequence."""
-        return self.special_tokens_map.get("eos_token")
-
     @cached_property
     def eos_token_id(self) -> int | None:
         """Id of the token that ends a sequence."""
         return self._named_id("eos_token")
-
-    @cached_property
-    def bos_token_id(self) -> int | None:
-        """Id of the token that begins a sequence."""
-        return self._named_id("bos_token")
-
-    @cached_property
-    def pad_token_id(self) -> int | None:
-        """Id of the token that fills a batch."""
-        return self._named_id("pad_token")
 
     @cached_property
     def unk_token_id(self) -> int | None:
@@ -92,10 +71,6 @@ class ChatTokenizer:
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
         """Id -> token, for tokens that text is searched for before it is split into others."""
         return self.backend_tokenizer.get_added_tokens_decoder()
-
-    def get_added_vocab(self) -> dict[str, int]:
-        """Text -> id of the added tokens, by id."""
-        return {token.content: key for key, token in sorted(self.added_tokens_decoder.items())}
 
     def get_vocab(self) -> dict[str, int]:
         """Text -> id of all tokens."""

@@ -51,22 +51,3 @@ class ScoringMetrics:
         """Add dropped turns."""
         if number:
             self.dropped.labels(reason=reason.value).inc(number)
-
-    def snapshot(self) -> dict[str, float]:
-        """The figures under the specification's names; latency is a mean in seconds."""
-        figures = {"teacher/scored": self._value("teacher_scored_total")}
-        num_calls = self._value("teacher_latency_seconds_count")
-        if num_calls:
-            figures["teacher/latency"] = self._value("teacher_latency_seconds_sum") / num_calls
-        for reason in DropReason:
-            number = self.registry.get_sample_value(
-                "teacher_dropped_total", {"reason": reason.value}
-            )
-            if number is not None:
-                figures[drop_metric(reason)] = number
-        return figures
-
-    def _value(self, name: str) -> float:
-        value = self.registry.get_sample_value(name)
-        assert value is not None, f"{name} is registered above"
-        return value

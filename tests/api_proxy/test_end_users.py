@@ -8,6 +8,7 @@ import pytest
 
 from records.care.deletion import find_sessions
 from tests.api_proxy.conftest import Door
+from tests.records.looking import list_turns
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 RESPONSES = {"input": "Hi"}
@@ -27,5 +28,5 @@ async def test_a_session_is_found_by_its_user(door: Door, route: str, body: dict
     door.will_say("Hello.")
     response = await door.client.post(f"/v1/{route}", json={"model": "policy", **body})
     assert response.status_code == 200, response.text
-    [ref] = await door.store.list_turns()
+    [ref] = await list_turns(door.store)
     assert await door.store.read(find_sessions, user="ann") == [ref.session_id]

@@ -13,6 +13,7 @@ from records.types import Experts, Verdict
 from rollout_bridge.engine.types import Generation, SamplingParams
 from tests.api_proxy.conftest import Door
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
+from tests.records.looking import list_turns
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -53,7 +54,7 @@ async def test_routed_experts_reach_the_sample(door: Door, stream: bool) -> None
     door.will_say("Hi there.")
     response = await door.post(HELLO, stream=stream)
     assert response.status_code == 200
-    (ref,) = await door.store.list_turns()
+    (ref,) = await list_turns(door.store)
     turn = await door.turn(ref.turn_id)
     experts = await stored_experts(door.store, ref.turn_id)
     assert experts is not None

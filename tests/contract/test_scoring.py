@@ -65,7 +65,10 @@ async def test_scoring_needs_context_and_a_token(client: EngineClient) -> None:
 
 
 async def test_top_logprobs_are_the_most_probable(client: EngineClient, reference) -> None:
-    ids, logprobs = await client.score_topk(PROMPT, 3, k=4)
+    scored = await client.score_with_topk(PROMPT, 3, k=4)
+    ids, logprobs = scored.topk_ids, scored.topk_logprobs
+    assert ids is not None
+    assert logprobs is not None
     rows = reference(PROMPT)[2:-1]
     assert ids.shape == logprobs.shape == (len(PROMPT) - 3, 4)
     np.testing.assert_allclose(logprobs, -np.sort(-rows, axis=1)[:, :4], atol=1e-3)

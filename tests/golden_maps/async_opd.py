@@ -18,8 +18,8 @@ from tests.golden_maps.check import (
     GoldenMap,
     Meta,
 )
+from tests.trainer.live import support_logprobs
 from trainer.objectives.aggregate import selected, token_weights, weighted_sum
-from trainer.objectives.distributions.gather import support_logprobs
 from trainer.objectives.distributions.side_samples import (
     SurrogateTerms,
     side_sample_forward_kl,
@@ -92,9 +92,9 @@ def one_sample(inputs: Values, options: Values) -> Values:
         )
         loss = decoupled.ppo.loss
         extra["_behave_imp_weight"] = decoupled.weights[mask]
-        extra["_behave_mask"] = decoupled.kept[mask]
+        extra["_behave_mask"] = (decoupled.weights[mask] > 0).to(now.dtype)
     stats = {f"_{name}": value for name, value in _samples(terms, mask).items()}
-    stats |= {"_log_ratios": terms.log_ratio[mask], **extra}
+    stats |= {"_log_ratios": terms.ratio[mask].log(), **extra}
     return {**_reduced(loss, logits, mask), "stats": stats}
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from tests.golden_maps.check import FLOAT32_INSIDE_TOLERANCE, Case, Comparison, GoldenMap, Meta
+from tests.trainer.live import support_logprobs, top_ids
 from trainer.objectives.distributions.forward_kl import forward_kl_topk
-from trainer.objectives.distributions.gather import CHUNK_TOKENS, support_logprobs, top_k_logprobs
+from trainer.objectives.linear.logprobs import CHUNK_TOKENS
 
 FEW_TOKENS = 2
 """Chunks of the cases that ask for chunks."""
@@ -20,7 +21,7 @@ def verl_forward_kl_topk(case: Case, meta: Meta) -> Iterator[Comparison]:
     logits = inputs["student_logits"].detach().clone().requires_grad_()
     teacher_ids = inputs["teacher_topk_ids"].long()
     chunk_tokens = FEW_TOKENS if options.get("use_chunked_topk") else CHUNK_TOKENS
-    student_ids, _ = top_k_logprobs(logits.detach(), options["topk"], chunk_tokens=chunk_tokens)
+    student_ids = top_ids(logits, options["topk"], chunk_tokens=chunk_tokens)
     terms = forward_kl_topk(
         support_logprobs(logits, teacher_ids, chunk_tokens=chunk_tokens),
         inputs["teacher_topk_log_probs"],

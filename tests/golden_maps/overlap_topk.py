@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from tests.golden_maps.check import Case, Comparison, GoldenMap, Meta
-from trainer.objectives.distributions.gather import support_logprobs
+from tests.trainer.live import support_logprobs
 from trainer.objectives.distributions.overlap_topk import choose_support, overlap_topk
 from trainer.objectives.hint_choice import choose_hints, count_overlap, take_chosen
 
@@ -42,7 +42,7 @@ def overlap_topk_opd(case: Case, meta: Meta) -> Iterator[Comparison]:
         "per_token_loss": terms.loss,
         "per_token_clipfrac": terms.clipped,
         "per_token_absdiff": terms.difference,
-        "row_valid": terms.row_valid,
+        "row_valid": (terms.size > 0).to(terms.size.dtype),
         "grad_current_logits_of_sum": logits.grad,
     }
     for name, reference in outputs.items():

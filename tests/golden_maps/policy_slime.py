@@ -6,6 +6,7 @@ Its tensors are flat; `seq_lens` cut them into sequences.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -13,16 +14,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tests.golden_maps.check import Case, Comparison, Deliberate, Meta
+from tests.trainer.live import loss_of, token_batch
 from trainer.objectives.aggregate import token_weights, weighted_sum
+from trainer.objectives.batch import TokenBatch
 from trainer.objectives.distributions.kl import kl_estimate
+from trainer.objectives.frame import LossSettings
+from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.cispo import cispo
 from trainer.objectives.policy.combined import combined_advantages
 from trainer.objectives.policy.gspo import gspo
-from trainer.objectives.policy.icepop import icepop_weights
 from trainer.objectives.policy.opsm import opsm_mask
 from trainer.objectives.policy.ppo import PpoTerms, ppo_clip
 from trainer.objectives.policy.pure_is import pure_is
-from trainer.objectives.policy.truncated_is import TruncatedWeights, truncated_weights
+from trainer.objectives.policy.truncated_is import comparable_ratio
+from trainer.objectives.rollout_correction.correct import correct_rollout
+from trainer.objectives.rollout_correction.settings import RolloutCorrectionSettings
 
 GARBAGE = "ALGORITHMS 0.1: values at mask 0 reach no output"
 
@@ -109,33 +115,67 @@ def _gspo_kl(inputs: Values, kwargs: Values, outputs: Values) -> Iterator[Compar
 
 
 def _tis(inputs: Values, kwargs: Values, outputs: Values) -> Iterator[Comparison]:
-    weights = truncated_weights(
-        inputs["train_log_probs"],
-        inputs["rollout_log_probs"],
-        cap=kwargs["tis_clip"],
-        lower=kwargs.get("tis_clip_low", 0.0),
+    """No case has a ratio below `tis_clip_low`, which a run does not have."""
+    assert kwargs.get("tis_clip_low", 0.0) <= float(_ratio(inputs).min())
+    settings = RolloutCorrectionSettings(
+        importance_level="token", importance_upper=kwargs["tis_clip"]
     )
-    yield from _weighted(inputs, weights, outputs)
+    yield from _weighted(inputs, settings, outputs)
 
 
 def _icepop(inputs: Values, kwargs: Values, outputs: Values) -> Iterator[Comparison]:
-    weights = icepop_weights(
-        inputs["train_log_probs"],
-        inputs["rollout_log_probs"],
-        lower=kwargs.get("tis_clip_low", 0.0),
-        upper=kwargs["tis_clip"],
+    settings = RolloutCorrectionSettings(
+        importance_level="token",
+        importance_upper=kwargs["tis_clip"],
+        importance_lower=kwargs.get("tis_clip_low", 0.0),
     )
-    yield from _weighted(inputs, weights, outputs)
+    yield from _weighted(inputs, settings, outputs)
 
 
-def _weighted(inputs: Values, weights: TruncatedWeights, outputs: Values) -> Iterator[Comparison]:
-    """With advantage -1 the loss of REINFORCE is what stands for its log-probs, weighted."""
-    given = inputs["pg_loss"]
-    loss = pure_is(given, torch.full_like(given, -1.0), weights.weights)
+def _weighted(
+    inputs: Values, settings: RolloutCorrectionSettings, outputs: Values
+) -> Iterator[Comparison]:
+    """With advantage -1 the loss of REINFORCE is what stands for its log-probs, weighted.
+
+    Reports are those of the frame, each token a batch of its own; `tis` is the ratio there, before
+    it becomes a weight.
+    """
+    train, rollout = inputs["train_log_probs"], inputs["rollout_log_probs"]
+    everywhere = torch.ones_like(train)
+    corrected = correct_rollout(train[None], rollout[None], everywhere[None], settings)
+    assert corrected.weights_BT is not None
+    weights = corrected.weights_BT[0].to(train.dtype)
+    loss = pure_is(inputs["pg_loss"], -everywhere, weights)
     yield Comparison(name="pg_loss", ours=loss, reference=outputs["pg_loss"])
-    ours = {"tis": weights.ratio, "tis_clipfrac": weights.capped, "tis_abs": weights.distance}
+    batch = token_batch(
+        train[:, None],
+        everywhere[:, None],
+        rollout_BT=rollout[:, None],
+        weights_BT=weights[:, None],
+    )
+    reports = [
+        loss_of(_row(batch, index), HindsightOpd(), LossSettings(beta_kl=0.0)).reduced
+        for index in range(len(train))
+    ]
+    ours = {
+        name: torch.stack([one[name] for one in reports]) for name in ("tis_clipfrac", "tis_abs")
+    }
+    ours["tis"] = _ratio(inputs)
     for name, value in outputs["metrics"].items():
         yield Comparison(name=name, ours=ours[name], reference=value)
+
+
+def _ratio(inputs: Values) -> Tensor:
+    return comparable_ratio(inputs["train_log_probs"], inputs["rollout_log_probs"])
+
+
+def _row(batch: TokenBatch, index: int) -> TokenBatch:
+    values = {
+        one.name: getattr(batch, one.name)[index : index + 1]
+        for one in fields(batch)
+        if isinstance(getattr(batch, one.name), Tensor)
+    }
+    return replace(batch, **values)
 
 
 def _opd_advantages(inputs: Values, kwargs: Values, outputs: Values) -> Iterator[Comparison]:

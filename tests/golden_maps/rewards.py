@@ -8,6 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from judge.votes.parsing import parse_answer
 from judge.votes.rewards import majority_reward, parse_reward
 from judge.votes.selection import longest
 from opd.evaluation.figures.beta_binomial import BetaBinomial, fit_beta_binomial
-from opd.evaluation.figures.pass_at_k import mean_plugin_pass_at_k, pass_at_k, plugin_pass_at_k
+from opd.evaluation.figures.pass_at_k import pass_at_k
 from records.types import Vote
 from rollout_bridge.scoring.hinting import hinted_messages
 from tests.golden_maps.check import Case, Comparison, GoldenMap, Meta
@@ -83,7 +84,7 @@ def pass_at_k_table(case: Case, meta: Meta) -> Iterator[Comparison]:
     """Unbiased and plug-in estimates, expectations under a model, its posterior and its fit."""
     for entry in case.get("unbiased", []):
         n, c, k = entry["n"], entry["c"], entry["k"]
-        ours = {"pass_at_k": pass_at_k(n, c, k), "bernoulli_plugin": plugin_pass_at_k(n, c, k)}
+        ours = {"pass_at_k": pass_at_k(n, c, k), "bernoulli_plugin": _plug_in(n, c, k)}
         for name in ours.keys() & entry.keys():
             yield Comparison(
                 name=f"{name} n={n} c={c} k={k}",
@@ -113,17 +114,22 @@ def pass_at_k_table(case: Case, meta: Meta) -> Iterator[Comparison]:
         yield from _fit(case["beta_binomial_mle"])
 
 
+def _plug_in(n: int, c: int, k: int) -> float:
+    """The reference's estimate by k independent tries that each succeed like one of ours."""
+    return 1.0 - (1.0 - pass_at_k(n, c, 1)) ** k
+
+
 def _fit(entry: Mapping[str, Any]) -> Iterator[Comparison]:
     counts = [(int(c), int(n)) for c, n in entry["counts_c_n"]]
     fit = fit_beta_binomial(counts)
     tables = {
         "pass_at_k": fit.model.pass_at_k,
-        "mean_plugin_bernoulli": lambda k: mean_plugin_pass_at_k(counts, k),
+        "mean_plugin_bernoulli": lambda k: fmean(_plug_in(n, c, k) for c, n in counts),
     }
     scalars = {
         "alpha_hat": fit.model.alpha,
         "beta_hat": fit.model.beta,
-        "loglik": fit.model.log_likelihood(counts),
+        "loglik": fit.log_likelihood,
     }
     for name, ours in scalars.items():
         yield Comparison(

@@ -9,22 +9,42 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tests.golden_maps.check import Case, Comparison, GoldenMap, Meta
-from trainer.objectives.aggregate import token_weights, weighted_sum
-from trainer.objectives.distributions.gather import support_logprobs
-from trainer.objectives.distributions.tail_kl import TailKlTerms, topk_tail_reverse_kl
+from tests.trainer.live import loss_of, support_logprobs, support_of, token_batch
+from trainer.objectives.distributions.tail_kl import kl_terms, topk_tail_reverse_kl, with_tail
+from trainer.objectives.frame import LossSettings
+from trainer.objectives.options import TopkTailReverseKl
 
 
 def openclaw_topk_tail_reverse_kl(case: Case, meta: Meta) -> Iterator[Comparison]:
-    """Loss, reports and gradient of the packed batch; per token in float64."""
+    """Loss, reports and gradient of the packed batch; per token in float64.
+
+    The entropy whose coefficient a case names is the reference's own: that of the support and its
+    tail, where a run has the whole vocabulary's.
+    """
     inputs, outputs = case["inputs"], case["outputs"]
     coefficient = float(case["kwargs"].get("entropy_coef", 0.0))
     logits = inputs["logits"].detach().clone().requires_grad_()
-    valid = inputs["loss_masks"].unsqueeze(-1)
-    terms = _terms(case, logits, beta_entropy=coefficient, valid=valid)
+    student_BTK = _by_sample(_student(case, logits), inputs)
+    teacher_BTK = _by_sample(inputs["teacher_topk_log_probs"].to(logits.dtype), inputs)
+    buckets_BTK = with_tail(student_BTK)
+    entropy_BT = -kl_terms(buckets_BTK, torch.zeros_like(buckets_BTK)).sum(dim=-1)
+    mask_BT = _by_sample(inputs["loss_masks"].to(logits.dtype), inputs)
+    batch = token_batch(
+        student_BTK[..., 0],
+        mask_BT,
+        entropy_BT=entropy_BT,
+        support=support_of(
+            _by_sample(inputs["teacher_topk_indices"].long(), inputs), student_BTK, teacher_BTK
+        ),
+    )
+    options = TopkTailReverseKl(name="topk_tail_reverse_kl", topk=student_BTK.shape[-1])
+    settings = LossSettings(beta_kl=0.0, beta_entropy=coefficient)
+    # The reference's sum over samples of means over tokens.
+    result = loss_of(batch, options, settings, turns=1)
     reduced = {
-        "loss": _reduce(terms.loss, inputs),
-        "kl_loss": _reduce(terms.kl, inputs),
-        "entropy_loss": _reduce(terms.entropy, inputs),
+        "loss": result.loss,
+        "kl_loss": result.reduced["opd/kl_loss"],
+        "entropy_loss": result.reduced["entropy_loss"],
     }
     (gradient,) = torch.autograd.grad(reduced["loss"], logits)
     if coefficient == 0.0:
@@ -38,44 +58,29 @@ def openclaw_topk_tail_reverse_kl(case: Case, meta: Meta) -> Iterator[Comparison
     )
     yield Comparison(name="grad_logits", ours=gradient, reference=outputs["grad_logits"])
     if "oracle64_per_token_kl" in outputs:
-        oracle = _terms(case, inputs["logits"].double(), beta_entropy=0.0)
+        oracle = topk_tail_reverse_kl(
+            _student(case, inputs["logits"].double()), inputs["teacher_topk_log_probs"].double()
+        )
         yield Comparison(
             name="oracle64_per_token_kl", ours=oracle.kl, reference=outputs["oracle64_per_token_kl"]
         )
 
 
-def _terms(
-    case: Case, logits: Tensor, *, beta_entropy: float, valid: Tensor | None = None
-) -> TailKlTerms:
-    """Per response token, responses one after the other as in the teacher's tensors."""
-    inputs = case["inputs"]
+def _student(case: Case, logits: Tensor) -> Tensor:
+    """[N, K] of response tokens, responses one after the other as in the teacher's tensors."""
     rows = []
     end = 0
-    for total, response in _lengths(inputs):
+    for total, response in _lengths(case["inputs"]):
         end += total
         # The row at i scores token i + 1.
         rows.append(logits[end - response - 1 : end - 1])
-    return topk_tail_reverse_kl(
-        support_logprobs(torch.cat(rows), inputs["teacher_topk_indices"].long()),
-        inputs["teacher_topk_log_probs"].to(logits.dtype),
-        valid=valid,
-        beta_entropy=beta_entropy,
-    )
+    return support_logprobs(torch.cat(rows), case["inputs"]["teacher_topk_indices"])
 
 
-def _reduce(values_N: Tensor, inputs: Case) -> Tensor:
-    """The reference's sum over samples of means over tokens."""
+def _by_sample(flat: Tensor, inputs: Case) -> Tensor:
+    """[N, ...] -> [B, T, ...], padded with zeros."""
     lengths = [response for _, response in _lengths(inputs)]
-
-    def rows(flat: Tensor) -> Tensor:
-        return pad_sequence(list(flat.split(lengths)), batch_first=True)
-
-    mask_BT = rows(inputs["loss_masks"].to(values_N.dtype))
-    turn_ids_BT = torch.arange(len(lengths)).unsqueeze(-1).expand(mask_BT.shape)
-    weights_BT = token_weights(
-        mask_BT, "turn-mean-token-mean", turn_ids_BT=turn_ids_BT, num_turns=1
-    )
-    return weighted_sum(rows(values_N), weights_BT)
+    return pad_sequence(list(flat.split(lengths)), batch_first=True)
 
 
 def _lengths(inputs: Case) -> list[tuple[int, int]]:

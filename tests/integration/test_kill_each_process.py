@@ -22,6 +22,8 @@ from opd.run.config import RunConfig, merge
 from opd.run.defaults import resolve, single_machine
 from records.names import TurnState
 from records.store import Store
+from tests.opd.processes.pids import pids_of
+from tests.records.looking import list_turns
 from trainer.checkpoints.checkpoint import Checkpoints
 
 BATCH = 4
@@ -69,7 +71,7 @@ class Killer:
         if under_way == 0:
             return
         victim = VICTIMS[len(self.killed)]
-        pid = self._run.supervisor.pids().get(victim)
+        pid = pids_of(self._run.supervisor).get(victim)
         if pid is None:
             return
         os.kill(pid, signal.SIGKILL)
@@ -95,7 +97,7 @@ async def test_every_turn_is_trained_once_or_dropped_with_a_reason(tmp_path: Pat
     lab = LabConfig(updates=10_000, sessions_in_flight=6, max_seconds=200, eval_samples=1)
     async with Run(config, tmp_path) as run, await Store.open(config.store) as store:
         await run.start_engines()
-        await run.start_loop()
+        await asyncio.gather(run.start_proxy(), run.start_learning())
         killer = Killer(run)
         with pytest.raises(EveryVictimKilled):
             await learn(
@@ -111,9 +113,9 @@ async def test_every_turn_is_trained_once_or_dropped_with_a_reason(tmp_path: Pat
         assert killer.killed == list(VICTIMS)
         await store.close_idle_sessions(0.0)
         await drained(store, 60)
-        await run.stop_loop()
+        await run.supervisor.stop("proxy", "judge", "trainer")
         counts = await store.counts()
-        turns = await store.list_turns(limit=100_000)
+        turns = await list_turns(store, limit=100_000)
     chain = Checkpoints(tmp_path / "checkpoints", str(MODEL), config.trainer.seed).open()
     trained = Counter(turn_id for manifest in chain for turn_id in manifest.turn_ids)
     assert set(trained.values()) == {1}

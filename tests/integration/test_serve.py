@@ -20,6 +20,7 @@ from opd.run import config as run_config
 from records.config import StoreConfig
 from records.names import TurnState
 from records.store import Store
+from tests.records.looking import votes_of
 
 ROOT = Path(__file__).parents[2]
 MAX_CPU_S = 14.0
@@ -106,7 +107,7 @@ async def test_serve_answers_records_judges_and_stops(tmp_path: Path) -> None:
             assert [message["role"] for message in turn.next_state] == [
                 message["role"] for message in replies
             ]
-            while not await store.votes_of(turn.turn_id):
+            while not await votes_of(store, turn.turn_id):
                 await asyncio.sleep(0.1)
             assert (await store.counts())[TurnState.AWAITING_NEXT_STATE] == 1
         await check_that_engines_want_the_runs_key(tmp_path)

@@ -22,6 +22,7 @@ from records.names import TurnState
 from records.store import Store
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
+from tests.records.looking import list_turns
 from tests.reliability.lab import MODEL
 
 ROOT = Path(__file__).parents[2]
@@ -114,5 +115,5 @@ async def test_a_proxy_that_gets_sigterm_ends_its_stream_refuses_new_requests_an
             assert "".join(pieces) == REPLY
             assert await asyncio.wait_for(process.wait(), 30) == 0
     async with await Store.open(config.store) as store:
-        [turn] = await store.list_turns()
+        [turn] = await list_turns(store)
         assert turn.state is TurnState.AWAITING_NEXT_STATE

@@ -35,6 +35,7 @@ from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.hinting import hinted_messages
 from rollout_bridge.scoring.scoring import ScoringWorker
 from tests.integration.engine_tap import EngineTap
+from tests.records.looking import list_turns
 
 MODEL = str(Path(__file__).parents[2] / "examples" / "tool_lab" / "model")
 HINT = "Give temperatures in Celsius."
@@ -175,7 +176,7 @@ async def converse(client: AsyncOpenAI, stream: bool, salt: str) -> list[dict[st
 
 async def recorded_turns(store: Store) -> list[TurnRecord]:
     """All turns, oldest first."""
-    newest_first = await store.list_turns(limit=1000)
+    newest_first = await list_turns(store, limit=1000)
     return await store.turns([turn.turn_id for turn in reversed(newest_first)])
 
 

@@ -22,6 +22,7 @@ from rollout_bridge.config import RendererConfig, ScoringConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.scoring import ScoringWorker
+from tests.records.looking import votes_of
 from tests.workers import run_until_left
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +92,7 @@ async def test_votes_of_a_real_model_are_stored_whole(store, engine_url, renderi
     )
     await run_until_left(store, TurnState.JUDGING, worker)
     for turn in turns:
-        votes = await store.votes_of(turn.turn_id)
+        votes = await votes_of(store, turn.turn_id)
         assert [vote.index for vote in votes] == [0, 1, 2]
         for vote in votes:
             assert vote.error is None

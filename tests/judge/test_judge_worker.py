@@ -15,6 +15,8 @@ from records.config import StoreConfig
 from records.names import DropReason, HintRejection, TurnState, TurnType
 from records.store import Store
 from records.types import CapturedTurn, VersionSpan
+from tests.judge.figures import hint_figures
+from tests.records.looking import verdict_of, votes_of
 from tests.workers import run_until_left, running, until
 
 POSITIVE = "\\boxed{1}\n[HINT_START]Give temperatures in Celsius.[HINT_END]"
@@ -74,14 +76,14 @@ async def test_the_longest_hint_sends_a_turn_to_scoring(store, judge_server, jud
     turn = await store.turn(turn_id)
     assert turn is not None
     assert (turn.state, turn.hint) == (TurnState.SCORING, "Give temperatures in Celsius.")
-    votes = await store.votes_of(turn_id)
+    votes = await votes_of(store, turn_id)
     assert sorted(str(vote.score) for vote in votes) == ["-1", "1", "1"]
     assert {vote.text for vote in votes} == set(answers)
     assert all(vote.prompt_tokens == 11 and vote.completion_tokens == 3 for vote in votes)
-    verdict = await store.verdict_of(turn_id)
+    verdict = await verdict_of(store, turn_id)
     assert verdict is not None
     assert (verdict.selection, verdict.judge) == ("longest", "judge")
-    assert worker.metrics.snapshot() == {
+    assert hint_figures(worker.metrics) == {
         "hint/vote_none": 0,
         "hint/vote_pos": 2,
         "hint/vote_neg": 1,
@@ -119,8 +121,8 @@ async def test_without_a_usable_hint_the_turn_is_dropped_and_its_votes_are_kept(
     worker = JudgeWorker(store, judge_config(), "judge-1")
     await run_until_left_judging(store, worker)
     assert await store.drops() == {DropReason.NO_HINT: 1}
-    assert [vote.text for vote in await store.votes_of(turn_id)] == [text] * 3
-    assert worker.metrics.snapshot()["hint/dropped_no_hint"] == 1
+    assert [vote.text for vote in await votes_of(store, turn_id)] == [text] * 3
+    assert hint_figures(worker.metrics)["hint/dropped_no_hint"] == 1
 
 
 async def test_a_hint_that_the_next_state_dictates_is_refused_with_its_reason(
@@ -137,11 +139,11 @@ async def test_a_hint_that_the_next_state_dictates_is_refused_with_its_reason(
     await run_until_left_judging(store, worker)
     assert "\\ boxed{1}[ HINT_START]" in judge_server.requests[0]["messages"][1]["content"]
     assert await store.drops() == {DropReason.HINT_REJECTED: 1}
-    votes = await store.votes_of(turn_id)
+    votes = await votes_of(store, turn_id)
     assert [(vote.score, vote.rejected) for vote in votes] == [
         (1, HintRejection.INSTRUCTS_PIPELINE)
     ] * 3
-    snapshot = worker.metrics.snapshot()
+    snapshot = hint_figures(worker.metrics)
     assert snapshot["hint/rejected_instructs_pipeline"] == 3
     assert snapshot["hint/dropped_hint_rejected"] == 1
 
@@ -153,7 +155,7 @@ async def test_a_quorum_keeps_one_vote_from_training(store, judge_server, judge_
     worker = JudgeWorker(store, judge_config(min_positive_votes=2), "judge-1")
     await run_until_left_judging(store, worker)
     assert await store.drops() == {DropReason.NO_QUORUM: 1}
-    snapshot = worker.metrics.snapshot()
+    snapshot = hint_figures(worker.metrics)
     assert (snapshot["hint/agreement"], snapshot["hint/dropped_no_quorum"]) == (0.0, 1)
     assert snapshot["hint/abstain_rate"] == pytest.approx(1 / 3)
 
@@ -178,7 +180,7 @@ async def test_a_long_conversation_is_shortened_and_the_verdict_counts_it(
     config = judge_config(max_prompt_tokens=3000)
     worker = JudgeWorker(store, config, "judge-1", count_tokens=len)
     await run_until_left_judging(store, worker)
-    verdict = await store.verdict_of(turn_id)
+    verdict = await verdict_of(store, turn_id)
     assert verdict is not None
     assert verdict.num_omitted > 20
     assert (
@@ -198,7 +200,7 @@ async def test_a_prompt_that_the_judge_finds_too_long_is_shortened_further(
     history = [{"role": "user", "content": f"{i} " + "word " * 100} for i in range(30)]
     turn_id = await judging_turn(store, messages=history)
     await run_until_left_judging(store, JudgeWorker(store, judge_config(), "judge-1"))
-    verdict = await store.verdict_of(turn_id)
+    verdict = await verdict_of(store, turn_id)
     assert verdict is not None
     assert verdict.hint is not None
     assert 0 < verdict.num_omitted < 30
@@ -213,7 +215,7 @@ async def test_a_prompt_that_the_judge_always_finds_too_long_is_dropped_with_its
     turn_id = await judging_turn(store)
     await run_until_left_judging(store, JudgeWorker(store, judge_config(), "judge-1"))
     assert await store.drops() == {DropReason.JUDGE_PROMPT_TOO_LONG: 1}
-    votes = await store.votes_of(turn_id)
+    votes = await votes_of(store, turn_id)
     assert len(votes) == 3
     assert all("status 400" in (vote.error or "") for vote in votes)
 
@@ -268,9 +270,9 @@ async def test_a_turn_that_alone_fails_is_given_up_and_the_others_go_on(
     turn = await store.turn(poison_id)
     assert turn is not None
     assert turn.drop_reason is DropReason.JUDGE_UNAVAILABLE
-    assert all("status 500" in (vote.error or "") for vote in await store.votes_of(poison_id))
+    assert all("status 500" in (vote.error or "") for vote in await votes_of(store, poison_id))
     assert (await store.counts())[TurnState.DROPPED] == 1
-    assert worker.metrics.snapshot()["hint/dropped_judge_unavailable"] == 1
+    assert hint_figures(worker.metrics)["hint/dropped_judge_unavailable"] == 1
 
 
 async def test_a_turn_that_fails_for_too_long_is_given_up(store, judge_server, judge_config, reply):
@@ -360,7 +362,7 @@ async def test_with_a_reward_turns_without_a_hint_go_straight_to_the_trainer(
     assert (await store.counts())[TurnState.READY] == 1
     (sample,) = await store.lease(owner="trainer", count=1, ttl_s=60)
     assert (sample.turn_id, sample.reward, sample.teachings) == (turn_id, -1.0, ())
-    snapshot = worker.metrics.snapshot()
+    snapshot = hint_figures(worker.metrics)
     assert (snapshot["reward/negative"], snapshot["reward/without_hint"]) == (1, 1)
     assert snapshot["hint/accept_rate"] == 0
 
@@ -387,7 +389,7 @@ async def test_all_candidates_are_stored_with_the_verdict(store, judge_server, j
     turn_id = await judging_turn(store)
     config = judge_config(votes=4, selection="shortest_first", reward="verdict")
     await run_until_left_judging(store, JudgeWorker(store, config, "judge-1"))
-    verdict = await store.verdict_of(turn_id)
+    verdict = await verdict_of(store, turn_id)
     assert verdict is not None
     assert verdict.hint == "Use Celsius."
     assert verdict.candidates == (

@@ -170,7 +170,7 @@ async def advance(store: Store, turn_id: str, state: TurnState) -> None:
         turn = await store.turn(turn_id)
         assert turn is not None
         score = a_score(turn_id, len(turn.response_ids))
-        assert await store.commit_score(OWNER, score)
+        assert await store.commit_scores(OWNER, [score])
     elif state is TurnState.READY:
         leased = await store.lease(owner=TRAINER, count=1, ttl_s=60.0)
         assert [sample.turn_id for sample in leased] == [turn_id]

@@ -17,6 +17,7 @@ from records.lessons.rows import LessonRow
 from records.names import TurnState
 from records.spill.spill import waiting_files
 from records.store import Store
+from tests.records.looking import list_turns
 from tests.reliability.client_log import ClientLog
 from trainer.checkpoints.checkpoint import Checkpoints
 
@@ -73,7 +74,7 @@ async def drained(store: Store, config: RunConfig, timeout_s: float) -> None:
 
 async def find(store: Store, config: RunConfig, folder: Path, log: ClientLog) -> Findings:
     """Compare what is there with what must be. All processes but the engines have ended."""
-    turns = {turn.turn_id: turn for turn in await store.list_turns(limit=10_000_000)}
+    turns = {turn.turn_id: turn for turn in await list_turns(store, limit=10_000_000)}
     chain = Checkpoints(folder / "checkpoints", config.model, config.trainer.seed).open()
     on_chain = Counter(turn_id for manifest in chain for turn_id in manifest.turn_ids)
     taught = Counter(lesson_id for manifest in chain for lesson_id in manifest.lesson_ids)

@@ -29,6 +29,7 @@ from records.care.verify import verify_database
 from records.config import StoreConfig
 from records.store import Store
 from tests.records.conftest import SERVER, new_database
+from tests.records.looking import list_turns
 from tests.reliability.fuzz_keys import Headers, watch
 from tests.reliability.fuzz_requests import ROUTES, FuzzRequest, requests
 from tests.reliability.fuzz_server import Served, served
@@ -219,7 +220,7 @@ def _send(
 async def _records_problems(config: StoreConfig, outcome: Outcome) -> list[str]:
     """Answered turns that are not in the store, and what is wrong with the store."""
     async with await Store.open(config) as store:
-        stored = {turn.turn_id for turn in await store.list_turns(limit=10_000_000)}
+        stored = {turn.turn_id for turn in await list_turns(store, limit=10_000_000)}
     problems = await verify_database(config)
     lost = sorted(outcome.turn_ids - stored)
     return [*(f"answered and not recorded: turn {one}" for one in lost), *problems]

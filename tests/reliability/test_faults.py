@@ -33,6 +33,7 @@ from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.scoring import ScoringWorker
+from tests.records.looking import list_turns, votes_of
 from tests.reliability.faulty_wire import (
     CUT,
     CUT_LATER,
@@ -180,7 +181,7 @@ async def test_the_agent_hears_of_a_policy_that_cannot_answer_and_of_nothing_els
     run.wire.always = None
     turn_id, _ = await run.ask(MESSAGES, stream=stream)
     assert (await run.turn(turn_id)).state is TurnState.AWAITING_NEXT_STATE
-    others = [turn for turn in await run.store.list_turns() if turn.turn_id != turn_id]
+    others = [turn for turn in await list_turns(run.store) if turn.turn_id != turn_id]
     assert all(turn.drop_reason for turn in others)
 
 
@@ -216,7 +217,7 @@ async def test_a_judge_that_breaks_once_gives_a_verdict(run: Run, fault: Fault) 
     run.wire.faults.append(fault)
     await run_until_left(run.store, TurnState.JUDGING, judge(run, PATIENT))
     assert run.wire.happened[fault.name] == 1
-    votes = await run.store.votes_of(turn_id)
+    votes = await votes_of(run.store, turn_id)
     assert len(votes) == 3
     assert sum(vote.error is None for vote in votes) >= 2
     turn = await run.turn(turn_id)
@@ -232,7 +233,7 @@ async def test_a_judge_that_stays_broken_drops_the_turn_and_says_so(run: Run, fa
     await run_until_left(run.store, TurnState.JUDGING, judge(run, LOOP))
     turn = await run.turn(turn_id)
     assert (turn.state, turn.drop_reason) == (TurnState.DROPPED, DropReason.JUDGE_UNAVAILABLE)
-    assert all(vote.error for vote in await run.store.votes_of(turn_id))
+    assert all(vote.error for vote in await votes_of(run.store, turn_id))
 
 
 async def hinted_turn(run: Run) -> str:

@@ -27,6 +27,7 @@ from records.names import TurnState
 from records.store import Store
 from tests.contract.engine_process import embedded_engine
 from tests.opd.replay.recordings import lab_recordings
+from tests.records.looking import list_turns, votes_of
 from tests.reliability.forked import Forked, ForkServer
 from tests.reliability.lab import MODEL
 from trainer.checkpoints.checkpoint import Checkpoints
@@ -128,7 +129,7 @@ async def what_is_there(folder: Path) -> tuple[dict[str, Any], dict[str, list[fl
     """Each turn with what a replay makes of it; the teacher's log-probs of those that have some."""
     config = run_config.load(folder / "config.toml")
     async with await Store.open(config.store) as store:
-        turns = {turn.turn_id: turn for turn in await store.list_turns(limit=1000)}
+        turns = {turn.turn_id: turn for turn in await list_turns(store, limit=1000)}
         found, scores = {}, {}
         for turn_id in turns:
             [turn] = await store.turns([turn_id])
@@ -139,7 +140,7 @@ async def what_is_there(folder: Path) -> tuple[dict[str, Any], dict[str, list[fl
                 "reason": turns[turn_id].drop_reason,
                 "ids": (turn.prompt_ids.tolist(), turn.response_ids.tolist()),
                 "hint": turn.hint,
-                "votes": [vote.text for vote in await store.votes_of(turn_id)],
+                "votes": [vote.text for vote in await votes_of(store, turn_id)],
                 "hinted": score.hinted_prompt_ids.tolist() if score is not None else None,
             }
             if score is not None:

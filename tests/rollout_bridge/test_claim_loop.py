@@ -192,7 +192,7 @@ async def test_a_failing_turn_does_not_hold_up_the_queue_nor_starve_behind_it(st
     # It came back long before the queue was empty.
     assert 0 < stage.done.index(first) < 50
     assert all(stage.attempts[turn_id] == 1 for turn_id in others)
-    assert loop.num_set_aside == 0
+    assert not loop._aside
 
 
 async def test_an_outage_gives_nothing_up_however_long_the_failures(store):

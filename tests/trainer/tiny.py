@@ -47,6 +47,12 @@ def random_ids(generator: np.random.Generator, length: int) -> np.ndarray:
     return generator.integers(0, VOCAB, size=length).astype(np.int32)
 
 
+def random_sequences(vocab_size: int, lengths: Sequence[int], seed: int) -> list[np.ndarray]:
+    """Sequences of uniformly random ids, the same for the same seed."""
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, vocab_size, size=n).astype(np.int32) for n in lengths]
+
+
 def sample(
     prompt_ids: np.ndarray,
     response_ids: np.ndarray,
@@ -177,7 +183,7 @@ async def _advance(store: Store, state: TurnState, one: ReadySample) -> None:
         teacher_logprobs=one.teacher_logprobs,
         latency_s=0.0,
     )
-    assert await store.commit_score("seed", score)
+    assert await store.commit_scores("seed", [score])
 
 
 def rows_of_ids(vocab: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

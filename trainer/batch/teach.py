@@ -19,7 +19,8 @@ from records.types import ReadySample
 from trainer.batch.turn_scores import TurnScores, score_responses
 from trainer.batch.turn_view import Taught, TurnSupport, untaught
 from trainer.model.token_states import LogprobModel
-from trainer.objectives.hint_choice import choose_hints, count_overlap, is_member, take_chosen
+from trainer.objectives.distributions.overlap_topk import choose_support
+from trainer.objectives.hint_choice import choose_hints, count_overlap, take_chosen
 from trainer.objectives.options import ObjectiveOptions, OverlapTopk
 
 
@@ -177,16 +178,18 @@ def _taught(
 def _support(
     score: TurnScores, index: int, plan: TeachingPlan, student: Sequence[TurnScores] | None
 ) -> TurnSupport:
-    if plan.options.support == "teacher":
-        values = _known(score.topk)
-        ids = _known(score.topk_ids)
-        return TurnSupport(ids=ids, old=None, teacher=values, valid=torch.ones_like(values))
-    ids, old = _student_tokens(student, index, plan)
-    teacher = _known(score.support)
-    valid = torch.ones_like(teacher)
-    if plan.options.support == "overlap":
-        valid = is_member(ids, _known(score.topk_ids)).to(teacher.dtype)
-    return TurnSupport(ids=ids, old=old, teacher=teacher, valid=valid)
+    subset = plan.options.support
+    assert subset != "none"
+    assert subset != "samples"
+    if subset == "teacher":
+        ids, old, teacher = _known(score.topk_ids), None, _known(score.topk)
+    else:
+        ids, old = _student_tokens(student, index, plan)
+        teacher = _known(score.support)
+    theirs = ids if subset == "student" else _known(score.topk_ids)
+    chosen = choose_support(ids, theirs, subset)
+    valid = chosen.valid.to(teacher.dtype)
+    return TurnSupport(ids=chosen.ids, old=old, teacher=teacher, valid=valid)
 
 
 def _side_support(sample: ReadySample, plan: TeachingPlan) -> TurnSupport:

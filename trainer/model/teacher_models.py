@@ -27,6 +27,7 @@ from trainer.model.token_states import (
     TokenRequest,
     token_logprobs,
 )
+from trainer.objectives.distributions.gather import at_least_float32
 
 
 class StateModel(LogprobModel, Protocol):
@@ -131,8 +132,8 @@ class TrustRegionTeacher:
             raise ValueError("a trust region needs models that do not cap their logits")
         share = self._alpha
         parts = [
-            (1 - share) * self._reference.hidden_states(ids_BT, mask_BT).float(),
-            share * self._policy.hidden_states(ids_BT, mask_BT).float(),
+            (1 - share) * at_least_float32(self._reference.hidden_states(ids_BT, mask_BT)),
+            share * at_least_float32(self._policy.hidden_states(ids_BT, mask_BT)),
         ]
         # With adapters both have one output layer, and nothing of it is copied.
         is_shared = start.weight_VH is now.weight_VH
@@ -157,6 +158,6 @@ def _side_by_side(start: Head, now: Head, share: float) -> Head:
         if head.bias_V is not None
     ]
     return Head(
-        weight_VH=torch.cat([start.weight_VH.float(), now.weight_VH.float()], dim=-1),
+        weight_VH=torch.cat([at_least_float32(head.weight_VH) for head in (start, now)], dim=-1),
         bias_V=torch.stack(biases).sum(dim=0) if biases else None,
     )

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from trainer.objectives.distributions.gather import overlap_counts, shared_ids
+from trainer.objectives.distributions.gather import overlap_counts
 
 HintChoiceMode = Literal["shortest", "token_optimal", "sequence_optimal"]
 
@@ -45,25 +45,18 @@ def count_overlap(student_ids_TK: Tensor, teacher_ids_CTK: Tensor) -> Tensor:
     return overlap_counts(student_ids_TK.expand(num_candidates, -1, -1), teacher_ids_CTK)
 
 
-def is_member(ids: Tensor, other_ids: Tensor) -> Tensor:
-    """True where an id [..., K] is in the other side's [..., L]; never for negative ids."""
-    return shared_ids(ids, other_ids)
-
-
 @torch.no_grad()
 def choose_hints(
     overlap_CT: Tensor,
     mode: HintChoiceMode,
     *,
     step_spans: Sequence[Sequence[int]] | None = None,
-    mask_T: Tensor | None = None,
 ) -> HintChoice:
     """One candidate per token: the first, the best at that token, or the best over the turn.
 
     `step_spans` are half-open [start, end) ranges of tokens; `sequence_optimal` then chooses within
-    each, and tokens outside take candidate 0; without spans the whole response is one. Tokens at
-    mask 0 do not vote. Raises ValueError for an unknown mode, no candidates, or a span outside the
-    response.
+    each, and tokens outside take candidate 0; without spans the whole response is one. Raises
+    ValueError for an unknown mode, no candidates, or a span outside the response.
     """
     num_candidates, num_tokens = overlap_CT.shape
     if num_candidates == 0:
@@ -74,13 +67,12 @@ def choose_hints(
     if mode == "token_optimal":
         candidates_T = _first_best(overlap_CT)
     if mode == "sequence_optimal":
-        votes_CT = overlap_CT if mask_T is None else overlap_CT * (mask_T > 0)
         for start, end in step_spans or [(0, num_tokens)]:
             if not 0 <= start <= end <= num_tokens:
                 raise ValueError(
                     f"choose_hints: step span [{start}, {end}) is outside {num_tokens} tokens"
                 )
-            candidates_T[start:end] = _first_best(votes_CT[:, start:end].sum(dim=-1))
+            candidates_T[start:end] = _first_best(overlap_CT[:, start:end].sum(dim=-1))
     return HintChoice(candidates_T=candidates_T, overlap_T=take_chosen(overlap_CT, candidates_T))
 
 

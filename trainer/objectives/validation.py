@@ -7,14 +7,11 @@ calls it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from trainer.objectives.distributions.kl_names import KL_NAMES, canonical_kl_name
 from trainer.objectives.rollout_correction.nearest import unknown_name
 
 TOPK_MODES = frozenset({"forward_kl_topk", "topk_tail_reverse_kl"})
 LOSS_MODES = frozenset({*KL_NAMES, *(f"{name}+" for name in KL_NAMES), *TOPK_MODES})
-POLICY_LOSS_MODES = ("vanilla",)
 
 
 def check_loss_mode(loss_mode: str, *, use_policy_gradient: bool) -> str | None:
@@ -51,12 +48,6 @@ def check_loss_mode(loss_mode: str, *, use_policy_gradient: bool) -> str | None:
             "the direction is lost; k1 keeps it"
         )
     return None
-
-
-def check_policy_loss_mode(mode: str, known: Sequence[str] = POLICY_LOSS_MODES) -> None:
-    """Raise ValueError, with the nearest known name, for a surrogate that there is not."""
-    if mode not in known:
-        raise unknown_name("policy_loss_mode", mode, known)
 
 
 def check_kl_terms(

@@ -1,4 +1,4 @@
-"""What to watch when length is at stake: collapse to nothing, growth to the limit, and who grows.
+"""What to watch when length is at stake: collapse to nothing, growth, and who grows.
 
 Background: ALGORITHMS 8.8 and 2.8 (a mean over a sequence's own length favours short right answers
 and long wrong ones). Lengths are in tokens. Shapes: N samples.
@@ -13,13 +13,11 @@ QUANTILES = (0.1, 0.5, 0.9, 0.99)
 
 
 @torch.no_grad()
-def length_metrics(
-    lengths_N: Tensor, correct_N: Tensor | None = None, *, max_length: int | None = None
-) -> dict[str, float]:
+def length_metrics(lengths_N: Tensor, correct_N: Tensor | None = None) -> dict[str, float]:
     """Mean, extremes and quantiles, and the share of empty responses; NaN of no samples.
 
     With `correct_N` (above 0: correct) also the mean of either kind and their difference, wrong
-    minus correct; a NaN is neither. With `max_length` also the share that reached it.
+    minus correct; a NaN is neither.
     """
     lengths = lengths_N.to(torch.float64)
     metrics = {
@@ -39,8 +37,6 @@ def length_metrics(
             "length/wrong_mean": wrong,
             "length/wrong_minus_correct": wrong - correct,
         }
-    if max_length is not None:
-        metrics["length/at_limit_frac"] = _mean((lengths >= max_length).double())
     return metrics
 
 

@@ -13,13 +13,11 @@ from typing import Any, Literal
 
 from rollout_bridge.slime.needs import SampleNeeds
 from trainer.config import TrainerConfig
-from trainer.objectives.aggregation_names import AggregationMode
 from trainer.objectives.options import HindsightOpd
 
 LossType = Literal["custom_loss", "policy_loss"]
 Flag = tuple[str, ...]
 HOOKS = "trainer.slime.hooks"
-TURN_MEAN: AggregationMode = "turn-mean-token-mean"
 
 _REQUIRED: tuple[tuple[str, object, str], ...] = (
     ("rollout_temperature", 1.0, "advantages are at temperature 1; each sample keeps its own"),

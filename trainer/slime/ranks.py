@@ -2,7 +2,7 @@
 rows over data ranks.
 
 Hooks compute on whole responses and leave it to these functions to bring the parts together. Only
-`MegatronRanks` knows slime and Megatron; `OneProcess` is the same without either.
+`MegatronRanks` knows slime and Megatron.
 
 Shapes: T tokens of a row, R of its response, r those of them that this rank holds; N tokens,
 V vocabulary, v the part of it that this rank holds.
@@ -54,50 +54,6 @@ class Ranks(Protocol):
     def vocabulary_parts(self, values: Tensor) -> list[Tensor]:
         """The tensors of all tensor ranks, without gradient."""
         ...
-
-
-class OneProcess:
-    """All of it here."""
-
-    context_size = 1
-
-    def scoring_places(self, args: Any, batch: dict[str, Any], num_places: int) -> list[Tensor]:
-        """As `Ranks.scoring_places`: one row behind the other, and padding behind the last."""
-        places, end = [], 0
-        lengths = zip(batch["total_lengths"], batch["response_lengths"], strict=True)
-        for total_length, response_length in lengths:
-            end += total_length
-            # The place of a token scores the next one.
-            places.append(torch.arange(end - response_length - 1, end - 1))
-        return places
-
-    def join(self, part: Tensor, total_length: int, response_length: int) -> Tensor:
-        """As `Ranks.join`."""
-        return part
-
-    def part(self, whole: Tensor, total_length: int, response_length: int) -> Tensor:
-        """As `Ranks.part`."""
-        return whole
-
-    def of_all(self, own: Any) -> list[Any]:
-        """As `Ranks.of_all`."""
-        return [own]
-
-    def vocabulary_start(self, size: int) -> int:
-        """As `Ranks.vocabulary_start`."""
-        return 0
-
-    def vocabulary_sum(self, values: Tensor) -> Tensor:
-        """As `Ranks.vocabulary_sum`."""
-        return values
-
-    def vocabulary_max(self, values: Tensor) -> Tensor:
-        """As `Ranks.vocabulary_max`."""
-        return values
-
-    def vocabulary_parts(self, values: Tensor) -> list[Tensor]:
-        """As `Ranks.vocabulary_parts`."""
-        return [values]
 
 
 class MegatronRanks:

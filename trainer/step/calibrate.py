@@ -145,12 +145,6 @@ def own_logprobs(model: LogprobModel, device: torch.device) -> Callable[[Ids], L
     return score
 
 
-def random_sequences(vocab_size: int, lengths: Sequence[int], seed: int) -> list[Ids]:
-    """Sequences of uniformly random ids, the same for the same seed."""
-    generator = np.random.default_rng(seed)
-    return [generator.integers(0, vocab_size, size=n).astype(np.int32) for n in lengths]
-
-
 async def _sampled_gaps(
     name: str,
     engine: Scorer,

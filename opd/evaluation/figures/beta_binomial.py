@@ -89,11 +89,8 @@ def fit_beta_binomial(counts: Counts) -> Fit:
     inside = bool((logs.abs() < _LOG_LIMIT).all())
     flat = float(gradient.abs().max()) < 1e-6 * len(counts)
     alpha, beta = (float(x) for x in logs.exp())
-    return Fit(
-        model=BetaBinomial(alpha=alpha, beta=beta),
-        log_likelihood=float(value) + _log_choose(successes, tries),
-        converged=inside and flat,
-    )
+    model = BetaBinomial(alpha=alpha, beta=beta)
+    return Fit(model=model, log_likelihood=model.log_likelihood(counts), converged=inside and flat)
 
 
 def _log_kernel(logs: Tensor, successes: Tensor, tries: Tensor) -> Tensor:

@@ -6,10 +6,7 @@ estimates come from the fitted model's posterior, not from the ratio.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from opd.evaluation.figures.beta_binomial import BetaBinomial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +32,3 @@ class StoppingRule:
         if c >= self.successes:
             return 0
         return max(0, min(batch, self.max_tries - n))
-
-
-def expected_pass_at_k(prior: BetaBinomial, counts: Sequence[tuple[int, int]], k: int) -> float:
-    """The mean over problems (c, n) of pass@k under each one's posterior. ValueError for none."""
-    if not counts:
-        raise ValueError("pass@k of no problems; give (c, n) of at least one")
-    return sum(prior.posterior(c, n).pass_at_k(k) for c, n in counts) / len(counts)

@@ -24,27 +24,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - missed
 
 
-def plugin_pass_at_k(n: int, c: int, k: int) -> float:
-    """1 - (1 - c/n)^k: biased low, saturates at the share of problems ever solved; for ranking.
-
-    k may exceed n. Raises ValueError unless 0 <= c <= n, n >= 1 and k >= 1.
-    """
-    _check(n, c, k)
-    return 1.0 - (1.0 - c / n) ** k
-
-
 def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float:
     """The mean of `pass_at_k` over problems given as (c, n). Raises ValueError for none."""
     if not counts:
         raise ValueError("pass@k of no problems; give (c, n) of at least one")
     return sum(pass_at_k(n, c, k) for c, n in counts) / len(counts)
-
-
-def mean_plugin_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float:
-    """The mean of `plugin_pass_at_k` over problems given as (c, n). ValueError for none."""
-    if not counts:
-        raise ValueError("pass@k of no problems; give (c, n) of at least one")
-    return sum(plugin_pass_at_k(n, c, k) for c, n in counts) / len(counts)
 
 
 def _check(n: int, c: int, k: int) -> None:

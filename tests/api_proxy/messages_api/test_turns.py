@@ -12,6 +12,7 @@ import pytest
 from records.names import DropReason
 from rollout_bridge.engine.errors import EngineUnavailable
 from tests.api_proxy.conftest import WEATHER, Door
+from tests.records.looking import list_turns
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 FUNCTION = WEATHER["function"]
@@ -128,7 +129,7 @@ async def test_the_api_key_header_is_the_scope(door: Door) -> None:
         (await post(door, headers=headers)).json()["id"].removeprefix("msg_")
         for headers in ({"x-api-key": "k"}, {"Authorization": "Bearer k"}, {"x-api-key": "other"})
     ]
-    turns = [await door.store.list_turns((await door.turn(one)).session_id) for one in ids]
+    turns = [await list_turns(door.store, (await door.turn(one)).session_id) for one in ids]
     assert all(len(refs) == 1 for refs in turns)
     history = [USER, {"role": "assistant", "content": "one"}, USER]
     door.will_say("again", "again")

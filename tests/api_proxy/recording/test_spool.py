@@ -27,6 +27,7 @@ from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.conftest import Door, a_door
 from tests.api_proxy.scripted_engine import ScriptedEngine
 from tests.records.conftest import new_database
+from tests.records.looking import list_turns
 
 QUICK = {"record_timeout_s": 30.0, "spill_retry_s": 0.05}
 USER = {"role": "user", "content": "How warm is it?"}
@@ -77,7 +78,7 @@ async def readiness(door: Door) -> int:
 
 async def conversation(store: Store) -> list[TurnRecord]:
     """All turns, oldest first."""
-    refs = await store.list_turns()
+    refs = await list_turns(store)
     return sorted(
         await store.turns([ref.turn_id for ref in refs]), key=lambda turn: turn.created_at
     )

@@ -11,6 +11,7 @@ import pytest
 from records.names import DropReason, TurnState
 from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
 from tests.api_proxy.conftest import Door
+from tests.records.looking import list_turns
 
 USER = {"role": "user", "content": "hi"}
 TEXTS = ["Hello.", "Good day.", "Hi there."]
@@ -89,7 +90,7 @@ async def test_choices_in_one_stream(door: Door) -> None:
     assert sorted(texts) == sorted(TEXTS)
     assert sorted(ends) == [0, 1, 2]
     assert usage["usage"]["completion_tokens"] == sum(tops)
-    turns = [await door.turn(ref.turn_id) for ref in await door.store.list_turns()]
+    turns = [await door.turn(ref.turn_id) for ref in await list_turns(door.store)]
     assert sorted(len(turn.response_ids) for turn in turns) == sorted(tops)
 
 
@@ -109,7 +110,7 @@ async def test_one_that_fails_ends_all(
     else:
         assert response.status_code == status
     assert len(door.engine.aborted) >= 2
-    for turn in await door.store.list_turns():
+    for turn in await list_turns(door.store):
         assert turn.drop_reason is DropReason.ABORTED
 
 
@@ -126,6 +127,6 @@ async def test_a_client_that_leaves_ends_all(door: Door, served: str, stream: bo
             request.cancel()
             while len(door.engine.aborted) < 3:
                 await asyncio.sleep(0.01)
-            while len(turns := await door.store.list_turns()) < 3:
+            while len(turns := await list_turns(door.store)) < 3:
                 await asyncio.sleep(0.01)
     assert {turn.drop_reason for turn in turns} == {DropReason.CLIENT_DISCONNECTED}

@@ -14,6 +14,7 @@ from api_proxy.reply import responses
 from records.names import DropReason, TurnState
 from rollout_bridge.engine.errors import EngineUnavailable
 from tests.api_proxy.conftest import WEATHER, Door
+from tests.records.looking import list_turns
 
 USER = {"role": "user", "content": "hi"}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -139,7 +140,7 @@ async def test_client_that_leaves(
         await _until(lambda: door.engine.num_closed == 1)
         return
     await _until_async(lambda: _num_turns(door, 1))
-    (turn,) = await door.store.list_turns()
+    (turn,) = await list_turns(door.store)
     assert turn.drop_reason is DropReason.CLIENT_DISCONNECTED
     assert (await door.turn(turn.turn_id)).response_ids.tolist() == line.ids[:5]
 
@@ -167,7 +168,7 @@ async def test_client_that_leaves_while_the_store_is_slow(
     await _until_async(lambda: _num_turns(door, 1))
     await door.app.state.service.recorder.drain()
     assert num_calls == 1
-    (turn,) = await door.store.list_turns()
+    (turn,) = await list_turns(door.store)
     assert turn.drop_reason is None
 
 
@@ -181,7 +182,7 @@ async def test_client_that_leaves_before_the_first_token(door: Door, served: str
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
     await _until(lambda: door.engine.num_closed == 0 and len(door.engine.aborted) == 1)
-    assert await door.store.list_turns() == []
+    assert await list_turns(door.store) == []
 
 
 async def test_engine_that_dies_in_the_middle_is_continued(door: Door) -> None:
@@ -202,7 +203,7 @@ async def test_engine_that_dies_for_good_ends_the_stream_with_an_error(door: Doo
     door.will_say(door.line("Hello, world!", fail_at=4), *[EngineUnavailable("gone")] * 8)
     data = await events(door, [USER])
     assert data[-1]["error"]["code"] == "engine_unavailable"
-    (turn,) = await door.store.list_turns()
+    (turn,) = await list_turns(door.store)
     assert turn.drop_reason is DropReason.ABORTED
 
 
@@ -249,7 +250,7 @@ async def test_a_long_wait_is_bridged_by_comments(
 
 
 async def _num_turns(door: Door, count: int) -> bool:
-    return len(await door.store.list_turns()) == count
+    return len(await list_turns(door.store)) == count
 
 
 async def _until(condition) -> None:

@@ -12,6 +12,7 @@ from records.errors import StoreUnavailable
 from records.names import TurnState
 from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
 from tests.api_proxy.conftest import WEATHER, Door
+from tests.records.looking import list_turns
 
 USER = {"role": "user", "content": "hi"}
 
@@ -250,10 +251,10 @@ async def test_a_slow_store_delays_a_reply_only_so_long(door: Door, monkeypatch)
     door.will_say("Hello.")
     response = await door.post([USER])
     assert response.status_code == 200
-    assert await door.store.list_turns() == []
+    assert await list_turns(door.store) == []
     freed.set()
     await door.app.state.service.recorder.drain()
-    (turn,) = await door.store.list_turns()
+    (turn,) = await list_turns(door.store)
     assert turn.state is TurnState.AWAITING_NEXT_STATE
 
 

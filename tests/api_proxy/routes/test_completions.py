@@ -18,6 +18,7 @@ from rollout_bridge.engine.errors import (
     EngineUnavailable,
 )
 from tests.api_proxy.conftest import WEATHER, Door
+from tests.records.looking import list_turns
 
 USER = {"role": "user", "content": "hi"}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -147,7 +148,7 @@ async def test_broken_off_reply_under_a_grammar(door: Door, stream: bool) -> Non
     door.will_say(door.line('{"a": 1}', abort_at=3), '{"b": 2}')
     asked = {"type": "json_object"}
     response = await door.post([USER], response_format=asked, stream=stream)
-    (turn, *_) = await door.store.list_turns()
+    (turn, *_) = await list_turns(door.store)
     if stream:
         # What was sent cannot be taken back, and the grammar does not go on in its midst.
         assert '"code":"engine_unavailable"' in response.text
@@ -166,7 +167,7 @@ async def test_where_updates_break_off_a_reply_under_a_grammar_is_streamed_whole
     door.will_say(door.line('{"a": 1}', abort_at=3), door.line('{"b": 2}', abort_at=2), "[3]")
     asked = {"type": "json_object"}
     response = await door.post([USER], response_format=asked, stream=True)
-    (turn, *_) = await door.store.list_turns()
+    (turn, *_) = await list_turns(door.store)
     chunks = [
         json.loads(line.removeprefix("data: "))
         for line in response.text.splitlines()
@@ -187,7 +188,7 @@ async def test_a_reply_is_not_sampled_anew_for_ever(door: Door) -> None:
     door.will_say(*[door.line('{"a": 1}', abort_at=3)] * 3)
     response = await door.post([USER], response_format={"type": "json_object"})
     assert response.status_code == 503
-    (turn, *_) = await door.store.list_turns()
+    (turn, *_) = await list_turns(door.store)
     assert turn.drop_reason is DropReason.ABORTED
 
 
@@ -327,7 +328,7 @@ async def test_reply_that_is_broken_off_again_and_again(door: Door) -> None:
     door.will_say(line, line)
     response = await door.post([USER])
     assert response.status_code == 503
-    assert await door.store.list_turns() == []
+    assert await list_turns(door.store) == []
 
 
 @pytest.mark.parametrize("settings", [{"max_continuations": 1}])
@@ -398,7 +399,7 @@ async def test_engine_down(door: Door) -> None:
     assert response.status_code == 503
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["code"] == "engine_unavailable"
-    assert await door.store.list_turns() == []
+    assert await list_turns(door.store) == []
 
 
 async def test_answer_that_breaks_the_contract_is_asked_again_and_does_not_train(

@@ -12,6 +12,7 @@ import pytest
 from records.names import DropReason
 from rollout_bridge.engine.errors import EngineUnavailable
 from tests.api_proxy.conftest import Door
+from tests.records.looking import list_turns
 
 USER = {"role": "user", "content": "Book a hotel."}
 DOORS: dict[str, dict[str, Any]] = {
@@ -45,10 +46,10 @@ async def test_a_first_request_that_was_left_and_is_repeated_is_one_session(
     await leave(door, served, path, body)
     again = await door.client.post(path, json=body)
     turn = await door.turn(again.headers["x-turn-id"])
-    (session,) = {ref.session_id for ref in await door.store.list_turns()}
+    (session,) = {ref.session_id for ref in await list_turns(door.store)}
     assert turn.session_id == session
     if hang_at:
-        left = [ref for ref in await door.store.list_turns() if ref.turn_id != turn.turn_id]
+        left = [ref for ref in await list_turns(door.store) if ref.turn_id != turn.turn_id]
         assert [ref.drop_reason for ref in left] == [DropReason.CLIENT_DISCONNECTED]
     # Whoever begins in the same words after that is somebody else.
     other = await door.client.post(path, json=body)

@@ -9,6 +9,7 @@ import pytest
 
 from records.names import DropReason
 from tests.api_proxy.conftest import Door
+from tests.records.looking import list_turns
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -54,7 +55,7 @@ async def test_replies_end_and_no_more_are_begun(door: Door, agent: openai.Async
     text = "".join([chunk.choices[0].delta.content or "" async for chunk in await stream])
     assert text == "All of it."
     await stopping
-    [ref] = await door.store.list_turns()
+    [ref] = await list_turns(door.store)
     assert ref.drop_reason is None
 
 
@@ -72,7 +73,7 @@ async def test_what_does_not_end_is_cut_off_and_recorded(
         async for _ in stream:
             pass
     await door.app.state.service.recorder.drain()
-    [ref] = await door.store.list_turns()
+    [ref] = await list_turns(door.store)
     assert ref.drop_reason is DropReason.SHUTDOWN
     assert len((await door.turn(ref.turn_id)).response_ids) == 2
 

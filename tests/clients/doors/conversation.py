@@ -12,6 +12,7 @@ from examples.tool_lab.domain import TOOLS
 from records.names import TurnState
 from records.types import TurnRecord
 from tests.clients.doors.conftest import Lab
+from tests.records.looking import list_turns
 
 USERS = ("What is the weather in Karo?", "Thank you. And in Milu?")
 FUNCTIONS: list[dict[str, Any]] = [tool["function"] for tool in TOOLS]
@@ -27,7 +28,7 @@ def run_tool(name: str, arguments: dict[str, Any]) -> str:
 
 async def recorded(lab: Lab) -> list[TurnRecord]:
     """All turns, oldest first."""
-    newest_first = await lab.store.list_turns(limit=100)
+    newest_first = await list_turns(lab.store, limit=100)
     return await lab.store.turns([turn.turn_id for turn in reversed(newest_first)])
 
 

@@ -15,6 +15,7 @@ from records.store import Store
 from records.types import TurnRecord
 from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
+from tests.records.looking import list_turns
 
 LOGGERS = ("api_proxy", "records", "rollout_bridge")
 
@@ -42,7 +43,7 @@ class Endpoint:
 
     async def recorded(self) -> list[TurnRecord]:
         """All turns, oldest first."""
-        newest_first = await self.store.list_turns(limit=100)
+        newest_first = await list_turns(self.store, limit=100)
         return await self.store.turns([turn.turn_id for turn in reversed(newest_first)])
 
     async def check_one_conversation(self, num_turns: int) -> list[TurnRecord]:

@@ -10,7 +10,7 @@ import datasets
 import pytest
 import yaml
 
-from opd.export.choice import ALLOWED, NEVER, WORDS, LeftOut
+from opd.export.choice import ALLOWED, WORDS, LeftOut
 from opd.export.messages import NotText, plain_messages
 from records.feedback.feedback import Feedback
 from records.messages import Message
@@ -235,6 +235,25 @@ def test_the_card_names_the_file(sqlite_run: ARun) -> None:
     assert [path.name for path in sqlite_run.out.glob(files["path"])] == [
         "train-00000-of-00001.parquet"
     ]
+
+
+NEVER = frozenset(
+    {
+        DropReason.INTERNAL_ERROR,
+        DropReason.FORGOTTEN,
+        DropReason.RECORD_ONLY,
+        DropReason.SIDE_TURN,
+        DropReason.TEXT_COMPLETION,
+        DropReason.ABORTED,
+        DropReason.CLIENT_DISCONNECTED,
+        DropReason.SHUTDOWN,
+        DropReason.LENGTH_CUT,
+        DropReason.EMPTY_RESPONSE,
+        DropReason.SENSITIVE,
+        DropReason.HELD_OUT,
+    }
+)
+"""Turns that nobody may or should train on, whatever was said of them."""
 
 
 def test_every_drop_reason_is_decided() -> None:

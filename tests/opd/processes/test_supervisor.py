@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from opd.processes.supervisor import ChildFailed, Patience, Supervisor, free_ports
+from tests.opd.processes.pids import pids_of
 
 ROOT = Path(__file__).parents[3]
 # Says that it is up by writing its process id, then waits for its end.
@@ -46,14 +47,14 @@ async def test_child_that_is_killed_comes_back_and_stop_ends_it(tmp_path: Path) 
     supervisor = Supervisor(tmp_path / "logs")
     path = tmp_path / "pid"
     await supervisor.start("child", child_arguments(path), ready_when(path), 20)
-    first = supervisor.pids()["child"]
+    first = pids_of(supervisor)["child"]
     path.unlink()
     os.kill(first, signal.SIGKILL)
     await wait_for(path.exists)
-    second = supervisor.pids()["child"]
+    second = pids_of(supervisor)["child"]
     assert second != first
     await supervisor.stop()
-    assert supervisor.pids() == {}
+    assert pids_of(supervisor) == {}
     with pytest.raises(ProcessLookupError):
         os.kill(second, 0)
 

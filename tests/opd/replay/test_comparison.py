@@ -81,7 +81,7 @@ async def scored(store: Store, turn_id: str, hint: str, logprobs: list[float]) -
     score: Score = a_score(
         turn_id, hint=hint, teacher_logprobs=np.array(logprobs, dtype=np.float32)
     )
-    assert await store.commit_score(OWNER, score)
+    assert await store.commit_scores(OWNER, [score])
 
 
 def yes(index: int, hint: str = HINT, **changes: Any) -> Vote:

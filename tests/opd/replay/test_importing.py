@@ -37,6 +37,7 @@ from tests.examples.shipped import MODEL
 from tests.opd.replay.recordings import AIRLINE, AIRLINE_VOTES, read, write_lines
 from tests.records.builders import REPLY, a_session, a_turn
 from tests.records.builders import SCOPE as LIVE_SCOPE
+from tests.records.looking import list_turns
 from tests.rollout_bridge.chat_tokenizers import without_switches
 
 SETTINGS = ImportSettings(context_length=32_768, held_out=0.0, renderer="ours")
@@ -64,7 +65,7 @@ def prepared(
 
 
 async def stored(store: Store) -> list[TurnRecord]:
-    refs = await store.list_turns(limit=1000)
+    refs = await list_turns(store, limit=1000)
     return await store.turns([ref.turn_id for ref in reversed(refs)])
 
 

@@ -23,6 +23,7 @@ from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 from tests.examples.shipped import MODEL
 from tests.opd.replay.recordings import read, write_lines
+from tests.records.looking import list_turns
 
 REDACTION = RedactionConfig(secrets="off", personal="off")
 SETTINGS = ImportSettings(context_length=4096, held_out=0.0, renderer="ours")
@@ -68,7 +69,7 @@ async def test_a_sample_keeps_the_templates_switch_of_its_prompt(
             proxy=ProxyConfig(),
         )
         assert await resampler.process("w", recorded)
-        turns = await store.turns([ref.turn_id for ref in await store.list_turns(limit=9)])
+        turns = await store.turns([ref.turn_id for ref in await list_turns(store, limit=9)])
     [sample] = [
         one
         for one in turns

@@ -96,7 +96,7 @@ async def test_a_turn_in_any_state_goes(
 async def test_workers_that_held_a_deleted_turn_go_on(store: Store, keeper: Housekeeping) -> None:
     turn_id = await turn_in(store, TurnState.SCORING)
     await forget(keeper, await session_of(store, turn_id))
-    assert not await store.commit_score(OWNER, a_score(turn_id))
+    assert not await store.commit_scores(OWNER, [a_score(turn_id)])
     assert await claimed(store, TurnState.SCORING) == []
 
 

@@ -25,6 +25,7 @@ from tests.records.builders import (
     state_of,
     turn_in,
 )
+from tests.records.looking import verdict_of
 
 MIGRATIONS = Path(records.__file__).parent / "migrations"
 Shape = dict[str, set[tuple[str, str, bool]]]
@@ -85,14 +86,14 @@ async def test_what_an_earlier_program_left_goes_on(empty_config: StoreConfig) -
         assert (teaching.candidate, teaching.hint, teaching.topk_ids) == (0, HINT, None)
         np.testing.assert_array_equal(teaching.teacher_logprobs, sample.teacher_logprobs)
         assert (sample.routed_experts, sample.side_samples) == (None, None)
-        verdict = await store.verdict_of(turns[TurnState.READY])
+        verdict = await verdict_of(store, turns[TurnState.READY])
         assert verdict == a_verdict(turns[TurnState.READY])
         assert len(await store.example_turns(5)) == 1
 
         [waiting] = await store.claim(TurnState.SCORING, owner=OWNER, limit=9, ttl_s=60.0)
         assert (waiting.turn_id, waiting.candidates) == (turns[TurnState.SCORING], (HINT,))
         assert waiting.teacher_key is None
-        assert await store.commit_score(OWNER, a_score(waiting.turn_id))
+        assert await store.commit_scores(OWNER, [a_score(waiting.turn_id)])
         assert await claimed(store, TurnState.JUDGING) == [turns[TurnState.JUDGING]]
         rewarded = a_verdict(turns[TurnState.JUDGING], None, reward=-1.0)
         assert await store.commit_verdict(OWNER, rewarded, None)

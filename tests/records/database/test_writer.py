@@ -29,6 +29,7 @@ from tests.records.builders import (
     claimed,
     recorded,
 )
+from tests.records.looking import verdict_of
 
 
 def add(connection: Connection, name: str) -> str:
@@ -248,11 +249,11 @@ async def test_of_two_verdicts_in_one_group_the_first_counts(store: Store) -> No
     again = store.commit_verdict(OWNER, a_verdict(turn_ids[0], "another hint"), None)
     commits = [store.commit_verdict(OWNER, verdict, None) for verdict in verdicts[:2]]
     assert await asyncio.gather(*commits, again, lost) == [True, True, False, False]
-    stored = [await store.verdict_of(turn_id) for turn_id in turn_ids]
+    stored = [await verdict_of(store, turn_id) for turn_id in turn_ids]
     assert stored == [*verdicts[:2], None]
     scoring = await claimed(store, TurnState.SCORING)
     assert sorted(scoring) == sorted(turn_ids[:2])
     wanted = [a_score(one, hint=f"hint of {one}") for one in [*scoring, scoring[0]]]
-    scores = [store.commit_score(OWNER, score) for score in wanted]
+    scores = [store.commit_scores(OWNER, [score]) for score in wanted]
     assert await asyncio.gather(*scores) == [True, True, False]
     assert await store.ready_count() == 2

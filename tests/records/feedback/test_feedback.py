@@ -23,6 +23,7 @@ from tests.records.builders import (
     turn_in,
 )
 from tests.records.conftest import Clock
+from tests.records.looking import feedback_of, verdict_of
 
 AWAITING, JUDGING, SCORING, READY, LEASED, TRAINED, DROPPED = TurnState
 SAID = Feedback(text="It was wrong.")
@@ -61,7 +62,7 @@ async def test_what_becomes_of_it(
     assert (kept.outcome, kept.is_new, await state_of(store, turn_id)) == (outcome, True, after)
     reasons = {LEASED: "it is being trained on", TRAINED: "trained in version 1"}
     assert kept.reason == {**reasons, DROPPED: "dropped: aborted"}.get(state)
-    assert await store.feedback_of(turn_id) == [
+    assert await feedback_of(store, turn_id) == [
         KeptFeedback(
             feedback_id=kept.feedback_id,
             turn_id=turn_id,
@@ -136,7 +137,7 @@ async def forward(store: Store, turn_id: str, state: TurnState) -> None:
 async def test_what_was_made_of_less_is_gone(store: Store) -> None:
     turn_id = await turn_in(store, READY)
     await add(store, turn_id)
-    assert await store.verdict_of(turn_id) is None
+    assert await verdict_of(store, turn_id) is None
     assert await store.score_of(turn_id) is None
     assert await claimed(store, JUDGING) == [turn_id]
     # A reward alone: nothing teaches under the hint of before.
@@ -152,9 +153,9 @@ async def test_scores_of_the_hint_of_before_are_not_taken(store: Store) -> None:
     assert await claimed(store, JUDGING) == [turn_id]
     assert await store.commit_verdict(OWNER, a_verdict(turn_id, "another hint"), None)
     assert await claimed(store, SCORING) == [turn_id]
-    assert not await store.commit_score(OWNER, a_score(turn_id), (HINT,))
+    assert not await store.commit_scores(OWNER, [a_score(turn_id)], (HINT,))
     # A control may score under other words than the hint that the turn has.
-    assert await store.commit_score(OWNER, a_score(turn_id, hint="a control"), ("another hint",))
+    assert await store.commit_scores(OWNER, [a_score(turn_id, hint="a control")], ("another hint",))
 
 
 async def test_the_same_again_changes_nothing(store: Store, clock: Clock) -> None:
@@ -167,7 +168,7 @@ async def test_the_same_again_changes_nothing(store: Store, clock: Clock) -> Non
         assert not kept.is_new
         assert (kept.feedback_id, kept.outcome) == (first.feedback_id, first.outcome)
         assert kept.created_at == first.created_at
-    assert len(await store.feedback_of(turn_id)) == 1
+    assert len(await feedback_of(store, turn_id)) == 1
     with pytest.raises(StoreConflict, match="other feedback"):
         await store.add_feedback(SCOPE, turn_id, Feedback(text="Right.", external_id="one"))
     other = await recorded(store)

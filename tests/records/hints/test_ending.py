@@ -42,7 +42,7 @@ async def rule(store: Store, text: str = CELSIUS, **found: Any) -> tuple[str, st
 async def scored(store: Store, turn_id: str) -> None:
     """A turn that waits for a teacher gets its score; no other may wait."""
     assert await claimed(store, TurnState.SCORING) == [turn_id]
-    assert await store.commit_score(OWNER, a_score(turn_id))
+    assert await store.commit_scores(OWNER, [a_score(turn_id)])
 
 
 async def became(store: Store, turn_id: str) -> tuple[TurnState, DropReason | None]:
@@ -92,7 +92,7 @@ async def test_who_scores_such_a_turn_has_lost_it(store: Store) -> None:
     hint_id, turn_id = await rule(store)
     assert await claimed(store, TurnState.SCORING) == [turn_id]
     assert await store.delete_hint(hint_id) is not None
-    assert not await store.commit_score(OWNER, a_score(turn_id))
+    assert not await store.commit_scores(OWNER, [a_score(turn_id)])
     assert await became(store, turn_id) == ENDED
 
 

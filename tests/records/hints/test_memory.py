@@ -40,6 +40,7 @@ from tests.records.builders import (
     a_vote,
     claimed,
 )
+from tests.records.looking import verdict_of
 
 EXAMINER = "examiner"
 
@@ -291,7 +292,7 @@ async def test_a_source_is_as_old_as_its_turn(store: Store) -> None:
 async def test_objections_to_what_a_hint_taught_withdraw_it(store: Store) -> None:
     turn_id = await objected(store, "use Celsius")
     assert await claimed(store, TurnState.SCORING) == [turn_id]
-    assert await store.commit_score(OWNER, a_score(turn_id))
+    assert await store.commit_scores(OWNER, [a_score(turn_id)])
     await store.lease(owner="trainer", count=1, ttl_s=60)
     await store.commit_step(version=a_version(1), results=[a_result(turn_id)])
     [old] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
@@ -442,7 +443,7 @@ async def ready(store: Store, hint: str = HINT) -> str:
     """An objected turn that waits for the trainer."""
     turn_id = await objected(store, hint)
     assert await claimed(store, TurnState.SCORING) == [turn_id]
-    assert await store.commit_score(OWNER, a_score(turn_id, hint=hint))
+    assert await store.commit_scores(OWNER, [a_score(turn_id, hint=hint)])
     return turn_id
 
 
@@ -491,13 +492,13 @@ async def test_a_candidate_in_the_first_ones_place_is_what_is_remembered(store: 
     turn_id = await misread(store, wrong, right, "Round the amount.")
     assert {one.text for one in await store.hints()} == {wrong, right}
     score = a_score(turn_id, hint=right)
-    assert await store.commit_score(OWNER, score, (wrong, right, "Round the amount."))
+    assert await store.commit_scores(OWNER, [score], (wrong, right, "Round the amount."))
     [hint] = await store.hints()
     assert hint.text == right
     sources = await store.hint_sources(hint.hint_id)
     assert {one.turn_id for one in sources} == {known, turn_id}
     assert {one.text for one in sources} == {right}
-    verdict = await store.verdict_of(turn_id)
+    verdict = await verdict_of(store, turn_id)
     assert verdict is not None
     assert (verdict.hint, verdict.candidates) == (right, (right,))
 

@@ -51,7 +51,7 @@ async def ready_turns(store: Store, count: int, scope: str = "key") -> list[str]
         await store.commit_verdict(OWNER, a_verdict(turn_id), None)
     assert len(await claimed(store, TurnState.SCORING, limit=count)) == count
     for turn_id in ids:
-        await store.commit_score(OWNER, a_score(turn_id))
+        await store.commit_scores(OWNER, [a_score(turn_id)])
     return ids
 
 

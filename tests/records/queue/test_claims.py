@@ -24,6 +24,7 @@ from tests.records.builders import (
     turn_in,
 )
 from tests.records.conftest import Clock
+from tests.records.looking import verdict_of, votes_of
 
 JUDGING, SCORING = TurnState.JUDGING, TurnState.SCORING
 
@@ -68,7 +69,7 @@ async def test_an_expired_claim_is_free_and_its_owner_writes_nothing(
     clock.now += 2
     assert await claimed(store, JUDGING, "quick") == [turn_id]
     assert not await store.commit_verdict("slow", a_verdict(turn_id, "hint of the slow one"), None)
-    assert await store.verdict_of(turn_id) is None
+    assert await verdict_of(store, turn_id) is None
     assert await store.commit_verdict("quick", a_verdict(turn_id), None)
     assert not await store.commit_verdict("slow", a_verdict(turn_id, "hint of the slow one"), None)
     turn = await store.turn(turn_id)
@@ -102,8 +103,8 @@ async def test_claimed_turns_carry_what_the_workers_need(store: Store) -> None:
     assert await store.commit_verdict(OWNER, a_verdict(turn_id), None)
     [turn] = await store.claim(SCORING, owner=OWNER, limit=1, ttl_s=1.0)
     assert (turn.hint, turn.next_state, turn.state) == (HINT, [REPLY], SCORING)
-    assert await store.votes_of(turn_id) == a_verdict(turn_id).votes
-    assert await store.commit_score(OWNER, a_score(turn_id))
+    assert await votes_of(store, turn_id) == a_verdict(turn_id).votes
+    assert await store.commit_scores(OWNER, [a_score(turn_id)])
     score = await store.score_of(turn_id)
     assert score is not None
     assert score.hinted_prompt_ids.tolist() == [1, 2, 3, 30, 31, 4]

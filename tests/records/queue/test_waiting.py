@@ -25,6 +25,7 @@ from tests.records.builders import (
     turn_in,
 )
 from tests.records.conftest import Clock
+from tests.records.looking import verdict_of
 from tests.records.queue.test_round_robin import copies, plans
 
 JUDGING, SCORING, READY, DROPPED = (
@@ -141,7 +142,7 @@ async def test_old_turns_are_let_go_and_judged_last_for_their_hint(
     (late,) = await store.claim_late(owner="other", limit=9, ttl_s=60.0)
     assert await store.commit_verdict("other", a_verdict(old), None)
     assert await became(store, old) == (DROPPED, DropReason.HINT_ONLY)
-    verdict = await store.verdict_of(old)
+    verdict = await verdict_of(store, old)
     assert verdict is not None
     assert verdict.hint == HINT
     assert await store.claim_late(owner=OWNER, limit=9, ttl_s=60.0) == []

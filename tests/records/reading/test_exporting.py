@@ -37,6 +37,7 @@ from tests.records.builders import (
     turn_in,
 )
 from tests.records.conftest import Clock
+from tests.records.looking import verdict_of
 
 
 async def read(
@@ -150,7 +151,7 @@ async def test_a_whole_turn_has_all_that_was_made_of_it(store: Store) -> None:
         for one in turns
     )
     assert whole.turn.turn_id == turn_id
-    assert whole.verdict == await store.verdict_of(turn_id)
+    assert whole.verdict == await verdict_of(store, turn_id)
     assert whole.verdict is not None
     assert whole.verdict.hint == HINT
     assert whole.score is not None

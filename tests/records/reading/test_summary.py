@@ -14,6 +14,7 @@ from tests.records.builders import (
     recorded,
     turn_in,
 )
+from tests.records.looking import verdict_of, votes_of
 
 
 async def test_an_empty_store_has_counts_of_zero_and_no_means(store: Store) -> None:
@@ -43,14 +44,14 @@ async def test_votes_are_summed_by_what_they_say(store: Store) -> None:
     assert (summary.accepted, summary.accept_rate) == (1, 0.5)
     assert summary.mean_hint_chars == len(HINT)
     assert (summary.prompt_tokens, summary.completion_tokens) == (400, 60)
-    assert await store.votes_of(turn_id) == votes
-    assert await store.verdict_of(rejected) == negative
+    assert await votes_of(store, turn_id) == votes
+    assert await verdict_of(store, rejected) == negative
 
 
 async def test_latency_of_scores_is_a_mean_over_all(store: Store) -> None:
     for latency_s in (1.0, 3.0):
         turn_id = await turn_in(store, TurnState.SCORING)
-        assert await store.commit_score(OWNER, a_score(turn_id, latency_s=latency_s))
+        assert await store.commit_scores(OWNER, [a_score(turn_id, latency_s=latency_s)])
     assert await store.mean_score_latency() == pytest.approx(2.0)
 
 
@@ -58,7 +59,7 @@ async def test_text_that_no_column_takes_is_stored_readably(store: Store) -> Non
     turn_id = await turn_in(store, TurnState.JUDGING)
     vote = a_vote(0, text="a\x00b\ud83d", hint="c\x00d, e é 日本 🙂")
     assert await store.commit_verdict(OWNER, a_verdict(turn_id, vote.hint, (vote,)), None)
-    [stored] = await store.votes_of(turn_id)
+    [stored] = await votes_of(store, turn_id)
     assert (stored.text, stored.hint) == ("a\ufffdb\ufffd", "c\ufffdd, e é 日本 🙂")
 
 

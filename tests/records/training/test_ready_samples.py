@@ -35,6 +35,7 @@ from tests.records.builders import (
     turn_in,
 )
 from tests.records.conftest import Clock
+from tests.records.looking import verdict_of
 
 JUDGING, SCORING, READY = TurnState.JUDGING, TurnState.SCORING, TurnState.READY
 HINTS = ("the shortest hint", "a hint that is longer", "the longest hint of all three")
@@ -112,7 +113,7 @@ async def test_every_candidate_comes_back_the_selected_one_first(store: Store) -
     score = await store.score_of(turn_id)
     assert score is not None
     assert score.hint == HINTS[0]
-    verdict = await store.verdict_of(turn_id)
+    verdict = await verdict_of(store, turn_id)
     assert verdict is not None
     assert verdict.candidates == HINTS
 
@@ -192,7 +193,7 @@ async def test_prompts_that_no_engine_scored_are_ready_without_log_probs(store: 
     turn_id = await turn_in(store, SCORING)
     unscored = np.full(3, np.nan, dtype=np.float32)
     score = a_score(turn_id, teacher_version=UNSCORED, teacher_logprobs=unscored)
-    assert await store.commit_score(OWNER, score)
+    assert await store.commit_scores(OWNER, [score])
     [sample] = await leased(store)
     assert np.isnan(sample.teacher_logprobs).all()
     [teaching] = sample.teachings
@@ -217,7 +218,7 @@ async def test_a_reward_and_a_hint_stay_together(store: Store) -> None:
     turn_id = await judged(store)
     assert await store.commit_verdict(OWNER, a_verdict(turn_id, reward=1.0), None)
     assert await claimed(store, SCORING) == [turn_id]
-    assert await store.commit_score(OWNER, a_score(turn_id))
+    assert await store.commit_scores(OWNER, [a_score(turn_id)])
     [sample] = await leased(store)
     assert (sample.reward, len(sample.teachings)) == (1.0, 1)
 
@@ -313,7 +314,7 @@ async def test_hints_with_odd_characters_stay_the_selected_ones(store: Store) ->
     hints = ("use \x00 celsius \ud800", "use celsius, always")
     turn_id = await judged(store)
     assert await store.commit_verdict(OWNER, a_verdict(turn_id, hints[0], candidates=hints), None)
-    verdict = await store.verdict_of(turn_id)
+    verdict = await verdict_of(store, turn_id)
     assert verdict is not None
     assert verdict.candidates == ("use \ufffd celsius \ufffd", hints[1])
     [turn] = await store.claim(SCORING, owner=OWNER, limit=1, ttl_s=1.0)
@@ -327,7 +328,7 @@ async def test_who_lost_a_claim_writes_nothing_of_any_kind(store: Store, clock: 
     clock.now += 61
     assert await claimed(store, JUDGING, "quick") == [turn_id]
     assert not await store.commit_verdict("slow", a_verdict(turn_id, None, reward=-1.0), None)
-    assert await store.verdict_of(turn_id) is None
+    assert await verdict_of(store, turn_id) is None
     verdict = a_verdict(turn_id, HINTS[0], candidates=HINTS, reward=1.0)
     assert await store.commit_verdict("quick", verdict, None)
     assert not await store.commit_verdict("slow", a_verdict(turn_id, None, reward=-1.0), None)

@@ -7,6 +7,7 @@ from records.names import DropReason, TurnState
 from records.store import Store
 from records.types import VersionSpan
 from tests.records.builders import TRAINER, a_result, a_version, recorded, state_of, turn_in
+from tests.records.looking import sampled_from_abandoned
 
 READY, LEASED, TRAINED = TurnState.READY, TurnState.LEASED, TurnState.TRAINED
 
@@ -126,6 +127,6 @@ async def test_turns_sampled_from_an_abandoned_version_are_marked(store: Store) 
     _, version = await trained(store)
     span = VersionSpan(version=version, start=0, end=3)
     turn_id = await recorded(store, version_spans=(span,))
-    assert await store.sampled_from_abandoned() == []
+    assert await sampled_from_abandoned(store) == []
     await store.reconcile([])
-    assert await store.sampled_from_abandoned() == [turn_id]
+    assert await sampled_from_abandoned(store) == [turn_id]

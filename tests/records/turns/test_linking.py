@@ -15,6 +15,7 @@ from tests.records.builders import (
     turn_in,
 )
 from tests.records.conftest import Clock
+from tests.records.looking import list_turns
 
 
 async def test_long_paths_exceed_one_query(store: Store) -> None:
@@ -94,7 +95,7 @@ async def test_turns_are_listed_newest_first(store: Store) -> None:
     session_id = await a_session(store)
     turn_ids = [await recorded(store, session_id=session_id) for _ in range(3)]
     ready = await turn_in(store, TurnState.READY)
-    listed = await store.list_turns(session_id, limit=2)
+    listed = await list_turns(store, session_id, limit=2)
     assert [ref.turn_id for ref in listed] == [turn_ids[2], turn_ids[1]]
-    assert [ref.turn_id for ref in await store.list_turns(state=TurnState.READY)] == [ready]
-    assert len(await store.list_turns()) == 4
+    assert [ref.turn_id for ref in await list_turns(store, state=TurnState.READY)] == [ready]
+    assert len(await list_turns(store)) == 4

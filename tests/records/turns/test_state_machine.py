@@ -54,7 +54,7 @@ ACTIONS: dict[str, tuple[Action, dict[TurnState, TurnState]]] = {
         lambda s, t: s.commit_verdict(OWNER, a_verdict(t, None), DropReason.NO_HINT),
         {JUDGING: DROPPED},
     ),
-    "commit_score": (lambda s, t: s.commit_score(OWNER, a_score(t)), {SCORING: READY}),
+    "commit_score": (lambda s, t: s.commit_scores(OWNER, [a_score(t)]), {SCORING: READY}),
     "drop by worker": (
         lambda s, t: s.drop(OWNER, t, DropReason.TEACHER_MISALIGNED),
         {JUDGING: DROPPED, SCORING: DROPPED},
@@ -104,7 +104,7 @@ async def test_a_stranger_moves_nothing(store: Store) -> None:
     for state in TurnState:
         turn_id = await turn_in(store, state)
         assert not await store.commit_verdict("stranger", a_verdict(turn_id), None)
-        assert not await store.commit_score("stranger", a_score(turn_id))
+        assert not await store.commit_scores("stranger", [a_score(turn_id)])
         assert not await store.drop("stranger", turn_id, DropReason.NO_HINT)
         assert await store.release("stranger", [turn_id]) == 0
         assert await store.extend_claims("stranger", [turn_id], 60.0) == 0
@@ -138,4 +138,4 @@ async def test_impossible_requests_are_refused(store: Store) -> None:
     with pytest.raises(ValueError, match="no hint and no drop reason"):
         await store.commit_verdict(OWNER, a_verdict(turn_id, None), None)
     with pytest.raises(ValueError, match="teacher log-probs"):
-        await store.commit_score(OWNER, a_score(turn_id, 2))
+        await store.commit_scores(OWNER, [a_score(turn_id, 2)])

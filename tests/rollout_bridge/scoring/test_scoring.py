@@ -30,6 +30,7 @@ from tests.rollout_bridge.fault_teacher import (
     run_until_left_scoring,
     scoring_turn,
 )
+from tests.rollout_bridge.scoring.figures import scoring_figures
 from tests.workers import running, until
 
 
@@ -226,7 +227,7 @@ async def test_scores_that_do_not_fit_drop_the_turn(
     assert await store.drops() == {reason: 1}
     assert await store.score_of(turn_id) is None
     if reason is DropReason.TEACHER_MISALIGNED:
-        assert worker.metrics.snapshot()["hint/dropped_misaligned"] == 1
+        assert scoring_figures(worker.metrics)["hint/dropped_misaligned"] == 1
 
 
 class NonFinitePolicy:

@@ -25,6 +25,7 @@ from tests.rollout_bridge.fault_teacher import (
     scoring_turn,
     served,
 )
+from tests.rollout_bridge.scoring.figures import scoring_figures
 from tests.workers import until
 
 HINTS = ("Use Celsius.", HINT, "Give each temperature in Celsius, please.")
@@ -49,7 +50,7 @@ async def test_every_candidate_is_scored_under_its_own_prompt(store, client, tea
         assert teaching.teacher_logprobs is not None
         assert teaching.teacher_logprobs.tolist() == [-0.25, -0.5, -0.75]
         assert teaching.topk_ids is None
-    assert (sample.hint, worker.metrics.snapshot()["teacher/scored"]) == (HINTS[0], 1)
+    assert (sample.hint, scoring_figures(worker.metrics)["teacher/scored"]) == (HINTS[0], 1)
     assert worker.metrics.registry.get_sample_value("teacher_tokens_total") == 9
 
 
@@ -195,7 +196,10 @@ async def test_without_engine_scores_only_the_prompts_are_built(store, teacher, 
         assert np.array_equal(teaching.hinted_prompt_ids, ids)
         assert (teaching.teacher, teaching.teacher_version) == ("teacher", UNSCORED)
         assert teaching.teacher_logprobs is None
-    assert worker.metrics.snapshot() == {"teacher/scored": 1, "hint/dropped_no_user_message": 1}
+    assert scoring_figures(worker.metrics) == {
+        "teacher/scored": 1,
+        "hint/dropped_no_user_message": 1,
+    }
 
 
 async def test_a_turn_goes_to_the_teacher_that_it_names(store, client, teacher, rendering):

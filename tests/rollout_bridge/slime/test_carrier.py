@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from records.types import ReadySample
-from rollout_bridge.merging import PackedSequence, TurnSpan, merge_turns, separate_turns
+from rollout_bridge.merging import PackedSequence, TurnSpan, merge_turns
 from rollout_bridge.slime.carrier import build, row_experts
+from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.tiny import conversation
 
 

@@ -4,7 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_bridge.merging import PackedSequence, TurnSpan, merge_turns, separate_turns
+from rollout_bridge.merging import PackedSequence, TurnSpan, merge_turns
+from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.tiny import conversation, sample
 from trainer.batch.collate import build_micro_batch, comparable, plan_micro_batches
 

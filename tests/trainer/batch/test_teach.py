@@ -10,7 +10,7 @@ import torch
 
 from records.names import DropReason
 from records.types import ReadySample, Teaching
-from rollout_bridge.merging import separate_turns
+from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.tiny import VOCAB, load, random_ids, sample, save_model
 from trainer.batch.collate import build_micro_batch
 from trainer.batch.side_sampling import lacks_side_samples, with_side_samples

@@ -6,7 +6,6 @@ import pytest
 from trainer.objectives.validation import (
     check_kl_terms,
     check_loss_mode,
-    check_policy_loss_mode,
 )
 
 
@@ -43,8 +42,6 @@ def test_unknown_names_get_the_nearest_one():
     assert "'forward_kl_topk'" in refusal(
         check_loss_mode, "forward_kl_top", use_policy_gradient=False
     )
-    assert "vanilla" in refusal(check_policy_loss_mode, "gspo")
-    check_policy_loss_mode("gspo", known=("vanilla", "gspo"))
 
 
 def test_two_kl_terms_are_warned_of_unless_both_are_asked_for():

@@ -16,9 +16,52 @@ from tests.trainer.tiny import VOCAB
 from trainer.config import TrainerConfig
 from trainer.slime.advantages import RankAdvantages, prepare
 from trainer.slime.loss import micro_batch_loss
-from trainer.slime.ranks import OneProcess
 
 ROWS = ("total_lengths", "response_lengths", "loss_masks", "rollout_log_probs", "ref_log_probs")
+
+
+class OneProcess:
+    """The ranks of a job that has one of each: all of it here."""
+
+    context_size = 1
+
+    def scoring_places(self, args: Any, batch: dict[str, Any], num_places: int) -> list[Tensor]:
+        """As `Ranks.scoring_places`: one row behind the other, and padding behind the last."""
+        places, end = [], 0
+        lengths = zip(batch["total_lengths"], batch["response_lengths"], strict=True)
+        for total_length, response_length in lengths:
+            end += total_length
+            # The place of a token scores the next one.
+            places.append(torch.arange(end - response_length - 1, end - 1))
+        return places
+
+    def join(self, part: Tensor, total_length: int, response_length: int) -> Tensor:
+        """As `Ranks.join`."""
+        return part
+
+    def part(self, whole: Tensor, total_length: int, response_length: int) -> Tensor:
+        """As `Ranks.part`."""
+        return whole
+
+    def of_all(self, own: Any) -> list[Any]:
+        """As `Ranks.of_all`."""
+        return [own]
+
+    def vocabulary_start(self, size: int) -> int:
+        """As `Ranks.vocabulary_start`."""
+        return 0
+
+    def vocabulary_sum(self, values: Tensor) -> Tensor:
+        """As `Ranks.vocabulary_sum`."""
+        return values
+
+    def vocabulary_max(self, values: Tensor) -> Tensor:
+        """As `Ranks.vocabulary_max`."""
+        return values
+
+    def vocabulary_parts(self, values: Tensor) -> list[Tensor]:
+        """As `Ranks.vocabulary_parts`."""
+        return [values]
 
 
 def arguments(**changes: Any) -> Namespace:

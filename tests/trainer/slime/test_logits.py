@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.slime.one_process import OneProcess
 from trainer.slime.logits import LogitsRequest, logits_logprobs
-from trainer.slime.ranks import OneProcess
 
 T, V, K = 11, 17, 3
 

@@ -11,14 +11,13 @@ import torch
 
 from rollout_bridge.merging import PackedSequence, merge_turns
 from tests.trainer.slime.batches import rows_of, samples_of
-from tests.trainer.slime.one_process import arguments, logits_of, rollout_data, step
+from tests.trainer.slime.one_process import OneProcess, arguments, logits_of, rollout_data, step
 from tests.trainer.tiny import load, save_model
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.slime.advantages import prepare
 from trainer.slime.correction import correction_weights
 from trainer.slime.loss import micro_batch_loss
-from trainer.slime.ranks import OneProcess
 from trainer.step.update import Updater
 
 CONFIGS: dict[str, dict[str, Any]] = {

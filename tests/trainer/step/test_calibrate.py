@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.trainer.local_engine import LocalEngine
-from tests.trainer.tiny import VOCAB, load, save_model
+from tests.trainer.tiny import VOCAB, load, random_sequences, save_model
 from trainer.errors import CalibrationError
-from trainer.step.calibrate import calibrate, own_logprobs, random_sequences
+from trainer.step.calibrate import calibrate, own_logprobs
 
 
 @pytest.fixture(scope="module")

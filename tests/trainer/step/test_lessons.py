@@ -20,6 +20,7 @@ from records.lessons.types import LessonSample, LessonScore, NewLesson
 from records.names import TurnState
 from records.store import Store
 from records.types import VersionSpan
+from tests.records.looking import list_turns
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.rehearsal.test_journal import a_row
 from tests.trainer.step.test_loop import samples, settings
@@ -60,7 +61,7 @@ async def rehearsing(run: Path, folder: Path, **options):
 
 async def make_lessons(store: Store, kind: LessonKind, count: int, version: int = 0) -> list[str]:
     """`count` ready lessons at a turn that is stored."""
-    [turn, *_] = await store.list_turns()
+    [turn, *_] = await list_turns(store)
     prompt_ids, _ = await store.turn_tokens(turn.turn_id)
     new = [
         NewLesson(
@@ -101,7 +102,7 @@ async def make_lessons(store: Store, kind: LessonKind, count: int, version: int 
 
 async def coming(store: Store, kind: LessonKind) -> None:
     """A lesson that waits to be sampled."""
-    [turn, *_] = await store.list_turns()
+    [turn, *_] = await list_turns(store)
     lesson = NewLesson(
         lesson_id=uuid4().hex,
         kind=kind,

@@ -14,11 +14,10 @@ from records.names import DropReason, TurnState
 from records.store import Store
 from rollout_bridge.engine.served import ServedFile
 from tests.trainer.local_engine import LocalEngine
-from tests.trainer.tiny import VOCAB, conversation, make_ready, save_model, states
+from tests.trainer.tiny import VOCAB, conversation, make_ready, random_sequences, save_model, states
 from trainer.checkpoints.manifest import Manifest
 from trainer.config import LoraConfig, TrainerConfig
 from trainer.errors import CheckpointError, TrainerError
-from trainer.step.calibrate import random_sequences
 from trainer.step.loop import EmbeddedTrainer
 from trainer.step.stop_order import StopOrder, order_stop
 

@@ -17,11 +17,11 @@ from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.engine.served import ServedFile
 from rollout_bridge.engine.types import SamplingParams
 from tests.trainer.step.test_loop import settings
-from tests.trainer.tiny import make_ready
+from tests.trainer.tiny import make_ready, random_sequences
 from trainer.config import LoraConfig
 from trainer.errors import CalibrationError
 from trainer.model.policy import WithoutAdapters
-from trainer.step.calibrate import own_logprobs, random_sequences
+from trainer.step.calibrate import own_logprobs
 from trainer.step.loop import EmbeddedTrainer
 
 MODEL = Path(__file__).parents[3] / "examples" / "tool_lab" / "model"

@@ -7,7 +7,8 @@ import torch
 
 from records.lessons.names import LessonKind
 from records.names import DropReason
-from rollout_bridge.merging import merge_turns, separate_turns
+from rollout_bridge.merging import merge_turns
+from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.tiny import conversation, load, random_ids, sample, save_model
 from trainer.batch.collate import build_micro_batch
 from trainer.batch.turn_scores import score_batches

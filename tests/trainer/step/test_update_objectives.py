@@ -10,7 +10,7 @@ import torch
 
 from records.names import DropReason
 from records.types import ReadySample, Teaching
-from rollout_bridge.merging import separate_turns
+from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.step.test_update import largest_difference, mixed_batch, weights
 from tests.trainer.tiny import load, random_ids, save_model
 from trainer.batch.batch_totals import BatchTotals

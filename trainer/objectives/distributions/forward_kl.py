@@ -3,18 +3,15 @@
     D = sum over S of e^t (t - s), S = teacher's top-k; then max(D, 0)           (ALGORITHMS 2.5)
 
 No tail and no renormalisation: the truncated sum can be negative. Log-probs are global ones, in at
-least float32. It knows no masks over tokens; `forward_kl_metrics` takes one. Shapes: any leading
-[...] (metrics: [B, T]), K support.
+least float32. It knows no masks over tokens. Shapes: any leading [...], K support.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from trainer.objectives.aggregate import token_weights, weighted_sum
 from trainer.objectives.distributions.gather import shared_ids
 from trainer.objectives.distributions.tail_kl import comparable, kl_terms
 
@@ -78,45 +75,3 @@ def forward_kl_topk(
         overlap_count=count,
         overlap_token_advantage=advantage,
     )
-
-
-@torch.no_grad()
-def forward_kl_metrics(
-    terms: ForwardKlTerms, mask_BT: Tensor, *, support_size: int
-) -> dict[str, Tensor]:
-    """Means over tokens at mask 1, and the extremes of the masses; all NaN without such tokens.
-
-    `overlap_ratio` is the mean of overlap_count / `support_size`; `overlap_token_advantage` is the
-    mean over tokens with an overlap, 0.0 if no token has one.
-    """
-    metrics: dict[str, Tensor] = {}
-    masses = {"student_mass": terms.student_mass, "teacher_mass": terms.teacher_mass}
-    for name, mass_BT in masses.items():
-        lowest, highest = _extremes(mass_BT, mask_BT)
-        metrics[name] = _mean(mass_BT, mask_BT)
-        metrics |= {f"{name}_min": lowest, f"{name}_max": highest}
-    if terms.overlap_count is None or terms.overlap_token_advantage is None:
-        return metrics
-    count_BT = terms.overlap_count.to(mask_BT.dtype)
-    overlapping_BT = mask_BT * (count_BT > 0)
-    any_overlap = bool((overlapping_BT > 0).any())
-    metrics["overlap_ratio"] = _mean(count_BT, mask_BT) / support_size
-    # Where no token overlaps, all advantages are 0.0 and so is their mean over the whole mask.
-    metrics["overlap_token_advantage"] = _mean(
-        terms.overlap_token_advantage, overlapping_BT if any_overlap else mask_BT
-    )
-    return metrics
-
-
-def _mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    if not bool((mask_BT > 0).any()):
-        return values_BT.new_full((), torch.nan)
-    return weighted_sum(values_BT, token_weights(mask_BT, "token-mean"))
-
-
-def _extremes(values_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    selected = values_BT[mask_BT > 0]
-    if not selected.numel():
-        missing = values_BT.new_full((), torch.nan)
-        return missing, missing
-    return selected.min(), selected.max()

@@ -35,23 +35,23 @@ class OverlapTerms:
     """Per token [...]; every field but `loss` is detached.
 
     `clipped` is the share of the support where the clipped branch is the larger one, `difference`
-    the weighted |teacher - old| after its clip, `size` the tokens in the support. `row_valid` is
-    0.0 where the support is empty; the other fields are 0 there.
+    the weighted |teacher - old| after its clip, `size` the tokens in the support. All are 0 where
+    that is empty.
     """
 
     loss: Tensor
     clipped: Tensor
     difference: Tensor
     size: Tensor
-    row_valid: Tensor
 
 
 @torch.no_grad()
 def choose_support(student_ids: Tensor, teacher_ids: Tensor, subset: Subset) -> SupportIds:
-    """The support by whose top-k it is; `overlap` keeps the student's order and empties the rest.
+    """The support by whose top-k it is; `overlap` has the student's ids and only those places
+    valid that the teacher has too.
 
-    Empty places (negative ids among them) get id 0, so that they can be gathered. Raises ValueError
-    for an unknown subset, or top-k sets of different positions.
+    Negative ids are empty places and get id 0, so that they can be gathered. Raises ValueError
+    for an unknown subset, or top-k sets of different positions that are compared.
     """
     if subset == "student":
         ids, kept = student_ids, student_ids >= 0
@@ -61,7 +61,7 @@ def choose_support(student_ids: Tensor, teacher_ids: Tensor, subset: Subset) -> 
         ids, kept = student_ids, shared_ids(student_ids, teacher_ids)
     else:
         raise ValueError(f"unknown support subset {subset!r}; use student, teacher or overlap")
-    return SupportIds(ids=selected(ids, kept), valid=kept.to(torch.float32))
+    return SupportIds(ids=ids.clamp(min=0), valid=kept.to(torch.float32))
 
 
 def overlap_topk(
@@ -104,7 +104,6 @@ def overlap_topk(
         clipped=terms.clipped.sum(dim=-1) / size.clamp(min=1.0),
         difference=(weights * difference.abs()).sum(dim=-1),
         size=size,
-        row_valid=(size > 0).to(logprobs.dtype),
     )
 
 

@@ -3,9 +3,9 @@
     alpha 0: KL(q || p)    alpha 1: KL(p || q)    between, with m = (1 - alpha) p + alpha q:
     D = (1 - alpha) KL(p || m) + alpha KL(q || m)                                (ALGORITHMS 2.7)
 
-p student, q teacher (detached), over the whole vocabulary, or over a support that either gets a
-bucket for the rest or is renormalised. Whose top-k the support is makes no difference here.
-`sampled_token` needs no support. Shapes: B rows, T tokens, K support or vocabulary.
+p student, q teacher (detached), over a support that either gets a bucket for the rest or is
+renormalised; one of the whole vocabulary stays as it is. Whose top-k the support is makes no
+difference here. Shapes: any leading [...], K support.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.objectives.aggregate import AggregationMode, token_weights, weighted_sum
 from trainer.objectives.distributions.gather import at_least_float32
 from trainer.objectives.distributions.kl import LOG_RATIO_LIMIT
 from trainer.objectives.distributions.tail_kl import comparable, kl_terms, with_tail
 
-Rest = Literal["none", "tail", "renormalise"]
-"""What becomes of the tokens outside the support; `none` is for the whole vocabulary."""
+Rest = Literal["tail", "renormalise"]
+"""What becomes of the tokens outside the support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,22 +60,6 @@ def self_distillation_divergence(
     return (1.0 - alpha) * from_student + alpha * from_teacher
 
 
-def sampled_token_divergence(
-    logprobs: Tensor, teacher_logprobs: Tensor, *, mask: Tensor | None = None
-) -> Tensor:
-    """sg(l - lt) l per sampled token [...]: its gradient is an estimate of KL(p || q)'s.
-
-    Its value is no divergence. This is `alpha` 1 without logits; other alphas have no such form.
-    Tokens at `mask` 0 give 0 with gradient 0, whatever they hold.
-    """
-    logprobs = at_least_float32(logprobs)
-    teacher_logprobs = at_least_float32(teacher_logprobs)
-    if mask is not None:
-        logprobs = _zero_unselected(logprobs, mask)
-        teacher_logprobs = _zero_unselected(teacher_logprobs, mask)
-    return (logprobs - teacher_logprobs).detach() * logprobs
-
-
 @torch.no_grad()
 def clipped_weights(logprobs: Tensor, old_logprobs: Tensor, *, is_clip: float) -> ClippedWeights:
     """min(exp(clip(l - lo, +-20)), is_clip) per sampled token. Raises ValueError for a cap <= 0."""
@@ -89,48 +72,10 @@ def clipped_weights(logprobs: Tensor, old_logprobs: Tensor, *, is_clip: float) -
     )
 
 
-def self_distillation_mask(mask_BT: Tensor, target_B: Tensor | None) -> Tensor:
-    """The mask without rows that have no target: 1 iff a solution or feedback was shown [B]."""
-    return mask_BT if target_B is None else mask_BT * target_B.to(mask_BT.dtype).unsqueeze(-1)
-
-
-def self_distillation_loss(
-    divergence_BT: Tensor,
-    mask_BT: Tensor,
-    *,
-    mode: AggregationMode,
-    target_B: Tensor | None = None,
-    weights: ClippedWeights | None = None,
-    rollout_weights_BT: Tensor | None = None,
-    turn_ids_BT: Tensor | None = None,
-    num_sequences: int | None = None,
-) -> Tensor:
-    """The reduced loss: divergence x clipped weight x weight of rollout correction.
-
-    `num_sequences` is as in `token_weights`. A batch without targets gives a differentiable zero.
-    """
-    selected_BT = self_distillation_mask(mask_BT, target_B)
-    loss_BT = _zero_unselected(divergence_BT, selected_BT)
-    if weights is not None:
-        loss_BT = loss_BT * _zero_unselected(weights.weights, selected_BT)
-    if rollout_weights_BT is not None:
-        loss_BT = loss_BT * _zero_unselected(rollout_weights_BT.detach(), selected_BT)
-    weights_BT = token_weights(
-        selected_BT, mode, turn_ids_BT=turn_ids_BT, num_sequences=num_sequences
-    )
-    return weighted_sum(loss_BT, weights_BT)
-
-
 def _complete(logprobs: Tensor, rest: Rest) -> Tensor:
     """A distribution that sums to one, out of a part of one."""
-    if rest == "none":
-        return logprobs
     if rest == "tail":
         return with_tail(logprobs)
     if rest == "renormalise":
         return logprobs - torch.logsumexp(logprobs, dim=-1, keepdim=True)
-    raise ValueError(f"unknown rest {rest!r}; one of none, tail, renormalise")
-
-
-def _zero_unselected(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    return torch.where(mask_BT > 0, values_BT, torch.zeros_like(values_BT))
+    raise ValueError(f"unknown rest {rest!r}; one of tail, renormalise")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.objectives.aggregate import selected
-from trainer.objectives.policy.ppo import log_ratio, ppo_clip
+from trainer.objectives.policy.ppo import ppo_clip
 
 AdvantageReference = Literal["current", "old"]
 _ROWS_AT_ONCE = 1024
@@ -28,13 +28,12 @@ _ROWS_AT_ONCE = 1024
 class SurrogateTerms:
     """Per sample, shaped like the inputs; every field but `loss` is detached.
 
-    `ratio` is 1 without importance weighting; `log_ratio` is its clamped logarithm. `above` and
-    `below` are 1.0 where the ratio is outside the clip, whichever branch the loss then takes.
+    `ratio` is 1 without importance weighting. `above` and `below` are 1.0 where it is outside the
+    clip, whichever branch the loss then takes.
     """
 
     loss: Tensor
     ratio: Tensor
-    log_ratio: Tensor
     advantages: Tensor
     above: Tensor
     below: Tensor
@@ -85,7 +84,6 @@ def stale_surrogate(
     return SurrogateTerms(
         loss=terms.loss,
         ratio=terms.ratio,
-        log_ratio=log_ratio(current, sampler),
         advantages=advantages,
         above=(terms.ratio > 1.0 + high).to(logprobs.dtype),
         below=(terms.ratio < 1.0 - low).to(logprobs.dtype),

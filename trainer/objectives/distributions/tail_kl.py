@@ -25,13 +25,11 @@ _ABSENT = -1e30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailKlTerms:
-    """Per token [...]. `loss` = kl - beta_entropy x entropy; `student_tail` and `teacher_tail` are
-    the detached log-masses outside the support.
+    """Per token [...]; `student_tail` and `teacher_tail` are the detached log-masses outside the
+    support.
     """
 
-    loss: Tensor
     kl: Tensor
-    entropy: Tensor
     student_tail: Tensor
     teacher_tail: Tensor
 
@@ -41,23 +39,15 @@ def topk_tail_reverse_kl(
     teacher_logprobs: Tensor,
     *,
     valid: Tensor | None = None,
-    beta_entropy: float = 0.0,
 ) -> TailKlTerms:
     """KL(student || teacher) over K tokens and the rest; global log-probs [..., K].
 
-    `entropy` is that of the K + 1 buckets of the student, with gradient. `valid`: see `comparable`.
-    Raises ValueError for
-    shapes that differ.
+    `valid`: see `comparable`. Raises ValueError for shapes that differ.
     """
     student, teacher = comparable(student_logprobs, teacher_logprobs, valid)
     student, teacher = with_tail(student), with_tail(teacher)
-    kl = kl_terms(student, teacher).sum(dim=-1)
-    entropy = -kl_terms(student, torch.zeros_like(student)).sum(dim=-1)
-    loss = kl - beta_entropy * entropy if beta_entropy else kl
     return TailKlTerms(
-        loss=loss,
-        kl=kl,
-        entropy=entropy,
+        kl=kl_terms(student, teacher).sum(dim=-1),
         student_tail=student[..., -1].detach(),
         teacher_tail=teacher[..., -1],
     )

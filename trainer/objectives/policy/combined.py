@@ -44,26 +44,6 @@ def combined_advantages(
     return opd_coef * gap_BT + reward_coef * reward_BT
 
 
-def regularised_loss(
-    pg_loss: Tensor,
-    kl_loss: Tensor,
-    entropy: Tensor,
-    *,
-    beta_kl: float,
-    beta_entropy: float,
-) -> Tensor:
-    """pg + beta_kl KL(student, frozen start) - beta_entropy entropy, scalars (ALGORITHMS 2.3).
-
-    A term whose coefficient is 0 does not enter, whatever its value.
-    """
-    loss = pg_loss
-    if beta_kl != 0:
-        loss = loss + beta_kl * kl_loss
-    if beta_entropy != 0:
-        loss = loss - beta_entropy * entropy
-    return loss
-
-
 def term_ratio(term: float, coefficient: float, pg_loss: float) -> float:
     """|coefficient x term| / |pg_loss|: above 1 the term dominates (ALGORITHMS 7.4).
 

@@ -13,20 +13,18 @@ import torch
 from torch import Tensor
 
 from trainer.objectives.policy.ppo import PpoTerms, log_ratio, ppo_clip
-from trainer.objectives.policy.truncated_is import truncated_weights
+from trainer.objectives.policy.truncated_is import comparable_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoupledTerms:
     """`ppo` is the weighted surrogate against the proximal policy.
 
-    `weights` are those that were applied, `kept` is 0.0 where the cap made one zero. Detached, but
-    for `ppo.loss`.
+    `weights` are those that were applied, 0 above the cap. Detached, but for `ppo.loss`.
     """
 
     ppo: PpoTerms
     weights: Tensor
-    kept: Tensor
 
 
 def decoupled_ppo(
@@ -37,7 +35,6 @@ def decoupled_ppo(
     *,
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None = None,
     cap: float | None = None,
     weights: Tensor | None = None,
 ) -> DecoupledTerms:
@@ -54,10 +51,9 @@ def decoupled_ppo(
         advantages,
         clip_low=clip_low,
         clip_high=clip_high,
-        dual_clip=dual_clip,
         weights=applied,
     )
-    return DecoupledTerms(ppo=terms, weights=applied, kept=(staleness > 0).to(staleness.dtype))
+    return DecoupledTerms(ppo=terms, weights=applied)
 
 
 @torch.no_grad()
@@ -99,7 +95,12 @@ def composed_weights(
     """min(exp(lk - lr), engine_cap) x exp(lp - lk) for PPO(l, lp); detached.
 
     `lr` and `lk` are the log-probs of the sampling weights in the engine and in the trainer. The
-    first factor takes out the engine, the second the staleness, both in this order.
+    first factor takes out the engine, the second the staleness, both in this order. A token that
+    the engine cannot be compared at has a first factor of 1, whatever the cap. Raises ValueError
+    for a cap that is not positive.
     """
-    engine = truncated_weights(trainer_logprobs, engine_logprobs, cap=engine_cap).weights
+    if engine_cap <= 0:
+        raise ValueError(f"the cap of importance weights must be positive, got {engine_cap}")
+    ratio = comparable_ratio(trainer_logprobs, engine_logprobs)
+    engine = torch.where(torch.isnan(engine_logprobs), ratio, ratio.clamp(max=engine_cap))
     return engine * behaviour_weights(proximal_logprobs, trainer_logprobs, cap=staleness_cap)

@@ -1,8 +1,8 @@
-"""Which samples and which of their tokens learn from a teacher instead of from rewards.
+"""Which samples learn from a teacher instead of from rewards.
 
 Formulas: ALGORITHMS 7.2. The source names no threshold, so none is a default here.
 
-Shapes: N samples (turns or rollouts); B rows, T tokens.
+Shapes: N samples (turns or rollouts).
 """
 
 from __future__ import annotations
@@ -26,58 +26,6 @@ def eligible_samples(
             "it is the highest pass rate of a prompt whose failures learn from the teacher"
         )
     return (rewards_N <= 0) & (pass_rates_N <= pass_rate_threshold)
-
-
-@torch.no_grad()
-def horizon_mask(
-    mask_BT: Tensor, horizon: int | None, *, turn_ids_BT: Tensor | None = None
-) -> Tensor:
-    """`mask_BT` with only the first `horizon` policy tokens of each response left; all for None.
-
-    A response is a row, or a turn where turn ids are given. Only tokens at mask 1 are counted.
-    Raises ValueError for a horizon below 1.
-    """
-    if horizon is None:
-        return mask_BT.clone()
-    if horizon < 1:
-        raise ValueError(f"horizon must be at least 1 token, got {horizon}; use None for all")
-    active_BT = mask_BT > 0
-    if turn_ids_BT is None:
-        early_BT = active_BT.cumsum(dim=-1) <= horizon
-    else:
-        early_BT = torch.zeros_like(active_BT)
-        early_BT[active_BT] = _ranks(turn_ids_BT[active_BT]) < horizon
-    return torch.where(early_BT & active_BT, mask_BT, torch.zeros_like(mask_BT))
-
-
-def _ranks(ids_N: Tensor) -> Tensor:
-    """How many earlier entries have the same id [N]."""
-    order_N = torch.argsort(ids_N, stable=True)
-    _, counts = torch.unique_consecutive(ids_N[order_N], return_counts=True)
-    starts_N = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-    ranks_N = torch.empty_like(order_N)
-    ranks_N[order_N] = torch.arange(len(order_N), device=ids_N.device) - starts_N
-    return ranks_N
-
-
-@torch.no_grad()
-def replace_advantages(
-    opd_advantages_BT: Tensor,
-    reward_advantages_BT: Tensor,
-    mask_BT: Tensor,
-    *,
-    eligible_BT: Tensor,
-    in_horizon_BT: Tensor,
-) -> Tensor:
-    """where(eligible, A_opd x horizon, A_rl) at mask 1, else 0; [B, T].
-
-    Beyond the horizon an eligible sample has advantage 0. `eligible_BT` is above 0 at the tokens of
-    eligible samples, [B, T] or [B, 1].
-    """
-    zeros_BT = torch.zeros_like(reward_advantages_BT)
-    opd_BT = torch.where((in_horizon_BT > 0) & (mask_BT > 0), opd_advantages_BT, zeros_BT)
-    reward_BT = torch.where(mask_BT > 0, reward_advantages_BT, zeros_BT)
-    return torch.where(eligible_BT > 0, opd_BT, reward_BT)
 
 
 @torch.no_grad()

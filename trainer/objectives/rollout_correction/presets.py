@@ -94,8 +94,8 @@ def preset(
     A new `rs_threshold` alone also moves the lower bound, to its reciprocal; one of 0 stays 0.
     Raises ValueError for an unknown name and for a threshold that the preset has no use for.
     """
-    if name not in _PRESETS:
-        raise unknown_name("rollout correction preset", name, _PRESETS)
+    if name not in PRESET_NAMES:
+        raise unknown_name("rollout correction preset", name, PRESET_NAMES)
     chosen = _PRESETS[name]
     _check_used(name, chosen, is_threshold, is_threshold_lower, rs_threshold, rs_threshold_lower)
     rejections = ()

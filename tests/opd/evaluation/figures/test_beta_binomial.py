@@ -23,6 +23,8 @@ def test_uniform_prior_and_its_posterior():
     for k in (0, 1, 2, 64, 1024):
         assert uniform.pass_at_k(k) == pytest.approx(k / (k + 1))
     assert uniform.posterior(3, 16) == BetaBinomial(alpha=4.0, beta=14.0)
+    # A first try that succeeds is not certainty.
+    assert uniform.posterior(1, 1).pass_at_k(1) == pytest.approx(2 / 3)
     # One try, uniform: both outcomes are equally likely.
     assert uniform.log_likelihood([(0, 1)]) == pytest.approx(math.log(0.5))
 

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from trainer.objectives.distributions.forward_kl import forward_kl_metrics, forward_kl_topk
-from trainer.objectives.distributions.gather import support_logprobs, top_k_logprobs
+from tests.trainer.live import support_logprobs, top_ids
+from trainer.objectives.distributions.forward_kl import forward_kl_topk
 
 STUDENT = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
 TEACHER = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64).log()
@@ -13,9 +13,7 @@ TEACHER = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64).log()
 def test_worked_numbers():
     logits = STUDENT.clone().requires_grad_()
     ids = torch.tensor([[0, 1]])
-    terms = forward_kl_topk(
-        support_logprobs(logits, ids), TEACHER[:, :2], top_k_logprobs(logits, 2)[0], ids
-    )
+    terms = forward_kl_topk(support_logprobs(logits, ids), TEACHER[:, :2], top_ids(logits, 2), ids)
     terms.loss.sum().backward()
     assert terms.loss.item() == pytest.approx(0.190902, abs=1e-6)
     assert terms.student_mass.item() == pytest.approx(0.75)
@@ -74,29 +72,6 @@ def test_empty_places_and_masked_tokens_count_for_nothing():
     assert terms.overlap_count.tolist() == [1, 0]
     assert student.grad is not None
     assert student.grad.tolist() == [[pytest.approx(-math.exp(-0.5)), 0.0], [0.0, 0.0]]
-
-
-def test_metrics_see_policy_tokens_alone():
-    student = torch.tensor([[[0.5], [0.2], [torch.nan]]]).log()
-    teacher = torch.tensor([[[0.6], [0.4], [torch.nan]]]).log()
-    teacher_ids = torch.tensor([[[1], [2], [3]]])
-    terms = forward_kl_topk(student, teacher, torch.tensor([[[1], [5], [3]]]), teacher_ids)
-    metrics = forward_kl_metrics(terms, torch.tensor([[1.0, 1.0, 0.0]]), support_size=1)
-    assert metrics["student_mass"].item() == pytest.approx(0.35)
-    assert metrics["student_mass_min"].item() == pytest.approx(0.2)
-    assert metrics["teacher_mass_max"].item() == pytest.approx(0.6)
-    assert metrics["overlap_ratio"].item() == pytest.approx(0.5)
-    assert metrics["overlap_token_advantage"].item() == pytest.approx(-0.6 * math.log(1.2))
-
-
-def test_metrics_without_overlap_and_without_tokens():
-    ids = torch.tensor([[[1]]])
-    terms = forward_kl_topk(torch.full((1, 1, 1), -1.0), torch.full((1, 1, 1), -0.5), ids + 1, ids)
-    metrics = forward_kl_metrics(terms, torch.ones(1, 1), support_size=1)
-    assert metrics["overlap_token_advantage"].item() == 0.0
-    nothing = forward_kl_metrics(terms, torch.zeros(1, 1), support_size=1)
-    assert len(nothing) == 8
-    assert all(math.isnan(value) for value in nothing.values())
 
 
 def test_bad_input():

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trainer.objectives.policy.combined import combined_advantages, regularised_loss, term_ratio
+from trainer.objectives.policy.combined import combined_advantages, term_ratio
 
 NAN = float("nan")
 
@@ -26,12 +26,6 @@ def test_a_flag_that_is_neither_0_nor_1_is_refused():
     ones = torch.ones(1, 1)
     with pytest.raises(ValueError, match="opd_valid"):
         combined_advantages(ones, ones, ones, 0.5 * ones, ones)
-
-
-def test_a_term_without_coefficient_does_not_enter():
-    pg, kl, entropy = torch.tensor(1.0), torch.tensor(2.0), torch.tensor(NAN)
-    loss = regularised_loss(pg, kl, entropy, beta_kl=0.02, beta_entropy=0.0)
-    assert loss.item() == pytest.approx(1.04)
 
 
 def test_a_small_coefficient_may_dominate_all_the_same():
