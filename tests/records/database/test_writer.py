@@ -255,5 +255,7 @@ async def test_of_two_verdicts_in_one_group_the_first_counts(store: Store) -> No
     assert sorted(scoring) == sorted(turn_ids[:2])
     wanted = [a_score(one, hint=f"hint of {one}") for one in [*scoring, scoring[0]]]
     scores = [store.commit_scores(OWNER, [score]) for score in wanted]
-    assert await asyncio.gather(*scores) == [True, True, False]
+    # They are packed apart, so either of two scores of one turn may be the first.
+    first, other, again_first = await asyncio.gather(*scores)
+    assert (other, {first, again_first}) == (True, {True, False})
     assert await store.ready_count() == 2
