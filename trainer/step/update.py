@@ -80,13 +80,6 @@ class Updater:
         self._correction = Correction(config.correction.settings())
         self.expected_keys = expected_keys(config, self._correction)
         """Metrics that every update reports."""
-        self.preparation = Preparation(
-            policy=policy,
-            reference=reference,
-            config=config,
-            plan=self.plan,
-            correction=self._correction,
-        )
         self._parameters = policy.trainable_parameters()
         self.optimizer = torch.optim.AdamW(
             self._parameters,
@@ -97,6 +90,17 @@ class Updater:
             fused=True,
         )
         self._probed = False
+
+    @property
+    def preparation(self) -> Preparation:
+        """What prepares this updater's batches."""
+        return Preparation(
+            policy=self.policy,
+            reference=self.reference,
+            config=self.config,
+            plan=self.plan,
+            correction=self._correction,
+        )
 
     def unusable(self, sample: ReadySample) -> DropReason | None:
         """Why a sample cannot train: too long for the memory, or scores that are missing or not

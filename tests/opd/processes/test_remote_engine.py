@@ -54,6 +54,8 @@ def config(model: Path, url: str, **sections: Any) -> RunConfig:
             "engine_client": {"attempts": 2, "retry_wait_s": 0.01, "probe_timeout_s": 2},
         }
         | sections
+        # One server for both: its base may not change.
+        | {"trainer": {"lora": {}, "publish": "adapter", **sections.get("trainer", {})}}
     )
 
 

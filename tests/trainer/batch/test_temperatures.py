@@ -163,7 +163,7 @@ def test_the_start_and_the_teacher_are_scored_at_temperature_1(folder):
     policy, ids = load(folder), torch.tensor([[1, 2, 3, 5, 6]])
     mask = torch.tensor([[0, 0, 0, 1.0, 1.0]])
     expected = policy.token_logprobs(ids, mask, torch.full((1, 5), 0.5))
-    prepared = Updater(policy, load(folder).freeze(), config).prepare([one])
+    prepared = Updater(policy, load(folder).freeze(), config).preparation.prepare([one])
     assert prepared.before is not None
     plain, sampled = expected.logprobs_BT.detach(), expected.logprobs_sampled_BT.detach()
     torch.testing.assert_close(prepared.reference[0], plain)
