@@ -111,9 +111,11 @@ async def test_every_turn_is_trained_once_or_dropped_with_a_reason(tmp_path: Pat
                 progress=killer,
             )
         assert killer.killed == list(VICTIMS)
+        # First who records: a reply that ends late begins a turn after all sessions are closed.
+        await run.supervisor.stop("proxy")
         await store.close_idle_sessions(0.0)
         await drained(store, 60)
-        await run.supervisor.stop("proxy", "judge", "trainer")
+        await run.supervisor.stop("judge", "trainer")
         counts = await store.counts()
         turns = await list_turns(store, limit=100_000)
     chain = Checkpoints(tmp_path / "checkpoints", str(MODEL), config.trainer.seed).open()
