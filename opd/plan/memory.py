@@ -6,6 +6,7 @@ pass computes. Programs and libraries are constants, measured on Linux with Pyth
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from opd.plan.shape import ModelShape
@@ -43,6 +44,8 @@ class Part:
     what: str
     size: float
     on_gpu: bool = False
+    is_needed: bool = False
+    """Weights that nothing can put aside: without them the process cannot run."""
 
 
 def engine_parts(
@@ -53,7 +56,7 @@ def engine_parts(
     itemsize = _engine_itemsize(config)
     token = shape.cache_bytes(itemsize)
     rows_gib, prefix_gib = config.cache_gib(on_gpu=on_gpu)
-    rows = max(load.requests * load.context, load.context) * token
+    rows = min(load.requests, config.max_batch) * load.context * token
     if rows_gib is not None:
         rows = min(rows, max(rows_gib * GIB, load.context * token))
     prefix = load.requests * load.context * token if prefix_gib is None else prefix_gib * GIB
@@ -65,7 +68,13 @@ def engine_parts(
     return [
         Part(process=name, what="program", size=_TORCH),
         *([Part(process=name, what="CUDA", size=_CUDA, on_gpu=True)] if on_gpu else []),
-        Part(process=name, what=f"weights for {uses} ({dtype})", size=weights, on_gpu=on_gpu),
+        Part(
+            process=name,
+            what=f"weights for {uses} ({dtype})",
+            size=weights,
+            on_gpu=on_gpu,
+            is_needed=True,
+        ),
         Part(
             process=name,
             what=f"{load.requests} requests of {load.context:,} tokens",
@@ -104,7 +113,14 @@ def trainer_parts(
     if config.lora is None:
         trained = shape.num_parameters
         kinds = "float32, with gradients and AdamW's two moments"
-        weights = [Part(process="trainer", what=f"weights ({kinds})", size=16.0 * trained)]
+        weights = [
+            Part(
+                process="trainer",
+                what=f"weights ({kinds})",
+                size=16.0 * trained,
+                is_needed=True,
+            )
+        ]
         if needs_start:
             what = f"the start, frozen ({held})"
             weights.append(Part(process="trainer", what=what, size=float(frozen)))
@@ -120,11 +136,13 @@ def trainer_parts(
         ]
     program = Part(process="trainer", what="program", size=_TORCH)
     cuda = [Part(process="trainer", what="CUDA", size=_CUDA)] if on_gpu else []
-    a_pass = Part(
-        process="trainer",
-        what=f"a pass on {_pass_tokens(config, load):,} tokens",
-        size=_pass(shape, config, load),
-    )
+    size, what = _pass(shape, config, load), f"a pass on {_pass_tokens(config, load):,} tokens"
+    left = math.inf
+    if config.memory_gb is not None:
+        left = max(1e9 * config.memory_gb - sum(one.size for one in (program, *weights)), 0.0)
+    if left < size:
+        size, what = left, "passes, made to fit into trainer.memory_gb"
+    a_pass = Part(process="trainer", what=what, size=size)
     return [program, *(replace(part, on_gpu=on_gpu) for part in (*cuda, *weights, a_pass))]
 
 

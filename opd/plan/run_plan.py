@@ -64,7 +64,12 @@ def plan_of(
 
     A server that the run did not start takes its memory elsewhere, or with `servers` on the GPU.
     """
-    load = replace(load, context=min(load.context, shape.context_length))
+    limits = [
+        one.embedded.context_length
+        for _, _, one in _engines(config)
+        if one.url is None and one.embedded is not None and one.embedded.context_length is not None
+    ]
+    load = replace(load, context=min(load.context, shape.context_length, *limits))
     parts: list[Part] = []
     for name, uses, engine in _engines(config):
         if engine.url is None and engine.embedded is not None:
@@ -78,8 +83,7 @@ def plan_of(
 
 
 def _engines(config: RunConfig) -> list[tuple[str, str, EngineConfig]]:
-    is_one_server = config.policy.url is not None and config.policy.url == config.frozen.url
-    if config.frozen.shared or is_one_server:
+    if config.frozen.shared or config.is_one_server:
         return [("engine", "policy, judge and teacher", config.policy)]
     return [
         ("policy engine", "the policy", config.policy),

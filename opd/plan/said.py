@@ -8,10 +8,8 @@ from opd.plan.memory import Load, Part
 from opd.plan.run_plan import USUAL_LOAD, Plan, gibibytes, memory_of_machine, plan_of, remedies
 from opd.plan.shape import ModelShape, shape_of
 from opd.run.config import RunConfig
-from trainer.errors import StartupError
+from trainer.errors import ConfigError, StartupError
 from trainer.model.model_config import held_dtype
-
-_LEAST_LOAD = Load(context=256, requests=1)
 
 
 def planned_lines(
@@ -40,22 +38,24 @@ def planned_lines(
 
 
 def serve_line(config: RunConfig) -> str:
-    """What `opd serve` says at its start. Raises StartupError for a model that this machine's
-    memory cannot hold, whatever is asked of it.
+    """What `opd serve` says at its start; of a model whose configuration does not say its sizes,
+    that. Raises StartupError for one whose weights are larger than this machine's memory.
     """
     memory = memory_of_machine()
-    shape = shape_of(config.model)
+    try:
+        shape = shape_of(config.model)
+    except ConfigError as error:
+        return f"memory: not estimated ({error})"
     held = held_dtype(config.model, config.trainer.base_dtype)
-    least = plan_of(config, shape, held, _LEAST_LOAD)
     here = "" if memory is None else f" of {gibibytes(memory)}"
-    weights = sum(part.size for part in least.parts if "weights" in part.what and not part.on_gpu)
+    plan = plan_of(config, shape, held, USUAL_LOAD)
+    weights = sum(part.size for part in plan.parts if part.is_needed and not part.on_gpu)
     if memory is not None and weights > memory:
         raise StartupError(
             f"model: the weights of '{config.model}' alone take {gibibytes(weights)}{here}: take a "
             "smaller model, or serve it from SGLang on another machine (docs/sglang.md); opd plan "
             "says what takes how much"
         )
-    plan = plan_of(config, shape, held, USUAL_LOAD)
     sizes = ", ".join(f"{name} {gibibytes(size)}" for name, size in plan.by_process().items())
     line = f"memory: about {gibibytes(plan.total())}{here} ({sizes})"
     if plan.total(on_gpu=True):

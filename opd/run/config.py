@@ -125,7 +125,8 @@ class RunConfig(BaseModel):
     def _sections_fit(self) -> RunConfig:
         check_run(self.trainer, self.scoring, self.judge)
         check_rehearsal(self.rehearsal, self.scoring, self.trainer)
-        if self.changes_frozen_server:
+        keeps_base = self.trainer.lora is not None and self.trainer.publish == "adapter"
+        if self.is_one_server and not keeps_base:
             raise ValueError(
                 "policy.url and frozen.url are one server, so the base in it may not change: set "
                 'trainer.lora and trainer.publish = "adapter", or give frozen.url a server of its '
@@ -136,10 +137,12 @@ class RunConfig(BaseModel):
         return self
 
     @property
-    def changes_frozen_server(self) -> bool:
-        """Whether what is published would replace the weights that judge and teacher ask."""
-        is_one = self.policy.url is not None and self.policy.url == self.frozen.url
-        return is_one and (self.trainer.lora is None or self.trainer.publish != "adapter")
+    def is_one_server(self) -> bool:
+        """Whether policy, judge and teacher are asked of one server that the run did not start."""
+        policy, frozen = self.policy.url, self.frozen.url
+        return (
+            policy is not None and frozen is not None and policy.rstrip("/") == frozen.rstrip("/")
+        )
 
     @property
     def why_not_shared(self) -> str | None:

@@ -57,9 +57,7 @@ def resolve(
     read: a typing error shows at once. Raises ConfigError with one line per wrong key, and what
     `check` raises.
     """
-    if file is not None:
-        values = run_config.merge(values, run_config.read_toml(file))
-    values = run_config.merge(values, run_config.parse_overrides(overrides))
+    values = _laid_over(values, file, overrides)
     full = _trains_all_weights(values)
     given = _as_given(values if recipe is None else run_config.merge(recipe(None, full), values))
     if check is not None:
@@ -84,6 +82,13 @@ def resolve(
     return _judged_by_frozen_engine(values, length)
 
 
+def _laid_over(values: dict[str, Any], file: Path | None, overrides: list[str]) -> dict[str, Any]:
+    """`values`, then the file's, then the overrides."""
+    if file is not None:
+        values = run_config.merge(values, run_config.read_toml(file))
+    return run_config.merge(values, run_config.parse_overrides(overrides))
+
+
 def as_planned(
     model: str,
     file: Path | None,
@@ -93,12 +98,10 @@ def as_planned(
     """What `resolve` makes of a new run of `model`, as far as its `config.json` tells: neither
     weights nor tokenizer need be there, and no port is taken.
 
-    Raises ConfigError with one line per wrong key.
+    Raises ConfigError with one line per wrong key, or for a model that cannot be read.
     """
-    values = single_machine(model, Path("runs/plan"))
-    if file is not None:
-        values = run_config.merge(values, run_config.read_toml(file))
-    values = run_config.merge(values, run_config.parse_overrides(overrides))
+    model_facts(model)
+    values = _laid_over(single_machine(model, Path("runs/plan")), file, overrides)
     given = run_config.merge(recipe(_width(model), _trains_all_weights(values)), values)
     return _as_given(_shared_where_possible(given, model))
 

@@ -49,6 +49,11 @@ def batch_statistics(
         return BatchStatistics(gap_mean=mean, gap_std=std, unnormalised=unnormalised)
     reward_SR = pad_rows([view.reward_advantage for view in views], 0.0)
     train_SR = pad_rows([score.logprobs_sampled for score in before], 0.0)
+    finite_SR = torch.isfinite(train_SR)
+    train_SR, mask_SR = (
+        torch.where(finite_SR, train_SR, torch.zeros_like(train_SR)),
+        mask_SR * finite_SR,
+    )
     clip = m2po_clip(
         train_SR,
         _comparable(pad_rows([view.rollout for view in views], float("nan")), train_SR),

@@ -6,7 +6,6 @@ Pure but for the teacher's forward passes. How the objective uses the view is un
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -34,8 +33,8 @@ def view_turns(
     `hold_weight` is `trainer.lesson_hold_weight`.
     """
     facts = reward_facts(samples)
-    views = [
-        view_turn(sample, taught, reward, eligible, version_gap, plan.options)
+    return [
+        view_turn(sample, taught, reward, eligible, version_gap, plan.options, hold_weight)
         for sample, taught, reward, eligible, version_gap in zip(
             samples,
             teach(samples, plan, student),
@@ -44,10 +43,6 @@ def view_turns(
             version_gaps,
             strict=True,
         )
-    ]
-    return [
-        replace(view, emphasis=hold_weight) if sample.lesson in _HOLDING else view
-        for view, sample in zip(views, samples, strict=True)
     ]
 
 
@@ -58,8 +53,11 @@ def view_turn(
     eligible: bool,
     version_gap: int,
     options: ObjectiveOptions,
+    hold_weight: float = 1.0,
 ) -> TurnView:
-    """The view of one turn, on the device of what the teacher says of it."""
+    """The view of one turn, on the device of what the teacher says of it; `hold_weight` counts for
+    lessons that hold the policy to the start.
+    """
     like = taught.logprobs
     horizon = options.horizon if isinstance(options, HindsightOpd) else None
     reward = torch.full_like(like, reward_advantage)
@@ -77,6 +75,7 @@ def view_turn(
         version_gap=torch.full_like(like, float(version_gap)),
         support=taught.support,
         choice=taught.choice,
+        emphasis=hold_weight if sample.lesson in _HOLDING else 1.0,
     )
 
 

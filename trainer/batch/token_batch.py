@@ -87,8 +87,7 @@ def _emphasis(batch: MicroBatch, views: Sequence[TurnView]) -> Tensor | None:
     """None where every turn counts alike."""
     if all(view.emphasis == 1.0 for view in views):
         return None
-    spread = {turn: torch.full_like(view.rollout, view.emphasis) for turn, view in enumerate(views)}
-    return _spread_some(batch, spread)
+    return batch.spread([torch.full_like(one.rollout, one.emphasis) for one in views], fill=1.0)
 
 
 def _old(

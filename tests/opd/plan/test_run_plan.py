@@ -102,8 +102,44 @@ def test_a_model_larger_than_memory_is_said_before_anything_starts(tmp_path: Pat
     assert serve_line(config()).startswith("memory: about ")
 
 
+def test_a_model_that_does_not_say_its_sizes_is_served_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100}'
+    )
+    line = serve_line(config().model_copy(update={"model": str(tmp_path)}))
+    assert line.startswith("memory: not estimated (")
+    assert "intermediate_size" in line
+
+
+@pytest.mark.parametrize("model", ["./nothing-here", "nobody/nothing"])
+def test_a_model_that_is_not_there_is_one_line(model: str) -> None:
+    shown = CliRunner().invoke(app, ["plan", "--model", model])
+    assert shown.exit_code == 2
+    assert shown.output.startswith(f"error: model: cannot load '{model}'")
+
+
+def test_what_settings_limit_is_not_planned_for() -> None:
+    shape, load = sizing.MODELS["SmolLM2 135M"], Load(context=8192, requests=64)
+
+    def parts(*overrides: str) -> dict[str, float]:
+        plan = plan_of(
+            config("policy.embedded.kv_cache_gib=100", *overrides), shape, "bfloat16", load
+        )
+        return {part.what: part.size for part in plan.parts if "requests" in part.what}
+
+    [(_, whole)] = parts().items()
+    [(_, few)] = parts("policy.embedded.max_batch=16").items()
+    [(words, short)] = parts("policy.embedded.context_length=4096").items()
+    assert (whole / few, whole / short) == (4, 2)
+    assert words == "64 requests of 4,096 tokens"
+    trainer = plan_of(config("trainer.memory_gb=1.5"), shape, "bfloat16", load).by_process()[
+        "trainer"
+    ]
+    assert trainer == pytest.approx(1.5e9)
+
+
 def test_one_server_for_all_changes_no_base() -> None:
-    both = ["policy.url=http://127.0.0.1:1", "frozen.url=http://127.0.0.1:1"]
+    both = ["policy.url=http://127.0.0.1:1/", "frozen.url=http://127.0.0.1:1"]
     with pytest.raises(ConfigError, match=r'trainer.publish = "adapter"'):
         config(*both)
     config(*both, "trainer.publish=adapter")

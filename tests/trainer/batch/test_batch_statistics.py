@@ -13,19 +13,24 @@ from trainer.batch.batch_statistics import batch_statistics
 from trainer.objectives.options import HindsightOpd
 
 
-def test_a_token_without_a_finite_log_prob_is_no_part_of_the_moments() -> None:
+@pytest.mark.parametrize("options", [{"normalise": True}, {"surrogate": "m2po"}])
+def test_a_token_without_a_finite_log_prob_is_no_part_of_the_figures(options: Any) -> None:
     """It is dropped from the loss, so the others train as if it were not there."""
 
-    def found(teacher: list[float], student: list[float]) -> tuple[float, float]:
+    def found(teacher: list[float], student: list[float]) -> tuple[float, ...]:
         ones = torch.ones(len(teacher))
         view: Any = SimpleNamespace(
-            teacher=torch.tensor(teacher), opd_valid=ones, reward_advantage=0 * ones
+            teacher=torch.tensor(teacher),
+            opd_valid=ones,
+            reward_advantage=0 * ones,
+            rollout=torch.full_like(ones, -1.0),
         )
-        score: Any = SimpleNamespace(logprobs=torch.tensor(student))
-        figures = batch_statistics(HindsightOpd(normalise=True), [view], [score])
-        return figures.gap_mean, figures.gap_std
+        now = torch.tensor(student)
+        score: Any = SimpleNamespace(logprobs=now, logprobs_sampled=now)
+        figures = batch_statistics(HindsightOpd(**options), [view], [score])
+        return figures.gap_mean, figures.gap_std, figures.clip_low, figures.clip_high
 
     whole = found([-1.0, -2.0, -0.5], [-1.5, -1.0, -0.7])
     for broken in (math.nan, -math.inf):
         with_one = found([-1.0, -2.0, -3.0, -0.5], [-1.5, -1.0, broken, -0.7])
-        assert with_one == pytest.approx(whole)
+        assert with_one == pytest.approx(whole, nan_ok=True)
