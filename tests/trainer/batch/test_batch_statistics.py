@@ -13,7 +13,7 @@ from trainer.batch.batch_statistics import batch_statistics
 from trainer.objectives.options import HindsightOpd
 
 
-@pytest.mark.parametrize("options", [{"normalise": True}, {"surrogate": "m2po"}])
+@pytest.mark.parametrize("options", [{"normalise": True}, {"surrogate": "m2po", "reward_coef": 1.0}])
 def test_a_token_without_a_finite_log_prob_is_no_part_of_the_figures(options: Any) -> None:
     """It is dropped from the loss, so the others train as if it were not there."""
 
@@ -22,7 +22,7 @@ def test_a_token_without_a_finite_log_prob_is_no_part_of_the_figures(options: An
         view: Any = SimpleNamespace(
             teacher=torch.tensor(teacher),
             opd_valid=ones,
-            reward_advantage=0 * ones,
+            reward_advantage=-9 * ones,
             rollout=torch.full_like(ones, -1.0),
         )
         now = torch.tensor(student)
@@ -30,7 +30,7 @@ def test_a_token_without_a_finite_log_prob_is_no_part_of_the_figures(options: An
         figures = batch_statistics(HindsightOpd(**options), [view], [score])
         return figures.gap_mean, figures.gap_std, figures.clip_low, figures.clip_high
 
-    whole = found([-1.0, -2.0, -0.5], [-1.5, -1.0, -0.7])
+    whole = found([-1.0, -2.0, -0.5, -3.0], [-1.1, -1.0, -0.9, -1.05])
     for broken in (math.nan, -math.inf):
-        with_one = found([-1.0, -2.0, -3.0, -0.5], [-1.5, -1.0, broken, -0.7])
+        with_one = found([-1.0, -2.0, -3.0, -0.5, -3.0], [-1.1, -1.0, broken, -0.9, -1.05])
         assert with_one == pytest.approx(whole, nan_ok=True)
