@@ -90,7 +90,7 @@ def configuration(folder: Path, database_url: str | None, *, rehearses: bool = F
             "states_every_s": 2.0,
             "max_new_tokens": 64,
         }
-        small["trainer"] |= {"rollout_batch_size": 2 * BATCH, "hint_wait_s": 30.0}
+        small["trainer"] |= {"rollout_batch_size": 4 * BATCH, "hint_wait_s": 30.0}
     if database_url is not None:
         small["store"] = {"url": database_url, "spill_folder": folder / "spill"}
     return resolve(merge(values, small), None, [])
