@@ -31,6 +31,8 @@ from rollout_bridge.engine.types import SamplingParams
 from trainer.model.model_config import held_dtype, model_vocab_size
 
 _ROUNDS = 3
+_SAMPLE_EVERY_S = 0.25
+"""Each look costs the kernel a walk over the process's pages."""
 _RESPONSE = 128
 _FEW_SAMPLES = "trainer.rollout_batch_size=3"
 """Of a step: the peak is that of one pass."""
@@ -118,7 +120,7 @@ def _watch(pid: int, ended: threading.Event, shares: list[int]) -> None:
     while not ended.is_set():
         if (found := trainer_memory.share(pid)) is not None:
             shares.append(found[0])
-        time.sleep(trainer_memory.SAMPLE_EVERY_S)
+        time.sleep(_SAMPLE_EVERY_S)
 
 
 def _weights(full: bool) -> str:

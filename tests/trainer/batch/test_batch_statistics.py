@@ -13,7 +13,9 @@ from trainer.batch.batch_statistics import batch_statistics
 from trainer.objectives.options import HindsightOpd
 
 
-@pytest.mark.parametrize("options", [{"normalise": True}, {"surrogate": "m2po", "reward_coef": 1.0}])
+@pytest.mark.parametrize(
+    "options", [{"normalise": True}, {"surrogate": "m2po", "reward_coef": 1.0}]
+)
 def test_a_token_without_a_finite_log_prob_is_no_part_of_the_figures(options: Any) -> None:
     """It is dropped from the loss, so the others train as if it were not there."""
 
