@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,7 +118,7 @@ def test_every_method_takes_the_runs_steps(method: Method, config: Any, turn: Tu
         steps=(2,),
         hinted=(HintedState(turn=turn, hint="Address the user as Captain."),),
         objected=(turn,),
-        accepted=(turn,),
+        accepted=(replace(turn, response_ids=turn.response_ids[::-1].copy()),),
     )
     policy, said = trained(method, data, START, ["title"], 0)
     assert len(said) == 1

@@ -193,14 +193,12 @@ async def until_learned(parts: Parts, questions: HintQuestions, config: JudgeCon
     rehearsal = rehearsal_worker(parts.config, to, folder=parts.folder, owner="rehearsal")
     trainer = await parts.trainer()
     working = [asyncio.create_task(work) for work in (examiner.loop.run(stop), rehearsal.run(stop))]
-    kinds: set[LessonKind] = set()
     async with asyncio.timeout(200):
         while not trainer.version:
-            counts = await parts.store.lesson_counts()
-            kinds |= {kind for (kind, state) in counts if state is LessonState.READY}
             await trainer.step()
             await asyncio.sleep(0.05)
     stop.set()
     await asyncio.gather(*working)
     await trainer.close()
-    assert kinds == set(LessonKind)
+    totals = await parts.store.lesson_totals()
+    assert {kind for kind, state in totals if state is LessonState.TRAINED} == set(LessonKind)
