@@ -19,7 +19,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -46,7 +46,7 @@ _NEAR = 4
 _CHECKED = 8
 """Sources of a hint whose answers are looked at, the newest."""
 _NO_EVIDENCE = Evidence(next_words=(), new_values=frozenset())
-_ENOUGH_WISHES = 4
+_ENOUGH_WISHES = 8
 """With fewer open wishes for the opposite the judge writes once more: few are learned by heart."""
 _WRITING_ROUNDS = 3
 _HELD_OUT_OF = 3
@@ -216,28 +216,42 @@ class HintExaminer:
             return Examination(hint_id=hint.hint_id, merged_into=same)
         if newer is not None:
             return Examination(hint_id=hint.hint_id, contradicted_by=newer)
+        known = await self._store.hint_prompts(hint.hint_id)
+        block = await self._why_no_rule(hint, sources, words, has_texts=bool(known))
+        if block is not None:
+            return Examination(hint_id=hint.hint_id, block=block)
         elsewhere = await self._store.near_hints(hint, limit=_NEAR, other_scopes=True)
         opposed = [
             other.hint_id
             for other in elsewhere
             if await self._relation(hint, origins, other) is Relation.OPPOSITE
         ]
-        found = Examination(
-            hint_id=hint.hint_id, contradicts=tuple(older), opposed_elsewhere=tuple(opposed)
+        return Examination(
+            hint_id=hint.hint_id,
+            is_rule=True,
+            contradicts=tuple(older),
+            opposed_elsewhere=tuple(opposed),
+            prompts=await self._texts(hint, sources, known),
         )
+
+    async def _why_no_rule(
+        self, hint: Hint, sources: Sequence[HintSource], words: str, *, has_texts: bool
+    ) -> RehearsalBlock | None:
+        """Why a hint is not practised. Such a one speaks of its own answers alone: a single slip of
+        the judge, or what a user wants once, ends no rule. `has_texts`: it passed before, and more
+        of them are wanted.
+        """
         if not _has_majority(sources):
-            return replace(found, block=RehearsalBlock.NO_MAJORITY)
-        known = await self._store.hint_prompts(hint.hint_id)
-        # One that has texts is a rule: more of them are wanted.
-        if not known and not await self._questions.is_rule(hint.text, words):
-            return replace(found, block=RehearsalBlock.NOT_A_RULE)
-        return replace(found, is_rule=True, prompts=await self._texts(hint, sources, known))
+            return RehearsalBlock.NO_MAJORITY
+        if not has_texts and not await self._questions.is_rule(hint.text, words):
+            return RehearsalBlock.NOT_A_RULE
+        return None
 
     async def _compared(
         self, hint: Hint, sources: Sequence[HintSource], origins: Sequence[TurnRecord]
     ) -> tuple[str | None, list[str], str | None]:
         """Of its scope: the hint that says the same; or else those that say the opposite and were
-        last asked for before it, and one that was asked for since. What was said last holds.
+        last asked for before it, and a rule that was asked for since. What was said last holds.
         """
         older: list[str] = []
         newer = None
@@ -249,7 +263,7 @@ class HintExaminer:
                 theirs = await self._store.hint_sources(other.hint_id)
                 if _last_asked(theirs) <= _last_asked(sources):
                     older.append(other.hint_id)
-                else:
+                elif other.is_rule:
                     newer = other.hint_id
         return None, older, newer
 

@@ -64,11 +64,16 @@ async def said(store: Store, scope: str = "key") -> str:
 
 
 async def remembered(
-    store: Store, text: str, scope: str = "key", num_positive: int = 3, at: str | None = None
+    store: Store,
+    text: str,
+    scope: str = "key",
+    num_positive: int = 3,
+    at: str | None = None,
+    words: str | None = None,
 ) -> Hint:
     """A hint of a turn of its own, not examined yet."""
     turn_id = at or await said(store, scope)
-    assert await store.set_next_state(turn_id, [{"role": "user", "content": SAID[text]}])
+    assert await store.set_next_state(turn_id, [{"role": "user", "content": words or SAID[text]}])
     assert await claimed(store, TurnState.JUDGING) == [turn_id]
     votes = tuple(a_vote(at, score=1 if at < num_positive else -1) for at in range(3))
     assert await store.commit_verdict(OWNER, a_verdict(turn_id, text, votes), None)
@@ -149,6 +154,26 @@ async def test_the_newer_of_two_opposites_holds(store: Store, engine_url: str) -
     old, other = [one for one in [await store.hint(h.hint_id) for h in (old, other)] if one]
     assert (old.status, old.opposed_by) == (HintStatus.CONTRADICTED, new.hint_id)
     assert (new.status, other.status) == (HintStatus.ACTIVE, HintStatus.ACTIVE)
+
+
+@pytest.mark.parametrize(
+    ("num_positive", "words", "block"),
+    [
+        (1, None, RehearsalBlock.NO_MAJORITY),
+        (3, "Can you book 14 nights at Bmokvux?", RehearsalBlock.NOT_A_RULE),
+    ],
+)
+async def test_what_is_no_rule_ends_none(
+    store: Store, engine_url: str, num_positive: int, words: str | None, block: RehearsalBlock
+) -> None:
+    config = config_of(f"{engine_url}/v1")
+    [rule] = await examined(store, config, await remembered(store, CELSIUS))
+    slip = await remembered(store, FAHRENHEIT, num_positive=num_positive, words=words)
+    [other] = await examined(store, config, slip)
+    assert (other.is_rule, other.block) == (False, block)
+    holds = await store.hint(rule.hint_id)
+    assert holds is not None
+    assert (holds.status, holds.opposed_by) == (HintStatus.ACTIVE, None)
 
 
 async def test_of_two_opposites_the_one_said_last_holds_though_it_was_judged_first(
