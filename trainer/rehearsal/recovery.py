@@ -1,4 +1,5 @@
-"""Steps without a hinted sample while open wishes are done less often than they should be.
+"""What follows for the next steps when open wishes are done less often than they should be: steps
+without a hinted sample, and smaller ones.
 
 One hinted sample of 24 is too much for them: a counter-lesson has a gradient only where an open
 wish is lost already, and AdamW takes a step of full size in whatever direction is left.
@@ -9,11 +10,20 @@ the same row of RUN/rehearsal.jsonl.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from records.training.share import LessonShares
 from trainer.rehearsal.estimates import is_obedient
 from trainer.rehearsal.journal import VersionRow
+
+_DEEP = 2.0
+"""A fall is deep where so many times as much is lost as `rehearsal.obedience_floor` allows. Smaller
+ones come by chance: of 64 answers of a policy that lost nothing one in eight.
+"""
+_REMEMBERED = 8
+"""Versions after which a deep fall is forgotten."""
+_LEAST_RATE = 0.25
 
 
 def shares_after(row: VersionRow | None, shares: LessonShares, floor: float) -> LessonShares:
@@ -26,3 +36,18 @@ def shares_after(row: VersionRow | None, shares: LessonShares, floor: float) -> 
     if is_obedient(row.obedience.obedience(), floor):
         return shares
     return replace(shares, hinted=False)
+
+
+def deep_falls(rows: Sequence[VersionRow], floor: float) -> int:
+    """How many of the last versions lost many open wishes; `rows` from the oldest to the newest."""
+    least = 1.0 - _DEEP * (1.0 - floor)
+    found = [row.obedience for row in rows[-_REMEMBERED:] if row.version]
+    return sum(not is_obedient(one.obedience(), least) for one in found if one is not None)
+
+
+def rate_after(row: VersionRow | None) -> float:
+    """By what the learning rate is multiplied after the version that was measured last: halved for
+    each deep fall that is remembered. A fall says that steps go too far, forth and, in the step
+    that wins open wishes back, what the hint had taught is lost with it.
+    """
+    return 1.0 if row is None else max(0.5**row.deep_falls, _LEAST_RATE)

@@ -18,7 +18,7 @@ from trainer.config import TrainerConfig
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.rehearsal.figures import figures
 from trainer.rehearsal.journal import LastRow
-from trainer.rehearsal.recovery import shares_after
+from trainer.rehearsal.recovery import rate_after, shares_after
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +155,10 @@ class LessonMix:
         floor = self._rehearsal.obedience_floor
         shares = shares_after(self._journal.read(), self._config.lesson_shares, floor)
         return replace(shares, alone=waited or finishes, hold_s=0.0 if finishes else shares.hold_s)
+
+    def rate(self) -> float:
+        """By what the learning rate of the next step is multiplied."""
+        return 1.0 if self._rehearsal is None else rate_after(self._journal.read())
 
     def leased(self) -> None:
         """A batch was leased: the next one waits anew."""

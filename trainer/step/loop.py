@@ -275,6 +275,7 @@ class EmbeddedTrainer:
             samples,
             self.manifest.step,
             version_gaps=staleness,
+            rate=self._lessons.rate(),
         )
         # A checkpoint needs memory too, and between steps nothing is needed.
         await in_thread(self._thread, give_back)

@@ -126,8 +126,10 @@ class Updater:
         *,
         version_gaps: Sequence[int] | None = None,
         sequences: Sequence[PackedSequence] | None = None,
+        rate: float = 1.0,
     ) -> UpdateReport:
-        """Train on `samples` as step number `step` (from 0; it sets the learning rate).
+        """Train on `samples` as step number `step` (from 0; it sets the learning rate, which is
+        multiplied by `rate`).
 
         `version_gaps` (steps since each was sampled) default to 0, `sequences` to
         `merge_turns(samples)`. Raises NonFiniteError for too many non-finite log-probs,
@@ -135,11 +137,11 @@ class Updater:
         silently absent.
         """
         started = time.perf_counter()
-        lr = self._set_learning_rate(step)
+        lr = self._set_learning_rate(rate * learning_rate_at(step, self.config))
         prepared = self.preparation.prepare(samples, version_gaps, sequences)
         lost = frozenset(index for index, view in enumerate(prepared.views) if view.lacks_scores)
         if lost:
-            return self._update_without(lost, samples, step, version_gaps)
+            return self._update_without(lost, samples, step, version_gaps, rate)
         looked = time.perf_counter()
         skipped, changed, grad_norm = None, False, 0.0
         for _ in range(self.config.epochs_per_batch):
@@ -175,6 +177,7 @@ class Updater:
         samples: Sequence[ReadySample],
         step: int,
         version_gaps: Sequence[int] | None,
+        rate: float,
     ) -> UpdateReport:
         """The step on all samples but those that the teacher here could not score; a sample is
         dropped as a whole (ALGORITHMS 0.1).
@@ -189,7 +192,8 @@ class Updater:
             skipped = DropReason.TEACHER_LOGPROBS_INVALID
             return UpdateReport(skipped=skipped, metrics={}, advantages=[]).among(kept, samples)
         gaps = None if version_gaps is None else [version_gaps[index] for index in kept]
-        report = self.update([samples[index] for index in kept], step, version_gaps=gaps)
+        taken = [samples[index] for index in kept]
+        report = self.update(taken, step, version_gaps=gaps, rate=rate)
         return report.among(kept, samples)
 
     def rehearse(
@@ -298,8 +302,7 @@ class Updater:
             self.teacher.follow()
         return None, norm
 
-    def _set_learning_rate(self, step: int) -> float:
-        lr = learning_rate_at(step, self.config)
+    def _set_learning_rate(self, lr: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         return lr

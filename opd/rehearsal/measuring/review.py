@@ -33,6 +33,7 @@ from trainer.rehearsal.journal import (
     PooledRow,
     VersionRow,
 )
+from trainer.rehearsal.recovery import deep_falls
 from trainer.step.stop_order import StopOrder
 
 logger = logging.getLogger(__name__)
@@ -131,6 +132,8 @@ class Review:
                 one.hint.hint_id for one in hints if config.without_counter and not one.open_wishes
             ),
         )
+        falls = deep_falls([*self._journal.rows, row], config.obedience_floor)
+        row = row.model_copy(update={"deep_falls": falls})
         self._journal.add(row)
         return row
 

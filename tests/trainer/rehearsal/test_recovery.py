@@ -1,10 +1,12 @@
-"""Counter-lessons fill the hinted places while open wishes are done too seldom."""
+"""Counter-lessons fill the hinted places while open wishes are done too seldom, and steps are
+smaller.
+"""
 
 import pytest
 
 from records.training.share import LessonShares
 from tests.opd.rehearsal.builders import a_version, asked
-from trainer.rehearsal.recovery import shares_after
+from trainer.rehearsal.recovery import deep_falls, rate_after, shares_after
 
 SHARES = LessonShares()
 
@@ -23,3 +25,19 @@ def test_the_start_has_lost_nothing() -> None:
 def test_what_was_not_measured_changes_nothing() -> None:
     assert shares_after(None, SHARES, 0.95) == SHARES
     assert shares_after(a_version(1, asked(0, 0)), SHARES, 0.95) == SHARES
+
+
+def test_a_deep_fall_is_remembered_for_eight_versions() -> None:
+    followed = [64, 58, 57, *[62] * 7]
+    rows = [a_version(number, asked(one, 64)) for number, one in enumerate(followed, start=1)]
+    found = [deep_falls(rows[: number + 1], 0.95) for number in range(len(rows))]
+    assert found == [0, 0, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert deep_falls([*rows, a_version(11, asked(62, 64))], 0.95) == 0
+    assert deep_falls([a_version(0, asked(50, 64))], 0.95) == 0, "the start has lost nothing"
+
+
+def test_each_deep_fall_halves_the_rate_down_to_a_quarter() -> None:
+    row = a_version(9, asked(62, 64))
+    found = [rate_after(row.model_copy(update={"deep_falls": number})) for number in range(4)]
+    assert found == [1.0, 0.5, 0.25, 0.25]
+    assert rate_after(None) == 1.0

@@ -361,6 +361,7 @@ def test_warmup(folder):
     updater = make(folder, warmup_steps=4, learning_rate=1e-3)
     rates = [updater.update(mixed_batch(1), step).metrics["lr"] for step in (0, 1, 3, 9)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 1e-3, 1e-3])
+    assert updater.update(mixed_batch(1), 9, rate=0.5).metrics["lr"] == pytest.approx(0.5e-3)
 
 
 def test_samples_with_broken_scores_name_their_reason(folder):
