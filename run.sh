@@ -22,8 +22,9 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   policy      a version as a model folder of its own:
               ./run.sh policy export --run RUN --version N --to FOLDER
   eval        pass@k of a version, and two versions compared:  ./run.sh eval --run RUN --against start
-  test        all tests; with options or files, pytest's:  ./run.sh test tests/judge --durations 30
-  check       ruff, pyright, import-linter, then all tests  (--static: without the tests)
+  test        the tests; with options or files, pytest's:  ./run.sh test tests/judge --durations 30
+  reliability whole runs whose processes are killed, and whose endpoint is flooded, in minutes
+  check       ruff, pyright, import-linter, then the tests  (--static: without the tests)
   lock        constraints.txt anew: every package with its hashes, from pyproject.toml
   audit       known vulnerabilities of what is pinned, and what could not be audited
   sbom        the bill of materials of the environment (CycloneDX): build/sbom.cdx.json
@@ -95,12 +96,12 @@ static_checks() {
     .venv/bin/lint-imports
 }
 
-# All tests on all cores, a file on one of them, in the order of tests/conftest.py; those that look at
-# the clock come last, alone. With arguments: pytest as it is.
+# All tests but the long ones on all cores, a file on one of them, in the order of tests/conftest.py;
+# those that look at the clock come last, alone. With arguments: pytest as it is.
 run_tests() {
     if [ $# -gt 0 ]; then exec .venv/bin/python -m pytest "$@"; fi
-    .venv/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not alone"
-    .venv/bin/python -m pytest -m alone
+    .venv/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not alone and not long"
+    .venv/bin/python -m pytest -m "alone and not long"
 }
 
 bench() {
@@ -114,7 +115,7 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | doctor | policy | eval | replay | sglang | models | slime | test | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
+    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | doctor | policy | eval | replay | sglang | models | slime | test | reliability | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac
@@ -124,6 +125,7 @@ if [ "$command" = lock ]; then lock "$@"; exit; fi
 environment
 case "$command" in
     test) run_tests "$@" ;;
+    reliability) exec .venv/bin/python -m pytest -m long tests/reliability tests/integration "$@" ;;
     check)
         static_checks
         if [ "${1:-}" != "--static" ]; then run_tests "$@"; fi

@@ -26,6 +26,8 @@ from tests.opd.processes.pids import pids_of
 from tests.records.looking import list_turns
 from trainer.checkpoints.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.long
+
 BATCH = 4
 UPDATES_AFTER = 2
 VICTIMS = ("judge", "trainer", "proxy", "engine_frozen", "engine_policy")

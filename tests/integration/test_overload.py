@@ -44,6 +44,8 @@ from tests.rollout_bridge import fault_teacher
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
 from tests.workers import running, until
 
+pytestmark = pytest.mark.long
+
 FRESHNESS = Freshness(max_staleness=3, batch_size=2)
 CONCURRENCY, LATENCY_S = 4, 0.8
 CAPACITY = CONCURRENCY / LATENCY_S

@@ -10,6 +10,8 @@ import pytest
 from tests.reliability.crash import crash
 from tests.reliability.kill_plan import FAIL_POINTS, POINTS_WITH_LESSONS, KillPlan
 
+pytestmark = pytest.mark.long
+
 KILLS_EACH = 1
 
 

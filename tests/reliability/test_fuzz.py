@@ -11,6 +11,8 @@ from records.config import StoreConfig
 from tests.records.conftest import new_database
 from tests.reliability.fuzz import fuzz, fuzz_with_keys
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreConfig]:

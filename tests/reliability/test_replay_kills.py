@@ -32,6 +32,8 @@ from tests.reliability.forked import Forked, ForkServer
 from tests.reliability.lab import MODEL
 from trainer.checkpoints.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.long
+
 YES = "It shows.\n\\boxed{1}\n[HINT_START]\nGive temperatures in Celsius.\n[HINT_END]"
 NO = "It does not.\n\\boxed{-1}"
 HELD_OUT = 0.3
