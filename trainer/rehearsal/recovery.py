@@ -28,26 +28,32 @@ _LEAST_RATE = 0.25
 
 def shares_after(row: VersionRow | None, shares: LessonShares, floor: float) -> LessonShares:
     """The shares of the step after the version that was measured last. `floor`: a share of the
-    start's open wishes, see `rehearsal.obedience_floor`. Version 0 is the start: it falls short by
-    chance alone, and its counter-lessons have no gradient but rounding errors.
+    start's open wishes, see `rehearsal.obedience_floor`.
     """
-    if row is None or row.version == 0 or row.obedience is None:
-        return shares
-    if is_obedient(row.obedience.obedience(), floor):
-        return shares
-    return replace(shares, hinted=False)
+    is_fallen = row is not None and _is_fallen(row, floor)
+    return replace(shares, hinted=False) if is_fallen else shares
 
 
 def deep_falls(rows: Sequence[VersionRow], floor: float) -> int:
     """How many of the last versions lost many open wishes; `rows` from the oldest to the newest."""
     least = 1.0 - _DEEP * (1.0 - floor)
-    found = [row.obedience for row in rows[-_REMEMBERED:] if row.version]
-    return sum(not is_obedient(one.obedience(), least) for one in found if one is not None)
+    return sum(_is_fallen(row, least) for row in rows[-_REMEMBERED:])
 
 
-def rate_after(row: VersionRow | None) -> float:
+def rate_after(row: VersionRow | None, floor: float) -> float:
     """By what the learning rate is multiplied after the version that was measured last: halved for
-    each deep fall that is remembered. A fall says that steps go too far, forth and, in the step
-    that wins open wishes back, what the hint had taught is lost with it.
+    each deep fall that is remembered. Steps went too far. One that wins open wishes back is a whole
+    one: in half of it they stay lost for another version.
     """
-    return 1.0 if row is None else max(0.5**row.deep_falls, _LEAST_RATE)
+    if row is None or _is_fallen(row, floor):
+        return 1.0
+    return max(0.5**row.deep_falls, _LEAST_RATE)
+
+
+def _is_fallen(row: VersionRow, floor: float) -> bool:
+    """Whether a version lost open wishes. Version 0 is the start: it falls short by chance alone,
+    and its counter-lessons have no gradient but rounding errors.
+    """
+    if row.version == 0 or row.obedience is None:
+        return False
+    return not is_obedient(row.obedience.obedience(), floor)

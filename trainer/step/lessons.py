@@ -158,7 +158,9 @@ class LessonMix:
 
     def rate(self) -> float:
         """By what the learning rate of the next step is multiplied."""
-        return 1.0 if self._rehearsal is None else rate_after(self._journal.read())
+        if self._rehearsal is None:
+            return 1.0
+        return rate_after(self._journal.read(), self._rehearsal.obedience_floor)
 
     def leased(self) -> None:
         """A batch was leased: the next one waits anew."""

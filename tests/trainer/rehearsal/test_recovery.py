@@ -38,6 +38,11 @@ def test_a_deep_fall_is_remembered_for_eight_versions() -> None:
 
 def test_each_deep_fall_halves_the_rate_down_to_a_quarter() -> None:
     row = a_version(9, asked(62, 64))
-    found = [rate_after(row.model_copy(update={"deep_falls": number})) for number in range(4)]
-    assert found == [1.0, 0.5, 0.25, 0.25]
-    assert rate_after(None) == 1.0
+    rows = [row.model_copy(update={"deep_falls": number}) for number in range(4)]
+    assert [rate_after(one, 0.95) for one in rows] == [1.0, 0.5, 0.25, 0.25]
+    assert rate_after(None, 0.95) == 1.0
+
+
+def test_a_step_that_wins_open_wishes_back_is_a_whole_one() -> None:
+    row = a_version(9, asked(50, 64)).model_copy(update={"deep_falls": 2})
+    assert rate_after(row, 0.95) == 1.0
