@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from uuid import uuid4
 
+from opd.rehearsal.losses import TextLosses
 from records.hints.types import Hint, HintStatus
 from records.lessons.names import LessonKind, LessonState
 from records.lessons.types import NewLesson
@@ -82,10 +83,13 @@ def targets_of_return(batch_size: int, pool: float) -> dict[LessonKind, int]:
 
 
 class Rota:
-    """Whose turn it is; it goes on where it stopped, but for a new process."""
+    """Whose turn it is; it goes on where it stopped, but for a new process. Where
+    something is lost, a third to a half of a hint's counter-lessons are for the text that loses most.
+    """
 
-    def __init__(self, begin: int = 0) -> None:
+    def __init__(self, losses: TextLosses, begin: int = 0) -> None:
         self._next = dict.fromkeys(LessonKind, begin)
+        self._losses = losses
 
     def of_hints(self, kind: LessonKind, hints: Sequence[Rehearsed], count: int) -> list[NewLesson]:
         """`count` new lessons of `kind` (hint or counter) for hints that can have them."""
@@ -105,7 +109,6 @@ class Rota:
             self._next[kind] += 1
             one = able[place]
             state = one.states[round_ % len(one.states)]
-            turn = round_ + round_ // len(one.states)
             made.append(
                 NewLesson(
                     lesson_id=uuid4().hex,
@@ -113,10 +116,17 @@ class Rota:
                     scope=one.hint.scope,
                     hint_id=one.hint.hint_id,
                     state_turn_id=state,
-                    prompt_id=one.prompts[turn % len(one.prompts)] if is_counter else None,
+                    prompt_id=self._text(one, round_) if is_counter else None,
                 )
             )
         return made
+
+    def _text(self, one: Rehearsed, round_: int) -> str:
+        turn = round_ + round_ // len(one.states)
+        lost = self._losses.most_lost(one.prompts)
+        if lost is None:
+            return one.prompts[turn % len(one.prompts)]
+        return lost if turn % 2 else one.prompts[turn // 2 % len(one.prompts)]
 
     def of_kept(self, states: Sequence[KeptState], count: int) -> list[NewLesson]:
         """`count` keep-lessons."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from opd.rehearsal.desk import Desk, LessonUnusable, lesson_reason
+from opd.rehearsal.losses import TextLosses
 from opd.rehearsal.needs import RehearsalStore
 from opd.rehearsal.places import Place
 from opd.rehearsal.policy_sampler import PolicySampler
@@ -179,9 +180,9 @@ class SamplingStage(_LessonStage):
 class ScoringStage(_LessonStage):
     """The frozen teacher reads the answer: under the hint, or as the policy read it."""
 
-    def __init__(self, store: RehearsalStore, desk: Desk, owner: str) -> None:
+    def __init__(self, store: RehearsalStore, desk: Desk, losses: TextLosses, owner: str) -> None:
         super().__init__(store, owner)
-        self._desk = desk
+        self._desk, self._losses = desk, losses
 
     @property
     def state(self) -> LessonState:
@@ -198,6 +199,8 @@ class ScoringStage(_LessonStage):
             hint = facts.hint.text
         place = Place(turn=facts.turn, messages=facts.turn.messages, prompt_ids=sample.prompt_ids)
         found = await self._desk.score(place, hint, sample.response_ids)
+        if lesson.prompt_id is not None:
+            self._losses.add(lesson.prompt_id, sample.rollout_logprobs, found.logprobs)
         score = LessonScore(
             lesson_id=lesson.lesson_id,
             hint=hint or "",

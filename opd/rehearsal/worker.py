@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from opd.rehearsal.desk import Desk
+from opd.rehearsal.losses import TextLosses
 from opd.rehearsal.measuring.measuring import Measurer
 from opd.rehearsal.measuring.review import Review
 from opd.rehearsal.needs import Questions, RehearsalStore
@@ -98,11 +99,12 @@ class RehearsalWorker:
         measurer = Measurer(desk, probe, questions, limit)
         self._review = Review(store, measurer, self._keeping, Journal(folder), config)
         self._hints: list[Hint] = []
-        self._rota = Rota(random.randrange(1_000_000))
+        losses = TextLosses()
+        self._rota = Rota(losses, random.randrange(1_000_000))
         claims = LessonClaims(store)
         loop = config.loop.model_copy(update={"concurrency": concurrency})
         self.sampling = SamplingStage(store, policy, desk, f"{owner}:sampling")
-        self.scoring = ScoringStage(store, desk, f"{owner}:scoring")
+        self.scoring = ScoringStage(store, desk, losses, f"{owner}:scoring")
         self._loops = [
             ClaimLoop(claims, self.sampling, owner=f"{owner}:sampling", config=loop),
             ClaimLoop(claims, self.scoring, owner=f"{owner}:scoring", config=loop),

@@ -18,13 +18,13 @@ from fastapi import FastAPI
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
-from records.config import StoreConfig
 from records.store import Store
 from records.types import TurnRecord
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.types import PauseMode
 from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
+from tests.records.new_store import new_store
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
 
 WEATHER = {
@@ -62,7 +62,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def store(tmp_path: Path, clock: Clock) -> AsyncIterator[Store]:
-    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db"), clock) as opened:
+    async with await Store.open(new_store(tmp_path / "records.db"), clock) as opened:
         yield opened
 
 

@@ -25,12 +25,12 @@ from transformers import AutoModelForCausalLM
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
-from records.config import StoreConfig
 from records.store import Store
 from records.types import TurnRecord
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import PauseMode
 from rollout_bridge.rendering.rendering import Rendering
+from tests.records.new_store import new_store
 from trainer.publishing.publish import Publisher, Weights
 
 WEATHER = {
@@ -203,7 +203,7 @@ async def live_door(
 ) -> AsyncIterator[LiveDoor]:
     """Serve the proxy in front of the engine; its first version is published."""
     async with (
-        await Store.open(StoreConfig.sqlite(store_folder / "records.db")) as store,
+        await Store.open(new_store(store_folder / "records.db")) as store,
         EngineClient(engine_url, vocab_size=rendering.vocab_size) as client,
     ):
         deps = ProxyDeps(

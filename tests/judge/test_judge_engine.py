@@ -14,7 +14,6 @@ import pytest
 
 from judge.config import JudgeConfig
 from judge.worker import JudgeWorker
-from records.config import StoreConfig
 from records.names import TurnState, TurnType
 from records.store import Store
 from records.types import CapturedTurn, Verdict, VersionSpan
@@ -23,6 +22,7 @@ from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.scoring import ScoringWorker
 from tests.records.looking import votes_of
+from tests.records.new_store import new_store
 from tests.workers import run_until_left
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def rendering() -> Rendering:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as opened:
+    async with await Store.open(new_store(tmp_path / "records.db")) as opened:
         yield opened
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from judge.worker import JudgeWorker
-from records.config import StoreConfig
 from records.names import DropReason, HintRejection, TurnState, TurnType
 from records.store import Store
 from records.types import CapturedTurn, VersionSpan
 from tests.judge.figures import hint_figures
 from tests.records.looking import verdict_of, votes_of
+from tests.records.new_store import new_store
 from tests.workers import run_until_left, running, until
 
 POSITIVE = "\\boxed{1}\n[HINT_START]Give temperatures in Celsius.[HINT_END]"
@@ -25,7 +25,7 @@ NEGATIVE = "\\boxed{-1}"
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as opened:
+    async with await Store.open(new_store(tmp_path / "records.db")) as opened:
         yield opened
 
 

@@ -15,6 +15,7 @@ from sqlalchemy.engine import make_url
 from records.config import StoreConfig
 from records.store import Store
 from records.tables.models import Base
+from tests.records.new_store import new_store
 
 SERVER = "postgres@127.0.0.1:5432"
 
@@ -63,7 +64,7 @@ def server_url() -> Iterator[str]:
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreConfig]:
     """The configuration of a database without rows."""
     if request.param == "sqlite":
-        yield StoreConfig.sqlite(tmp_path / "records.db")
+        yield new_store(tmp_path / "records.db")
         return
     url = request.getfixturevalue("server_url")
     yield StoreConfig(url=url)
@@ -84,7 +85,7 @@ def empty_config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sto
 @pytest.fixture
 def sqlite_config(tmp_path: Path) -> StoreConfig:
     """The configuration of a new SQLite file."""
-    return StoreConfig.sqlite(tmp_path / "records.db")
+    return new_store(tmp_path / "records.db")
 
 
 @pytest.fixture

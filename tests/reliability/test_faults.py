@@ -24,7 +24,6 @@ from api_proxy.config import ProxyConfig
 from examples.tool_lab.domain import SYSTEM_PROMPT, TOOLS
 from judge.config import JudgeConfig
 from judge.worker import JudgeWorker
-from records.config import StoreConfig
 from records.names import DropReason, TurnState
 from records.store import Store
 from records.types import TurnRecord, Verdict
@@ -34,6 +33,7 @@ from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.scoring import ScoringWorker
 from tests.records.looking import list_turns, votes_of
+from tests.records.new_store import new_store
 from tests.reliability.faulty_wire import (
     CUT,
     CUT_LATER,
@@ -107,7 +107,7 @@ async def a_run(
     engine_url: str, rendering: Rendering, folder: Path, config: EngineClientConfig
 ) -> AsyncIterator[Run]:
     async with (
-        await Store.open(StoreConfig.sqlite(folder / "records.db")) as store,
+        await Store.open(new_store(folder / "records.db")) as store,
         FaultyWire(engine_url) as wire,
         EngineClient(wire.url, config=config, vocab_size=rendering.vocab_size) as engine,
     ):

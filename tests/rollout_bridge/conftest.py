@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from records.config import StoreConfig
 from records.store import Store
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.rendering.rendering import Rendering
+from tests.records.new_store import new_store
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
 from tests.rollout_bridge.fault_teacher import FaultTeacher, served
 
@@ -38,5 +38,5 @@ def rendering(tmp_path_factory: pytest.TempPathFactory) -> Rendering:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as opened:
+    async with await Store.open(new_store(tmp_path / "records.db")) as opened:
         yield opened

@@ -20,6 +20,7 @@ from records.store import Store
 from records.types import CapturedTurn, TurnRecord, VersionSpan
 from rollout_bridge.config import ClaimLoopConfig
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable, StageStopped
+from tests.records.new_store import new_store
 
 OWNER = "loop-1"
 
@@ -31,7 +32,7 @@ def config(**options: Any) -> ClaimLoopConfig:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as opened:
+    async with await Store.open(new_store(tmp_path / "records.db")) as opened:
         yield opened
 
 

@@ -16,6 +16,7 @@ from records.store import Store
 from records.types import TurnRecord
 from tests.api_proxy.conftest import WEATHER, Clock, Door
 from tests.records.conftest import new_database
+from tests.records.new_store import new_store
 
 Headers = dict[str, str]
 QUESTION = {"role": "user", "content": "What is the weather in Paris, please?"}
@@ -28,7 +29,7 @@ async def store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
 ) -> AsyncIterator[Store]:
     if request.param == "sqlite":
-        async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db"), clock) as opened:
+        async with await Store.open(new_store(tmp_path / "records.db"), clock) as opened:
             yield opened
         return
     database = new_database()

@@ -18,12 +18,12 @@ import uvicorn
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
-from records.config import StoreConfig
 from records.store import Store
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.rendering.rendering import Rendering
 from tests.integration.engine_tap import EngineTap
+from tests.records.new_store import new_store
 
 ROOT = Path(__file__).parents[3]
 MODEL = str(ROOT / "examples" / "tool_lab" / "model")
@@ -59,7 +59,7 @@ async def lab(engine_url: str, lab_rendering: Rendering, tmp_path: Path) -> Asyn
     # Greedy, so that a conversation is the same each time, and yet a turn that may train.
     config = ProxyConfig(max_output_tokens=96, train_modified="keep")
     async with (
-        await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store,
+        await Store.open(new_store(tmp_path / "records.db")) as store,
         EngineTap(engine_url) as tap,
         EngineClient(tap.url, vocab_size=lab_rendering.vocab_size) as engine,
     ):

@@ -13,7 +13,6 @@ from judge.config import JudgeConfig
 from judge.hints.examiner import HintExaminer, SourceCheck
 from judge.hints.questions import HintQuestions
 from judge.votes.calls import judge_client
-from records.config import StoreConfig
 from records.hints.types import Hint, HintStatus, PromptKind, RehearsalBlock
 from records.names import TurnState
 from records.store import Store
@@ -23,6 +22,7 @@ from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
 from tests.opd.rehearsal.builders import a_state
 from tests.records.builders import OWNER, a_session, a_turn, a_verdict, a_vote, claimed
+from tests.records.new_store import new_store
 
 CELSIUS, ALSO_CELSIUS = "Give temperatures in Celsius.", "Answer in Celsius."
 FAHRENHEIT = "Give temperatures in Fahrenheit."
@@ -45,7 +45,7 @@ def engine_url() -> Iterator[str]:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as opened:
+    async with await Store.open(new_store(tmp_path / "records.db")) as opened:
         yield opened
 
 

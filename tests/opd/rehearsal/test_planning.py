@@ -1,6 +1,9 @@
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
+
+from opd.rehearsal.losses import TextLosses
 from opd.rehearsal.planning import (
     KeptState,
     Rehearsed,
@@ -61,33 +64,65 @@ def test_a_hint_that_rests_takes_part_where_its_open_wishes_are_lost():
 
 
 def test_every_pair_of_state_and_text_comes():
-    made = Rota().of_hints(COUNTER, [rehearsed("h0", states=("s0", "s1"))], 4)
+    made = Rota(TextLosses()).of_hints(COUNTER, [rehearsed("h0", states=("s0", "s1"))], 4)
     assert len({(one.state_turn_id, one.prompt_id) for one in made}) == 4
     assert len({one.lesson_id for one in made}) == 4
 
 
+def lost(prompt_id: str, by: float) -> TextLosses:
+    losses = TextLosses()
+    losses.add(prompt_id, np.array([-0.1, -by], np.float32), np.array([-0.1, 0.0], np.float32))
+    return losses
+
+
+def test_the_text_that_loses_most_gets_half_of_the_counter_lessons():
+    texts = tuple(f"p{number}" for number in range(4))
+    hint = rehearsed("h0", states=("s0", "s1", "s2"), prompts=texts)
+    made = Rota(lost("p3", 1.0)).of_hints(COUNTER, [hint], 24)
+    found = Counter(one.prompt_id for one in made)
+    assert found == {"p3": 12, "p0": 4, "p1": 4, "p2": 4}
+    assert {one.state_turn_id for one in made if one.prompt_id == "p3"} == set(hint.states)
+    nothing = Rota(lost("p3", 0.05)).of_hints(COUNTER, [hint], 24)
+    assert set(Counter(one.prompt_id for one in nothing).values()) == {6}
+
+
+def test_newer_answers_say_more_of_what_a_text_loses():
+    losses = lost("p0", 2.0)
+    losses.add("p1", np.array([-1.5], np.float32), np.array([-0.3], np.float32))
+    assert losses.most_lost(["p0", "p1"]) == "p0"
+    for _ in range(2):
+        losses.add("p0", np.array([-0.2], np.float32), np.array([-0.2], np.float32))
+    assert losses.most_lost(["p0", "p1"]) == "p1"
+    losses.add("p1", np.array([-np.inf], np.float32), np.array([-0.3], np.float32))
+    assert losses.most_lost(["p1"]) == "p1", "what has no number says nothing"
+    assert losses.most_lost(["p2"]) is None
+
+
 def test_hint_lessons_carry_no_words():
-    made = Rota().of_hints(HINT, [rehearsed("h0")], 6)
+    made = Rota(TextLosses()).of_hints(HINT, [rehearsed("h0")], 6)
     assert {one.prompt_id for one in made} == {None}
     assert Counter(one.state_turn_id for one in made) == {"s0": 2, "s1": 2, "s2": 2}
 
 
 def test_scopes_take_turns():
     hints = [rehearsed(f"a{number}") for number in range(3)] + [rehearsed("b0", scope="b")]
-    made = Rota().of_hints(HINT, hints, 12)
+    made = Rota(TextLosses()).of_hints(HINT, hints, 12)
     assert Counter(one.scope for one in made) == {"a": 6, "b": 6}
     assert Counter(one.hint_id for one in made)["a1"] == 2
 
 
 def test_a_hint_without_texts_gets_no_counter_lessons():
     hints = [rehearsed("h0", prompts=()), rehearsed("h1")]
-    assert {one.hint_id for one in Rota().of_hints(COUNTER, hints, 4)} == {"h1"}
-    assert Rota().of_hints(COUNTER, hints[:1], 4) == []
-    assert Rota().of_hints(HINT, [rehearsed("h2", states=())], 4) == []
+    assert {one.hint_id for one in Rota(TextLosses()).of_hints(COUNTER, hints, 4)} == {"h1"}
+    assert Rota(TextLosses()).of_hints(COUNTER, hints[:1], 4) == []
+    assert Rota(TextLosses()).of_hints(HINT, [rehearsed("h2", states=())], 4) == []
 
 
 def test_the_rota_goes_on_where_it_stopped():
-    rota, kept = Rota(), [KeptState(turn_id=f"k{number}", scope="a") for number in range(3)]
+    rota, kept = (
+        Rota(TextLosses()),
+        [KeptState(turn_id=f"k{number}", scope="a") for number in range(3)],
+    )
     first, second = rota.of_kept(kept, 2), rota.of_kept(kept, 2)
     assert [one.state_turn_id for one in (*first, *second)] == ["k0", "k1", "k2", "k0"]
     assert first[0].hint_id is None
@@ -96,10 +131,10 @@ def test_the_rota_goes_on_where_it_stopped():
 
 def test_counter_lessons_go_where_open_wishes_are_lost():
     hints = [rehearsed("h0"), replace(rehearsed("h1"), is_disobeyed=True)]
-    made = Rota().of_hints(COUNTER, hints, 8)
+    made = Rota(TextLosses()).of_hints(COUNTER, hints, 8)
     assert Counter(one.hint_id for one in made) == {"h0": 2, "h1": 6}
-    made = Rota().of_hints(HINT, hints, 8)
+    made = Rota(TextLosses()).of_hints(HINT, hints, 8)
     assert Counter(one.hint_id for one in made) == {"h0": 8}
     lost = [replace(one, is_disobeyed=True) for one in hints]
-    made = Rota().of_hints(HINT, lost, 8)
+    made = Rota(TextLosses()).of_hints(HINT, lost, 8)
     assert Counter(one.hint_id for one in made) == {"h0": 4, "h1": 4}

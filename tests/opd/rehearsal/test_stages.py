@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from opd.rehearsal.desk import Desk, Scored
+from opd.rehearsal.losses import TextLosses
 from opd.rehearsal.needs import RehearsalStore
 from opd.rehearsal.places import Place
 from opd.rehearsal.policy_sampler import PolicySampler
@@ -143,7 +144,7 @@ async def processed(
     if state is LessonState.SAMPLING:
         stage = SamplingStage(store, cast(PolicySampler, None), own, OWNER)
     else:
-        stage = ScoringStage(store, own, OWNER)
+        stage = ScoringStage(store, own, TextLosses(), OWNER)
     await stage.process(ClaimedLesson(a_lesson(kind, state)))
     return desk
 

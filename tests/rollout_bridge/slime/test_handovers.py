@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from records.config import StoreConfig
 from records.names import TurnState
 from records.store import Store
 from records.types import VersionSpan
@@ -17,6 +16,7 @@ from rollout_bridge.slime.handovers import (
     weight_start_version,
 )
 from tests.records.builders import turn_in
+from tests.records.new_store import new_store
 
 
 def a_record(version: int, rollout_id: int, parent: Handover | None, **changes: Any) -> Handover:
@@ -115,7 +115,7 @@ def test_the_stored_version_names_megatrons_folder(log: HandoverLog) -> None:
 
 
 async def test_the_next_job_counts_on_from_every_label_that_was_used(tmp_path: Path) -> None:
-    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store:
+    async with await Store.open(new_store(tmp_path / "records.db")) as store:
         assert await weight_start_version(store, tmp_path) == 0
         HandoverLog(tmp_path).write(a_record(3, 0, None))
         assert await weight_start_version(store, tmp_path) == 3

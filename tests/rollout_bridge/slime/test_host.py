@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import pytest
 import tomli_w
 
-from records.config import StoreConfig
 from records.errors import StoreConflict, StoreUnavailable
 from records.names import TurnState
 from records.store import Store
 from rollout_bridge.slime.host import TurnHost
 from rollout_bridge.slime.settings import read_settings
 from tests.records.builders import TRAINER, state_of, turn_in
+from tests.records.new_store import new_store
 from tests.rollout_bridge.slime.runs import run_values, slime_args
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ def on_store(folder: Path, work: Callable[[Store], Awaitable[T]]) -> T:
     """What `work` gives on the run's store, from another connection."""
 
     async def run() -> T:
-        async with await Store.open(StoreConfig.sqlite(folder / "records.db")) as store:
+        async with await Store.open(new_store(folder / "records.db")) as store:
             return await work(store)
 
     return asyncio.run(run())

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from records.config import StoreConfig
 from records.names import TurnState
 from records.store import Store
+from tests.records.new_store import new_store
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.step.test_loop import BATCH, final_weights, opened, samples, settings
 from tests.trainer.tiny import make_ready, save_model, states
@@ -96,7 +96,7 @@ async def check_every_turn_once(run, folder) -> list[int]:
     chain = Checkpoints(run / "checkpoints", str(folder), seed=0).open()
     trained = [turn for link in chain for turn in link.turn_ids]
     assert len(trained) == len(set(trained)) == STEPS * BATCH
-    async with await Store.open(StoreConfig.sqlite(run / "records.db")) as store:
+    async with await Store.open(new_store(run / "records.db")) as store:
         assert await states(store) == {TurnState.TRAINED: STEPS * BATCH}
         latest = await store.latest_version()
         assert latest is not None
@@ -109,7 +109,7 @@ async def test_a_kill_at_any_point_loses_nothing_and_repeats_nothing(
     point, folder, tmp_path, undisturbed, monkeypatch
 ):
     engine = LocalEngine(str(folder))
-    store = await Store.open(StoreConfig.sqlite(tmp_path / "records.db"))
+    store = await Store.open(new_store(tmp_path / "records.db"))
     trainer = await EmbeddedTrainer.open(
         store=store,
         config=settings(),
@@ -146,7 +146,7 @@ async def test_a_kill_between_states_of_the_optimiser_goes_back_to_the_newest_th
     """Of three steps only the last has it: a kill in the second one costs both, and no turn."""
     engine = LocalEngine(str(folder))
     every = {"optimizer_every": STEPS}
-    store = await Store.open(StoreConfig.sqlite(tmp_path / "records.db"))
+    store = await Store.open(new_store(tmp_path / "records.db"))
     trainer = await EmbeddedTrainer.open(
         store=store,
         config=settings(**every),
@@ -237,7 +237,7 @@ async def test_turns_of_a_lost_checkpoint_are_aged_by_surviving_steps_and_counte
 
 
 async def test_kill_9_again_and_again(folder, tmp_path, undisturbed):
-    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store:
+    async with await Store.open(new_store(tmp_path / "records.db")) as store:
         await make_ready(store, samples(STEPS * BATCH // 2))
     generator = random.Random(4)
     command = [sys.executable, "-m", "tests.trainer.training_process"]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from opd.run.checks import lessons_problem
-from records.config import StoreConfig
 from records.hints.types import Examination, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.types import LessonSample, LessonScore, NewLesson
@@ -21,6 +20,7 @@ from records.names import TurnState
 from records.store import Store
 from records.types import VersionSpan
 from tests.records.looking import list_turns
+from tests.records.new_store import new_store
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.rehearsal.test_journal import a_row
 from tests.trainer.step.test_loop import samples, settings
@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 
 @asynccontextmanager
 async def rehearsing(run: Path, folder: Path, **options):
-    async with await Store.open(StoreConfig.sqlite(run / "records.db")) as store:
+    async with await Store.open(new_store(run / "records.db")) as store:
         trainer = await EmbeddedTrainer.open(
             store=store,
             config=settings(**(SHARES | options)),

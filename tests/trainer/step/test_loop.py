@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from opd.processes.roles import train_and_serve
-from records.config import StoreConfig
 from records.names import DropReason, TurnState
 from records.store import Store
 from rollout_bridge.engine.served import ServedFile
+from tests.records.new_store import new_store
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.tiny import VOCAB, conversation, make_ready, random_sequences, save_model, states
 from trainer.checkpoints.manifest import Manifest
@@ -55,7 +55,7 @@ async def opened(run, folder, engine=None, **options):
     engine = engine or LocalEngine(str(folder))
     engine.served = ServedFile(run)
     run.mkdir(exist_ok=True)
-    async with await Store.open(StoreConfig.sqlite(run / "records.db")) as store:
+    async with await Store.open(new_store(run / "records.db")) as store:
         trainer = await EmbeddedTrainer.open(
             store=store,
             config=settings(**options),

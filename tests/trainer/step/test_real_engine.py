@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from records.config import StoreConfig
 from records.store import Store
 from records.types import ReadySample, VersionSpan
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.engine.served import ServedFile
 from rollout_bridge.engine.types import SamplingParams
+from tests.records.new_store import new_store
 from tests.trainer.step.test_loop import settings
 from tests.trainer.tiny import make_ready, random_sequences
 from trainer.config import LoraConfig
@@ -79,7 +79,7 @@ async def roll_out(client: EngineClient, number: int, temperature: float) -> Rea
 async def test_rollouts_calibration_steps_and_publication(tmp_path, temperature):
     async with (
         engine() as client,
-        await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store,
+        await Store.open(new_store(tmp_path / "records.db")) as store,
     ):
         trainer = await EmbeddedTrainer.open(
             store=store,
@@ -111,7 +111,7 @@ async def test_rollouts_calibration_steps_and_publication(tmp_path, temperature)
 async def test_an_engine_with_other_weights_is_found_out(tmp_path):
     async with (
         engine() as client,
-        await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store,
+        await Store.open(new_store(tmp_path / "records.db")) as store,
     ):
         trainer = await EmbeddedTrainer.open(
             store=store,
@@ -133,7 +133,7 @@ async def test_a_base_rounded_in_trainer_and_engines_alike(tmp_path, publish):
     async with (
         engine("--rounds-start", "true") as client,
         engine() as unrounded,
-        await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store,
+        await Store.open(new_store(tmp_path / "records.db")) as store,
     ):
         client.served = ServedFile(tmp_path)
         trainer = await EmbeddedTrainer.open(
