@@ -83,8 +83,8 @@ def targets_of_return(batch_size: int, pool: float) -> dict[LessonKind, int]:
 
 
 class Rota:
-    """Whose turn it is; it goes on where it stopped, but for a new process. Where
-    something is lost, a third to a half of a hint's counter-lessons are for the text that loses most.
+    """Whose turn it is; it goes on where it stopped, but for a new process. Every other
+    counter-lesson of a hint is for the text that loses most, where one does.
     """
 
     def __init__(self, losses: TextLosses, begin: int = 0) -> None:
@@ -122,7 +122,9 @@ class Rota:
         return made
 
     def _text(self, one: Rehearsed, round_: int) -> str:
-        turn = round_ + round_ // len(one.states)
+        """Each state meets all texts, sweep by sweep over the states."""
+        sweep, state = divmod(round_, len(one.states))
+        turn = sweep + state
         lost = self._losses.most_lost(one.prompts)
         if lost is None:
             return one.prompts[turn % len(one.prompts)]

@@ -2,6 +2,7 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from opd.rehearsal.losses import TextLosses
 from opd.rehearsal.planning import (
@@ -63,10 +64,12 @@ def test_a_hint_that_rests_takes_part_where_its_open_wishes_are_lost():
     assert taking_part([lost, learned], set()) == [], "no step is taken for what rests"
 
 
-def test_every_pair_of_state_and_text_comes():
-    made = Rota(TextLosses()).of_hints(COUNTER, [rehearsed("h0", states=("s0", "s1"))], 4)
-    assert len({(one.state_turn_id, one.prompt_id) for one in made}) == 4
-    assert len({one.lesson_id for one in made}) == 4
+@pytest.mark.parametrize("num_states", [2, 3])
+def test_every_pair_of_state_and_text_comes(num_states):
+    states, number = tuple(f"s{at}" for at in range(num_states)), 2 * num_states
+    made = Rota(TextLosses()).of_hints(COUNTER, [rehearsed("h0", states=states)], number)
+    assert len({(one.state_turn_id, one.prompt_id) for one in made}) == number
+    assert len({one.lesson_id for one in made}) == number
 
 
 def lost(prompt_id: str, by: float) -> TextLosses:
@@ -80,7 +83,7 @@ def test_the_text_that_loses_most_gets_half_of_the_counter_lessons():
     hint = rehearsed("h0", states=("s0", "s1", "s2"), prompts=texts)
     made = Rota(lost("p3", 1.0)).of_hints(COUNTER, [hint], 24)
     found = Counter(one.prompt_id for one in made)
-    assert found == {"p3": 12, "p0": 4, "p1": 4, "p2": 4}
+    assert found == {"p3": 15, "p0": 3, "p1": 3, "p2": 3}
     assert {one.state_turn_id for one in made if one.prompt_id == "p3"} == set(hint.states)
     nothing = Rota(lost("p3", 0.05)).of_hints(COUNTER, [hint], 24)
     assert set(Counter(one.prompt_id for one in nothing).values()) == {6}
