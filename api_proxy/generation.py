@@ -60,7 +60,7 @@ broken off so close to its end cannot be sent back to be continued.
 """
 
 
-class Engine(Protocol):
+class GeneratingEngine(Protocol):
     """What the proxy needs of `rollout_bridge.engine.client.EngineClient`."""
 
     async def generate(
@@ -143,7 +143,7 @@ class Rollout:
     _num_idle: int = field(default=0, init=False)
     _is_read: bool = field(default=False, init=False)
 
-    async def run(self, engine: Engine) -> None:
+    async def run(self, engine: GeneratingEngine) -> None:
         """Sample the whole reply. Raises EngineError while nothing was sampled."""
         while self._goes_on():
             label_before = self.seen.label
@@ -165,7 +165,9 @@ class Rollout:
             self._take(part.output_ids.tolist(), part.output_logprobs.tolist(), part.top, start)
             await self._end_part(part, label_before, start)
 
-    async def stream(self, engine: Engine) -> AsyncGenerator[tuple[list[int], list[float]], None]:
+    async def stream(
+        self, engine: GeneratingEngine
+    ) -> AsyncGenerator[tuple[list[int], list[float]], None]:
         """Sample the reply, yielding (ids, log-probs) as they arrive.
 
         Closing the generator aborts the request. Raises EngineError while nothing was sampled.
@@ -210,7 +212,7 @@ class Rollout:
         named = (self.cache_scope, label if self.keeps_kv else None)
         return "@".join(part for part in named if part is not None) or None
 
-    async def cancel(self, engine: Engine) -> None:
+    async def cancel(self, engine: GeneratingEngine) -> None:
         """The client is gone: break off at the engine and do not continue."""
         self.is_cancelled = True
         if self.request_id:

@@ -25,7 +25,7 @@ from api_proxy.access.places import Places
 from api_proxy.access.request_limits import RequestLimits
 from api_proxy.config import ProxyConfig
 from api_proxy.errors import ApiError, invalid, too_long_to_record, unsupported
-from api_proxy.generation import Engine, Rollout, SeenVersion
+from api_proxy.generation import GeneratingEngine, Rollout, SeenVersion
 from api_proxy.linking.lineage import Lineage, LineageFinder
 from api_proxy.linking.linking import Link
 from api_proxy.linking.sessions import Sessions
@@ -66,7 +66,7 @@ class ProxyDeps:
     """
 
     store: Store
-    engine: Engine
+    engine: GeneratingEngine
     rendering: Rendering
     config: ProxyConfig
     clock: Callable[[], float] = time.time

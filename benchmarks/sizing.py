@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from opd.plan.memory import GIB, Load
-from opd.plan.run_plan import USUAL_LOAD, Plan, plan_of
+from opd.plan.run_plan import USUAL_LOAD, MemoryPlan, plan_of
 from opd.plan.shape import ModelShape
 from opd.run import recipe
 from opd.run.config import RunConfig, build, merge
@@ -90,7 +90,7 @@ def rows() -> Iterator[str]:
                 )
 
 
-def _plan(shape: ModelShape, load: Load, *, full: bool, device: str) -> Plan:
+def _plan(shape: ModelShape, load: Load, *, full: bool, device: str) -> MemoryPlan:
     return plan_of(_config(shape, full=full, device=device), shape, "bfloat16", load)
 
 

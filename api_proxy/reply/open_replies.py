@@ -17,7 +17,7 @@ _CUT_PATIENCE_S = 5.0
 """For replies that were cut off to be recorded."""
 
 
-class Reply(Protocol):
+class OpenReply(Protocol):
     """A reply that can be cut off."""
 
     async def cut(self) -> None: ...
@@ -27,16 +27,16 @@ class OpenReplies:
     """All replies of one application that have not ended."""
 
     def __init__(self) -> None:
-        self._open: set[Reply] = set()
+        self._open: set[OpenReply] = set()
         self._ended = asyncio.Event()
         self.is_closing = False
         self._is_hurried = False
 
-    def add(self, reply: Reply) -> None:
+    def add(self, reply: OpenReply) -> None:
         """A reply begins."""
         self._open.add(reply)
 
-    def discard(self, reply: Reply) -> None:
+    def discard(self, reply: OpenReply) -> None:
         """A reply is over."""
         self._open.discard(reply)
         self._ended.set()

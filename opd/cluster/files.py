@@ -13,7 +13,7 @@ from sqlalchemy.engine import make_url
 
 from opd.cluster.config import ClusterConfig, EngineGroup
 from opd.cluster.launching.prepare import FROZEN_VERSION
-from opd.cluster.layout import Engine, Layout, engine_groups
+from opd.cluster.layout import EnginePlacement, Layout, engine_groups
 from opd.cluster.paths import Paths
 from opd.run.config import RunConfig
 from trainer.config import TrainerConfig
@@ -73,7 +73,7 @@ def _server_groups(
     if name == "policy":
         # One group a node: slime finds the address of a group's engines by counting full nodes
         # from its first engine on, which is wrong for a group that starts in the middle of one.
-        by_node: dict[int, list[Engine]] = {}
+        by_node: dict[int, list[EnginePlacement]] = {}
         for engine in layout.engines[name]:
             by_node.setdefault(engine.node, []).append(engine)
         return [
@@ -92,7 +92,7 @@ def _server_groups(
     ]
 
 
-def _ports(engine: Engine, cluster: ClusterConfig) -> dict[str, Any]:
+def _ports(engine: EnginePlacement, cluster: ClusterConfig) -> dict[str, Any]:
     """Ports by the engine's first GPU in its node: no two engines of a node share it."""
     first = cluster.frozen_base_port + PORTS_PER_ENGINE * (engine.first_gpu % cluster.gpus_per_node)
     return {"port": first, "nccl_port": first + 1, "dist_init_addr": f"127.0.0.1:{first + 2}"}

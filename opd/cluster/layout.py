@@ -22,7 +22,7 @@ class LayoutError(StartupError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class EnginePlacement:
     """One engine: its GPUs are `first_gpu` and the following of the job, all in `node`."""
 
     node: int
@@ -37,7 +37,7 @@ class Layout:
     nodes: int
     gpus_per_node: int
     actor_gpus: int
-    engines: dict[str, tuple[Engine, ...]]
+    engines: dict[str, tuple[EnginePlacement, ...]]
     """Name of a group ("policy" first) -> its engines."""
 
     @property
@@ -79,7 +79,7 @@ def build_layout(config: ClusterConfig, model: Architecture | None, batch_size: 
         *_batch(config, batch_size),
         *(_divisors(config, model) if model is not None else []),
     ]
-    engines: dict[str, tuple[Engine, ...]] = {}
+    engines: dict[str, tuple[EnginePlacement, ...]] = {}
     start = config.actor.gpus
     for name, group in engine_groups(config).items():
         engines[name], wrong = _place(name, group, start, config.gpus_per_node)
@@ -175,7 +175,7 @@ def _divisors(config: ClusterConfig, model: Architecture) -> list[str]:
 
 def _place(
     name: str, group: EngineGroup, start: int, per_node: int
-) -> tuple[tuple[Engine, ...], list[str]]:
+) -> tuple[tuple[EnginePlacement, ...], list[str]]:
     size = group.gpus_per_engine
     if group.gpus % size:
         return (), [
@@ -183,7 +183,7 @@ def _place(
             f"{group.gpus % size} would stay idle"
         ]
     engines = tuple(
-        Engine(node=gpu // per_node, first_gpu=gpu, gpus=size)
+        EnginePlacement(node=gpu // per_node, first_gpu=gpu, gpus=size)
         for gpu in range(start, start + group.gpus, size)
     )
     split = [engine for engine in engines if engine.first_gpu % per_node + size > per_node]

@@ -42,7 +42,7 @@ class Commands:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     """One launch."""
 
     config: RunConfig
@@ -66,7 +66,7 @@ class Plan:
         return self.config.cluster
 
 
-def make_plan(file: Path, overrides: list[str], run: Path) -> Plan:
+def make_plan(file: Path, overrides: list[str], run: Path) -> LaunchPlan:
     """Raises StartupError (ConfigError, LayoutError, FlagError...) for anything that is wrong."""
     run = run.resolve()
     config, model, warnings = resolve(file, overrides, run)
@@ -89,7 +89,7 @@ def make_plan(file: Path, overrides: list[str], run: Path) -> Plan:
         {str(path): text for path, text in files.items()} if Path(config.model).is_dir() else None,
         job_environment(cluster, paths),
     )
-    return Plan(
+    return LaunchPlan(
         config=config,
         layout=layout,
         paths=paths,

@@ -7,12 +7,12 @@ import sys
 
 from opd.cluster.files import config_text
 from opd.cluster.layout import Layout
-from opd.cluster.plan import Plan, engine_overrides
+from opd.cluster.plan import LaunchPlan, engine_overrides
 
 WIDTH = 96
 
 
-def show(plan: Plan) -> str:
+def show(plan: LaunchPlan) -> str:
     """What a launch of this plan would write and run."""
     parts = [
         f"run folder  {plan.paths.run} ({'resumes' if plan.resumes else 'new'})",
@@ -48,7 +48,7 @@ def draw(layout: Layout) -> str:
     )
 
 
-def describe(plan: Plan) -> str:
+def describe(plan: LaunchPlan) -> str:
     """The layout in words: copies of the model, engines, and who judges."""
     actor = plan.cluster.actor
     lines = [
@@ -78,7 +78,7 @@ def wrap(words: list[str]) -> str:
     return " \\\n    ".join(lines)
 
 
-def _commands(plan: Plan) -> list[str]:
+def _commands(plan: LaunchPlan) -> list[str]:
     commands = plan.commands
     addresses = {name: f"ADDRESS_OF_{name.upper()}" for name in plan.layout.engines}
     words = engine_overrides(plan.config, addresses)

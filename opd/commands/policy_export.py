@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from opd.evaluation.weights import Weights, find_weights
+from opd.evaluation.weights import VersionWeights, find_weights
 from opd.run import config as run_config
 from trainer.errors import StartupError
 
@@ -34,7 +34,7 @@ def export_version(config_file: Path, name: str, to: Path) -> str:
     return f"version {weights.version}, {what}: {to} ({size / 1e6:.1f} MB)"
 
 
-def _write(weights: Weights, folder: Path) -> None:
+def _write(weights: VersionWeights, folder: Path) -> None:
     source = Path(weights.path)
     if weights.adapts is not None:
         from trainer.publishing.merged import write_merged

@@ -20,7 +20,7 @@ from opd.evaluation.asked import NO_FURTHER_TRIES, RECORDED, EvalOptions, check_
 from opd.evaluation.measuring import Evaluation, Measured
 from opd.evaluation.task_results import Table
 from opd.evaluation.tasks import SUITES, SuiteRequest, load_suite
-from opd.evaluation.weights import Weights, find_weights
+from opd.evaluation.weights import VersionWeights, find_weights
 from opd.report.page import write_report
 from opd.run.config import RunConfig
 from rollout_bridge.rendering.rendering import Rendering
@@ -89,7 +89,9 @@ def _default_suite(folder: Path, model: str) -> str:
     return "lab" if lab.suits(folder, model) else RECORDED
 
 
-def _versions(options: EvalOptions, config: RunConfig, *, is_recorded: bool) -> list[Weights]:
+def _versions(
+    options: EvalOptions, config: RunConfig, *, is_recorded: bool
+) -> list[VersionWeights]:
     against = options.against or ("start" if is_recorded else None)
     names = [options.version] if against is None else [options.version, against]
     versions = [find_weights(options.folder, config.model, name) for name in names]

@@ -28,7 +28,7 @@ from opd.evaluation.recorded import State
 from opd.evaluation.served import frozen_engine, load, policy_engine
 from opd.evaluation.task_results import Table, TaskResults
 from opd.evaluation.tasks import TaskSuite
-from opd.evaluation.weights import Weights
+from opd.evaluation.weights import VersionWeights
 from opd.report.page import Curve
 from opd.report.progress import ProgressBar
 from opd.run.config import RunConfig
@@ -57,7 +57,7 @@ class Evaluation:
 
     options: EvalOptions
     config: RunConfig
-    versions: Sequence[Weights]
+    versions: Sequence[VersionWeights]
     rendering: Rendering
     console: Console
 
@@ -110,7 +110,7 @@ class Evaluation:
     async def _sample_on(
         self,
         engine: EngineClient,
-        weights: Weights,
+        weights: VersionWeights,
         suite: TaskSuite,
         counts: SuiteCounts,
         max_samples: int,
@@ -193,7 +193,7 @@ class Evaluation:
         return [found[weights.version] for weights in self.versions]
 
     @property
-    def _in_order(self) -> list[Weights]:
+    def _in_order(self) -> list[VersionWeights]:
         # An engine starts with the start model, which it could not load again from a hub.
         return sorted(self.versions, key=lambda weights: weights.version)
 
@@ -205,7 +205,7 @@ class Evaluation:
         options = self.options
         return policy_engine(self.config, self._config_file, options.overrides, options.engine_url)
 
-    def _served(self, engine: EngineClient, weights: Weights) -> ServedPolicy:
+    def _served(self, engine: EngineClient, weights: VersionWeights) -> ServedPolicy:
         return ServedPolicy(
             engine=engine,
             rendering=self.rendering,

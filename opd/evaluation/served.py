@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from opd.evaluation.weights import Weights
+from opd.evaluation.weights import VersionWeights
 from opd.processes.remote_engine import Role, absolute
 from opd.processes.run import ENGINE_START_S, answers
 from opd.processes.supervisor import Supervisor, free_ports
@@ -35,7 +35,7 @@ _HOST = "127.0.0.1"
 _ADAPTERS = "opd-eval-"
 
 
-async def load(engine: EngineClient, weights: Weights, run: Path) -> None:
+async def load(engine: EngineClient, weights: VersionWeights, run: Path) -> None:
     """Make the engine serve these weights under their label. For an engine that takes no adapters
     one is merged, in the folder of the `run`, which an engine elsewhere sees too. Raises
     EngineError.

@@ -11,7 +11,7 @@ from trainer.errors import CheckpointError, StartupError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class VersionWeights:
     """One version of the policy: 0 is the start model. `path` holds its weights, or an adapter of
     the model `adapts`.
     """
@@ -26,7 +26,7 @@ class Weights:
         return str(self.version)
 
 
-def find_weights(folder: Path, model: str, name: str) -> Weights:
+def find_weights(folder: Path, model: str, name: str) -> VersionWeights:
     """The weights of version `name`: a number, "latest", or "start".
 
     Raises StartupError for a version that is unknown, whose weights were deleted, or damaged; it
@@ -42,7 +42,7 @@ def find_weights(folder: Path, model: str, name: str) -> Weights:
     else:
         raise StartupError(f"version '{name}': give a number, 'latest' or 'start'")
     if version == 0:
-        return Weights(version=0, path=absolute(model))
+        return VersionWeights(version=0, path=absolute(model))
     path = _folder(folder, version)
     if version not in kept:
         is_pruned = (path / FILE_NAME).is_file()
@@ -53,7 +53,7 @@ def find_weights(folder: Path, model: str, name: str) -> Weights:
         raise StartupError(f"version {version}: {why}; in {folder} there are: {there}")
     _check(folder, model, path)
     has_adapter_alone = not (path / "config.json").is_file()
-    return Weights(
+    return VersionWeights(
         version=version,
         path=str(path.resolve()),
         adapts=absolute(model) if has_adapter_alone else None,

@@ -31,7 +31,7 @@ _CGROUP_FILES = ("memory.max", "memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MemoryPlan:
     """Parts of all processes on this machine, and what it is planned for."""
 
     shape: ModelShape
@@ -59,7 +59,7 @@ class Plan:
 
 def plan_of(
     config: RunConfig, shape: ModelShape, held: HeldDtype, load: Load, *, servers: bool = False
-) -> Plan:
+) -> MemoryPlan:
     """What the processes of `config` take on this machine. `held`: what frozen weights are held in.
 
     A server that the run did not start takes its memory elsewhere, or with `servers` on the GPU.
@@ -79,7 +79,7 @@ def plan_of(
     parts += trainer_parts(shape, config.trainer, held, load)
     others = (("endpoint", ENDPOINT), ("judge", JUDGE), ("command", COMMAND))
     parts += [Part(process=name, what="program", size=float(size)) for name, size in others]
-    return Plan(shape=shape, load=load, parts=tuple(parts))
+    return MemoryPlan(shape=shape, load=load, parts=tuple(parts))
 
 
 def _engines(config: RunConfig) -> list[tuple[str, str, EngineConfig]]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from opd.plan.memory import Load, Part
-from opd.plan.run_plan import USUAL_LOAD, Plan, gibibytes, memory_of_machine, plan_of, remedies
+from opd.plan.run_plan import (
+    USUAL_LOAD,
+    MemoryPlan,
+    gibibytes,
+    memory_of_machine,
+    plan_of,
+    remedies,
+)
 from opd.plan.shape import ModelShape, shape_of
 from opd.run.config import RunConfig
 from trainer.errors import ConfigError, StartupError
@@ -84,7 +91,7 @@ def _table(parts: list[Part], where: str) -> Iterator[str]:
     yield f"  {'all':<{width}}  {gibibytes(total):>9}"
 
 
-def _verdict(plan: Plan, memory: float | None, gpu: float | None) -> Iterator[str]:
+def _verdict(plan: MemoryPlan, memory: float | None, gpu: float | None) -> Iterator[str]:
     for size, on_gpu, name in ((memory, False, "main memory"), (gpu, True, "GPU")):
         if size is None:
             continue

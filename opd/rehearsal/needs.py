@@ -59,7 +59,7 @@ class Hints(Protocol):
     ) -> bool: ...
 
 
-class Lessons(Protocol):
+class LessonRecords(Protocol):
     """The store of lessons."""
 
     async def add_lessons(self, lessons: Sequence[NewLesson]) -> object: ...
@@ -83,7 +83,7 @@ class Lessons(Protocol):
     async def counts(self) -> dict[TurnState, int]: ...
 
 
-class RehearsalStore(Hints, Lessons, Protocol):
+class RehearsalStore(Hints, LessonRecords, Protocol):
     """Both, and what takes secrets out of texts."""
 
     @property

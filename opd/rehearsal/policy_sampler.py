@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from api_proxy.config import ProxyConfig
-from api_proxy.generation import Engine, Rollout, SeenVersion
+from api_proxy.generation import GeneratingEngine, Rollout, SeenVersion
 from api_proxy.recording.capture import Circumstances, drop_reason, sampling_record, version_spans
 from api_proxy.reply.stop_strings import StopStrings
 from api_proxy.reply.streaming import Detokenizer, ReplyAssembler
@@ -43,7 +43,7 @@ class PolicySampler:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: GeneratingEngine,
         rendering: Rendering,
         *,
         temperature: float,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from opd.rehearsal.saying import MEASURED_WHERE_IT_TRAINS, MOST_HINTS, HintStore
+from opd.rehearsal.saying import MEASURED_WHERE_IT_TRAINS, MOST_HINTS, HintFigures
 from opd.report.drop_words import BLOCK_WORDS, LESSON_WORDS
 from opd.report.page import Curve
 from records.hints.types import Hint, HintStatus, RehearsalBlock
@@ -18,7 +18,7 @@ _CURVES = 8
 _SHORT = 60
 
 
-class LearningStore(HintStore, Protocol):
+class LearningStore(HintFigures, Protocol):
     """What is asked of the store."""
 
     async def hint_counts(self) -> dict[tuple[HintStatus, RehearsalBlock | None], int]: ...

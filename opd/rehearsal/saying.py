@@ -20,7 +20,7 @@ MOST_HINTS = 1000
 MEASURED_WHERE_IT_TRAINS = "measured where it trains: fewer than four states"
 
 
-class HintStore(Protocol):
+class HintFigures(Protocol):
     """What is asked of the store."""
 
     async def hints(
@@ -33,7 +33,7 @@ class HintStore(Protocol):
     ) -> list[Hint]: ...
 
 
-class ProgressStore(HintStore, Protocol):
+class ProgressStore(HintFigures, Protocol):
     """What is asked of the store, once a minute."""
 
     async def num_judged(self) -> tuple[int, int]: ...

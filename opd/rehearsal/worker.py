@@ -39,7 +39,7 @@ from opd.rehearsal.planning import (
 )
 from opd.rehearsal.policy_sampler import PolicySampler
 from opd.rehearsal.preparing.keeping import Keeping
-from opd.rehearsal.preparing.preparing import Preparation, Prepared
+from opd.rehearsal.preparing.preparing import HintPreparation, PreparedHint
 from opd.rehearsal.stages import LessonClaims, SamplingStage, ScoringStage
 from records.errors import StoreUnavailable
 from records.hints.types import Hint, HintStatus, RehearsalBlock
@@ -94,7 +94,7 @@ class RehearsalWorker:
         self._store, self._version, self._config = store, version, config
         self._shares, self._batch_size, self._folder = shares, batch_size, folder
         limit = asyncio.Semaphore(concurrency)
-        self._preparation = Preparation(store, questions, desk, start, config, limit)
+        self._preparation = HintPreparation(store, questions, desk, start, config, limit)
         self._keeping = Keeping(store, self._preparation, config)
         measurer = Measurer(desk, probe, questions, limit)
         self._review = Review(store, measurer, self._keeping, Journal(folder), config)
@@ -109,7 +109,7 @@ class RehearsalWorker:
             ClaimLoop(claims, self.sampling, owner=f"{owner}:sampling", config=loop),
             ClaimLoop(claims, self.scoring, owner=f"{owner}:scoring", config=loop),
         ]
-        self._prepared: dict[str, Prepared] = {}
+        self._prepared: dict[str, PreparedHint] = {}
         self._looked_at: dict[str, float] = {}
         self._preparing: asyncio.Task[None] | None = None
         self._at: int | None = None
@@ -218,7 +218,7 @@ class RehearsalWorker:
         is_known = all(one.hint_id in self._looked_at for one in self._hints)
         return is_known and self._preparing is None
 
-    def _choose_states(self, hints: list[Prepared], ended: list[Hint]) -> None:
+    def _choose_states(self, hints: list[PreparedHint], ended: list[Hint]) -> None:
         """Beside everything else: the states that are kept."""
         if self._choosing is not None and self._choosing.done():
             task, self._choosing = self._choosing, None
@@ -226,7 +226,7 @@ class RehearsalWorker:
         if self._choosing is None and self._keeping.is_due(hints, ended):
             self._choosing = asyncio.create_task(self._choose(hints, ended))
 
-    async def _choose(self, hints: list[Prepared], ended: list[Hint]) -> None:
+    async def _choose(self, hints: list[PreparedHint], ended: list[Hint]) -> None:
         try:
             await self._keeping.choose(hints, ended)
         except (ServiceUnavailable, StoreUnavailable, EngineError) as error:
@@ -265,7 +265,7 @@ class RehearsalWorker:
         else:
             self._prepared[hint.hint_id] = prepared
 
-    async def _measure_first(self, one: Prepared, version: int) -> None:
+    async def _measure_first(self, one: PreparedHint, version: int) -> None:
         row = await self._review.hint(one, version)
         if row.gap is None:
             detail = "no answer at its states could be measured"

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from api_proxy.config import ProxyConfig
-from api_proxy.generation import Engine
+from api_proxy.generation import GeneratingEngine
 from opd.rehearsal.policy_sampler import PolicySampler
 from opd.replay.config import ReplayConfig
 from opd.replay.staleness import admit
@@ -34,7 +34,7 @@ class PolicyResampler:
     def __init__(
         self,
         store: Store,
-        engine: Engine,
+        engine: GeneratingEngine,
         rendering: Rendering,
         config: ReplayConfig,
         *,

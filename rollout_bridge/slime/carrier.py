@@ -23,7 +23,7 @@ from rollout_bridge.merging import PackedSequence, TurnSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnFacts:
+class TurnTraits:
     """What turns are compared by; every rank of the trainer has those of the whole batch.
 
     `prompt_key` is equal for equal prompts, `num_tokens` are the response's.
@@ -42,7 +42,7 @@ class BatchFacts:
     an engine scored.
     """
 
-    turns: tuple[TurnFacts, ...]
+    turns: tuple[TurnTraits, ...]
     num_rows: int
     num_tokens: int
     num_taught: int
@@ -155,8 +155,8 @@ def row_experts(samples: Sequence[ReadySample], row: PackedSequence) -> Experts 
     return merged
 
 
-def _facts(sample: ReadySample) -> TurnFacts:
-    return TurnFacts(
+def _facts(sample: ReadySample) -> TurnTraits:
+    return TurnTraits(
         turn_id=sample.turn_id,
         reward=sample.reward,
         step_index=sample.step_index,

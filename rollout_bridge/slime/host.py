@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from records.errors import StoreUnavailable
 from records.store import Store
 from rollout_bridge.slime.settings import SlimeSettings
-from rollout_bridge.slime.source import Batch, TurnSource
+from rollout_bridge.slime.source import LeasedTurns, TurnSource
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class TurnHost:
         """Open the store and make it equal to slime's checkpoint of a rollout (-1: the start)."""
         self._wait(self._resume(rollout_id))
 
-    def next_batch(self, rollout_id: int) -> Batch:
+    def next_batch(self, rollout_id: int) -> LeasedTurns:
         """As `TurnSource.next_batch`."""
         return self._wait(self._opened().next_batch(rollout_id))
 

@@ -46,7 +46,7 @@ _CLOCK_SKEW_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class LeasedTurns:
     """The turns of one step, and how many steps old each is. Without turns it only lets a weight
     update and a checkpoint through.
     """
@@ -136,7 +136,7 @@ class TurnSource:
         logger.info("slime resumes after rollout %d as version %d: %s", rollout_id, first, report)
         return report
 
-    async def next_batch(self, rollout_id: int) -> Batch:
+    async def next_batch(self, rollout_id: int) -> LeasedTurns:
         """The turns of rollout `rollout_id`: a full batch, or after `max_wait_s` a smaller one.
 
         With nothing ready it waits on, but for one batch without turns where an earlier step may
@@ -152,7 +152,7 @@ class TurnSource:
         waited_s = time.monotonic() - started
         await self._record(rollout_id, owner, samples, gaps)
         metrics = await self._metrics(samples, gaps, tally, waited_s)
-        return Batch(samples=samples, version_gaps=gaps, metrics=metrics)
+        return LeasedTurns(samples=samples, version_gaps=gaps, metrics=metrics)
 
     async def checkpointed(self, rollout_id: int) -> None:
         """slime's checkpoint of rollout `rollout_id` is there: mark its steps trained.

@@ -31,7 +31,7 @@ from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import PauseMode
 from rollout_bridge.rendering.rendering import Rendering
 from tests.records.new_store import new_store
-from trainer.publishing.publish import Publisher, Weights
+from trainer.publishing.publish import PublishedWeights, Publisher
 
 WEATHER = {
     "type": "function",
@@ -111,9 +111,9 @@ class LiveDoor:
     num_chunks: int = 0
     """Pieces of streamed replies that agents have got so far."""
 
-    def weights(self, version: int) -> Weights:
+    def weights(self, version: int) -> PublishedWeights:
         """The two folders in turn."""
-        return Weights(version=version, path=str(self.folders[version % 2]))
+        return PublishedWeights(version=version, path=str(self.folders[version % 2]))
 
     async def publish(self) -> None:
         """The next version: even ones are the first folder's weights, odd ones the second's."""

@@ -23,7 +23,7 @@ from rollout_bridge.engine.types import PauseMode
 from rollout_bridge.rendering.rendering import Rendering
 from tests.contract.engine_process import ROOT, embedded_engine
 from tests.contract.live_door import WEATHER, Answer, Forward, LiveDoor, live_door, write_endless
-from trainer.publishing.publish import Publisher, Weights
+from trainer.publishing.publish import PublishedWeights, Publisher
 
 LAB_MODEL = ROOT / "examples" / "tool_lab" / "model"
 MODES: tuple[PauseMode, ...] = ("retract", "abort", "in_place")
@@ -282,7 +282,7 @@ async def test_an_update_that_fails_costs_no_reply(
 
         async def fail() -> None:
             await door.in_the_midst(20)
-            missing = Weights(version=999, path=str(tmp_path / "no-such-folder"))
+            missing = PublishedWeights(version=999, path=str(tmp_path / "no-such-folder"))
             assert await publisher.publish(missing) == ["policy"]
 
         answers = await traffic_during(door, fail)

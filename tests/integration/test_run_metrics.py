@@ -28,7 +28,7 @@ from rollout_bridge.engine.keys import ensure_key_file
 from tests.examples.shipped import MODEL
 from tests.records.hints.test_memory import objected
 from tests.trainer.rehearsal.test_journal import GAP, a_row
-from trainer.rehearsal.journal import HintRow, Journal, PooledRow
+from trainer.rehearsal.journal import Journal, MeasuredHint, PooledRow
 
 POOLED = PooledRow(value=0.9, low=0.8, high=0.95, count=64, before=0.98, floor=0.93, passed=True)
 
@@ -54,8 +54,8 @@ def configured(folder: Path) -> RunConfig:
     return config
 
 
-def a_hint_row(name: str, gap: float, *, held_back: bool) -> HintRow:
-    return HintRow(
+def a_hint_row(name: str, gap: float, *, held_back: bool) -> MeasuredHint:
+    return MeasuredHint(
         hint_id=name,
         status=HintStatus.ACTIVE,
         gap=GAP.model_copy(update={"value": gap}),

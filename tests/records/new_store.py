@@ -29,6 +29,9 @@ def _empty() -> bytes:
 
 
 def new_store(path: Path) -> StoreConfig:
-    """The configuration of a SQLite store without rows, which is in `path` when this returns."""
-    path.write_bytes(_empty())
+    """The configuration of the SQLite store in `path`, which is there when this returns: without
+    rows, if it was not.
+    """
+    if not path.exists():
+        path.write_bytes(_empty())
     return StoreConfig.sqlite(path)

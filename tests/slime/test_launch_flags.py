@@ -20,7 +20,7 @@ import pytest
 
 from opd.cluster.architecture import Architecture, megatron_flags
 from opd.cluster.flag_check import FlagError
-from opd.cluster.plan import Plan, make_plan
+from opd.cluster.plan import LaunchPlan, make_plan
 from tests.opd.cluster.examples import CONFIGS, NOWHERE, values
 
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(600)]
@@ -59,7 +59,7 @@ def sglang_site() -> str:
 def plan_with(slime_root: Path, megatron_root: Path, sglang_site: str, tmp_path: Path):
     """Plans an example as on a cluster: slime, a Python that has it, and the model are here."""
 
-    def plan(config: Path, *overrides: str, gpu: bool = True) -> Plan:
+    def plan(config: Path, *overrides: str, gpu: bool = True) -> LaunchPlan:
         python = tmp_path / "python3"
         words = [sys.executable, str(HERE / "cpu_python.py"), sglang_site, str(int(gpu))]
         python.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')

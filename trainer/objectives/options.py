@@ -158,7 +158,7 @@ class OverlapTopk(Options):
         return self.topk
 
 
-class SideSamples(Options):
+class SideSampleOptions(Options):
     """Multi-sample Monte Carlo of the reverse KL (side_samples.py; ALGORITHMS 5.2, 5.3)."""
 
     name: Literal["side_samples"]
@@ -172,7 +172,7 @@ class SideSamples(Options):
     """False sets every ratio to 1: the ablation without correction."""
 
     @model_validator(mode="after")
-    def _check(self) -> SideSamples:
+    def _check(self) -> SideSampleOptions:
         if self.clip is not None and not self.importance:
             raise ValueError("clip bounds a ratio that importance = false sets to 1; unset one")
         return self
@@ -245,7 +245,7 @@ ObjectiveOptions: TypeAlias = Annotated[
     | TopkTailReverseKl
     | SelfDistillation
     | OverlapTopk
-    | SideSamples
+    | SideSampleOptions
     | SparseKl,
     Field(discriminator="name"),
 ]

@@ -23,7 +23,7 @@ from rollout_bridge.engine.served import AdapterRef, ServedFile, ServedVersion
 from trainer.checkpoints.manifest import Manifest
 from trainer.model.lora import save_adapter
 from trainer.model.policy import Policy
-from trainer.publishing.publish import Weights
+from trainer.publishing.publish import PublishedWeights
 
 logger = logging.getLogger(__name__)
 
@@ -97,13 +97,13 @@ class AdapterPublisher:
         self.served: dict[str, int | None] = dict.fromkeys(engines)
         """Version that requests to each engine name; None before the first confirmation."""
 
-    async def publish(self, weights: Weights) -> list[str]:
+    async def publish(self, weights: PublishedWeights) -> list[str]:
         """Have all engines serve `weights`. Returns the names that failed; while there are any,
         requests name what they named before.
         """
         return await self._bring(weights, self._attempts)
 
-    async def repair(self, weights: Weights) -> list[str]:
+    async def repair(self, weights: PublishedWeights) -> list[str]:
         """The same, one attempt an engine: for those that came back without it."""
         return await self._bring(weights, 1)
 
@@ -113,7 +113,7 @@ class AdapterPublisher:
             task.cancel()
         await asyncio.gather(*self._unloading.values(), return_exceptions=True)
 
-    async def _bring(self, weights: Weights, attempts: int) -> list[str]:
+    async def _bring(self, weights: PublishedWeights, attempts: int) -> list[str]:
         names = list(self._engines)
         done = await asyncio.gather(*(self._load(name, weights, attempts) for name in names))
         failed = [name for name, success in zip(names, done, strict=True) if not success]
@@ -128,7 +128,7 @@ class AdapterPublisher:
             self._unload_old(name)
         return []
 
-    def _switch(self, weights: Weights) -> None:
+    def _switch(self, weights: PublishedWeights) -> None:
         """From here on requests name it."""
         if weights.adapter == self._current and self._file_says(weights):
             return
@@ -139,14 +139,14 @@ class AdapterPublisher:
         if weights.adapter != self._current:
             self._previous, self._current = self._current, weights.adapter
 
-    def _file_says(self, weights: Weights) -> bool:
+    def _file_says(self, weights: PublishedWeights) -> bool:
         try:
             found = self._file.current()
         except EngineError:
             return False
         return found is not None and found.label == str(weights.version)
 
-    async def _load(self, name: str, weights: Weights, attempts: int) -> bool:
+    async def _load(self, name: str, weights: PublishedWeights, attempts: int) -> bool:
         engine = self._engines[name]
         for attempt in range(attempts):
             try:

@@ -28,7 +28,7 @@ from trainer.publishing.adapter_publish import (
 )
 from trainer.publishing.merged import FOLDER as MERGED
 from trainer.publishing.merged import MergedFolders
-from trainer.publishing.publish import Publisher, Weights, WeightTarget
+from trainer.publishing.publish import PublishedWeights, Publisher, WeightTarget
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class PublishingEngine(WeightTarget, AdapterEngine, Protocol):
 class EngineWeights(Protocol):
     """What an engine loads to serve a version."""
 
-    def of(self, version: int, policy: Policy | None) -> Weights:
+    def of(self, version: int, policy: Policy | None) -> PublishedWeights:
         """Of a version whose weights are kept; `policy` has them, or is None."""
         ...
 
@@ -67,11 +67,11 @@ class FullWeights:
     def __init__(self, merged: MergedFolders) -> None:
         self._merged = merged
 
-    def of(self, version: int, policy: Policy | None) -> Weights:
+    def of(self, version: int, policy: Policy | None) -> PublishedWeights:
         """Merges where there is a need to."""
         path = self._merged.path(version, policy)
         assert path is not None, "only what is kept is served"
-        return Weights(version=version, path=path)
+        return PublishedWeights(version=version, path=path)
 
     def prune(self, keep: Iterable[int]) -> None:
         """Of merged folders."""
@@ -84,15 +84,15 @@ class AdapterFolders:
     def __init__(self, root: Path, checkpoints: Checkpoints, policy: Policy) -> None:
         self._root, self._checkpoints, self._policy = root, checkpoints, policy
 
-    def of(self, version: int, policy: Policy | None) -> Weights:
+    def of(self, version: int, policy: Policy | None) -> PublishedWeights:
         """Version 0 is the base."""
         if version == 0:
-            return Weights(version=0, path=self._checkpoints.model)
+            return PublishedWeights(version=0, path=self._checkpoints.model)
         folder = self._checkpoints.folder(version)
         name = adapter_name(Manifest.read(folder))
         if not (folder / ADAPTER_CONFIG).exists():
             folder = self._converted(version, folder)
-        return Weights(version=version, path=str(folder.resolve()), adapter=name)
+        return PublishedWeights(version=version, path=str(folder.resolve()), adapter=name)
 
     def prune(self, keep: Iterable[int]) -> None:
         """Of converted folders."""

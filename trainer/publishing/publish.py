@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class PublishedWeights:
     """A version, the folder that an engine loads to serve it, and the adapter's name if the folder
     holds one.
     """
@@ -73,13 +73,13 @@ class Publisher:
         self.served: dict[str, int | None] = dict.fromkeys(engines)
         """Version each engine last confirmed; None before the first confirmation."""
 
-    async def publish(self, weights: Weights) -> list[str]:
+    async def publish(self, weights: PublishedWeights) -> list[str]:
         """Load `weights` into all engines at once. Returns the names that failed."""
         names, (path, version) = list(self._engines), (weights.path, weights.version)
         done = await asyncio.gather(*(self._publish_to(name, path, version) for name in names))
         return [name for name, success in zip(names, done, strict=True) if not success]
 
-    async def repair(self, weights: Weights) -> list[str]:
+    async def repair(self, weights: PublishedWeights) -> list[str]:
         """Publish to the engines that serve something else, such as one that was restarted.
 
         Returns the names of engines that do not serve that version afterwards.

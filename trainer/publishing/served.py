@@ -13,7 +13,7 @@ from pathlib import Path
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.publishing.adapter_publish import AdapterPublisher
-from trainer.publishing.publish import Publisher, Weights
+from trainer.publishing.publish import PublishedWeights, Publisher
 from trainer.step.stop_order import STOP_FILE, read_stop
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Served:
         folder: Path,
         checkpoints: Checkpoints,
         publisher: Publisher | AdapterPublisher,
-        weights_of: Callable[[int], Awaitable[Weights]],
+        weights_of: Callable[[int], Awaitable[PublishedWeights]],
     ) -> None:
         self._folder, self._checkpoints, self._publisher = folder, checkpoints, publisher
         self._weights_of = weights_of

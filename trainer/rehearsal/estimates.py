@@ -21,7 +21,7 @@ _RESAMPLES = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredAnswer:
     """log pi - log q [R] of one answer at one state, in nats."""
 
     turn_id: str
@@ -61,7 +61,7 @@ class Rate:
         return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def gap_of(measured: Sequence[Measured], seed: int) -> Gap | None:
+def gap_of(measured: Sequence[MeasuredAnswer], seed: int) -> Gap | None:
     """The mean over the tokens of all answers; None where they allow no interval.
 
     Resampled by states, which differ more than the answers at one of them; by answers where there

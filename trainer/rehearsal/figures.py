@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from records.hints.types import HintStatus
-from trainer.rehearsal.journal import HintRow, VersionRow
+from trainer.rehearsal.journal import MeasuredHint, VersionRow
 
 
 def figures(row: VersionRow | None) -> dict[str, float]:
@@ -33,7 +33,7 @@ def figures(row: VersionRow | None) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _mean_gap(hints: Sequence[HintRow], *, held_back: bool) -> float | None:
+def _mean_gap(hints: Sequence[MeasuredHint], *, held_back: bool) -> float | None:
     gaps = [
         one.gap.value
         for one in hints

@@ -92,7 +92,7 @@ class PooledRow(_Row):
         )
 
 
-class HintRow(_Row):
+class MeasuredHint(_Row):
     """One hint at one version. `held_back`: measured at states that never train. `active_from`:
     its number of steps when it last became active. `rested_at`: of one that rests, its gap when it
     came to rest; None if that is not known.
@@ -121,7 +121,7 @@ class VersionRow(_Row):
     version: int
     turns: int
     objections: int
-    hints: tuple[HintRow, ...]
+    hints: tuple[MeasuredHint, ...]
     obedience: ObedienceRow | None
     obedience_of: dict[str, ObedienceRow] = {}
     pooled: PooledRow | None

@@ -37,7 +37,7 @@ from trainer.model.teacher_models import EmaTeacher
 from trainer.model.token_states import LogprobModel
 from trainer.publishing.merged import MergedFolders
 from trainer.publishing.publication import Publication, PublishingEngine, choose_publication
-from trainer.publishing.publish import Weights
+from trainer.publishing.publish import PublishedWeights
 from trainer.publishing.served import Served
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.step.calibrate import Calibration, Scorer, calibrate, own_logprobs
@@ -63,7 +63,7 @@ FINISH_FILE = "finish"
 CALIBRATION_FILE = "calibration.json"
 
 
-class PolicyEngine(PublishingEngine, Scorer, Protocol):
+class TrainedEngine(PublishingEngine, Scorer, Protocol):
     """An engine that serves the policy."""
 
 
@@ -79,7 +79,7 @@ class EmbeddedTrainer:
         checkpoints: Checkpoints,
         chain: list[Manifest],
         updater: Updater,
-        engines: Mapping[str, PolicyEngine],
+        engines: Mapping[str, TrainedEngine],
         thread: ThreadPoolExecutor,
         owner: str,
         rehearsal: RehearsalConfig | None,
@@ -119,7 +119,7 @@ class EmbeddedTrainer:
         config: TrainerConfig,
         run_folder: Path,
         model: str,
-        engines: Mapping[str, PolicyEngine],
+        engines: Mapping[str, TrainedEngine],
         owner: str = "trainer",
         rehearsal: RehearsalConfig | None = None,
     ) -> EmbeddedTrainer:
@@ -214,7 +214,7 @@ class EmbeddedTrainer:
             assert path is not None, "only what is kept is served"
             return load_frozen(self.config, path)
 
-    async def _weights_of(self, version: int) -> Weights:
+    async def _weights_of(self, version: int) -> PublishedWeights:
         """What an engine loads to serve a version whose weights are kept."""
         policy = self.updater.policy if version == self.version else None
         return await in_thread(self._thread, self._publication.weights.of, version, policy)

@@ -25,7 +25,7 @@ from trainer.model.token_states import LogprobModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedBatch:
     """A batch before its first gradient: everything here is detached."""
 
     batches: list[MicroBatch]
@@ -35,7 +35,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preparation:
+class BatchPreparation:
     """Who is asked, and what for. `reference` is the frozen start, None where no KL needs it."""
 
     policy: Policy
@@ -50,7 +50,7 @@ class Preparation:
         samples: Sequence[ReadySample],
         version_gaps: Sequence[int] | None = None,
         sequences: Sequence[PackedSequence] | None = None,
-    ) -> Prepared:
+    ) -> PreparedBatch:
         """Micro-batches, and what teacher, reference and the student before the step say of
         them.
         """
@@ -65,7 +65,7 @@ class Preparation:
         )
         if self.config.epochs_per_batch > 1 and self.config.objective.support == "teacher":
             views = self._remember_supports(batches, views)
-        return Prepared(
+        return PreparedBatch(
             batches=batches,
             views=views,
             before=before,

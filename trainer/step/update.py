@@ -36,7 +36,7 @@ from trainer.objectives.batch import GlobalCounts
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
 from trainer.step.lessons import teaches
 from trainer.step.memory_plan import is_beyond
-from trainer.step.preparation import Preparation, Prepared, support_of
+from trainer.step.preparation import BatchPreparation, PreparedBatch, support_of
 from trainer.step.schedule import learning_rate_at
 from trainer.step.update_metrics import batch_metrics, check_keys, expected_keys
 from trainer.step.update_report import UpdateReport
@@ -92,9 +92,9 @@ class Updater:
         self._probed = False
 
     @property
-    def preparation(self) -> Preparation:
+    def preparation(self) -> BatchPreparation:
         """What prepares this updater's batches."""
-        return Preparation(
+        return BatchPreparation(
             policy=self.policy,
             reference=self.reference,
             config=self.config,
@@ -211,7 +211,7 @@ class Updater:
             self._probed = False
             self.optimizer.zero_grad(set_to_none=True)
 
-    def accumulate(self, prepared: Prepared) -> BatchTotals:
+    def accumulate(self, prepared: PreparedBatch) -> BatchTotals:
         """Gradients of the whole batch, one micro-batch at a time."""
         self.optimizer.zero_grad(set_to_none=True)
         statistics = batch_statistics(self.options, prepared.views, prepared.before)

@@ -16,7 +16,7 @@ from trainer.errors import DistillationOffError
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.registry import expected_means
 from trainer.step.lessons import lesson_metrics
-from trainer.step.preparation import Prepared
+from trainer.step.preparation import PreparedBatch
 from trainer.step.update_report import STATISTIC_KEYS, term_ratios
 
 
@@ -35,7 +35,7 @@ def expected_keys(config: TrainerConfig, correction: Correction) -> frozenset[st
 def batch_metrics(
     total: BatchTotals,
     samples: Sequence[ReadySample],
-    prepared: Prepared,
+    prepared: PreparedBatch,
     plan: TeachingPlan,
     config: TrainerConfig,
 ) -> dict[str, float]:

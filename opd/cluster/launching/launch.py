@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opd.cluster.flag_check import FlagError
 from opd.cluster.launching.held import LaunchError
-from opd.cluster.plan import Plan, make_plan
+from opd.cluster.plan import LaunchPlan, make_plan
 from opd.cluster.show import show
 
 
@@ -29,7 +29,7 @@ def launch(file: Path, overrides: list[str], run: Path, *, dry_run: bool) -> Non
     carry_out(plan)
 
 
-def _ports_are_free(plan: Plan) -> None:
+def _ports_are_free(plan: LaunchPlan) -> None:
     """Raise LaunchError for a port of this node that is taken: it would show minutes later."""
     ray, proxy = plan.cluster.ray, plan.config.proxy
     ports = {

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from opd.cluster.files import custom_file
 from opd.cluster.launching.held import Held, LaunchError, run_to_end
-from opd.cluster.plan import Plan, engine_overrides
+from opd.cluster.plan import LaunchPlan, engine_overrides
 from opd.cluster.show import draw, wrap
 from opd.commands.keys import refuse_open_door
 from opd.processes.run import answers
@@ -40,12 +40,12 @@ SUBMIT_ATTEMPTS = 10
 STOP_JOB_S = 120.0
 
 
-def carry_out(plan: Plan) -> None:
+def carry_out(plan: LaunchPlan) -> None:
     """Start what the plan says, and follow the job until it or the user ends it."""
     asyncio.run(_launch(plan))
 
 
-async def _launch(plan: Plan) -> None:
+async def _launch(plan: LaunchPlan) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -69,7 +69,7 @@ async def _launch(plan: Plan) -> None:
 class Launch:
     """The processes of one launch."""
 
-    def __init__(self, plan: Plan, store: Store, console: Console, start_version: int):
+    def __init__(self, plan: LaunchPlan, store: Store, console: Console, start_version: int):
         self._plan = plan
         self._store = store
         self._console = console
@@ -214,7 +214,7 @@ class Launch:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _write(plan: Plan, start_version: int) -> None:
+def _write(plan: LaunchPlan, start_version: int) -> None:
     """Everything that a launch leaves in the run folder before it starts anything."""
     custom = {plan.paths.custom_yaml: custom_file(plan.paths, plan.config.trainer, start_version)}
     paths = plan.paths

@@ -21,7 +21,7 @@ from opd.rehearsal.preparing.prompt_check import followed_at
 from opd.rehearsal.together import all_or_none
 from records.hints.types import HintPrompt
 from records.types import TurnRecord
-from trainer.rehearsal.estimates import Gap, Measured, Obedience, gap_of
+from trainer.rehearsal.estimates import Gap, MeasuredAnswer, Obedience, gap_of
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Measurer:
             of_hints.setdefault(wish.hint_id, []).append((one, wish))
         return {hint_id: _obedience(answers) for hint_id, answers in of_hints.items()}
 
-    async def _difference(self, turn: TurnRecord, hint: str | None) -> Measured | None:
+    async def _difference(self, turn: TurnRecord, hint: str | None) -> MeasuredAnswer | None:
         async with self._limit:
             try:
                 place = await self._desk.place(turn)
@@ -84,7 +84,7 @@ class Measurer:
             except LessonUnusable as error:
                 logger.info("turn %s cannot be measured: %s", turn.turn_id, error)
                 return None
-        return Measured(turn_id=turn.turn_id, differences=logprobs - found.logprobs)
+        return MeasuredAnswer(turn_id=turn.turn_id, differences=logprobs - found.logprobs)
 
     async def _followed(self, wish: Wish) -> bool | None:
         async with self._limit:

@@ -12,7 +12,7 @@ from opd.rehearsal.measuring.fate import closed_below, fate_of
 from opd.rehearsal.measuring.measuring import Measurer, Wish, wishes_in_turn
 from opd.rehearsal.needs import RehearsalStore
 from opd.rehearsal.preparing.keeping import Keeping
-from opd.rehearsal.preparing.preparing import Prepared
+from opd.rehearsal.preparing.preparing import PreparedHint
 from records.hints.types import Hint, HintStatus
 from records.lessons.names import LessonDrop
 from records.types import TurnRecord
@@ -27,8 +27,8 @@ from trainer.rehearsal.estimates import (
 )
 from trainer.rehearsal.journal import (
     GapRow,
-    HintRow,
     Journal,
+    MeasuredHint,
     ObedienceRow,
     PooledRow,
     VersionRow,
@@ -87,7 +87,7 @@ class Review:
     async def version(
         self,
         version: int,
-        hints: Sequence[Prepared],
+        hints: Sequence[PreparedHint],
         kept: Sequence[TurnRecord],
         ended: Sequence[Hint] = (),
     ) -> VersionRow:
@@ -139,12 +139,12 @@ class Review:
 
     async def hint(
         self,
-        one: Prepared,
+        one: PreparedHint,
         version: int,
         obedience: Obedience | None = None,
         *,
         version_obeys: bool = True,
-    ) -> HintRow:
+    ) -> MeasuredHint:
         """Measure one hint, and store its gap and what follows from it. `obedience`: open wishes
         against it at this version, which is not in the journal yet; `version_obeys`: the version
         does open wishes.
@@ -181,7 +181,7 @@ class Review:
             else:
                 rested_at = None if gap is None else gap.value
                 await self._store.drop_lessons_of(hint.hint_id, LessonDrop.HINT_ENDED)
-        return HintRow(
+        return MeasuredHint(
             hint_id=hint.hint_id,
             status=status,
             gap=GapRow.of(gap),
@@ -212,7 +212,7 @@ class Review:
             serve_version=passed[-1] if passed else None,
         )
 
-    def _to_measure(self, hints: Sequence[Prepared], version: int) -> list[Prepared]:
+    def _to_measure(self, hints: Sequence[PreparedHint], version: int) -> list[PreparedHint]:
         resting = [one for one in hints if one.hint.status is HintStatus.RESTING]
         begin = version * _RESTING_A_VERSION
         chosen = [
@@ -249,7 +249,7 @@ class Review:
         return list(reversed(found.values()))
 
     async def _returned(
-        self, hints: Sequence[Prepared], ended: Sequence[Hint], version: int
+        self, hints: Sequence[PreparedHint], ended: Sequence[Hint], version: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Ended hints whose states answer as the start does again, so far; and those whose states
         do not yet.
@@ -304,7 +304,7 @@ def _is_back(hint: Hint, gap: Gap, config: RehearsalConfig) -> bool:
     return gap.high <= closed_below(hint.first_gap or 0.0, config)
 
 
-def _wishes(one: Prepared) -> list[Wish]:
+def _wishes(one: PreparedHint) -> list[Wish]:
     """The hint's texts that never train, at its states, those that measure first."""
     turns = (*one.held_back, *one.training)
     hint_id = one.hint.hint_id
@@ -313,7 +313,7 @@ def _wishes(one: Prepared) -> list[Wish]:
     ]
 
 
-def _spare_wishes(one: Prepared) -> list[Wish]:
+def _spare_wishes(one: PreparedHint) -> list[Wish]:
     """Of a hint with no text that only measures: the open wish that trains."""
     turns = (*one.held_back, *one.training)
     hint_id = one.hint.hint_id

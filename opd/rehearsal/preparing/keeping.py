@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 from opd.rehearsal.needs import RehearsalStore
-from opd.rehearsal.preparing.preparing import Preparation, Prepared
+from opd.rehearsal.preparing.preparing import HintPreparation, PreparedHint
 from opd.rehearsal.together import all_or_none
 from records.hints.types import ENDED_STATUSES, Hint
 from records.messages import Message
@@ -37,7 +37,7 @@ class Keeping:
     """
 
     def __init__(
-        self, store: RehearsalStore, preparation: Preparation, config: RehearsalConfig
+        self, store: RehearsalStore, preparation: HintPreparation, config: RehearsalConfig
     ) -> None:
         self._store, self._preparation, self._config = store, preparation, config
         self._kept: list[str] = []
@@ -53,7 +53,7 @@ class Keeping:
         left = [one for one in ended if one.trained_since is not None]
         return [one for one in left if one.hint_id not in returned][:_MOST_ENDED]
 
-    async def states(self, hints: Sequence[Prepared]) -> list[TurnRecord]:
+    async def states(self, hints: Sequence[PreparedHint]) -> list[TurnRecord]:
         """States to which none of the hints applies that they were chosen for, and which are of
         none of these hints.
         """
@@ -61,7 +61,7 @@ class Keeping:
         turns = await self._store.load_turns([one for one in self._kept if one not in taken])
         return [turn for turn in turns if len(turn.prompt_ids)]
 
-    def ended(self, ended: Sequence[Hint], hints: Sequence[Prepared]) -> dict[str, list[str]]:
+    def ended(self, ended: Sequence[Hint], hints: Sequence[PreparedHint]) -> dict[str, list[str]]:
         """Of the ended hints that were looked at: turns of the states at which no other hint
         applies.
         """
@@ -72,7 +72,7 @@ class Keeping:
             if one.hint_id in self._of_ended
         }
 
-    def is_due(self, hints: Sequence[Prepared], ended: Sequence[Hint]) -> bool:
+    def is_due(self, hints: Sequence[PreparedHint], ended: Sequence[Hint]) -> bool:
         """Whether states are to be chosen now."""
         now = time.monotonic()
         if now < self._not_before:
@@ -82,7 +82,7 @@ class Keeping:
         is_short = len(self._kept) < self._config.max_keep_states
         return is_short and now - self._looked_at >= self._config.states_every_s
 
-    async def choose(self, hints: Sequence[Prepared], ended: Sequence[Hint]) -> None:
+    async def choose(self, hints: Sequence[PreparedHint], ended: Sequence[Hint]) -> None:
         """Choose states anew, for these hints. Raises ServiceUnavailable and StoreUnavailable; then
         those that are known stay.
         """
@@ -107,7 +107,7 @@ class Keeping:
             )
         self._warned = not kept
 
-    async def _choose(self, hints: Sequence[Prepared]) -> list[str]:
+    async def _choose(self, hints: Sequence[PreparedHint]) -> list[str]:
         wanted = self._config.max_keep_states
         near = await self._store.keep_states(
             exclude_hints=[one.hint.hint_id for one in hints], limit=_CANDIDATES * wanted
@@ -119,7 +119,7 @@ class Keeping:
         return [turn.turn_id for turn in await self._of_another_kind(turns, hints, wanted)]
 
     async def _of_another_kind(
-        self, turns: Sequence[TurnRecord], hints: Sequence[Prepared], most: int
+        self, turns: Sequence[TurnRecord], hints: Sequence[PreparedHint], most: int
     ) -> list[TurnRecord]:
         """The first `most` of these, as many asked about at a time as are still wanted."""
         left = [turn for turn in turns if len(turn.prompt_ids)]
@@ -133,11 +133,11 @@ class Keeping:
         return found
 
 
-def _names(hints: Sequence[Prepared], ended: Sequence[Hint]) -> frozenset[str]:
+def _names(hints: Sequence[PreparedHint], ended: Sequence[Hint]) -> frozenset[str]:
     return frozenset({*(one.hint.hint_id for one in hints), *(one.hint_id for one in ended)})
 
 
-def _states_of(hints: Sequence[Prepared]) -> set[str]:
+def _states_of(hints: Sequence[PreparedHint]) -> set[str]:
     return {turn.turn_id for one in hints for turn in (*one.training, *one.held_back)}
 
 

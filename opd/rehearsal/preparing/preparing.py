@@ -48,7 +48,7 @@ _ENOUGH_WISHES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedHint:
     """A hint with its states and texts; what is held back measures and never trains."""
 
     hint: Hint
@@ -69,7 +69,7 @@ class Prepared:
         return self.held_back or self.training
 
 
-class Preparation:
+class HintPreparation:
     """Chooses states and tries texts. `start` samples from the frozen engine at temperature 1. All
     methods raise ServiceUnavailable and StoreUnavailable, having lost nothing that was found.
     """
@@ -89,7 +89,7 @@ class Preparation:
         self._effects: OrderedDict[tuple[str, str], float | None] = OrderedDict()
         self._num_texts: dict[str, int] = {}
 
-    async def prepare(self, hint: Hint) -> Prepared | None:
+    async def prepare(self, hint: Hint) -> PreparedHint | None:
         """Choose states and try texts of one hint; None, and the hint says why, where it cannot be
         practised yet.
         """
@@ -115,7 +115,7 @@ class Preparation:
         await self._block(hint, None, None)
         return prepared
 
-    async def load(self, hint: Hint) -> Prepared:
+    async def load(self, hint: Hint) -> PreparedHint:
         """What is stored of a hint that was prepared."""
         states = await self._store.hint_states(hint.hint_id)
         held = {state.turn_id for state in states if state.held_out}
@@ -123,7 +123,7 @@ class Preparation:
         prompts = await self._store.hint_prompts(hint.hint_id)
         tried = usable(prompts)
         measuring = measuring_texts(tried)
-        return Prepared(
+        return PreparedHint(
             hint=hint,
             training=tuple(turn for turn in turns if turn.turn_id not in held),
             held_back=tuple(turn for turn in turns if turn.turn_id in held),
@@ -341,7 +341,7 @@ class Preparation:
             logger.info("hint %s: %s", hint.hint_id, detail or "is practised")
             await self._store.set_hint_block(hint.hint_id, block, detail)
 
-    async def is_of_another_kind(self, turn: TurnRecord, hints: Sequence[Prepared]) -> bool:
+    async def is_of_another_kind(self, turn: TurnRecord, hints: Sequence[PreparedHint]) -> bool:
         """Whether none of these hints applies to a state, so that it may be kept as it is."""
         if self._config.state_rule != "judge":
             kind = called_tools(turn) or {""}

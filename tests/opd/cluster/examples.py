@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from opd.cluster.flag_check import REPOSITORY
-from opd.cluster.plan import Plan, make_plan
+from opd.cluster.plan import LaunchPlan, make_plan
 from opd.cluster.show import show
 
 CONFIGS = [
@@ -27,7 +27,7 @@ EXPECTED = REPOSITORY / "tests" / "data" / "launch"
 NOWHERE = ["cluster.slime_root=/nowhere/slime", "cluster.megatron_root=/nowhere/Megatron-LM"]
 
 
-def plan_of(config: Path, overrides: list[str] | None = None) -> Plan:
+def plan_of(config: Path, overrides: list[str] | None = None) -> LaunchPlan:
     """The plan of a first launch."""
     return make_plan(config, overrides or NOWHERE, Path("/shared/runs") / config.stem)
 

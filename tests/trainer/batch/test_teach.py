@@ -22,7 +22,7 @@ from trainer.objectives.options import (
     ObjectiveOptions,
     OverlapTopk,
     SelfDistillation,
-    SideSamples,
+    SideSampleOptions,
     SparseKl,
 )
 
@@ -199,7 +199,7 @@ def test_the_whole_vocabulary_is_taken_where_it_is_smaller_than_asked_for(teache
 
 def test_side_samples_are_drawn_once_and_scored_by_both(folder, teacher):
     policy = load(folder)
-    options = plan(SideSamples(name="side_samples", samples=6), teacher)
+    options = plan(SideSampleOptions(name="side_samples", samples=6), teacher)
     samples = [turn(1), turn(2)]
     assert all(lacks_side_samples(one, options) for one in samples)
     drawn = with_side_samples(samples, policy, options, version=3)

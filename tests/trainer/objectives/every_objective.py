@@ -14,7 +14,7 @@ from trainer.objectives.options import (
     ObjectiveOptions,
     OverlapTopk,
     SelfDistillation,
-    SideSamples,
+    SideSampleOptions,
     SparseKl,
     SupervisedOpd,
     TopkTailReverseKl,
@@ -55,12 +55,14 @@ OBJECTIVES: dict[str, ObjectiveOptions] = {
     "reverse_tail": SelfDistillation(name="self_distillation", topk=K, alpha=1.0, is_clip=None),
     "overlap_topk": OverlapTopk(name="overlap_topk", topk=K),
     "overlap_with_rewards": OverlapTopk(name="overlap_topk", topk=K, reward_coef=0.5),
-    "side_samples": SideSamples(name="side_samples", samples=K),
-    "side_samples_old": SideSamples(name="side_samples", samples=K, advantage_reference="old"),
-    "side_samples_clipped": SideSamples(
+    "side_samples": SideSampleOptions(name="side_samples", samples=K),
+    "side_samples_old": SideSampleOptions(
+        name="side_samples", samples=K, advantage_reference="old"
+    ),
+    "side_samples_clipped": SideSampleOptions(
         name="side_samples", samples=K, advantage_reference="old", clip=0.2
     ),
-    "side_samples_no_is": SideSamples(name="side_samples", samples=K, importance=False),
+    "side_samples_no_is": SideSampleOptions(name="side_samples", samples=K, importance=False),
     "sparse_reverse": SparseKl(name="sparse_kl", topk=K),
     "sparse_forward": SparseKl(name="sparse_kl", topk=K, direction="forward"),
     "sparse_skewed": SparseKl(name="sparse_kl", topk=K, direction="skewed", token_clip=0.3),

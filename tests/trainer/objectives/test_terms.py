@@ -22,7 +22,7 @@ from trainer.objectives.options import (
     HindsightOpd,
     OverlapTopk,
     SelfDistillation,
-    SideSamples,
+    SideSampleOptions,
     SparseKl,
     SupervisedOpd,
     TopkTailReverseKl,
@@ -196,8 +196,8 @@ def test_estimators(name):
     assert not sampled.any()
 
 
-def sides(**options) -> SideSamples:
-    return SideSamples(name="side_samples", samples=2, **options)
+def sides(**options) -> SideSampleOptions:
+    return SideSampleOptions(name="side_samples", samples=2, **options)
 
 
 def sparse(**options) -> SparseKl:

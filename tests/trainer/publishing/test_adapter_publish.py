@@ -17,7 +17,7 @@ from trainer.config import LoraConfig
 from trainer.errors import StartupError
 from trainer.model.lora import add_adapters, save_adapter
 from trainer.publishing.adapter_publish import AdapterPublisher, adapter_name
-from trainer.publishing.publish import Publisher, Weights
+from trainer.publishing.publish import PublishedWeights, Publisher
 from trainer.step.calibrate import own_logprobs
 
 LORA = LoraConfig(rank=2, alpha=4)
@@ -35,9 +35,9 @@ def adapter(folder, tmp_path_factory):
     return str(path)
 
 
-def weights(version: int, path: str) -> Weights:
+def weights(version: int, path: str) -> PublishedWeights:
     digest = f"{version:012x}"
-    return Weights(version=version, path=path, adapter=f"opd-v{version:06d}-{digest}")
+    return PublishedWeights(version=version, path=path, adapter=f"opd-v{version:06d}-{digest}")
 
 
 def made(folder, run, *engines: LocalEngine) -> AdapterPublisher:
@@ -92,7 +92,7 @@ async def test_version_0_is_the_base(folder, adapter, tmp_path):
     engine = LocalEngine(str(folder))
     publisher = made(folder, tmp_path, engine)
     await publisher.publish(weights(1, adapter))
-    await publisher.publish(Weights(version=0, path=str(folder)))
+    await publisher.publish(PublishedWeights(version=0, path=str(folder)))
     assert engine.current == "0"
     assert json.loads((tmp_path / "served.json").read_text())["adapter"] is None
 
@@ -109,9 +109,9 @@ async def test_an_engine_that_was_left_paused_goes_on(folder, adapter, tmp_path)
     engine = LocalEngine(str(folder))
     await engine.pause("retract")
     publisher = made(folder, tmp_path, engine)
-    await publisher.repair(Weights(version=0, path=str(folder)))
+    await publisher.repair(PublishedWeights(version=0, path=str(folder)))
     assert not engine.paused
-    await publisher.repair(Weights(version=0, path=str(folder)))
+    await publisher.repair(PublishedWeights(version=0, path=str(folder)))
     assert engine.calls.count("resume") == 1
 
 

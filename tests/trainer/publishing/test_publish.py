@@ -4,7 +4,7 @@ import pytest
 
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.tiny import save_model
-from trainer.publishing.publish import Publisher, Weights
+from trainer.publishing.publish import PublishedWeights, Publisher
 
 
 @pytest.fixture(scope="module")
@@ -12,8 +12,8 @@ def folder(tmp_path_factory):
     return str(save_model(tmp_path_factory.mktemp("model")))
 
 
-def full(path: str, version: int) -> Weights:
-    return Weights(version=version, path=path)
+def full(path: str, version: int) -> PublishedWeights:
+    return PublishedWeights(version=version, path=path)
 
 
 def publisher(**engines: LocalEngine) -> Publisher:

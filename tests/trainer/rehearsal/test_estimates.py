@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.rehearsal.estimates import Measured, Obedience, Rate, gap_of, pooled
+from trainer.rehearsal.estimates import MeasuredAnswer, Obedience, Rate, gap_of, pooled
 
 
 def answers(*of_states):
     return [
-        Measured(turn_id=f"t{state}", differences=np.array(values, dtype=np.float32))
+        MeasuredAnswer(turn_id=f"t{state}", differences=np.array(values, dtype=np.float32))
         for state, of_state in enumerate(of_states)
         for values in of_state
     ]

@@ -2,9 +2,9 @@ from records.hints.types import HintStatus
 from trainer.rehearsal.journal import (
     FILE,
     GapRow,
-    HintRow,
     Journal,
     LastRow,
+    MeasuredHint,
     VersionRow,
     last_row,
     read_rows,
@@ -14,7 +14,7 @@ GAP = GapRow(value=0.5, low=0.4, high=0.6, num_samples=16)
 
 
 def a_row(version):
-    hint = HintRow(
+    hint = MeasuredHint(
         hint_id="h0",
         status=HintStatus.ACTIVE,
         gap=GAP,

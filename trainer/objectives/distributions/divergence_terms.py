@@ -30,7 +30,7 @@ from trainer.objectives.options import (
     ForwardKlTopk,
     OverlapTopk,
     SelfDistillation,
-    SideSamples,
+    SideSampleOptions,
     SparseKl,
     SupervisedOpd,
     TopkTailReverseKl,
@@ -122,7 +122,7 @@ def overlap_terms(batch: TokenBatch, options: OverlapTopk) -> TokenTerms:
     return _terms(batch, options.opd_coef * result.loss, _subset_reports(result))
 
 
-def side_sample_terms(batch: TokenBatch, options: SideSamples) -> TokenTerms:
+def side_sample_terms(batch: TokenBatch, options: SideSampleOptions) -> TokenTerms:
     """Multi-sample Monte Carlo of KL(student || teacher) (ALGORITHMS 5.2)."""
     support = _support(batch)
     result = side_samples(

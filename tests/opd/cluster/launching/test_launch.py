@@ -18,7 +18,7 @@ from opd.cluster.flag_check import REPOSITORY, FlagReport
 from opd.cluster.launching.held import LaunchError
 from opd.cluster.launching.launch import _ports_are_free
 from opd.cluster.launching.launched import _launch, _write, has_version
-from opd.cluster.plan import Plan, make_plan
+from opd.cluster.plan import LaunchPlan, make_plan
 from opd.processes.supervisor import free_ports
 from opd.run import config as run_config
 from tests.opd.cluster.examples import NOWHERE
@@ -26,7 +26,7 @@ from tests.opd.cluster.examples import NOWHERE
 ONE = REPOSITORY / "configs" / "qwen3_4b.toml"
 
 
-def plan(run: Path, *overrides: str) -> Plan:
+def plan(run: Path, *overrides: str) -> LaunchPlan:
     return make_plan(ONE, [*NOWHERE, *overrides], run)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from opd.rehearsal.measuring.measuring import Wish, wishes_in_turn
 from opd.rehearsal.measuring.review import Review, obedience_of
-from opd.rehearsal.preparing.preparing import Prepared
+from opd.rehearsal.preparing.preparing import PreparedHint
 from records.hints.types import HintPrompt, HintStatus
 from tests.opd.rehearsal.builders import a_hint, a_prompt, a_state, a_version, asked
 from trainer.rehearsal.config import RehearsalConfig
@@ -94,9 +94,9 @@ class Nothing:
     lesson_counts = counts
 
 
-def prepared(hint_id: str, *prompts: HintPrompt) -> Prepared:
+def prepared(hint_id: str, *prompts: HintPrompt) -> PreparedHint:
     """One whose texts all train."""
-    return Prepared(
+    return PreparedHint(
         hint=a_hint(hint_id),
         training=(a_state("t", "What is the temperature?"),),
         held_back=(),

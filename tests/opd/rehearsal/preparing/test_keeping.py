@@ -11,7 +11,7 @@ import pytest
 
 from opd.rehearsal.needs import RehearsalStore
 from opd.rehearsal.preparing.keeping import Keeping, kinds_in_turn, step_kind
-from opd.rehearsal.preparing.preparing import Preparation, Prepared
+from opd.rehearsal.preparing.preparing import HintPreparation, PreparedHint
 from records.hints.types import Hint, HintState, HintStatus
 from records.types import TurnRecord
 from rollout_bridge.worker import ServiceUnavailable
@@ -81,7 +81,7 @@ class AskedAtOnce:
         self.asked: list[str] = []
         self.under_way = self.most = 0
 
-    async def is_of_another_kind(self, turn: TurnRecord, hints: Sequence[Prepared]) -> bool:
+    async def is_of_another_kind(self, turn: TurnRecord, hints: Sequence[PreparedHint]) -> bool:
         if self.is_down:
             raise ServiceUnavailable("the judge is down")
         self.asked.append(turn.turn_id)
@@ -94,12 +94,12 @@ class AskedAtOnce:
 
 def keeping(records: Records, judge: AskedAtOnce, most: int = 4) -> Keeping:
     config = RehearsalConfig(max_keep_states=most)
-    return Keeping(cast(RehearsalStore, records), cast(Preparation, judge), config)
+    return Keeping(cast(RehearsalStore, records), cast(HintPreparation, judge), config)
 
 
-def prepared(hint_id: str = "h0", *states: str) -> Prepared:
+def prepared(hint_id: str = "h0", *states: str) -> PreparedHint:
     turns = tuple(a_state(one, one) for one in states)
-    return Prepared(
+    return PreparedHint(
         hint=a_hint(hint_id),
         training=turns,
         held_back=(),
@@ -108,7 +108,7 @@ def prepared(hint_id: str = "h0", *states: str) -> Prepared:
     )
 
 
-async def kept(one: Keeping, *hints: Prepared) -> list[str]:
+async def kept(one: Keeping, *hints: PreparedHint) -> list[str]:
     return [turn.turn_id for turn in await one.states(hints)]
 
 

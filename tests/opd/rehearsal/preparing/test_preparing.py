@@ -12,7 +12,7 @@ import numpy as np
 from opd.rehearsal.desk import Desk
 from opd.rehearsal.needs import Questions, RehearsalStore
 from opd.rehearsal.policy_sampler import PolicySampler
-from opd.rehearsal.preparing.preparing import Preparation
+from opd.rehearsal.preparing.preparing import HintPreparation
 from records.hints.types import Hint, HintPrompt, HintSource, HintState, RehearsalBlock
 from records.types import TurnRecord
 from tests.opd.rehearsal.builders import a_hint, a_prompt, a_source, a_state
@@ -98,8 +98,8 @@ class ADesk:
         return SimpleNamespace(logprobs=logprobs)
 
 
-def preparation(records: Records, judge: Judge, most: int = 8) -> Preparation:
-    return Preparation(
+def preparation(records: Records, judge: Judge, most: int = 8) -> HintPreparation:
+    return HintPreparation(
         cast(RehearsalStore, records),
         cast(Questions, judge),
         cast(Desk, ADesk()),
@@ -109,7 +109,7 @@ def preparation(records: Records, judge: Judge, most: int = 8) -> Preparation:
     )
 
 
-async def chosen(one: Preparation, records: Records, hint: Hint = HINT) -> set[str]:
+async def chosen(one: HintPreparation, records: Records, hint: Hint = HINT) -> set[str]:
     await one.prepare(hint)
     return {state.turn_id for state in records.states}
 
