@@ -160,7 +160,10 @@ class LessonMix:
         """By what the learning rate of the next step is multiplied."""
         if self._rehearsal is None:
             return 1.0
-        return rate_after(self._journal.read(), self._rehearsal.obedience_floor)
+        rate = rate_after(self._journal.read(), self._rehearsal.obedience_floor)
+        if rate < 1.0:
+            logger.info("a step at %g of the rate: versions lost many open wishes", rate)
+        return rate
 
     def leased(self) -> None:
         """A batch was leased: the next one waits anew."""
