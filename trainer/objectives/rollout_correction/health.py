@@ -1,6 +1,7 @@
 """Warnings about a batch from its metrics of rollout correction.
 
-Bounds: ALGORITHMS 4.6, "Health". A metric that is absent or NaN warns of nothing.
+Bounds: ALGORITHMS 4.6. Weights are judged before the cap: under a cap of 2 all ratios may be 5, and
+the weights have a mean of 2 and no spread. A metric that is absent or NaN warns of nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ class _Bound:
 
 _BOUNDS = (
     _Bound(
-        metric="rollout_is_mean", low=0.5, high=2.0, problem="mean importance weight far from 1"
+        metric="rollout_is_mean_raw", low=0.5, high=2.0, problem="mean importance weight far from 1"
     ),
     _Bound(
-        metric="rollout_is_eff_sample_size", low=0.3, problem="weights concentrate on few tokens"
+        metric="rollout_is_eff_sample_size_unclamped",
+        low=0.3,
+        problem="weights concentrate on few tokens",
     ),
     _Bound(metric="rollout_is_veto_fraction", high=0.1, problem="too many sequences vetoed"),
-    _Bound(metric="rollout_is_std", high=1.0, problem="importance weights spread too widely"),
+    _Bound(
+        metric="rollout_is_std_unclamped",
+        high=1.0,
+        problem="importance weights spread too widely",
+    ),
     _Bound(
         metric="kl_fresh", low=-0.1, high=0.1, problem="trainer and rollout engine are far apart"
     ),

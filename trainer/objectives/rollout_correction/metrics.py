@@ -77,7 +77,8 @@ def weight_metrics(
     """Of weights before normalisation by the batch: `rollout_is_*` and `rollout_is_*_raw`.
 
     Deviation and effective sample size clamp to [0, upper], and before truncation to [1/upper,
-    upper]. `oob_ratio` is the share of tokens outside both bounds, where there are two.
+    upper]; as they are they have the suffix `_unclamped`: within the bounds neither can show that
+    weights run away. `oob_ratio` is the share of tokens outside both bounds, where there are two.
     """
     low, high = settings.low_bound, settings.importance_upper
     floor = 1.0 / settings.importance_upper
@@ -85,6 +86,8 @@ def weight_metrics(
     after = ratio_metrics(applied, raw, tokens, low=low, high=high, clamp=(0.0, high))
     metrics = {f"{PREFIX}rollout_is_{name}": value for name, value in after.items()}
     metrics |= {f"{PREFIX}rollout_is_{name}_raw": value for name, value in before.items()}
+    metrics[f"{PREFIX}rollout_is_std_unclamped"] = spread(raw.token_N)
+    metrics[f"{PREFIX}rollout_is_eff_sample_size_unclamped"] = effective_share(raw.token_N)
     if settings.importance_lower is not None:
         outside_N = (raw.token_N < low) | (raw.token_N > high)
         metrics[f"{PREFIX}rollout_is_oob_ratio"] = fraction(outside_N)

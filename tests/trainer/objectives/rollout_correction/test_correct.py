@@ -49,6 +49,26 @@ def test_bypass_applies_no_weights_but_measures_them():
     assert result.metrics["rollout_corr/rollout_is_mean"] == pytest.approx(1.083333, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("ratios", "problems"),
+    [
+        ([5.0, 5.0, 5.0, 5.0], ["mean importance weight far from 1"]),
+        (
+            [0.01] * 15 + [16.0],
+            ["weights concentrate on few tokens", "importance weights spread too widely"],
+        ),
+    ],
+)
+def test_a_cap_hides_no_weights_that_run_away(ratios, problems):
+    rollout = torch.full((1, len(ratios)), -9.0)
+    train = rollout + torch.tensor([ratios]).log()
+    settings = RolloutCorrectionSettings(importance_level="token", importance_upper=2.0)
+    result = correct_rollout(train, rollout, torch.ones_like(train), settings)
+    assert result.metrics["rollout_corr/rollout_is_mean"] <= 2.0
+    for problem in problems:
+        assert any(line.endswith(problem) for line in result.warnings), problem
+
+
 def test_equal_policies_are_left_alone():
     for name in PRESET_NAMES:
         result = correct_rollout(ROLLOUT, ROLLOUT, MASK, preset(name))

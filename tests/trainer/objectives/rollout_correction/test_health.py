@@ -6,10 +6,10 @@ from trainer.objectives.rollout_correction.health import health_warnings
 @pytest.mark.parametrize(
     ("metric", "healthy", "sick"),
     [
-        ("rollout_is_mean", (0.5, 2.0), (0.49, 2.01)),
-        ("rollout_is_eff_sample_size", (0.3, 1.0), (0.29,)),
+        ("rollout_is_mean_raw", (0.5, 2.0), (0.49, 2.01)),
+        ("rollout_is_eff_sample_size_unclamped", (0.3, 1.0), (0.29,)),
         ("rollout_is_veto_fraction", (0.0, 0.1), (0.11,)),
-        ("rollout_is_std", (1.0,), (1.01,)),
+        ("rollout_is_std_unclamped", (1.0,), (1.01,)),
         ("kl_fresh", (-0.1, 0.1), (-0.11, 0.11)),
         ("kl", (-0.1, 0.1), (-0.11, 0.11)),
         ("chi2_token", (1.0,), (1.01,)),
