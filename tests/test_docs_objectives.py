@@ -18,7 +18,7 @@ from rollout_bridge.engine.config import EngineClientConfig
 from trainer.config import TeacherConfig, TrainerConfig
 from trainer.objectives.aggregation_names import AggregationMode
 from trainer.objectives.options import OBJECTIVE_NAMES, HindsightOpd, ObjectiveOptions
-from trainer.objectives.registry import expected_means
+from trainer.objectives.registry import ABS_LOSS, expected_means
 from trainer.objectives.rollout_correction.health import health_warnings
 from trainer.objectives.rollout_correction.presets import PRESET_NAMES, preset
 
@@ -109,7 +109,9 @@ def test_every_option_is_listed_with_its_default(name):
         else:
             assert given.pop(option) == default, option
     assert given == {}
-    assert {metric for metric in expected_means(options) if f"`{metric}`" not in text} == set()
+    assert f"`{ABS_LOSS}`" in PAGE.split("\n### ")[0], "that of every objective"
+    own = expected_means(options) - {ABS_LOSS}
+    assert {metric for metric in own if f"`{metric}`" not in text} == set()
     for heading in ("Source:", "Reports", "Code:"):
         assert heading in text
 

@@ -7,6 +7,7 @@ in options.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainer.objectives.batch import TokenBatch, TokenTerms
@@ -14,6 +15,7 @@ from trainer.objectives.distributions import divergence_terms as divergences
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions, SparseKl
 from trainer.objectives.policy.policy_gradient import POLICY_GRADIENT_MEANS, policy_gradient_terms
 
+ABS_LOSS = "opd/abs_loss"
 _TERMS: Mapping[str, Callable[[TokenBatch, Any], TokenTerms]] = {
     "hindsight_opd": policy_gradient_terms,
     "supervised_opd": divergences.supervised_terms,
@@ -25,7 +27,7 @@ _TERMS: Mapping[str, Callable[[TokenBatch, Any], TokenTerms]] = {
     "sparse_kl": divergences.sparse_kl_terms,
 }
 _MEANS: Mapping[str, frozenset[str]] = {
-    "supervised_opd": frozenset({"opd/abs_loss"}),
+    "supervised_opd": frozenset(),
     "forward_kl_topk": frozenset({"opd/student_mass", "opd/teacher_mass", "opd/overlap_ratio"}),
     "topk_tail_reverse_kl": frozenset({"opd/student_tail", "opd/teacher_tail"}),
     "self_distillation": frozenset({"opd/divergence"}),
@@ -36,14 +38,21 @@ _MEANS: Mapping[str, frozenset[str]] = {
 
 
 def objective_terms(batch: TokenBatch, options: ObjectiveOptions) -> TokenTerms:
-    """Value, advantages and reports per token; `batch` is one that `select_finite` gave."""
-    return _TERMS[options.name](batch, options)
+    """Value, advantages and reports per token; `batch` is one that `select_finite` gave. Every
+    objective reports its mean size and its extremes, before a clamp where it has one.
+    """
+    terms = _TERMS[options.name](batch, options)
+    loss_BT = terms.loss_BT.detach()
+    return replace(
+        terms,
+        means={ABS_LOSS: loss_BT.abs(), **terms.means},
+        ranges={"opd/loss": loss_BT, **terms.ranges},
+    )
 
 
 def expected_means(options: ObjectiveOptions) -> frozenset[str]:
     """Metrics under the reduction that this objective always reports."""
     if isinstance(options, HindsightOpd):
-        return POLICY_GRADIENT_MEANS
-    if isinstance(options, SparseKl) and options.direction == "policy_gradient":
-        return _MEANS["overlap_topk"]
-    return _MEANS[options.name]
+        return POLICY_GRADIENT_MEANS | {ABS_LOSS}
+    is_sparse_gradient = isinstance(options, SparseKl) and options.direction == "policy_gradient"
+    return _MEANS["overlap_topk" if is_sparse_gradient else options.name] | {ABS_LOSS}

@@ -360,6 +360,15 @@ def test_ranges_hold_the_means(folder, teacher):
     assert metrics["opd/loss_min"] < metrics["opd/kl_loss"] < metrics["opd/loss_max"]
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_objective_reports_its_size_and_its_extremes(folder, teacher, name):
+    updater = make(folder, teacher, name)
+    metrics = updater.update(prepared(updater, taught(1)), 0).metrics
+    low, high = metrics["opd/loss_min"], metrics["opd/loss_max"]
+    assert low <= high
+    assert 0 <= metrics["opd/abs_loss"] <= max(abs(low), abs(high)) * (1 + 1e-5)
+
+
 def test_a_mean_over_some_tokens_is_divided_by_their_share():
     totals = BatchTotals(
         reduced={"opd/overlap_token_advantage": -0.2, "opd/overlapping_frac": 0.5},
