@@ -85,7 +85,7 @@ def empty_config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sto
 @pytest.fixture
 def sqlite_config(tmp_path: Path) -> StoreConfig:
     """The configuration of a new SQLite file."""
-    return new_store(tmp_path / "records.db")
+    return StoreConfig.sqlite(tmp_path / "records.db")
 
 
 @pytest.fixture

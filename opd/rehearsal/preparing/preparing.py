@@ -43,7 +43,7 @@ _HINTS_AT_ONCE = 8
 """Hints of which it is asked at a time whether one applies: the first that does is enough."""
 _LEAST_EFFECT = 0.1
 _MOST_SOURCES = 1000
-_ENOUGH_WISHES = 6
+_ENOUGH_WISHES = 4
 """With fewer that the start model follows the judge writes again: few are learned by heart."""
 
 
