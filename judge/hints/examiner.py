@@ -46,7 +46,7 @@ _NEAR = 4
 _CHECKED = 8
 """Sources of a hint whose answers are looked at, the newest."""
 _NO_EVIDENCE = Evidence(next_words=(), new_values=frozenset())
-_ENOUGH_WISHES = 8
+_WANTED_WISHES = 8
 """With fewer open wishes for the opposite the judge writes once more: few are learned by heart."""
 _WRITING_ROUNDS = 3
 _HELD_OUT_OF = 3
@@ -297,7 +297,7 @@ class HintExaminer:
             written = await self._questions.opposites(hint.text, said[number % len(said)])
             new = [text for text in written if text not in wishes and text not in have]
             wishes |= dict.fromkeys(await self._usable(hint, Relation.OPPOSITE, new))
-            if len(wishes) >= _ENOUGH_WISHES:
+            if len(wishes) >= _WANTED_WISHES:
                 break
         others = [] if known else await self._outsides(hint, sources)
         return (

@@ -6,6 +6,8 @@ while the others lose none, and taught in turn it gets a sixth of the lessons.
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,27 +18,38 @@ _KEPT = 0.5
 """Of the older losses of a text, when another answer to it was read."""
 _NOTHING = 0.1
 """Nats an answer: what the policy and its teacher differ by where nothing is lost."""
+_MOST = 4096
+"""Texts that are remembered: those of hints that ended go with time."""
 
 
 class TextLosses:
     """What answers to each text (prompt id) have lost lately: the mean of sum_t |log pi - log q|
     over an answer's tokens, in nats, newer answers counting more. Of this process alone: a new one
-    begins without.
+    takes the texts in turn until it has read some answers.
     """
 
     def __init__(self) -> None:
-        self._losses: dict[str, float] = {}
+        self._losses: OrderedDict[str, float] = OrderedDict()
 
     def add(self, prompt_id: str, policy: Logprobs, teacher: Logprobs) -> None:
-        """One answer: its tokens' log-probs [R] by the policy that sampled it and by the start."""
-        found = np.abs(policy.astype(np.float64) - teacher.astype(np.float64))
-        if not np.isfinite(found).all():
-            return
-        loss = float(found.sum())
-        before = self._losses.get(prompt_id, loss)
-        self._losses[prompt_id] = _KEPT * before + (1.0 - _KEPT) * loss
+        """One answer: its tokens' log-probs [R] by the policy that sampled it and by the start.
+        Raises ValueError where they differ in number or are not finite.
+        """
+        if policy.shape != teacher.shape:
+            raise ValueError(
+                f"{len(policy)} log-probs of the policy, {len(teacher)} of the teacher"
+            )
+        loss = float(np.abs(policy.astype(np.float64) - teacher.astype(np.float64)).sum())
+        if not math.isfinite(loss):
+            raise ValueError(f"an answer to text {prompt_id} has log-probs that are not finite")
+        if (before := self._losses.pop(prompt_id, None)) is not None:
+            loss = _KEPT * before + (1.0 - _KEPT) * loss
+        self._losses[prompt_id] = loss
+        if len(self._losses) > _MOST:
+            self._losses.popitem(last=False)
 
     def most_lost(self, prompt_ids: Sequence[str]) -> str | None:
         """The text that loses most; None where none loses anything."""
-        known = [one for one in prompt_ids if self._losses.get(one, 0.0) > _NOTHING]
-        return max(known, key=self._losses.__getitem__) if known else None
+        lost = {one: self._losses[one] for one in prompt_ids if one in self._losses}
+        most = max(lost, key=lost.__getitem__, default=None)
+        return most if most is not None and lost[most] > _NOTHING else None

@@ -199,8 +199,6 @@ class ScoringStage(_LessonStage):
             hint = facts.hint.text
         place = Place(turn=facts.turn, messages=facts.turn.messages, prompt_ids=sample.prompt_ids)
         found = await self._desk.score(place, hint, sample.response_ids)
-        if lesson.prompt_id is not None:
-            self._losses.add(lesson.prompt_id, sample.rollout_logprobs, found.logprobs)
         score = LessonScore(
             lesson_id=lesson.lesson_id,
             hint=hint or "",
@@ -211,4 +209,7 @@ class ScoringStage(_LessonStage):
             topk_ids=found.topk_ids,
             topk_logprobs=found.topk_logprobs,
         )
-        return await self._store.commit_lesson_score(self._owner, score)
+        is_kept = await self._store.commit_lesson_score(self._owner, score)
+        if is_kept and lesson.prompt_id is not None:
+            self._losses.add(lesson.prompt_id, sample.rollout_logprobs, found.logprobs)
+        return is_kept

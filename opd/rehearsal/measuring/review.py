@@ -133,7 +133,7 @@ class Review:
             ),
         )
         falls = deep_falls([*self._journal.rows, row], config.obedience_floor)
-        row = row.model_copy(update={"deep_falls": falls})
+        row = row.model_copy(update={"deep_falls": falls})  # its own fall counts, too
         self._journal.add(row)
         return row
 

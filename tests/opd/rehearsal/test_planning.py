@@ -96,8 +96,9 @@ def test_newer_answers_say_more_of_what_a_text_loses():
     for _ in range(2):
         losses.add("p0", np.array([-0.2], np.float32), np.array([-0.2], np.float32))
     assert losses.most_lost(["p0", "p1"]) == "p1"
-    losses.add("p1", np.array([-np.inf], np.float32), np.array([-0.3], np.float32))
-    assert losses.most_lost(["p1"]) == "p1", "what has no number says nothing"
+    for policy in ([-np.inf], [-0.1, -0.2]):
+        with pytest.raises(ValueError, match=r"not finite|of the teacher"):
+            losses.add("p1", np.array(policy, np.float32), np.array([-0.3], np.float32))
     assert losses.most_lost(["p2"]) is None
 
 
