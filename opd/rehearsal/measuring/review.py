@@ -193,14 +193,16 @@ class Review:
         )
 
     def stop_order(self, row: VersionRow) -> StopOrder | None:
-        """That training ends, if obedience has fallen."""
+        """That training ends, if obedience has fallen. Version 0 is the start: what it falls short
+        by is chance.
+        """
         found = row.pooled
-        if found is None or found.passed:
+        if found is None or found.passed or row.version == 0:
             return None
         passed = [
             one.version
             for one in self._journal.rows
-            if one.pooled is not None and one.pooled.passed
+            if one.pooled is not None and (one.pooled.passed or one.version == 0)
         ]
         back = f"version {passed[-1]} was the last that passed" if passed else "none has passed"
         return StopOrder(

@@ -17,8 +17,8 @@ from opd.rehearsal.preparing.preparing import PreparedHint
 from records.hints.types import HintPrompt, HintStatus
 from tests.opd.rehearsal.builders import a_hint, a_prompt, a_state, a_version, asked
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Gap, Obedience
-from trainer.rehearsal.journal import Journal, ObedienceRow
+from trainer.rehearsal.estimates import Gap, Obedience, PooledObedience, Rate
+from trainer.rehearsal.journal import Journal, ObedienceRow, PooledRow
 
 CONFIG = RehearsalConfig()
 
@@ -123,6 +123,22 @@ async def test_without_a_guard_what_open_wishes_lose_is_measured_and_stops_nothi
     lost = ObedienceRow(followed=8, asked=16, abstained=0, before=16.0)
     assert row.unguarded_of == {"one": lost}
     assert row.unmeasured == ("none",)
+
+
+def test_the_start_falls_short_by_chance_and_is_what_is_served_then(tmp_path: Path) -> None:
+    nothing: Any = Nothing()
+    journal = Journal(tmp_path)
+    review = Review(nothing, nothing, nothing, journal, RehearsalConfig())
+    pooled = PooledRow.of(PooledObedience(rate=Rate(hits=6, count=8), before=1.0, floor=0.95))
+    assert pooled is not None
+    assert not pooled.passed
+    start, first = (a_version(at).model_copy(update={"pooled": pooled}) for at in (0, 1))
+    journal.add(start)
+    assert review.stop_order(start) is None
+    journal.add(first)
+    order = review.stop_order(first)
+    assert order is not None
+    assert order.serve_version == 0
 
 
 class Opening(Wishes):
