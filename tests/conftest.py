@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of `LONG` first; each file's tests as they stand."""
     places = {folder: place for place, folder in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.parent.name, len(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    """What importing left lives as long as the process: no garbage collection need look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

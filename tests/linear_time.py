@@ -16,7 +16,6 @@ def growth(few: Callable[[], object], many: Callable[[], object], *, below: floa
     ROUNDS of them. Work that is slower by its nature stays above it in each.
     """
     ratio = least_few = least_many = float("inf")
-    gc.collect()
     gc.disable()  # what lies around in this process would be counted as the longer work's
     try:
         for _ in range(ROUNDS):
