@@ -52,6 +52,7 @@ _RELATIONS = {1: Relation.SAME, -1: Relation.OPPOSITE, 0: Relation.UNRELATED}
 class HintQuestions:
     """Asks the judge behind `client`. All methods raise JudgeUnavailable when no vote got an
     answer. `count_tokens` and `control_texts` are of the judge's tokenizer, as for votes on turns.
+    `on_answer` is called after each question.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class HintQuestions:
         count_tokens: CountTokens = estimate_tokens,
         control_texts: ControlTexts = NO_CONTROL_TEXTS,
         metrics: QuestionMetrics | None = None,
+        on_answer: Callable[[], None] | None = None,
     ) -> None:
+        self._on_answer = on_answer
         self._client, self._config = client, config
         self._count_tokens, self._control_texts = count_tokens, control_texts
         self.metrics = metrics if metrics is not None else QuestionMetrics()
@@ -151,6 +154,8 @@ class HintQuestions:
             return fitted(shown, messages, max_tokens, self._count_tokens, self._control_texts)
 
         asked = await ask(self._client, config, fit, self._count_tokens, routing_key)
+        if self._on_answer is not None:
+            self._on_answer()
         return asked.ballot if asked.too_long is None else None
 
 

@@ -165,6 +165,7 @@ async def _rehearse(
     from judge.hints.examiner import HintExaminer
     from judge.hints.questions import HintQuestions
     from judge.votes.calls import judge_client
+    from opd.rehearsal.heartbeat import Heartbeat
     from opd.rehearsal.starting import Connections, rehearsal_worker, source_check
     from rollout_bridge.engine.types import LESSON_PRIORITY
 
@@ -174,7 +175,9 @@ async def _rehearse(
         _policy_client(config, folder, priority=LESSON_PRIORITY) as policy,
         asyncio.TaskGroup() as group,
     ):
-        questions = HintQuestions(client, asked, metrics=metrics, **reads)
+        questions = HintQuestions(
+            client, asked, metrics=metrics, on_answer=Heartbeat(folder), **reads
+        )
         to = Connections(
             store=store, questions=questions, policy=policy, frozen=teacher, rendering=rendering
         )
@@ -187,11 +190,16 @@ async def _rehearse(
 
 
 def freshness_of(config: RunConfig) -> Freshness | None:
-    """How old live turns may be to be judged and scored; None where nothing trains on them."""
+    """How old live turns may be to be judged and scored; None where nothing trains on them. Where
+    hints are practised a step takes no more of them than its hinted places.
+    """
     if config.replay.mode == "judge-only":
         return None
     trainer = config.trainer
-    return Freshness(max_staleness=trainer.max_staleness, batch_size=trainer.rollout_batch_size)
+    size = trainer.rollout_batch_size
+    if config.rehearsal.enabled:
+        size -= sum(trainer.lesson_shares.of(size))
+    return Freshness(max_staleness=trainer.max_staleness, batch_size=size)
 
 
 def _resampler(

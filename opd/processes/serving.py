@@ -127,7 +127,7 @@ async def say_how_it_stands(
     console.print(await status_line(store), highlight=False, soft_wrap=True)
     said = await learning.said()
     if said is not None:
-        console.print(said, highlight=False, soft_wrap=True)
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
     for notice in notices.new():
         # What a process says is no markup.
         console.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -5,8 +5,10 @@ It neither chooses prompts nor stores answers; that is what its callers differ i
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -39,7 +41,9 @@ class Answer:
 
 
 class PolicySampler:
-    """Samples whole answers from one engine."""
+    """Samples whole answers from one engine, one at each of `places` at a time, which samplers may
+    share; None: as many as are asked for. `on_answer` is called after each.
+    """
 
     def __init__(
         self,
@@ -51,7 +55,10 @@ class PolicySampler:
         context_length: int | None,
         pause_mode: PauseMode,
         proxy: ProxyConfig,
+        places: asyncio.Semaphore | None = None,
+        on_answer: Callable[[], None] | None = None,
     ) -> None:
+        self._places, self._on_answer = places, on_answer
         self._engine, self._rendering, self._proxy = engine, rendering, proxy
         self._temperature, self._max_new_tokens = temperature, max_new_tokens
         self._context_length = context_length
@@ -87,7 +94,10 @@ class PolicySampler:
             routing_key=routing_key,
             pause_mode=self._pause_mode,
         )
-        await rollout.run(self._engine)
+        async with self._places or nullcontext():
+            await rollout.run(self._engine)
+        if self._on_answer is not None:
+            self._on_answer()
         turn_id = uuid4().hex
         assembler = ReplyAssembler(
             self._reads(enable_thinking), prompt_ids=prompt_ids, tools=tools, turn_id=turn_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,8 @@ from trainer.rehearsal.last_line import METRICS_FILE, last_line
 from trainer.step.stop_order import read_stop
 
 MOST_HINTS = 1000
+_SHOWN_HINTS = 3
+_MOST_CHARS = 60
 MEASURED_WHERE_IT_TRAINS = "measured where it trains: fewer than four states"
 
 
@@ -38,6 +40,7 @@ class ProgressStore(HintFigures, Protocol):
 
     async def num_judged(self) -> tuple[int, int]: ...
     async def lesson_totals(self) -> dict[tuple[LessonKind, LessonState], int]: ...
+    async def lessons_trained_by_hint(self) -> dict[str, dict[LessonKind, int]]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,8 @@ class LearningLine:
         hints = await self._store.hints(limit=MOST_HINTS)
         order = read_stop(self._folder)
         said = shown_learning(hints, last_row(self._folder), await self._progress())
+        practised = shown_hints(hints, await self._store.lessons_trained_by_hint())
+        said = "\n".join([said, *practised]) if said else said
         if order is not None and order.reason:
             return f"training has stopped: {order.reason}" + (f"\n{said}" if said else "")
         return said
@@ -106,6 +111,26 @@ def shown_learning(
     parts += [] if row is None else _measured(row)
     parts += [] if progress is None else _progressed(progress)
     return "; ".join(parts)
+
+
+def shown_hints(
+    hints: Sequence[Hint], trained: Mapping[str, Mapping[LessonKind, int]]
+) -> list[str]:
+    """A line for each of the newest hints that are being practised: its text, its lessons so far
+    and its gap.
+    """
+    active = [one for one in hints if one.status is HintStatus.ACTIVE and one.first_gap is not None]
+    lines = [_shown_hint(one, trained.get(one.hint_id, {})) for one in active[:_SHOWN_HINTS]]
+    left = len(active) - len(lines)
+    return [*lines, f"  and {left} more: opd hints list"] if left else lines
+
+
+def _shown_hint(hint: Hint, trained: Mapping[LessonKind, int]) -> str:
+    text = " ".join(hint.text.split())
+    text = text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 1]}…"
+    lessons, counter = (trained.get(one, 0) for one in (LessonKind.HINT, LessonKind.COUNTER))
+    gap = "" if hint.gap is None else f", gap {hint.first_gap:.2g} -> {hint.gap:.2g} nats"
+    return f'  practised: "{text}": {lessons} lessons and {counter} counter-lessons{gap}'
 
 
 def _measured(row: VersionRow) -> list[str]:

@@ -20,7 +20,7 @@ from opd.rehearsal.losses import TextLosses
 from opd.rehearsal.needs import RehearsalStore
 from opd.rehearsal.places import Place
 from opd.rehearsal.policy_sampler import PolicySampler
-from records.hints.types import Hint, HintStatus
+from records.hints.types import LIVE_STATUSES, Hint, HintStatus
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.types import Lesson, LessonSample, LessonScore
 from records.names import DropReason
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 _TAUGHT = {
     LessonKind.HINT: (HintStatus.ACTIVE,),
-    # What others teach, or its own turns, may cost the open wishes against a hint that rests.
-    LessonKind.COUNTER: (HintStatus.ACTIVE, HintStatus.RESTING),
+    # What others teach, or its own turns, may cost the open wishes against one that rests.
+    LessonKind.COUNTER: LIVE_STATUSES,
     LessonKind.KEEP: (),
 }
 """Hints whose lessons are made, by the lessons' kind."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from judge.hints.examiner import SourceCheck
 from opd.rehearsal.desk import Desk
+from opd.rehearsal.heartbeat import Heartbeat
 from opd.rehearsal.needs import Questions
 from opd.rehearsal.policy_sampler import PolicySampler
 from opd.rehearsal.preparing.effect import fall_at
@@ -41,6 +43,7 @@ def rehearsal_worker(
 ) -> RehearsalWorker:
     """Make it; whoever runs it keeps the connections open. `folder` is the run's."""
     settings, scoring = config.rehearsal, config.scoring
+    concurrency = _concurrency(config)
     sampler = partial(
         PolicySampler,
         rendering=to.rendering,
@@ -48,6 +51,8 @@ def rehearsal_worker(
         context_length=scoring.context_length,
         pause_mode=config.trainer.pause_mode,
         proxy=config.proxy,
+        places=asyncio.Semaphore(concurrency),
+        on_answer=Heartbeat(folder),
     )
     return RehearsalWorker(
         to.store,
@@ -62,7 +67,7 @@ def rehearsal_worker(
         batch_size=config.trainer.rollout_batch_size,
         folder=folder,
         owner=owner,
-        concurrency=_concurrency(config),
+        concurrency=concurrency,
     )
 
 

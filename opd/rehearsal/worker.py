@@ -49,7 +49,7 @@ from records.training.share import LessonShares
 from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.journal import Journal
+from trainer.rehearsal.journal import Journal, VersionRow
 from trainer.rehearsal.recovery import shares_after
 from trainer.step.stop_order import order_stop, read_stop
 
@@ -111,6 +111,8 @@ class RehearsalWorker:
         ]
         self._prepared: dict[str, PreparedHint] = {}
         self._looked_at: dict[str, float] = {}
+        self._came_to: set[str] = set()
+        """Hints that were prepared, or could not be practised, since this process began."""
         self._preparing: asyncio.Task[None] | None = None
         self._at: int | None = None
         self._choosing: asyncio.Task[None] | None = None
@@ -174,9 +176,12 @@ class RehearsalWorker:
             return
         kept = await self._keeping.states(hints)
         last = self._review.last()
-        if last is None or last.version != version:
+        # One that failed, and no order to stop: somebody took it away, and tries again.
+        if last is None or last.version != version or last.failure is not None:
+            if not self._has_all_of(last):
+                return
             row = await self._review.version(version, hints, kept, ended)
-            ended = await self._keeping.to_bring_back(row.returned)
+            ended = await self._keeping.to_bring_back(self._review.returned)
             order = self._review.stop_order(row)
             if order is not None:
                 logger.error("training stops: %s", order.reason)
@@ -198,6 +203,7 @@ class RehearsalWorker:
         self._hints = list(hints.values())
         # One that comes back, examined again, is looked at at once.
         self._looked_at = {key: at for key, at in self._looked_at.items() if key in hints}
+        self._came_to &= hints.keys()
         if version != self._at:
             expired = await self._store.expire_lessons(oldest_allowed=version)
             logger.info("version %d: %d lessons of older ones expired", version, expired)
@@ -211,6 +217,15 @@ class RehearsalWorker:
             else:
                 del self._prepared[key]
                 await self._store.drop_lessons_of(key, LessonDrop.HINT_ENDED)
+
+    def _has_all_of(self, last: VersionRow | None) -> bool:
+        """Whether the hints that were measured last are prepared in this process: else a version
+        would be judged by some of them.
+        """
+        if last is None:
+            return True
+        measured = {*last.obedience_of, *(one.hint_id for one in last.hints)}
+        return all(one.hint_id in self._came_to for one in self._hints if one.hint_id in measured)
 
     @property
     def _knows_hints(self) -> bool:
@@ -250,7 +265,7 @@ class RehearsalWorker:
         """One that is practised is looked at again and again: states come, and are withdrawn by
         what their users say.
         """
-        return hint.status is not HintStatus.RESTING or hint.hint_id not in self._prepared
+        return hint.status is HintStatus.ACTIVE or hint.hint_id not in self._prepared
 
     async def _prepare(self, hint: Hint) -> None:
         try:
@@ -260,6 +275,7 @@ class RehearsalWorker:
             if hint.hint_id in self._looked_at:
                 self._looked_at[hint.hint_id] -= self._config.states_every_s - self._config.poll_s
             return
+        self._came_to.add(hint.hint_id)
         if prepared is None:
             self._prepared.pop(hint.hint_id, None)
         else:

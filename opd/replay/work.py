@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from opd.processes.run import FINISH_FILE, Run
+from opd.rehearsal.heartbeat import seconds_since
 from opd.replay.importing import ImportSettings
 from opd.replay.modes import ReplayMode
 from opd.replay.show import ReplayProgress
@@ -47,6 +48,8 @@ GAP_TURNS = 32
 _LOOK_EVERY_S = 0.5
 _STILL_S = 120.0
 """A hint may wait for recorded requests that never come."""
+_STILL_AT_WORK_S = 1800.0
+"""The same while judge and engines answer about hints: what they make may all be dropped."""
 _UNTRAINED = (TurnState.READY, TurnState.LEASED)
 
 
@@ -272,13 +275,19 @@ class _Replay:
             now = (version, num_open, await store.lesson_counts())
             if now != seen:
                 seen, moved = now, time.monotonic()
-            elif time.monotonic() - moved > _STILL_S:
+            still_s = time.monotonic() - moved
+            if still_s > (_STILL_AT_WORK_S if self._is_at_work() else _STILL_S):
                 shown.say(
                     f"{num_open} hints wait for more recorded requests to which they apply: "
-                    f"nothing has moved for {_STILL_S:.0f} s"
+                    f"nothing has moved for {still_s:.0f} s"
                 )
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _is_at_work(self) -> bool:
+        """Whether judge or engines have answered about hints just now."""
+        since = seconds_since(self._folder)
+        return since is not None and since < _STILL_S
 
     async def _has_work(self, store: Store) -> bool:
         """Whether anything waits for a process of the run."""

@@ -1,7 +1,7 @@
 """What a run's processes warn of, for the terminal of the command that started them.
 
-Each warning is a line of a log in RUN/logs already. Those of training and rehearsal are read from
-there: nobody looks into logs while a terminal says that all goes on.
+Each warning is a line of a log in RUN/logs already, and is read from there: nobody looks into logs
+while a terminal says that all goes on. What libraries warn of stays in the logs.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-PROCESSES = ("trainer", "judge")
+PROCESSES = ("proxy", "trainer", "judge")
 _MOST_BYTES = 2**20
 _MOST_KINDS = 5
-_LINE = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ (?:WARNING|ERROR) (?:opd|trainer)\.[\w.]+: (.*)$")
+_PACKAGES = "opd|trainer|judge|api_proxy|rollout_bridge|records"
+_LINE = re.compile(rf"^\d{{4}}-\d\d-\d\d [\d:,]+ (?:WARNING|ERROR) (?:{_PACKAGES})\.[\w.]+: (.*)$")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class RunFigures:
     hints: dict[tuple[HintStatus, RehearsalBlock | None], int]
     lessons: dict[tuple[LessonKind, LessonState], int]
     lesson_drops: dict[LessonDrop, int]
+    trained: dict[str, dict[LessonKind, int]]
     judged_share: float | None
     row: VersionRow | None
     step: dict[str, Any] = field(default_factory=dict)
@@ -50,6 +51,7 @@ async def read_figures(store: Store, folder: Path) -> RunFigures:
         hints=await store.hint_counts(),
         lessons=await store.lesson_totals(),
         lesson_drops=await store.lesson_drops(),
+        trained=await store.lessons_trained_by_hint(),
         judged_share=await store.judged_share(),
         row=last_row(folder),
         step={} if line is None else json.loads(line),
@@ -110,6 +112,18 @@ def _families(found: RunFigures) -> Iterator[Metric]:
     yield from _single("run_version", "Newest trained version.", found.step.get("version"))
     if found.row is not None:
         yield from _measured(found.row)
+        yield _of_hints(found.row, found.trained)
+
+
+def _of_hints(row: VersionRow, trained: Mapping[str, Mapping[LessonKind, int]]) -> Metric:
+    """Of the hints that were measured last: those of a whole run are too many labels."""
+    lessons = GaugeMetricFamily(
+        "rehearsal_hint_lessons", "Lessons trained of each hint.", labels=("hint_id", "kind")
+    )
+    for one in row.hints:
+        for kind, number in trained.get(one.hint_id, {}).items():
+            lessons.add_metric((one.hint_id, kind.value), number)
+    return lessons
 
 
 def _measured(row: VersionRow) -> Iterator[Metric]:

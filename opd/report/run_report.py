@@ -17,6 +17,7 @@ from opd.report.page import Curve, ReportExample, metric_curve, write_report
 from opd.report.run_summary import write_run_summary
 from records.store import Store
 from rollout_bridge.rendering.rendering import Rendering
+from trainer.step.stop_order import why_stopped
 
 EXAMPLES = 3
 """Turns that the page shows."""
@@ -40,6 +41,7 @@ async def write_run_report(folder: Path, title: str, store: Store, rendering: Re
             ("updates", str(len(trained))),
             ("turns", str(sum(counts.values()))),
             ("turns judged", "all in time" if share is None else f"{share:.0%}"),
+            *_end(folder),
         ],
         tables=[
             ("Turns by state", ("state", "turns"), [(k.value, str(n)) for k, n in counts.items()]),
@@ -54,6 +56,12 @@ async def write_run_report(folder: Path, title: str, store: Store, rendering: Re
         examples=await example_turns(store, rendering, limit=EXAMPLES),
     )
     return path
+
+
+def _end(folder: Path) -> list[tuple[str, str]]:
+    """Why training has stopped, where it has."""
+    why = why_stopped(folder)
+    return [] if why is None else [("training has stopped", why)]
 
 
 def metric_rows(folder: Path) -> list[dict[str, Any]]:

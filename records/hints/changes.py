@@ -270,7 +270,14 @@ def set_prompt_op(
 
 
 def set_states_op(connection: Connection, hint_id: str, states: Sequence[HintState]) -> None:
-    """The states of a hint, in place of those that it had. Turns that have gone are left out."""
+    """The states of a hint, in place of those that it had. Turns that have gone are left out; of a
+    hint that has ended meanwhile nothing changes.
+    """
+    holds = select(HintRow.hint_id).where(
+        HintRow.hint_id == hint_id, HintRow.status.in_(LIVE_STATUSES)
+    )
+    if connection.scalar(holds.with_for_update()) is None:
+        return
     connection.execute(delete(HintStateRow).where(HintStateRow.hint_id == hint_id))
     left: set[str] = set()
     for part in chunks([one.turn_id for one in states]):

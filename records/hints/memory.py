@@ -53,8 +53,12 @@ def remember(connection: Connection, verdicts: Sequence[Verdict], now: float) ->
     """The accepted hint of each verdict: a new hint, or one more source of what the scope has. What
     a held-out recording shows is measured and teaches nothing, so its hint is not kept.
     """
-    turn_ids = [one.turn_id for one in verdicts]
-    _forget_sources(connection, turn_ids, now)
+    before = _forget_sources(connection, [one.turn_id for one in verdicts])
+    _add_sources(connection, verdicts, now)
+    end_sourceless(connection, before, now)
+
+
+def _add_sources(connection: Connection, verdicts: Sequence[Verdict], now: float) -> None:
     by_turn = {one.turn_id: one for one in verdicts if one.hint}
     if not by_turn:
         return
@@ -101,7 +105,8 @@ def add_hints(
 def look_again(connection: Connection, hint_ids: Iterable[str]) -> None:
     """Hints that were set aside for want of votes, of a judge or of usable texts, or that seemed to
     be meant for one answer: a further source may bring them. Texts are enough at some number,
-    whatever they were worth; what is no rule in the words of many users is none.
+    whatever they were worth; what is no rule in the words of many users is none. One that was given
+    up (`stuck`) is practised again: its user still objects.
     """
     texts = _number(HintPromptRow, HintPromptRow.prompt_id)
     lacks_texts = and_(HintRow.block == RehearsalBlock.NO_COUNTER_LESSONS, texts < MAX_TEXTS)
@@ -117,6 +122,11 @@ def look_again(connection: Connection, hint_ids: Iterable[str]) -> None:
                 or_(HintRow.block.in_(_UNASKED), lacks_texts, was_repeated),
             )
             .values(is_rule=None, block=None)
+        )
+        connection.execute(
+            update(HintRow)
+            .where(HintRow.hint_id.in_(part), HintRow.status == HintStatus.STUCK)
+            .values(status=HintStatus.ACTIVE, detail=None)
         )
 
 
@@ -157,15 +167,17 @@ def _hint_row(scope: str, text: str, turn_id: str, now: float) -> dict[str, Any]
     }
 
 
-def _forget_sources(connection: Connection, turn_ids: Sequence[str], now: float) -> None:
-    """Turns that are judged again tell anew what they were a source of."""
+def _forget_sources(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
+    """Turns that are judged again tell anew what they were a source of: the hints that they were.
+    These are still there, so one that is given again keeps what was measured of it.
+    """
     touched: set[str] = set()
     for part in chunks(turn_ids):
         among = HintSourceRow.turn_id.in_(part)
         touched.update(connection.scalars(select(HintSourceRow.hint_id).where(among)))
         if touched:
             connection.execute(delete(HintSourceRow).where(among))
-    delete_sourceless(connection, touched, now)
+    return touched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +199,7 @@ def forget_turns(connection: Connection, turn_ids: Sequence[str], now: float) ->
     for part in chunks(turn_ids):
         connection.execute(delete(HintStateRow).where(HintStateRow.turn_id.in_(part)))
     touched = _take_sources(connection, turn_ids)
-    gone = delete_sourceless(connection, touched, now)
+    gone = end_sourceless(connection, touched, now)
     left = sorted(touched - set(gone.hint_ids))
     versions = versions_of_lessons(connection, left)
     _tell_anew(connection, left, set(turn_ids), now)
@@ -201,7 +213,7 @@ def take_back(connection: Connection, turn_ids: Sequence[str], now: float) -> Fo
     what was written from their words stays where the hint's text does.
     """
     touched = _take_sources(connection, turn_ids)
-    gone = delete_sourceless(connection, touched, now)
+    gone = end_sourceless(connection, touched, now)
     _tell_anew(connection, sorted(touched - set(gone.hint_ids)), set(turn_ids), now)
     return gone
 
@@ -218,8 +230,11 @@ def _take_sources(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
     return touched
 
 
-def delete_sourceless(connection: Connection, hint_ids: Iterable[str], now: float) -> Forgotten:
-    """Delete those of these hints that no turn is a source of any more, with their lessons."""
+def end_sourceless(connection: Connection, hint_ids: Iterable[str], now: float) -> Forgotten:
+    """Those of these hints that no turn is a source of any more go, with their texts and lessons.
+    Of one that was trained on the row and its states stay, as of one that is deleted: what it
+    taught is to go back.
+    """
     gone: list[str] = []
     versions: set[int] = set()
     for part in chunks(sorted(hint_ids)):
@@ -231,8 +246,7 @@ def delete_sourceless(connection: Connection, hint_ids: Iterable[str], now: floa
         gone += [hint_id for hint_id in part if hint_id not in kept]
     for part in chunks(gone):
         versions.update(versions_of(connection, part))
-        for model in (HintStateRow, HintPromptRow):
-            connection.execute(delete(model).where(model.hint_id.in_(part)))
+        connection.execute(delete(HintPromptRow).where(HintPromptRow.hint_id.in_(part)))
         connection.execute(
             update(HintRow)
             .where(HintRow.merged_into.in_(part))
@@ -241,8 +255,33 @@ def delete_sourceless(connection: Connection, hint_ids: Iterable[str], now: floa
         lift(connection, part, now)
         for hint_id in part:
             erase_of_hint(connection, hint_id, now)
-        connection.execute(delete(HintRow).where(HintRow.hint_id.in_(part)))
+        _end(connection, part, now)
     return Forgotten(hint_ids=tuple(gone), versions=tuple(sorted(versions)))
+
+
+def _end(connection: Connection, hint_ids: Sequence[str], now: float) -> None:
+    """Take the rows of hints without a source away, or their text, where they were trained on."""
+    of_them = HintRow.hint_id.in_(hint_ids)
+    connection.execute(
+        update(HintRow)
+        .where(of_them, HintRow.trained_since.is_not(None))
+        .values(
+            text="",
+            text_key=None,
+            detail=None,
+            status=HintStatus.DELETED,
+            merged_into=None,
+            block=None,
+            opposed_by=None,
+            origin_turn_id=None,
+            claim_owner=None,
+            claim_until=None,
+            updated_at=now,
+        )
+    )
+    untrained = select(HintRow.hint_id).where(of_them, HintRow.trained_since.is_(None))
+    connection.execute(delete(HintStateRow).where(HintStateRow.hint_id.in_(untrained)))
+    connection.execute(delete(HintRow).where(of_them, HintRow.trained_since.is_(None)))
 
 
 def _tell_anew(

@@ -83,12 +83,12 @@ def by_ids(connection: Connection, hint_ids: Sequence[str]) -> list[Hint]:
 
 
 def to_rehearse(connection: Connection, limit: int) -> list[Hint]:
-    """Rules that are active or rest, those with the newest change first."""
+    """Rules that hold, the newest first: those that rest or are stuck are measured on, and their
+    open wishes held.
+    """
     rows = connection.execute(
         select(HintRow.__table__)
-        .where(
-            HintRow.status.in_((HintStatus.ACTIVE, HintStatus.RESTING)), HintRow.is_rule.is_(True)
-        )
+        .where(HintRow.status.in_(LIVE_STATUSES), HintRow.is_rule.is_(True))
         .order_by(HintRow.created_at.desc(), HintRow.hint_id)
         .limit(limit)
     ).all()
@@ -96,9 +96,9 @@ def to_rehearse(connection: Connection, limit: int) -> list[Hint]:
 
 
 def is_practising(connection: Connection) -> bool:
-    """Whether a hint has been prepared and measured, and is still practised or at rest."""
+    """Whether a rule has been prepared and measured, and still holds."""
     found = select(HintRow.hint_id).where(
-        HintRow.status.in_((HintStatus.ACTIVE, HintStatus.RESTING)),
+        HintRow.status.in_(LIVE_STATUSES),
         HintRow.is_rule.is_(True),
         HintRow.block.is_(None),
         HintRow.first_gap.is_not(None),
@@ -198,6 +198,20 @@ def states(connection: Connection, hint_id: str) -> list[HintState]:
         .order_by(HintStateRow.turn_id)
     )
     return [HintState(**row._mapping) for row in rows]
+
+
+def taught_at(connection: Connection, hint_id: str) -> list[str]:
+    """Turns at which a hint taught: its states, and those that it came from, as far as they may be
+    learned at.
+    """
+    turn_ids = [
+        turn_id
+        for model in (HintStateRow, HintSourceRow)
+        for turn_id in connection.scalars(
+            select(model.turn_id).where(model.hint_id == hint_id).order_by(model.turn_id)
+        )
+    ]
+    return _still_eligible(connection, list(dict.fromkeys(turn_ids)))[:STATE_WINDOW]
 
 
 def near(

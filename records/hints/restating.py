@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, delete, select, update
 
-from records.hints.memory import add_hints, delete_sourceless, look_again
+from records.hints.memory import add_hints, end_sourceless, look_again
 from records.hints.rows import HintRow, HintSourceRow
 from records.tables.columns import clean_text
 from records.tables.models import VerdictRow
@@ -47,5 +47,5 @@ def restate(connection: Connection, left: Mapping[str, Sequence[str]], now: floa
             for row in before
         ],
     )
-    delete_sourceless(connection, {row["hint_id"] for row in before}, now)
+    end_sourceless(connection, {row["hint_id"] for row in before}, now)
     look_again(connection, set(ids.values()))

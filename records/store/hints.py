@@ -50,6 +50,12 @@ class HintStore(StoreBase):
         """The words that were written for its counter-lessons."""
         return await self.read(reading.prompts, hint_id=hint_id)
 
+    async def taught_at(self, hint_id: str) -> list[str]:
+        """Turns at which a hint taught: its states, and those that it came from, as far as they may
+        be learned at.
+        """
+        return await self.read(reading.taught_at, hint_id)
+
     async def hint_states(self, hint_id: str) -> list[HintState]:
         """The states at which it is rehearsed and measured."""
         return await self.read(reading.states, hint_id=hint_id)

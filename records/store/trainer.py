@@ -128,6 +128,10 @@ class TrainerStore(StoreBase):
         """The highest version number that a step or a sampled token has; 0 if there is none."""
         return await self.read(training.highest_version)
 
+    async def abandoned_versions(self) -> set[int]:
+        """Versions that were lost: the policy went back to one before them."""
+        return await self.read(training.abandoned_versions)
+
     async def latest_version(self) -> PolicyVersion | None:
         """The newest version that is not abandoned."""
         return await self.read(training.latest_version)

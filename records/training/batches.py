@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select
 
+from records.hints.pausing import IS_PAUSED
 from records.hints.rows import HintRow, HintSourceRow
 from records.hints.types import HintStatus
 from records.lessons.claiming import UNFINISHED
@@ -131,14 +132,24 @@ def ready_turns(is_free: Condition | None = None) -> list[Turns]:
 
 
 def practised_or_ready_before(since: float) -> Condition:
-    """Turns that have no lessons to wait for, and those that were ready before `since`."""
+    """Turns that have no lessons to wait for, and those that were ready before `since`; never one
+    whose hint another scope opposes: somebody has to decide first.
+    """
+    return lambda row: and_(~_is_paused(row), or_(row.updated_at < since, ~awaits_practice(row)))
 
-    return lambda row: or_(row.updated_at < since, ~awaits_practice(row))
+
+def _is_paused(row: type[TurnRow]) -> ColumnElement[bool]:
+    """Whether a hint of the turn is opposed by another scope."""
+    return exists().where(
+        HintSourceRow.turn_id == row.turn_id,
+        HintRow.hint_id == HintSourceRow.hint_id,
+        IS_PAUSED,
+    )
 
 
 def awaits_practice(row: type[TurnRow]) -> ColumnElement[bool]:
-    """Whether the turn's hint is still to be examined, or to have its first lesson; or rests, and
-    its counter-lessons are still to be made again.
+    """Whether the turn's hint is still to be examined, or to have its first lesson; or rests or is
+    stuck, and its counter-lessons are still to be made again.
     """
     lessons = exists().where(LessonRow.hint_id == HintRow.hint_id)
     # Not by hint: one that was practised for long has thousands, of which few are under way.
@@ -149,7 +160,7 @@ def awaits_practice(row: type[TurnRow]) -> ColumnElement[bool]:
     )
     is_new = and_(HintRow.status == HintStatus.ACTIVE, HintRow.block.is_(None), ~lessons)
     is_bare = and_(
-        HintRow.status == HintStatus.RESTING,
+        HintRow.status.in_((HintStatus.RESTING, HintStatus.STUCK)),
         lessons.where(LessonRow.kind == LessonKind.COUNTER),
         HintRow.hint_id.not_in(under_way),
     )

@@ -268,6 +268,12 @@ def highest_version(connection: Connection) -> int:
     return max(trained or 0, sampled or 0, lessons or 0)
 
 
+def abandoned_versions(connection: Connection) -> set[int]:
+    """Versions that were lost: the policy went back to one before them."""
+    statement = select(PolicyVersionRow.version).where(PolicyVersionRow.abandoned.is_(True))
+    return set(connection.scalars(statement))
+
+
 def latest_version(connection: Connection) -> PolicyVersion | None:
     """The newest version that is not abandoned."""
     row = connection.execute(

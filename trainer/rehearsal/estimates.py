@@ -101,6 +101,13 @@ class Obedience:
         """As a rate."""
         return Rate(hits=self.followed, count=self.asked)
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether the judge says of at least half of the answers whether they do it, as it did of
+        those of the start model.
+        """
+        return self.asked >= self.abstained
+
 
 def summed(parts: Sequence[Obedience]) -> Obedience | None:
     """All answers together; None without any."""
@@ -115,8 +122,10 @@ def summed(parts: Sequence[Obedience]) -> Obedience | None:
 
 
 def is_obedient(one: Obedience, floor: float) -> bool:
-    """Whether one version does as many open wishes as are asked for, a share of the start's."""
-    return not one.asked or one.followed >= floor * one.before
+    """Whether one version does as many open wishes as are asked for, a share of the start's.
+    Answers of which nobody can say what they do are not obedient.
+    """
+    return one.is_judged and one.followed >= floor * one.before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,8 @@ class VersionRow(_Row):
     """One version. `turns` and `objections` (accepted hints) are those of the run so far;
     `obedience_of` are open wishes by the id of the hint that they are against; `keep` is the gap to
     the start model at states of other kinds; `returned` are ended hints whose states answer as the
-    start does again; `deep_falls` of the last versions lost many open wishes (`recovery.py`). With
+    start does again, since this version; `deep_falls` of the last versions lost many open wishes
+    (`recovery.py`); `failure` says why training does not go on from here. With
     `rehearsal.without_counter`: `unguarded_of` are open wishes by texts that
     train too, of hints with none that only measures; `unmeasured` are hints without any.
     """
@@ -132,6 +133,7 @@ class VersionRow(_Row):
     unguarded_of: dict[str, ObedienceRow] = {}
     unmeasured: tuple[str, ...] = ()
     deep_falls: int = 0
+    failure: str | None = None
 
 
 class Journal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,8 @@ def teaches(samples: Sequence[ReadySample], totals: BatchTotals, floor: float) -
 
 def lesson_metrics(samples: Sequence[ReadySample], totals: BatchTotals) -> dict[str, float]:
     """Of a batch with lessons: how many of each kind, and the mean |teacher - student| of its
-    tokens, in nats; without a token that has a teacher none. Of one without: nothing.
+    tokens, in nats; without a token that has a teacher none. And how many of each hint. Of one
+    without: nothing.
     """
     if all(sample.lesson is None for sample in samples):
         return {}
@@ -60,6 +62,8 @@ def lesson_metrics(samples: Sequence[ReadySample], totals: BatchTotals) -> dict[
     for place, sample in enumerate(samples):
         places.setdefault(kind_of(sample), []).append(place)
     counts = {f"lessons/{kind.value}": float(len(places.get(kind, ()))) for kind in LessonKind}
+    of_hints = Counter(sample.hint_id for sample in samples if sample.hint_id is not None)
+    counts |= {f"lessons/of_{hint_id}": float(n) for hint_id, n in of_hints.items()}
     gaps = {f"lessons/gap_{kind}": totals.mean_gap_of(found) for kind, found in places.items()}
     return counts | {name: gap for name, gap in gaps.items() if not math.isnan(gap)}
 
@@ -120,12 +124,13 @@ class LessonMix:
     async def awaits_measurement(self, version: int) -> bool:
         """Whether `version` is still to be measured: what its next step is made of, and whether
         there is one, depends on it. However long that takes; never where no hint is practised, as
-        the rehearsal worker then measures nothing.
+        the rehearsal worker then measures nothing. One that failed is measured again where
+        somebody took the order to stop away.
         """
         if self._rehearsal is None:
             return False
         row = self._journal.read()
-        is_measured = row is not None and row.version == version
+        is_measured = row is not None and row.version == version and row.failure is None
         if is_measured or not await self._store.is_practising():
             self._waits.end()
             return False
@@ -154,7 +159,9 @@ class LessonMix:
         waited = self._full_since is not None and now - self._full_since >= wait_s
         floor = self._rehearsal.obedience_floor
         shares = shares_after(self._journal.read(), self._config.lesson_shares, floor)
-        return replace(shares, alone=waited or finishes, hold_s=0.0 if finishes else shares.hold_s)
+        # After a fall the next step has no hinted sample, however long its lessons take.
+        alone = finishes or (waited and shares.hinted)
+        return replace(shares, alone=alone, hold_s=0.0 if finishes else shares.hold_s)
 
     def rate(self) -> float:
         """By what the learning rate of the next step is multiplied."""

@@ -57,7 +57,7 @@ def fate_of(
     obeys = version_obeys and (obedience is None or obedience.rate.value >= obedience.floor)
     bound = None if first_gap is None else closed_below(first_gap, config)
     if gap is not None and bound is not None:
-        if hint.status is HintStatus.ACTIVE and gap.high <= bound and obeys:
+        if hint.status is not HintStatus.RESTING and gap.high <= bound and obeys:
             return Fate(
                 status=HintStatus.RESTING,
                 detail=f"its gap is {gap.value:.3g} (up to {gap.high:.3g}) nats of {first_gap:.3g}",

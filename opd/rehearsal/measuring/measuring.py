@@ -25,6 +25,9 @@ from trainer.rehearsal.estimates import Gap, MeasuredAnswer, Obedience, gap_of
 
 logger = logging.getLogger(__name__)
 
+_ANSWERS_TO_A_WISH = 3
+"""Where the judge does not say whether an answer does what a wish asks, another one is sampled."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
@@ -87,10 +90,15 @@ class Measurer:
         return MeasuredAnswer(turn_id=turn.turn_id, differences=logprobs - found.logprobs)
 
     async def _followed(self, wish: Wish) -> bool | None:
-        async with self._limit:
-            return await followed_at(
-                self._desk, self._policy, self._questions, wish.turn, wish.prompt.text
-            )
+        """Of the first answer of which the judge says it."""
+        for _ in range(_ANSWERS_TO_A_WISH):
+            async with self._limit:
+                said = await followed_at(
+                    self._desk, self._policy, self._questions, wish.turn, wish.prompt.text
+                )
+            if said is not None:
+                return said
+        return None
 
 
 def _obedience(answers: Sequence[tuple[bool | None, Wish]]) -> Obedience:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from opd.rehearsal.measuring.fate import closed_below, fate_of
 from opd.rehearsal.measuring.measuring import Measurer, Wish, wishes_in_turn
@@ -42,6 +42,8 @@ _ENOUGH_ANSWERS = 16
 """Fewer say nothing of one hint's open wishes."""
 _LOOK_BACK = 8
 """Versions among which so many are looked for."""
+_LEAST_OF_A_HINT = _ENOUGH_ANSWERS // _LOOK_BACK
+"""Open wishes against each hint at a version, however many hints there are."""
 _UNGUARDED = 16
 """Answers a version to open wishes that train too, where a hint has no other: shown, no guard."""
 _RESTING_A_VERSION = 4
@@ -63,21 +65,21 @@ class Review:
     ) -> None:
         self._store, self._measurer, self._keeping = store, measurer, keeping
         self._journal, self._config = journal, config
+        self._rows = lineage(journal.rows)
+        self._returned = {hint_id for row in journal.rows for hint_id in row.returned}
 
     def last(self) -> VersionRow | None:
         """The newest version that was measured."""
         return self._journal.rows[-1] if self._journal.rows else None
 
     @property
-    def returned(self) -> tuple[str, ...]:
+    def returned(self) -> Collection[str]:
         """Ended hints whose states are as they began, or at which nothing more can be done."""
-        last = self.last()
-        return () if last is None else last.returned
+        return self._returned
 
     def disobeyed(self, hint_ids: Iterable[str]) -> set[str]:
         """Those against which open wishes are done too seldom."""
-        rows = self._journal.rows
-        found = {one: obedience_of(one, rows, None, self._config) for one in hint_ids}
+        found = {one: obedience_of(one, self._rows, None, self._config) for one in hint_ids}
         return {
             hint_id
             for hint_id, one in found.items()
@@ -95,8 +97,11 @@ class Review:
         still to go back.
         """
         config = self._config
+        abandoned = await self._store.abandoned_versions()
+        self._rows = lineage(self._journal.rows, abandoned, before=version)
         lists = [_wishes(one) for one in hints]
-        wishes = wishes_in_turn(lists, config.obedience_samples, version)
+        count = max(config.obedience_samples, _LEAST_OF_A_HINT * sum(map(bool, lists)))
+        wishes = wishes_in_turn(lists, count, version)
         of_hints = await self._measurer.obedience(wishes)
         obedience = summed(list(of_hints.values()))
         obeys = obedience is None or is_obedient(obedience, config.obedience_floor)
@@ -106,12 +111,13 @@ class Review:
             await self.hint(one, version, of_hints.get(one.hint.hint_id), version_obeys=obeys)
             for one in self._to_measure(hints, version)
         ]
-        earlier = [row.obedience for row in self._journal.rows if row.obedience is not None]
+        earlier = [row.obedience for row in self._rows if row.obedience is not None]
         so_far = [one.obedience() for one in earlier]
         so_far += [obedience] if obedience is not None else []
-        together = pooled(so_far[-config.obedience_versions :], floor=config.obedience_floor)
+        latest = so_far[-config.obedience_versions :]
+        together = pooled(latest, floor=config.obedience_floor)
         keep = await self._measurer.gap(kept, None, config.keep_samples, version)
-        returned, going_back = await self._returned(hints, ended, version)
+        returned, going_back = await self._returned_now(hints, ended, version)
         votes, turns = await self._store.vote_summary(), await self._store.counts()
         lessons = await self._store.lesson_counts()
         row = VersionRow(
@@ -131,10 +137,14 @@ class Review:
             unmeasured=tuple(
                 one.hint.hint_id for one in hints if config.without_counter and not one.open_wishes
             ),
+            failure=_why_failed(version, latest, together),
         )
-        falls = deep_falls([*self._journal.rows, row], config.obedience_floor)
+        self._rows.append(row)
+        falls = deep_falls(self._rows, config.obedience_floor)
         row = row.model_copy(update={"deep_falls": falls})  # its own fall counts, too
+        self._rows[-1] = row
         self._journal.add(row)
+        self._returned.update(returned)
         return row
 
     async def hint(
@@ -158,7 +168,7 @@ class Review:
                 hint.hint_id, gap=gap.value, gap_high=gap.high, first=is_first
             )
         active_from, rested_at = self._active_from(hint), self._rested_at(hint)
-        done = obedience_of(hint.hint_id, self._journal.rows, obedience, config)
+        done = obedience_of(hint.hint_id, self._rows, obedience, config)
         fate = fate_of(
             hint,
             gap,
@@ -193,29 +203,20 @@ class Review:
         )
 
     def stop_order(self, row: VersionRow) -> StopOrder | None:
-        """That training ends, if obedience has fallen. Version 0 is the start: what it falls short
-        by is chance.
-        """
-        found = row.pooled
-        if found is None or found.passed or row.version == 0:
+        """That training ends, if obedience has fallen or can be measured no more."""
+        if row.failure is None:
             return None
         passed = [
-            one.version
-            for one in self._journal.rows
-            if one.pooled is not None and (one.pooled.passed or one.version == 0)
+            one.version for one in self._rows if one.pooled is not None and one.failure is None
         ]
         back = f"version {passed[-1]} was the last that passed" if passed else "none has passed"
         return StopOrder(
-            reason=(
-                f"open wishes are done in {found.value:.2f} of {found.count} answers "
-                f"({found.low:.2f} to {found.high:.2f}), and at least {found.floor:.2f} is asked "
-                f"for (the start: {found.before:.2f}); measured at version {row.version}, {back}"
-            ),
+            reason=f"{row.failure}; measured at version {row.version}, {back}",
             serve_version=passed[-1] if passed else None,
         )
 
     def _to_measure(self, hints: Sequence[PreparedHint], version: int) -> list[PreparedHint]:
-        resting = [one for one in hints if one.hint.status is HintStatus.RESTING]
+        resting = [one for one in hints if one.hint.status is not HintStatus.ACTIVE]
         begin = version * _RESTING_A_VERSION
         chosen = [
             resting[(begin + i) % len(resting)]
@@ -224,17 +225,20 @@ class Review:
         return [one for one in hints if one.hint.status is HintStatus.ACTIVE] + chosen
 
     def _active_from(self, hint: Hint) -> int:
-        for row in reversed(self._journal.rows):
+        for row in reversed(self._rows):
             for one in row.hints:
                 if one.hint_id == hint.hint_id:
-                    return one.active_from
+                    has_come_back = (
+                        hint.status is HintStatus.ACTIVE and one.status is not HintStatus.ACTIVE
+                    )
+                    return hint.num_steps if has_come_back else one.active_from
         return 0
 
     def _rested_at(self, hint: Hint) -> float | None:
         """The hint's gap when it came to rest: in the last row that has the hint."""
         if hint.status is not HintStatus.RESTING:
             return None
-        rows = (one for row in reversed(self._journal.rows) for one in row.hints)
+        rows = (one for row in reversed(self._rows) for one in row.hints)
         return next((one.rested_at for one in rows if one.hint_id == hint.hint_id), None)
 
     def _gaps_while_active(self, hint: Hint) -> list[float]:
@@ -242,7 +246,7 @@ class Review:
         first; the last look at a version counts.
         """
         found: dict[int, float] = {}
-        for row in reversed(self._journal.rows[-_LOOK_BACK:]):
+        for row in reversed(self._rows[-_LOOK_BACK:]):
             of_hint = [one for one in row.hints if one.hint_id == hint.hint_id]
             if of_hint and of_hint[0].status is not HintStatus.ACTIVE:
                 break
@@ -250,13 +254,14 @@ class Review:
                 found.setdefault(row.version, of_hint[0].gap.value)
         return list(reversed(found.values()))
 
-    async def _returned(
+    async def _returned_now(
         self, hints: Sequence[PreparedHint], ended: Sequence[Hint], version: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Ended hints whose states answer as the start does again, so far; and those whose states
-        do not yet.
+        """Ended hints whose states answer as the start does again, since now; and those whose
+        states do not yet.
         """
-        returned, going_back = list(self.returned), []
+        returned: list[str] = []
+        going_back: list[str] = []
         of_ended = self._keeping.ended(ended, hints)
         for hint in ended:
             if hint.hint_id not in of_ended:
@@ -264,7 +269,7 @@ class Review:
             turns = await self._store.load_turns(of_ended[hint.hint_id])
             turns = [turn for turn in turns if len(turn.prompt_ids)]
             gap = await self._measurer.gap(turns, None, self._config.keep_samples, version)
-            tries = sum(hint.hint_id in row.going_back for row in self._journal.rows)
+            tries = sum(hint.hint_id in row.going_back for row in self._rows)
             if not turns:
                 logger.info("hint %s: no state is left to bring back", hint.hint_id)
             elif gap is not None and _is_back(hint, gap, self._config):
@@ -276,6 +281,44 @@ class Review:
                 continue
             returned.append(hint.hint_id)
         return tuple(returned), tuple(going_back)
+
+
+def lineage(
+    rows: Sequence[VersionRow], abandoned: Collection[int] = (), before: int | None = None
+) -> list[VersionRow]:
+    """Of each version that this one (`before`) descends from, what was measured last; by default of
+    all. What was lost with abandoned versions says nothing of it.
+    """
+    newest = {
+        row.version: row
+        for row in rows
+        if row.version not in abandoned and (before is None or row.version < before)
+    }
+    return [newest[version] for version in sorted(newest)]
+
+
+def _why_failed(
+    version: int, latest: Sequence[Obedience], together: PooledObedience | None
+) -> str | None:
+    """Why training does not go on from a version, by open wishes at the `latest` ones; None: it
+    does. Version 0 is the start: what it falls short by is chance.
+    """
+    all_ = summed(latest)
+    if version == 0 or all_ is None:
+        return None
+    if not all_.is_judged:
+        return (
+            f"the judge cannot say of {all_.abstained} of {all_.abstained + all_.asked} answers "
+            "whether they do what an open wish asks"
+        )
+    if together is None or together.passed:
+        return None
+    low, high = together.rate.interval
+    return (
+        f"open wishes are done in {together.rate.value:.2f} of {together.rate.count} answers "
+        f"({low:.2f} to {high:.2f}), and at least {together.floor:.2f} is asked for (the start: "
+        f"{together.before:.2f})"
+    )
 
 
 def obedience_of(

@@ -91,8 +91,7 @@ class Keeping:
             kept = await self._choose(hints)
             of_ended = {}
             for one in ended:
-                states = [state.turn_id for state in await self._store.hint_states(one.hint_id)]
-                turns = await self._store.load_turns(states)
+                turns = await self._store.load_turns(await self._store.taught_at(one.hint_id))
                 found = await self._of_another_kind(turns, hints, len(turns))
                 of_ended[one.hint_id] = [turn.turn_id for turn in found]
         finally:

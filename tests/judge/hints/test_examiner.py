@@ -289,6 +289,18 @@ async def test_opposites_of_two_tenants_both_wait(store: Store, engine_url: str)
     assert found.block is two.block is RehearsalBlock.OTHER_SCOPE
 
 
+async def test_a_slip_in_another_scope_pauses_nobodys_rule(store: Store, engine_url: str) -> None:
+    config = config_of(f"{engine_url}/v1")
+    slip = await remembered(store, FAHRENHEIT, "second", num_positive=1)
+    [slipped] = await examined(store, config, slip)
+    assert slipped.block is RehearsalBlock.NO_MAJORITY
+    [rule] = await examined(store, config, await remembered(store, CELSIUS, "first"))
+    assert (rule.is_rule, rule.block) == (True, None)
+    found = await store.hint(slip.hint_id)
+    assert found is not None
+    assert found.block is RehearsalBlock.NO_MAJORITY
+
+
 async def test_what_is_about_one_answer_is_not_rehearsed(store: Store, engine_url: str) -> None:
     config = config_of(f"{engine_url}/v1")
     [known] = await examined(store, config, await remembered(store, ONCE))

@@ -1,5 +1,5 @@
 from opd.rehearsal.reported import learning_curves, objections_per_100
-from opd.rehearsal.saying import LearningLine, Progress, shown_learning
+from opd.rehearsal.saying import LearningLine, Progress, shown_hints, shown_learning
 from records.hints.types import HintStatus, RehearsalBlock
 from records.lessons.names import LessonKind, LessonState
 from tests.opd.rehearsal.builders import a_hint
@@ -76,6 +76,9 @@ class Counted:
     async def num_judged(self):
         return self.judged, self.objections
 
+    async def lessons_trained_by_hint(self):
+        return {"a": {LessonKind.HINT: 5, LessonKind.COUNTER: 3}}
+
     async def lesson_totals(self):
         return {(LessonKind.HINT, LessonState.TRAINED): 7, (LessonKind.KEEP, LessonState.READY): 1}
 
@@ -91,6 +94,22 @@ async def test_objections_are_those_since_the_line_before(tmp_path):
     assert await line.said() == f"hints: 1 active; {end}", "nobody was judged since"
     order_stop(tmp_path, StopOrder(reason="obedience fell"))
     assert str(await line.said()).startswith("training has stopped: obedience fell\nhints:")
+
+
+def test_hints_that_are_practised_are_said_one_by_one():
+    hints = [
+        a_hint("a", text="Use  Celsius.", first_gap=0.45, gap=0.04),
+        a_hint("b", text="x" * 80, first_gap=0.3),
+        a_hint("c", status=HintStatus.RESTING, first_gap=0.3),
+        a_hint("d"),
+    ]
+    trained = {"a": {LessonKind.HINT: 5, LessonKind.COUNTER: 3}}
+    assert shown_hints(hints, trained) == [
+        '  practised: "Use Celsius.": 5 lessons and 3 counter-lessons, gap 0.45 -> 0.04 nats',
+        f'  practised: "{"x" * 59}…": 0 lessons and 0 counter-lessons',
+    ]
+    many = [a_hint(f"h{number}", first_gap=0.1) for number in range(5)]
+    assert shown_hints(many, {})[-1] == "  and 2 more: opd hints list"
 
 
 def test_figures_of_a_version_leave_out_what_was_not_measured():

@@ -160,6 +160,7 @@ def made(records: Records, state: LessonState) -> int:
         (LessonKind.HINT, HintStatus.ACTIVE),
         (LessonKind.COUNTER, HintStatus.ACTIVE),
         (LessonKind.COUNTER, HintStatus.RESTING),
+        (LessonKind.COUNTER, HintStatus.STUCK),
     ],
 )
 async def test_lessons_of_hints_that_are_practised_are_made(
@@ -176,7 +177,6 @@ async def test_lessons_of_hints_that_are_practised_are_made(
 @pytest.mark.parametrize(
     "status",
     [
-        HintStatus.STUCK,
         HintStatus.CONTRADICTED,
         HintStatus.MERGED,
         HintStatus.WITHDRAWN,
@@ -194,8 +194,11 @@ async def test_lessons_of_hints_that_ended_are_dropped(
 
 
 @BOTH
-async def test_a_hint_that_rests_teaches_nothing_itself(state: LessonState) -> None:
-    records = Records(a_hint(status=HintStatus.RESTING))
+@pytest.mark.parametrize("status", [HintStatus.RESTING, HintStatus.STUCK])
+async def test_a_hint_that_rests_or_is_stuck_teaches_nothing_itself(
+    status: HintStatus, state: LessonState
+) -> None:
+    records = Records(a_hint(status=status))
     await processed(records, LessonKind.HINT, state)
     assert records.drops == [LessonDrop.HINT_ENDED]
 

@@ -27,7 +27,7 @@ def write(folder: Path, name: str, *lines: str) -> None:
         file.write("".join(lines))
 
 
-def test_new_warnings_of_training_and_rehearsal_are_told_once(tmp_path: Path) -> None:
+def test_new_warnings_of_the_product_are_told_once(tmp_path: Path) -> None:
     write(tmp_path, "trainer", line("WARNING", "trainer.step.loop", "before it looked"))
     notices = LogNotices(tmp_path)
     assert notices.new() == []
@@ -35,13 +35,15 @@ def test_new_warnings_of_training_and_rehearsal_are_told_once(tmp_path: Path) ->
         tmp_path,
         "judge",
         line("WARNING", "opd.rehearsal.worker", "rehearsal waits 1.0 s: judge: refused"),
-        line("WARNING", "judge.worker", "of another package"),
+        line("WARNING", "urllib3.connection", "of a library"),
         line("INFO", "trainer.step.loop", "no warning"),
         "Traceback: no line of a log\n",
         line("WARNING", "opd.rehearsal.worker", "rehearsal waits 2.0 s: judge: refused"),
     )
     write(tmp_path, "trainer", line("WARNING", "trainer.step.lessons", "a step of turns alone"))
+    write(tmp_path, "proxy", line("ERROR", "rollout_bridge.worker", "unavailable, turns are kept"))
     assert notices.new() == [
+        "proxy: unavailable, turns are kept",
         "trainer: a step of turns alone",
         "judge: rehearsal waits 2.0 s: judge: refused (2 times)",
     ]

@@ -148,6 +148,75 @@ async def test_a_turn_that_is_judged_again_counts_once(store: Store) -> None:
     assert (hint.text, hint.num_confirmed) == ("second", 1)
 
 
+async def trained_hint(store: Store, text: str = "use Celsius") -> tuple[str, Hint]:
+    """A rule that version 1 was trained on, and its turn."""
+    turn_id = await objected(store, text)
+    assert await claimed(store, TurnState.SCORING) == [turn_id]
+    assert await store.commit_scores(OWNER, [a_score(turn_id)])
+    await store.lease(owner="trainer", count=1, ttl_s=60)
+    await store.commit_step(version=a_version(1), results=[a_result(turn_id)])
+    [hint] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    found = Examination(hint_id=hint.hint_id, is_rule=True)
+    assert await store.commit_examination(EXAMINER, found)
+    return turn_id, hint
+
+
+@pytest.mark.parametrize("again", ["Use Celsius!", "use  celsius"])
+async def test_a_practised_hint_outlives_another_verdict_on_its_turn(
+    store: Store, again: str
+) -> None:
+    turn = a_turn(await a_session(store))
+    await store.record_turn(turn, scope=SCOPE)
+    assert await store.set_next_state(turn.turn_id, [REPLY])
+    assert await claimed(store, TurnState.JUDGING) == [turn.turn_id]
+    verdict = a_verdict(turn.turn_id, "use Celsius")
+    assert await store.commit_verdict(OWNER, verdict, None)
+    [hint] = await store.hints()
+    await store.set_hint_gap(hint.hint_id, gap=0.5, gap_high=0.6, first=True)
+    await store.add_feedback(SCOPE, turn.turn_id, Feedback(text="No, really."))
+    assert await claimed(store, TurnState.JUDGING) == [turn.turn_id]
+    assert await store.commit_verdict(OWNER, a_verdict(turn.turn_id, again), None)
+    found = {one.text: one for one in await store.hints()}
+    if again == "Use Celsius!":
+        assert found.keys() == {again}, "nobody had practised the other"
+    else:
+        assert [(one.hint_id, one.first_gap) for one in found.values()] == [(hint.hint_id, 0.5)]
+
+
+async def test_what_a_hint_taught_whose_only_turn_is_forgotten_is_to_go_back(store: Store) -> None:
+    turn_id, hint = await trained_hint(store)
+    other = a_turn(await a_session(store))
+    await store.record_turn(other, scope=SCOPE)
+    states = [HintState(hint_id=hint.hint_id, turn_id=other.turn_id, held_out=False)]
+    await store.set_hint_states(hint.hint_id, states)
+    assert await store.taught_at(hint.hint_id) == [other.turn_id, turn_id]
+    [turn] = await store.load_turns([turn_id])
+    await forgotten(store, turn.session_id)
+    now = await one(store, hint.hint_id)
+    assert (now.status, now.text, now.trained_since) == (HintStatus.DELETED, "", 1)
+    assert await store.taught_at(hint.hint_id) == [other.turn_id]
+    assert await store.hint_sources(hint.hint_id) == []
+
+
+async def test_states_of_a_hint_that_went_meanwhile_are_not_written(store: Store) -> None:
+    hint = await examined(store, "use Celsius")
+    [source] = await store.hint_sources(hint.hint_id)
+    state = HintState(hint_id=hint.hint_id, turn_id=source.turn_id, held_out=False)
+    await store.delete_hint(hint.hint_id)
+    await store.set_hint_states(hint.hint_id, [state])
+    await store.set_hint_states("hint_that_never_was", [replace(state, hint_id="x")])
+    assert await store.hint_states(hint.hint_id) == []
+
+
+async def test_a_further_objection_revives_one_that_was_given_up(store: Store) -> None:
+    hint = await examined(store, "use Celsius")
+    await store.set_hint_status(hint.hint_id, HintStatus.STUCK, "40 steps")
+    assert [one.hint_id for one in await store.active_hints(9)] == [hint.hint_id], "it is held on"
+    await objected(store, "use Celsius")
+    now = await one(store, hint.hint_id)
+    assert (now.status, now.detail) == (HintStatus.ACTIVE, None)
+
+
 async def test_unexamined_hints_are_claimed_scope_by_scope(store: Store) -> None:
     for number in range(3):
         await objected(store, f"hint {number}", scope="busy")
@@ -290,14 +359,8 @@ async def test_a_source_is_as_old_as_its_turn(store: Store) -> None:
 
 
 async def test_objections_to_what_a_hint_taught_withdraw_it(store: Store) -> None:
-    turn_id = await objected(store, "use Celsius")
-    assert await claimed(store, TurnState.SCORING) == [turn_id]
-    assert await store.commit_scores(OWNER, [a_score(turn_id)])
-    await store.lease(owner="trainer", count=1, ttl_s=60)
-    await store.commit_step(version=a_version(1), results=[a_result(turn_id)])
-    [old] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    _, old = await trained_hint(store)
     assert (old.trained_since, old.num_steps) == (1, 1)
-    assert await store.commit_examination(EXAMINER, Examination(hint_id=old.hint_id, is_rule=True))
     spans = (VersionSpan(version=1, start=0, end=3),)
     await objected(store, "use Fahrenheit", version_spans=spans)
     [new] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)

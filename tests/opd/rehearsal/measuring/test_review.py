@@ -17,8 +17,8 @@ from opd.rehearsal.preparing.preparing import PreparedHint
 from records.hints.types import HintPrompt, HintStatus
 from tests.opd.rehearsal.builders import a_hint, a_prompt, a_state, a_version, asked
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Gap, Obedience, PooledObedience, Rate
-from trainer.rehearsal.journal import Journal, ObedienceRow, PooledRow
+from trainer.rehearsal.estimates import Gap, Obedience, is_obedient
+from trainer.rehearsal.journal import Journal, ObedienceRow
 
 CONFIG = RehearsalConfig()
 
@@ -93,6 +93,9 @@ class Nothing:
 
     lesson_counts = counts
 
+    async def abandoned_versions(self) -> set[int]:
+        return set()
+
 
 def prepared(hint_id: str, *prompts: HintPrompt) -> PreparedHint:
     """One whose texts all train."""
@@ -125,20 +128,117 @@ async def test_without_a_guard_what_open_wishes_lose_is_measured_and_stops_nothi
     assert row.unmeasured == ("none",)
 
 
-def test_the_start_falls_short_by_chance_and_is_what_is_served_then(tmp_path: Path) -> None:
+class Answers(Wishes):
+    """Of each version's open wishes so many are done, and of so many the judge does not say it."""
+
+    def __init__(self, followed: int, abstained: int = 0) -> None:
+        self.followed, self.abstained = followed, abstained
+        self.asked_for: list[str] = []
+
+    async def obedience(self, wishes: Sequence[Wish]) -> dict[str, Obedience]:
+        self.asked_for += [one.hint_id for one in wishes]
+        count = len(wishes) - self.abstained
+        if not wishes:
+            return {}
+        found = Obedience(
+            followed=min(self.followed, count),
+            asked=count,
+            abstained=self.abstained,
+            before=float(count),
+        )
+        return {wishes[0].hint_id: found}
+
+
+class Abandoned(Nothing):
+    """Some versions were lost."""
+
+    def __init__(self, *versions: int) -> None:
+        self.versions = versions
+
+    async def abandoned_versions(self) -> set[int]:
+        return set(self.versions)
+
+
+def guarded(hint_id: str = "h0", **changes: Any) -> PreparedHint:
+    """One with a text that only measures."""
+    wishes = (a_prompt(f"of_{hint_id}", hint_id=hint_id),)
+    return replace(prepared(hint_id), wishes=wishes, hint=a_hint(hint_id, **changes))
+
+
+def reviewed(folder: Path, answers: Answers, store: Nothing | None = None) -> Review:
+    in_product: Any = store or Statuses()
+    measurer: Any = answers
     nothing: Any = Nothing()
-    journal = Journal(tmp_path)
-    review = Review(nothing, nothing, nothing, journal, RehearsalConfig())
-    pooled = PooledRow.of(PooledObedience(rate=Rate(hits=6, count=8), before=1.0, floor=0.95))
-    assert pooled is not None
-    assert not pooled.passed
-    start, first = (a_version(at).model_copy(update={"pooled": pooled}) for at in (0, 1))
-    journal.add(start)
+    return Review(in_product, measurer, nothing, Journal(folder), CONFIG)
+
+
+async def test_the_start_falls_short_by_chance_and_is_what_is_served_then(tmp_path: Path) -> None:
+    review = reviewed(tmp_path, Answers(followed=50))
+    start = await review.version(0, [guarded()], [])
+    assert start.pooled is not None
+    assert not start.pooled.passed
     assert review.stop_order(start) is None
-    journal.add(first)
+    first = await review.version(1, [guarded()], [])
     order = review.stop_order(first)
     assert order is not None
     assert order.serve_version == 0
+    assert order.reason.startswith("open wishes are done in 0.78 of 128 answers")
+
+
+async def test_answers_that_nobody_can_judge_stop_training(tmp_path: Path) -> None:
+    answers = Answers(followed=64)
+    review = reviewed(tmp_path, answers)
+    assert review.stop_order(await review.version(0, [guarded()], [])) is None
+    answers.abstained = 64
+    first = await review.version(1, [guarded()], [])
+    assert review.stop_order(first) is None, "half of the last answers are judged"
+    assert not is_obedient(first.obedience.obedience() if first.obedience else asked(1, 1), 0.95)
+    order = review.stop_order(await review.version(2, [guarded()], []))
+    assert order is not None
+    assert "cannot say of 128 of 192 answers" in order.reason
+    assert order.serve_version == 1
+
+
+async def test_what_lost_versions_did_stops_none_that_follows_another(tmp_path: Path) -> None:
+    answers = Answers(followed=64)
+    review = reviewed(tmp_path, answers)
+    await review.version(1, [guarded()], [])
+    answers.followed = 0
+    assert review.stop_order(await review.version(2, [guarded()], [])) is not None
+    answers.followed = 63
+    after = reviewed(tmp_path, answers, Abandoned(2))
+    row = await after.version(3, [guarded()], [])
+    assert after.stop_order(row) is None
+    assert (row.pooled and row.pooled.count, row.deep_falls) == (128, 0)
+    same = reviewed(tmp_path, answers)
+    assert same.stop_order(await same.version(4, [guarded()], [])) is not None, "none is lost"
+
+
+async def test_a_version_that_is_measured_again_counts_once(tmp_path: Path) -> None:
+    answers = Answers(followed=64)
+    review = reviewed(tmp_path, answers)
+    for version, followed in ((1, 64), (2, 0), (2, 64)):
+        answers.followed = followed
+        row = await review.version(version, [guarded()], [])
+    assert (row.pooled and (row.pooled.value, row.pooled.count), row.failure) == ((1.0, 128), None)
+
+
+async def test_each_of_many_hints_is_asked_about(tmp_path: Path) -> None:
+    answers = Answers(followed=1000)
+    hints = [guarded(f"h{number}") for number in range(100)]
+    await reviewed(tmp_path, answers).version(1, hints, [])
+    assert set(Counter(answers.asked_for).values()) == {2}
+
+
+async def test_one_that_was_given_up_is_held_and_has_all_its_steps_again(tmp_path: Path) -> None:
+    store = Statuses()
+    answers = Answers(followed=64)
+    review = reviewed(tmp_path, answers, store)
+    row = await review.version(1, [guarded(status=HintStatus.STUCK, num_steps=40)], [])
+    assert row.obedience_of.keys() == {"h0"}
+    assert [one.status for one in row.hints] == [HintStatus.STUCK]
+    row = await review.version(2, [guarded(num_steps=40)], [])
+    assert [(one.status, one.active_from) for one in row.hints] == [(HintStatus.ACTIVE, 40)]
 
 
 class Opening(Wishes):

@@ -12,7 +12,7 @@ import pytest
 from opd.rehearsal.needs import RehearsalStore
 from opd.rehearsal.preparing.keeping import Keeping, kinds_in_turn, step_kind
 from opd.rehearsal.preparing.preparing import HintPreparation, PreparedHint
-from records.hints.types import Hint, HintState, HintStatus
+from records.hints.types import Hint, HintStatus
 from records.types import TurnRecord
 from rollout_bridge.worker import ServiceUnavailable
 from tests.opd.rehearsal.builders import a_hint, a_state
@@ -63,8 +63,8 @@ class Records:
     async def hints(self, *, statuses: Collection[HintStatus], limit: int) -> list[Hint]:
         return [one for one in self.ended if one.status in statuses][:limit]
 
-    async def hint_states(self, hint_id: str) -> list[HintState]:
-        return [HintState(hint_id=hint_id, turn_id=f"of_{hint_id}", held_out=False)]
+    async def taught_at(self, hint_id: str) -> list[str]:
+        return [f"of_{hint_id}"]
 
     async def keep_states(self, *, exclude_hints: Sequence[str], limit: int) -> list[str]:
         return self.turns[:limit]
