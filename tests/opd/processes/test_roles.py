@@ -11,8 +11,9 @@ import pytest
 from examples.tool_lab.run_lab import MODEL
 from judge.votes.context import estimate_tokens
 from opd.processes.judge import judge_config, judge_counter
-from opd.processes.roles import _client
+from opd.processes.roles import _client, freshness_of
 from opd.run.defaults import resolve, single_machine
+from opd.run.recipe import recipe
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.keys import EngineKeys, ensure_key_file, read_key_file
 from rollout_bridge.rendering.rendering import Rendering
@@ -84,3 +85,15 @@ def test_a_missing_key_file_is_a_line(tmp_path: Path) -> None:
     config = resolve(single_machine(str(MODEL), tmp_path), None, [])
     with pytest.raises(ConfigError, match=r"engine\.key"):
         _ = config.policy.keys
+
+
+def test_a_step_that_practises_takes_no_more_live_turns_than_its_hinted_places(
+    tmp_path: Path,
+) -> None:
+    values = {**single_machine(str(MODEL), tmp_path), "made_by": "serve"}
+    practising = freshness_of(resolve(values, None, [], None, recipe))
+    assert practising is not None
+    assert practising.batch_size == 9
+    alone = freshness_of(resolve(values, None, ["rehearsal.enabled=false"], None, recipe))
+    assert alone is not None
+    assert alone.batch_size == 24

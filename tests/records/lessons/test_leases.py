@@ -32,6 +32,7 @@ from tests.records.builders import (
     turn_in,
 )
 from tests.records.conftest import Clock
+from tests.records.hints.test_memory import objected
 from tests.records.lessons.builders import HINT_ID, a_lesson, lesson_state, ready_lessons
 
 HINT, COUNTER, KEEP = LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP
@@ -385,6 +386,25 @@ async def test_turns_of_a_hint_that_is_never_practised_do_not_wait(store: Store)
     await ready_turns(store, 4)
     await one_hint(store, block=RehearsalBlock.NOT_A_RULE)
     assert kinds(await leased(store, 4, replace(SHARES, hold_s=600.0))) == {None: 4}
+
+
+async def test_turns_of_a_hint_that_another_scope_opposes_wait_for_somebody(
+    store: Store, clock: Clock
+) -> None:
+    holding = replace(SHARES, hold_s=600.0)
+    await ready_turns(store, 4)
+    await objected(store, "the opposite", scope="theirs")
+    mine, theirs = await store.claim_hints(owner=OWNER, limit=2, ttl_s=60)
+    for hint, opposed in ((mine, ()), (theirs, (mine.hint_id,))):
+        found = Examination(hint_id=hint.hint_id, is_rule=True, opposed_elsewhere=opposed)
+        assert await store.commit_examination(OWNER, found)
+    clock.now += 601
+    assert await leased(store, 4, holding) == []
+    assert await store.delete_hint(theirs.hint_id) is not None
+    [again] = await store.claim_hints(owner=OWNER, limit=2, ttl_s=60)
+    found = Examination(hint_id=again.hint_id, block=RehearsalBlock.NOT_A_RULE)
+    assert await store.commit_examination(OWNER, found)
+    assert kinds(await leased(store, 4, holding)) == {None: 4}
 
 
 async def test_turns_do_not_wait_for_ever_for_a_judge(store: Store, clock: Clock) -> None:

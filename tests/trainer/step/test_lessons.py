@@ -199,6 +199,8 @@ async def test_a_step_waits_for_the_measurement_of_the_version_before_it(
     # A trainer that starts again has forgotten nothing, and the version after is waited for too.
     async with rehearsing(tmp_path, folder, **options) as (trainer, store):
         assert await trainer.step() is None
+        journal.add(a_row(1).model_copy(update={"failure": "open wishes are lost"}))
+        assert await trainer.step() is None, "it failed, and is measured again"
         journal.add(a_row(1))
         assert await trainer.step() is not None
         await make_ready(store, samples(2, first=4, version=2))
