@@ -69,6 +69,24 @@ def version_spans(
     return tuple(numbered), DropReason.MIXED_VERSION if has_gap else None
 
 
+ABOUT_THE_ANSWER = frozenset(
+    {
+        DropReason.CLIENT_DISCONNECTED,
+        DropReason.SHUTDOWN,
+        DropReason.ABORTED,
+        DropReason.EMPTY_RESPONSE,
+        DropReason.ROLLOUT_LOGPROBS_INVALID,
+        DropReason.UNKNOWN_VERSION,
+        DropReason.MIXED_VERSION,
+        DropReason.LENGTH_CUT,
+        DropReason.DISTRIBUTION_MODIFIED,
+    }
+)
+"""Reasons that say nothing of the request: hints may be practised there. An ambiguous request is no
+place for it, whatever became of its answer.
+"""
+
+
 def drop_reason(
     rollout: Rollout,
     reply: Reply,
@@ -86,6 +104,8 @@ def drop_reason(
         (DropReason.RECORD_ONLY, not circumstances.may_train),
         (DropReason.TEXT_COMPLETION, circumstances.turn_type is TurnType.TEXT),
         (DropReason.SIDE_TURN, circumstances.turn_type is TurnType.SIDE),
+        # Before those of ABOUT_THE_ANSWER.
+        (DropReason.AMBIGUOUS_PARENT, circumstances.is_ambiguous),
         (DropReason.CLIENT_DISCONNECTED, circumstances.client_gone),
         (DropReason.SHUTDOWN, circumstances.is_cut and is_broken_off),
         (DropReason.ABORTED, is_broken_off),
@@ -101,7 +121,6 @@ def drop_reason(
             rollout.finish_reason == "length" and not config.train_length_cut,
         ),
         (DropReason.DISTRIBUTION_MODIFIED, modified and config.train_modified == "drop"),
-        (DropReason.AMBIGUOUS_PARENT, circumstances.is_ambiguous),
     )
     return next((reason for reason, holds in tests if holds), None)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from api_proxy.linking.lineage import LineageFinder
 from api_proxy.linking.sessions import Sessions
 from api_proxy.metrics import ProxyMetrics
+from api_proxy.recording.capture import ABOUT_THE_ANSWER
 from records.database import fail_points
 from records.errors import StoreError, StoreUnavailable
 from records.names import DropReason, TurnType
@@ -242,7 +243,7 @@ class Spool:
         )
         link = lineage.link
         reason = turn.drop_reason
-        if reason is None and link.ambiguous:
+        if link.ambiguous and (reason is None or reason in ABOUT_THE_ANSWER):
             reason = DropReason.AMBIGUOUS_PARENT
         parent_id = link.parent.turn_id if link.parent else None
         turn = replace(

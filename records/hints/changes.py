@@ -269,6 +269,21 @@ def set_prompt_op(
     )
 
 
+def settle_prompts_op(connection: Connection, hint_id: str, measuring: Sequence[str]) -> None:
+    """Of a hint that is practised from now on: which of its texts measure. The others train, and
+    are never to measure again, whatever texts come.
+    """
+    connection.execute(
+        update(HintPromptRow)
+        .where(
+            HintPromptRow.hint_id == hint_id,
+            HintPromptRow.dropped.is_(None),
+            HintPromptRow.held_out != HintPromptRow.prompt_id.in_(measuring),
+        )
+        .values(held_out=HintPromptRow.prompt_id.in_(measuring))
+    )
+
+
 def set_states_op(connection: Connection, hint_id: str, states: Sequence[HintState]) -> None:
     """The states of a hint, in place of those that it had. Turns that have gone are left out; of a
     hint that has ended meanwhile nothing changes.

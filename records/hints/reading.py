@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, tuple_
@@ -28,6 +30,10 @@ NEAR_WINDOW = 256
 """A hint is compared with so many of the newest; older ones are too many to look at."""
 STATE_WINDOW = 256
 """So many of the newest states of a scope are looked at."""
+_LEAST_WINDOW = 32
+"""So many at least, where those of many scopes are looked at together."""
+_KEPT_SCOPES = 32
+"""Scopes of which states are kept."""
 
 UNFIT = (
     DropReason.SENSITIVE,
@@ -287,12 +293,31 @@ def states_near(connection: Connection, hint_id: str, rule: str, limit: int) -> 
 
 
 def keep_states(connection: Connection, exclude_hints: Sequence[str], limit: int) -> list[str]:
-    """Turns of all scopes at which none of these hints is rehearsed, newest first."""
+    """Turns at which none of these hints is rehearsed, of each scope in turn its newest: one busy
+    scope would else be all that is kept. Of very many scopes some, by chance.
+    """
     taken: set[str] = set()
     for part in chunks(exclude_hints):
         for model in (HintStateRow, HintSourceRow):
             taken.update(connection.scalars(select(model.turn_id).where(model.hint_id.in_(part))))
-    return [one for one in _eligible(connection, None) if one not in taken][:limit]
+    scopes = _scopes(connection)
+    if len(scopes) > _KEPT_SCOPES:
+        scopes = random.sample(scopes, _KEPT_SCOPES)
+    window = max(STATE_WINDOW // max(len(scopes), 1), _LEAST_WINDOW)
+    newest = [_eligible(connection, TurnRow.scope == scope, window) for scope in scopes]
+    free = [[one for one in of_scope if one not in taken] for of_scope in newest]
+    dealt = [one for row in zip_longest(*free) for one in row if one is not None]
+    return dealt[:limit]
+
+
+def _scopes(connection: Connection) -> list[str]:
+    """All scopes that have turns: a look into an index for each."""
+    found: list[str] = []
+    scope = connection.scalar(select(func.min(TurnRow.scope)))
+    while scope is not None:
+        found.append(scope)
+        scope = connection.scalar(select(func.min(TurnRow.scope)).where(TurnRow.scope > scope))
+    return found
 
 
 def accepted(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
@@ -313,7 +338,7 @@ def accepted(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
     return found
 
 
-def _fit(of_scope: ColumnElement[bool] | None) -> list[ColumnElement[bool]]:
+def _fit(of_scope: ColumnElement[bool] | None = None) -> list[ColumnElement[bool]]:
     """Of main turns with ids, in whatever state, however their answers were sampled."""
     conditions = [
         TurnRow.turn_type == TurnType.MAIN,
@@ -326,8 +351,10 @@ def _fit(of_scope: ColumnElement[bool] | None) -> list[ColumnElement[bool]]:
     return conditions if of_scope is None else [*conditions, of_scope]
 
 
-def _eligible(connection: Connection, of_scope: ColumnElement[bool] | None) -> list[str]:
-    """The newest turns at which lessons may be drawn, newest first."""
+def _eligible(
+    connection: Connection, of_scope: ColumnElement[bool], window: int = STATE_WINDOW
+) -> list[str]:
+    """The newest turns of a scope at which lessons may be drawn, newest first."""
     rows: list[Any] = []
     # Each is a stretch of the index of waiting turns.
     for state in TurnState:
@@ -337,10 +364,10 @@ def _eligible(connection: Connection, of_scope: ColumnElement[bool] | None) -> l
                 .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
                 .where(TurnRow.state == state, TurnRow.priority == priority, *_fit(of_scope))
                 .order_by(TurnRow.created_at.desc(), TurnRow.turn_id)
-                .limit(STATE_WINDOW)
+                .limit(window)
             ).all()
     newest = sorted(rows, key=lambda row: (-row.created_at, row.turn_id))
-    return [row.turn_id for row in newest[:STATE_WINDOW]]
+    return [row.turn_id for row in newest[:window]]
 
 
 def _still_eligible(connection: Connection, turn_ids: Sequence[str]) -> list[str]:
@@ -349,7 +376,7 @@ def _still_eligible(connection: Connection, turn_ids: Sequence[str]) -> list[str
         statement = (
             select(TurnRow.turn_id)
             .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
-            .where(TurnRow.turn_id.in_(part), *_fit(None))
+            .where(TurnRow.turn_id.in_(part), *_fit())
         )
         found.update(connection.scalars(statement))
     return [one for one in turn_ids if one in found]

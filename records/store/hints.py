@@ -172,6 +172,12 @@ class HintStore(StoreBase):
         """
         return await self.write(changes.examine_again_op, hint_id=hint_id, now=self._clock())
 
+    async def settle_prompts(self, hint_id: str, measuring: Sequence[str]) -> None:
+        """Which of its texts measure from now on, by their ids; the others train, and never measure
+        again.
+        """
+        await self.write(changes.settle_prompts_op, hint_id=hint_id, measuring=list(measuring))
+
     async def set_prompt_check(
         self, prompt_id: str, *, asked: int, followed: int, dropped: str | None
     ) -> None:

@@ -112,6 +112,8 @@ class HintPreparation:
             detail = await self._why_no_prompt(hint)
             await self._block(hint, RehearsalBlock.NO_COUNTER_LESSONS, detail)
             return None
+        measuring = [one.prompt_id for one in prepared.wishes]
+        await self._store.settle_prompts(hint.hint_id, measuring)
         await self._block(hint, None, None)
         return prepared
 

@@ -112,6 +112,12 @@ HELLO = Reply(content="Hello", reasoning=None, tool_calls=())
         ),
         ({}, {"distribution_modified": "top_p"}, None, DropReason.DISTRIBUTION_MODIFIED),
         ({}, {"is_ambiguous": True}, None, DropReason.AMBIGUOUS_PARENT),
+        (
+            {"finish_reason": "length"},
+            {"is_ambiguous": True, "distribution_modified": "temperature"},
+            None,
+            DropReason.AMBIGUOUS_PARENT,
+        ),
     ],
 )
 def test_drop_reasons(

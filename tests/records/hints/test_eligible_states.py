@@ -8,6 +8,7 @@ import pytest
 from records.names import DropReason, TurnState, TurnType
 from records.store import Store
 from tests.records.builders import SCOPE, a_session, a_turn, turn_in
+from tests.records.conftest import Clock
 from tests.records.hints.test_memory import examined
 
 NO_STATES = {
@@ -47,3 +48,16 @@ async def test_only_the_prompt_of_a_state_is_read_so_most_dropped_turns_are_some
 async def test_a_turn_is_a_state_all_its_life(store: Store, state: TurnState) -> None:
     turn_id = await turn_in(store, state)
     assert await store.keep_states(exclude_hints=[], limit=9) == [turn_id]
+
+
+async def test_a_busy_scope_leaves_places_to_the_others(store: Store, clock: Clock) -> None:
+    turns: dict[str, list[str]] = {"busy": [], "quiet": []}
+    for number in range(9):
+        scope = "quiet" if number in (0, 1) else "busy"
+        turn = a_turn(await a_session(store, scope))
+        clock.now += 1
+        await store.record_turn(turn, scope=scope)
+        turns[scope].append(turn.turn_id)
+    quiet, busy = turns["quiet"][::-1], turns["busy"][::-1]
+    kept = await store.keep_states(exclude_hints=[], limit=5)
+    assert kept == [busy[0], quiet[0], busy[1], quiet[1], busy[2]]

@@ -12,6 +12,7 @@ from records.care.deletion import delete_sessions_op
 from records.errors import StoreConflict
 from records.feedback.feedback import Feedback
 from records.hints.memory import MAX_TEXTS
+from records.hints.texts import measuring_texts
 from records.hints.types import (
     Examination,
     Hint,
@@ -206,6 +207,35 @@ async def test_states_of_a_hint_that_went_meanwhile_are_not_written(store: Store
     await store.set_hint_states(hint.hint_id, [state])
     await store.set_hint_states("hint_that_never_was", [replace(state, hint_id="x")])
     assert await store.hint_states(hint.hint_id) == []
+
+
+async def test_a_text_that_trained_never_measures(store: Store) -> None:
+    def text(name: str, *, held_out: bool) -> HintPrompt:
+        return HintPrompt(
+            prompt_id=name,
+            hint_id=hint.hint_id,
+            kind=PromptKind.OPPOSITE,
+            text=name,
+            held_out=held_out,
+            asked=8,
+            followed=8,
+            dropped=None,
+        )
+
+    await objected(store)
+    [hint] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    texts = tuple(text(name, held_out=name in "ac") for name in "abcd")
+    found = Examination(hint_id=hint.hint_id, is_rule=True, prompts=texts)
+    assert await store.commit_examination(EXAMINER, found)
+    first = measuring_texts(await store.hint_prompts(hint.hint_id))
+    assert first == {"a"}
+    await store.settle_prompts(hint.hint_id, sorted(first))
+    assert await store.examine_again(hint.hint_id)
+    [again] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    more = tuple(text(name, held_out=name == "f") for name in "efgh")
+    found = Examination(hint_id=again.hint_id, is_rule=True, prompts=more)
+    assert await store.commit_examination(EXAMINER, found)
+    assert measuring_texts(await store.hint_prompts(hint.hint_id)) == {"a", "f"}
 
 
 async def test_a_further_objection_revives_one_that_was_given_up(store: Store) -> None:

@@ -63,6 +63,9 @@ class Records:
     async def hint_prompts(self, hint_id: str) -> list[HintPrompt]:
         return [a_prompt("p0", asked=64, followed=64), a_prompt("p1", asked=64, followed=64)]
 
+    async def settle_prompts(self, hint_id: str, measuring: Sequence[str]) -> None:
+        pass
+
     async def set_hint_block(
         self, hint_id: str, block: RehearsalBlock | None, detail: str | None
     ) -> None:
