@@ -71,8 +71,15 @@ def said(config: RunConfig) -> str:
     weights = "full weights" if trainer.lora is None else f"LoRA of rank {trainer.lora.rank}"
     line = (
         f"learns by {trainer.objective.name}, {weights}, rate {trainer.learning_rate:g}, "
-        f"{trainer.rollout_batch_size} samples a step in {trainer.epochs_per_batch} passes"
+        f"{trainer.rollout_batch_size} samples a step in {trainer.epochs_per_batch} passes, KL to "
+        f"the start {trainer.beta_kl:g}"
     )
     if not config.rehearsal.enabled:
         return f"{line}; without rehearsal a wish needs some hundred objections"
-    return f"{line}; an accepted hint is practised until it holds, first at 3 recorded requests"
+    counter, keep = trainer.lesson_shares.of(trainer.rollout_batch_size)
+    return (
+        f"{line}; while a hint is practised {counter} samples hold open wishes for the opposite and "
+        f"{keep} everything else, at weight {trainer.lesson_hold_weight:g}; expect an accepted hint "
+        f"to be practised once {config.rehearsal.min_messages} recorded requests are of its kind, "
+        f"for 5 to 20 steps, until {1 - config.rehearsal.rest_at:.0%} of its gap has closed"
+    )
