@@ -78,8 +78,9 @@ def said(config: RunConfig) -> str:
         return f"{line}; without rehearsal a wish needs some hundred objections"
     counter, keep = trainer.lesson_shares.of(trainer.rollout_batch_size)
     return (
-        f"{line}; while a hint is practised {counter} samples hold open wishes for the opposite and "
-        f"{keep} everything else, at weight {trainer.lesson_hold_weight:g}; expect an accepted hint "
-        f"to be practised once {config.rehearsal.min_messages} recorded requests are of its kind, "
+        f"{line}; while a hint is practised {counter} samples hold open wishes for the opposite "
+        f"and {keep} everything else, at weight {trainer.lesson_hold_weight:g}; expect an accepted "
+        f"hint to be practised once {config.rehearsal.min_messages} recorded requests are of its "
+        "kind, "
         f"for 5 to 20 steps, until {1 - config.rehearsal.rest_at:.0%} of its gap has closed"
     )
