@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from aiohttp import web
-
-from benchmarks.own_agent.scripted import ScriptedJudge
 
 NAME = "scripted"
 
 
+class Judge(Protocol):
+    """Answers one prompt of the judge; raises ValueError for a prompt that is none."""
+
+    def answer(self, messages: Sequence[Mapping[str, str]]) -> str: ...
+
+
 @asynccontextmanager
-async def judging(judge: ScriptedJudge) -> AsyncIterator[str]:
+async def judging(judge: Judge) -> AsyncIterator[str]:
     """Serve it until the body ends; yields the base URL."""
 
     async def complete(request: web.Request) -> web.Response:
