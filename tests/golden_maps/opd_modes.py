@@ -34,10 +34,10 @@ from tests.trainer.live import (
     top_ids,
 )
 from tests.trainer.tiny import random_ids, sample
-from trainer.batch.batch_statistics import batch_statistics
-from trainer.batch.batch_view import view_turn
+from trainer.batch.statistics import batch_statistics
+from trainer.batch.teach import Taught
 from trainer.batch.turn_scores import TurnScores
-from trainer.batch.turn_view import Taught
+from trainer.batch.views import view_turn
 from trainer.objectives.batch import TokenBatch, select_finite
 from trainer.objectives.frame import LossSettings, ObjectiveResult
 from trainer.objectives.options import ForwardKlTopk, HindsightOpd, SupervisedOpd

@@ -112,3 +112,8 @@ def comparable(sample: ReadySample) -> bool:
     """
     modified = sample.distribution_modified
     return (modified is None or modified in COMPARABLE_MODIFICATIONS) and sample.temperature > 0
+
+
+def pad_rows(turns: Sequence[Tensor], fill: float) -> Tensor:
+    """[R] or [R, K] of each turn -> [S, Rmax] or [S, Rmax, K], one row a turn."""
+    return torch.nn.utils.rnn.pad_sequence(list(turns), batch_first=True, padding_value=fill)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trainer.batch.collate import MicroBatch
+from trainer.batch.collate import MicroBatch, pad_rows
 from trainer.batch.turn_scores import TurnScores
-from trainer.batch.turn_view import TurnView, pad_rows
+from trainer.batch.views import TurnView
 from trainer.objectives.rollout_correction.correct import CorrectionResult, correct_rollout
 from trainer.objectives.rollout_correction.settings import RolloutCorrectionSettings
 

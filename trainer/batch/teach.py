@@ -17,11 +17,55 @@ from torch import Tensor
 from records.names import DropReason
 from records.types import ReadySample
 from trainer.batch.turn_scores import TurnScores, score_responses
-from trainer.batch.turn_view import Taught, TurnSupport, untaught
 from trainer.model.token_states import LogprobModel
 from trainer.objectives.distributions.overlap_topk import choose_support
-from trainer.objectives.hint_choice import choose_hints, count_overlap, take_chosen
+from trainer.objectives.hint_choice import HintChoice, choose_hints, count_overlap, take_chosen
 from trainer.objectives.options import ObjectiveOptions, OverlapTopk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSupport:
+    """Tokens at every position of a turn's response, all [R, K]: ids, the student before the step
+    (None: it is the student of the step itself), the teacher, and 0.0 in `valid` where a place is
+    empty.
+    """
+
+    ids: Tensor
+    old: Tensor | None
+    teacher: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """A teacher's view of one turn: log-probs [R] (NaN without a teacher), the support, which hint
+    candidate taught most of it (-1 without a teacher), and what was chosen where several could.
+    """
+
+    logprobs: Tensor
+    support: TurnSupport | None
+    candidate: int
+    choice: HintChoice | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether a teacher scored this turn."""
+        return self.candidate >= 0
+
+
+def untaught(length: int, support_size: int, device: torch.device | str) -> Taught:
+    """A turn that no teacher scored: NaN log-probs, an empty support."""
+    support = None
+    if support_size:
+        shape = (length, support_size)
+        support = TurnSupport(
+            ids=torch.zeros(shape, dtype=torch.long, device=device),
+            old=torch.zeros(shape, device=device),
+            teacher=torch.zeros(shape, device=device),
+            valid=torch.zeros(shape, device=device),
+        )
+    nan = torch.full((length,), float("nan"), device=device)
+    return Taught(logprobs=nan, support=support, candidate=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

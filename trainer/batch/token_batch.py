@@ -15,8 +15,9 @@ from torch import Tensor
 
 from trainer.batch.collate import MicroBatch
 from trainer.batch.correction import Correction, TurnCorrection
+from trainer.batch.teach import TurnSupport
 from trainer.batch.turn_scores import TurnScores
-from trainer.batch.turn_view import TurnSupport, TurnView
+from trainer.batch.views import TurnView
 from trainer.model.token_states import TokenLogprobs
 from trainer.objectives.batch import BatchStatistics, Support, TokenBatch
 

@@ -21,15 +21,14 @@ import torch
 from torch import Tensor
 
 from rollout_bridge.slime.carrier import BatchFacts, CarriedTurn, RowCarrier
-from trainer.batch.batch_statistics import batch_statistics
-from trainer.batch.batch_view import view_turn
 from trainer.batch.collate import comparable
 from trainer.batch.correction import Correction
 from trainer.batch.reward_view import RewardFacts, eligible_turns, reward_advantages, reward_metrics
+from trainer.batch.statistics import batch_statistics
 from trainer.batch.teach import TeachingPlan, teach, unteachable
 from trainer.batch.token_batch import BatchContext, assemble
 from trainer.batch.turn_scores import TurnScores
-from trainer.batch.turn_view import TurnView
+from trainer.batch.views import TurnView, view_turn
 from trainer.config import TrainerConfig
 from trainer.model.token_states import TokenLogprobs
 from trainer.objectives.advantage import distillation_advantage

@@ -14,7 +14,7 @@ from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.store import Store
 from records.training.share import LessonShares
 from records.types import ReadySample
-from trainer.batch.batch_totals import BatchTotals
+from trainer.batch.statistics import BatchTotals
 from trainer.config import TrainerConfig
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.rehearsal.figures import figures

@@ -43,18 +43,18 @@ from trainer.rehearsal.config import RehearsalConfig
 from trainer.step.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.step.lessons import LessonMix
 from trainer.step.metrics import MetricsLog
-from trainer.step.self_check import self_check
-from trainer.step.step_report import (
+from trainer.step.report import (
     StepReport,
+    UpdateReport,
     batch_counters,
     hint_metrics,
     stale_uncorrected,
     step_metrics,
     trained_results,
 )
+from trainer.step.self_check import self_check
 from trainer.step.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
 from trainer.step.update import Updater
-from trainer.step.update_report import UpdateReport
 
 logger = logging.getLogger(__name__)
 

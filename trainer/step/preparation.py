@@ -13,12 +13,11 @@ from torch import Tensor
 
 from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence, merge_turns
-from trainer.batch.batch_view import view_turns
 from trainer.batch.collate import MicroBatch, build_micro_batch, comparable, plan_micro_batches
 from trainer.batch.correction import Correction
-from trainer.batch.teach import TeachingPlan
+from trainer.batch.teach import TeachingPlan, TurnSupport
 from trainer.batch.turn_scores import TurnScores, score_batches
-from trainer.batch.turn_view import TurnSupport, TurnView
+from trainer.batch.views import TurnView, view_turns
 from trainer.config import TrainerConfig
 from trainer.model.policy import Policy
 from trainer.model.token_states import LogprobModel

@@ -19,14 +19,13 @@ import torch
 from records.names import DropReason
 from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence
-from trainer.batch.batch_statistics import batch_statistics
-from trainer.batch.batch_totals import BatchTotals
 from trainer.batch.collate import MicroBatch
 from trainer.batch.correction import Correction
 from trainer.batch.side_sampling import lacks_side_samples, with_side_samples
+from trainer.batch.statistics import BatchTotals, batch_statistics
 from trainer.batch.teach import TeachingPlan, unteachable
 from trainer.batch.token_batch import BatchContext, assemble
-from trainer.batch.turn_view import TurnView
+from trainer.batch.views import TurnView
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.model.policy import Policy
@@ -37,9 +36,9 @@ from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_lo
 from trainer.step.lessons import teaches
 from trainer.step.memory_plan import is_beyond
 from trainer.step.preparation import BatchPreparation, PreparedBatch, support_of
+from trainer.step.report import UpdateReport
 from trainer.step.schedule import learning_rate_at
 from trainer.step.update_metrics import batch_metrics, check_keys, expected_keys
-from trainer.step.update_report import UpdateReport
 
 
 class Updater:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from records.types import ReadySample
-from trainer.batch.batch_totals import BatchTotals
 from trainer.batch.collate import comparable
 from trainer.batch.correction import Correction
 from trainer.batch.reward_view import eligibility_metrics, reward_facts, reward_metrics
+from trainer.batch.statistics import BatchTotals
 from trainer.batch.teach import TeachingPlan, has_teacher
-from trainer.batch.turn_view import hint_choice_metrics
+from trainer.batch.views import hint_choice_metrics
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.registry import expected_means
 from trainer.step.lessons import lesson_metrics
 from trainer.step.preparation import PreparedBatch
-from trainer.step.update_report import STATISTIC_KEYS, term_ratios
+from trainer.step.report import STATISTIC_KEYS, term_ratios
 
 
 def expected_keys(config: TrainerConfig, correction: Correction) -> frozenset[str]:

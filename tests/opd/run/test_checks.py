@@ -9,7 +9,7 @@ from opd.run.config import load, save
 from opd.run.defaults import resolve, single_machine
 from trainer.config import TrainerConfig, leaves_stale_uncorrected
 from trainer.errors import ConfigError
-from trainer.step.step_report import stale_uncorrected
+from trainer.step.report import stale_uncorrected
 
 REFUSED = [
     (["objective.estimator='k2'"], "use k1"),

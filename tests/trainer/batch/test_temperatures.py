@@ -13,12 +13,13 @@ import torch
 
 from rollout_bridge.merging import PackedSequence, TurnSpan
 from tests.trainer.tiny import load, sample, save_model
-from trainer.batch.batch_statistics import batch_statistics
 from trainer.batch.collate import MicroBatch, build_micro_batch
 from trainer.batch.correction import Correction
+from trainer.batch.statistics import batch_statistics
+from trainer.batch.teach import TurnSupport
 from trainer.batch.token_batch import Assembled, BatchContext, assemble
 from trainer.batch.turn_scores import TurnScores, score_responses
-from trainer.batch.turn_view import TurnSupport, TurnView
+from trainer.batch.views import TurnView
 from trainer.config import TrainerConfig
 from trainer.model.token_states import TokenLogprobs
 from trainer.objectives.batch import NO_STATISTICS

@@ -10,7 +10,7 @@ import pytest
 
 from records.lessons.names import LessonKind
 from records.types import ReadySample
-from trainer.batch.batch_totals import BatchTotals
+from trainer.batch.statistics import BatchTotals
 from trainer.step.lessons import teaches
 
 HINT, COUNTER, KEEP = LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP

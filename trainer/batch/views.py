@@ -1,11 +1,18 @@
-"""From ready samples to a view per turn: what teacher and reward say of it, and how old it is.
+"""What a batch's objective needs to know of every turn before any gradient is taken.
 
-Pure but for the teacher's forward passes. How the objective uses the view is unknown here.
+    samples -> [the student before the step] -> [the teacher] -> support, weights, rewards
+
+The passes in brackets are made only where the objective, the correction or several epochs ask for
+them. Everything here is detached and per turn; nothing depends on how turns are merged into
+sequences or put into micro-batches. Pure but for the teacher's forward passes.
+
+Shapes: R tokens of a turn's response, K tokens per position, C hint candidates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,12 +21,42 @@ from records.lessons.names import LessonKind
 from records.types import ReadySample
 from trainer.batch.collate import comparable
 from trainer.batch.reward_view import eligible_turns, reward_advantages, reward_facts
-from trainer.batch.teach import TeachingPlan, teach
+from trainer.batch.teach import Taught, TeachingPlan, TurnSupport, teach
 from trainer.batch.turn_scores import TurnScores
-from trainer.batch.turn_view import Taught, TurnView
+from trainer.objectives.hint_choice import HintChoice
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 
 _HOLDING = (LessonKind.COUNTER, LessonKind.KEEP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnView:
+    """One turn of the batch, detached: all [R] or [R, K].
+
+    `rollout` is NaN where it cannot be compared. `opd_valid` is 1 where the teacher's advantage
+    acts. `reward_advantage` is that of the reward alone, 0 where no reward acts. `emphasis`
+    multiplies what the teacher teaches.
+    """
+
+    rollout: Tensor
+    teacher: Tensor
+    opd_valid: Tensor
+    reward_advantage: Tensor
+    after_tool: Tensor
+    version_gap: Tensor
+    support: TurnSupport | None
+    choice: HintChoice | None = None
+    emphasis: float = 1.0
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Whether a score of the teacher is not finite where its advantage acts."""
+        acts = self.opd_valid > 0
+        broken = ~torch.isfinite(self.teacher)
+        if self.support is not None:
+            empty = self.support.valid <= 0
+            broken = broken | ~(torch.isfinite(self.support.teacher) | empty).all(dim=-1)
+        return bool((acts & broken).any())
 
 
 def view_turns(
@@ -85,3 +122,18 @@ def _opd_valid(taught: Taught, eligible: bool, horizon: int | None) -> Tensor:
     if horizon is not None:
         valid[horizon:] = 0.0
     return valid
+
+
+def hint_choice_metrics(views: Sequence[TurnView]) -> dict[str, float]:
+    """Of turns whose tokens chose among hints: tokens shared with the chosen one's top-k, and the
+    number of the chosen one, as means over tokens (ALGORITHMS 3.5); empty without any.
+    """
+    choices = [view.choice for view in views if view.choice is not None]
+    if not choices:
+        return {}
+    overlap = torch.cat([one.overlap_T for one in choices]).double()
+    candidates = torch.cat([one.candidates_T for one in choices]).double()
+    return {
+        "opd/sel_overlap_at_k_star": overlap.mean().item(),
+        "opd/sel_k_star_mean": candidates.mean().item(),
+    }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.batch.batch_statistics import batch_statistics
+from trainer.batch.statistics import batch_statistics
 from trainer.objectives.options import HindsightOpd
 
 
