@@ -31,8 +31,9 @@ from benchmarks.own_agent.measure import (
     value_shown,
 )
 from benchmarks.own_agent.people import MAX_FAILURES, Patience, Person, Request, errands_for
+from benchmarks.own_agent.picture import label, picture
 from benchmarks.own_agent.protocol import Cell, Protocol
-from benchmarks.own_agent.table import fall_of, grouped, plots, ratio, table, until_table
+from benchmarks.own_agent.table import fall_of, grouped, ratio, table, until_table
 from benchmarks.own_agent.travel import Call, Travel, call_problem, calls_of
 from benchmarks.own_agent.wishes import (
     CODE,
@@ -417,13 +418,15 @@ def test_what_was_not_measured_is_not_a_number() -> None:
     assert "| - → - | - → - | - |" in table([bare])
 
 
-def test_drawings_begin_with_the_start() -> None:
-    drawn = plots([result_of(0, 1, 80), result_of(0, 3, 90), result_of(0, 1, 20, "a.b=1")])
-    assert set(drawn) == {
-        *("wanted", "contrary", "usual"),
-        *("wanted-1", "contrary-1", "usual-1"),
-    }
-    assert all(drawing.startswith("<svg") for drawing in drawn.values())
+def test_each_kind_of_people_is_a_row_of_the_picture() -> None:
+    results = [result_of(0, 1, 80), result_of(1, 1, 85), result_of(0, 1, 20, "a.b=1")]
+    assert [label(group) for group in grouped(results)] == [
+        "unit, 1 objections each\na.b=1",
+        "unit, 1 objections each",
+    ]
+    drawn = picture(results)
+    assert drawn.startswith("<svg")
+    assert "a.b=1" in drawn
 
 
 def test_hints_are_done_when_none_is_practised() -> None:

@@ -15,7 +15,7 @@ else is the lab's: people, their words, the agent, what tools return and the sco
     protocol.py how cells are made
     scripted.py judges by rule, for controls; judging.py serves them
     cell.py     one run: measure, quiet people, objecting people, wait for the hints, measure
-    table.py    the headline table and the drawings
+    table.py    the headline table; picture.py draws it
     rounds.py   what became of wishes round by round
     poisoned.py two tenants: what one's objections change for the other
     baselines.py other ways to learn from what a run recorded: recorded.py reads it, offline.py

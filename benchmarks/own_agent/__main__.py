@@ -44,11 +44,12 @@ from typing import Any
 from benchmarks.own_agent import poisoned
 from benchmarks.own_agent.cell import measured_cell
 from benchmarks.own_agent.people import words_checksum
+from benchmarks.own_agent.picture import picture
 from benchmarks.own_agent.protocol import Cell, Protocol
 from benchmarks.own_agent.rounds import rounds_table
 from benchmarks.own_agent.scripted import JUDGES
 from benchmarks.own_agent.serving import model_checksum
-from benchmarks.own_agent.table import plots, table, until_table
+from benchmarks.own_agent.table import table, until_table
 from benchmarks.own_agent.turned import HINTS, TURNED
 from benchmarks.own_agent.wishes import WISHES
 
@@ -71,8 +72,7 @@ def main() -> None:
             raise SystemExit("interrupted; the same command goes on") from None
     if not results:
         raise SystemExit(f"no results in {arguments.out}")
-    for name, drawing in plots(results).items():
-        (arguments.out / f"{name}.svg").write_text(drawing, encoding="utf-8")
+    (arguments.out / "before_and_after.svg").write_text(picture(results), encoding="utf-8")
     parts = (
         table(results),
         until_table(results),

@@ -1,4 +1,4 @@
-"""The headline table, and the drawings beside it, from the cells' results. Numbers in, text out."""
+"""The headline table from the cells' results. Numbers in, text out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from benchmarks.own_agent.cell import HOLDS
 from benchmarks.own_agent.protocol import LATER
 from benchmarks.own_agent.wishes import WISHES
 from examples.tool_lab.evaluate import Rate
-from opd.report.page import Curve, plot_svg
 
 Result = Mapping[str, Any]
 SKILLS = ("valid_calls", "copied_names", "facts")
@@ -269,45 +268,3 @@ def _number(value: float | None) -> str:
 def shown_fall(fall: tuple[float, float, float] | None) -> str:
     """A fall with its interval."""
     return "-" if fall is None else f"{fall[0]:+.3f} [{fall[1]:+.3f}, {fall[2]:+.3f}]"
-
-
-PLOTS = {
-    "wanted": ("Silent wish held", "share of answers"),
-    "contrary": ("Open wish for the opposite, followed", "share of answers"),
-    "usual": ("Untouched preferences, usual value", "share of answers"),
-}
-
-
-def plots(results: Iterable[Result]) -> dict[str, str]:
-    """SVG drawings by name: each rate over the number of objections, a line for each kind of
-    people, 0 being the start. Settings have drawings of their own.
-    """
-    by_settings: dict[str, list[list[Result]]] = {}
-    for group in grouped(results):
-        if group[0]["asked_objections"] is not None:
-            by_settings.setdefault(settings_of(group[0]), []).append(group)
-    drawn = {}
-    for number, (settings, groups) in enumerate(by_settings.items()):
-        for rate, (title, unit) in PLOTS.items():
-            name = rate if number == 0 else f"{rate}-{number}"
-            drawn[name] = plot_svg(_curve(f"{title}: {settings}", unit, groups, rate))
-    return drawn
-
-
-def _curve(title: str, unit: str, groups: Sequence[Sequence[Result]], rate: str) -> Curve:
-    asked = sorted({group[0]["asked_objections"] for group in groups})
-    series: dict[str, list[float | None]] = {}
-    for group in groups:
-        label = " and ".join(group[0]["kinds"])
-        line = series.setdefault(label, [None] * (1 + len(asked)))
-        for place, when in ((0, "start"), (1 + asked.index(group[0]["asked_objections"]), "end")):
-            found = pooled(group, when, names_of(group, rate))
-            line[place] = None if found is None else found.value
-    return Curve(
-        title=title,
-        unit=unit,
-        steps=[0, *asked],
-        series={label: list(values) for label, values in series.items()},
-        step_unit="objections",
-        marks={"holds": HOLDS} if rate == "wanted" else {},
-    )
