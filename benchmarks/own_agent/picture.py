@@ -47,7 +47,8 @@ def picture(results: Iterable[Result]) -> str:
             axes.spines[side].set_visible(False)
     panels[0].set_yticks(places, [label(group) for group in groups], fontsize=8)
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
+    with pyplot.rc_context({"svg.fonttype": "none"}):  # letters stay letters
+        figure.savefig(text, format="svg", metadata={"Date": None})
     pyplot.close(figure)
     svg = text.getvalue()
     return svg[svg.index("<svg") :]

@@ -262,9 +262,11 @@ def end_sourceless(connection: Connection, hint_ids: Iterable[str], now: float) 
 def _end(connection: Connection, hint_ids: Sequence[str], now: float) -> None:
     """Take the rows of hints without a source away, or their text, where they were trained on."""
     of_them = HintRow.hint_id.in_(hint_ids)
+    # What a merged one taught holds: another has its sources.
+    has_taught = and_(HintRow.trained_since.is_not(None), HintRow.status != HintStatus.MERGED)
     connection.execute(
         update(HintRow)
-        .where(of_them, HintRow.trained_since.is_not(None))
+        .where(of_them, has_taught)
         .values(
             text="",
             text_key=None,
@@ -279,9 +281,9 @@ def _end(connection: Connection, hint_ids: Sequence[str], now: float) -> None:
             updated_at=now,
         )
     )
-    untrained = select(HintRow.hint_id).where(of_them, HintRow.trained_since.is_(None))
-    connection.execute(delete(HintStateRow).where(HintStateRow.hint_id.in_(untrained)))
-    connection.execute(delete(HintRow).where(of_them, HintRow.trained_since.is_(None)))
+    others = select(HintRow.hint_id).where(of_them, ~has_taught)
+    connection.execute(delete(HintStateRow).where(HintStateRow.hint_id.in_(others)))
+    connection.execute(delete(HintRow).where(of_them, ~has_taught))
 
 
 def _tell_anew(

@@ -207,7 +207,11 @@ class Review:
         if row.failure is None:
             return None
         passed = [
-            one.version for one in self._rows if one.pooled is not None and one.failure is None
+            one.version
+            for one in self._rows
+            if one.failure is None
+            and one.pooled is not None
+            and (one.pooled.passed or one.version == 0)
         ]
         back = f"version {passed[-1]} was the last that passed" if passed else "none has passed"
         return StopOrder(
