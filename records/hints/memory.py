@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, exists, func, or_, select, update
 
 from records.feedback.feedback import load as load_feedback
 from records.hints.ending import versions_of, versions_of_lessons
@@ -55,7 +55,8 @@ def remember(connection: Connection, verdicts: Sequence[Verdict], now: float) ->
     """
     before = _forget_sources(connection, [one.turn_id for one in verdicts])
     _add_sources(connection, verdicts, now)
-    end_sourceless(connection, before, now)
+    _keep_states(connection, before)
+    end_sourceless(connection, before.keys(), now)
 
 
 def _add_sources(connection: Connection, verdicts: Sequence[Verdict], now: float) -> None:
@@ -167,17 +168,36 @@ def _hint_row(scope: str, text: str, turn_id: str, now: float) -> dict[str, Any]
     }
 
 
-def _forget_sources(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
-    """Turns that are judged again tell anew what they were a source of: the hints that they were.
-    These are still there, so one that is given again keeps what was measured of it.
+def _forget_sources(connection: Connection, turn_ids: Sequence[str]) -> dict[str, list[str]]:
+    """Turns that are judged again tell anew what they were a source of: these turns, by the hints
+    that they gave. The hints are still there, so one that is given again keeps what was measured
+    of it.
     """
-    touched: set[str] = set()
+    given: dict[str, list[str]] = {}
     for part in chunks(turn_ids):
         among = HintSourceRow.turn_id.in_(part)
-        touched.update(connection.scalars(select(HintSourceRow.hint_id).where(among)))
-        if touched:
+        found = connection.execute(
+            select(HintSourceRow.hint_id, HintSourceRow.turn_id).where(among)
+        ).all()
+        for row in found:
+            given.setdefault(row.hint_id, []).append(row.turn_id)
+        if found:
             connection.execute(delete(HintSourceRow).where(among))
-    return touched
+    return given
+
+
+def _keep_states(connection: Connection, given: Mapping[str, Sequence[str]]) -> None:
+    """Where a hint taught that its turns do not give any more, it is to go back."""
+    for hint_id, turn_ids in given.items():
+        has_sources = exists().where(HintSourceRow.hint_id == HintRow.hint_id)
+        ends = select(HintRow.hint_id).where(
+            HintRow.hint_id == hint_id, HintRow.trained_since.is_not(None), ~has_sources
+        )
+        if connection.scalar(ends) is not None:
+            states = [
+                {"hint_id": hint_id, "turn_id": turn_id, "held_out": False} for turn_id in turn_ids
+            ]
+            insert_missing(connection, HintStateRow, states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +252,8 @@ def _take_sources(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
 
 def end_sourceless(connection: Connection, hint_ids: Iterable[str], now: float) -> Forgotten:
     """Those of these hints that no turn is a source of any more go, with their texts and lessons.
-    Of one that was trained on the row and its states stay, as of one that is deleted: what it
-    taught is to go back.
+    Of one that was trained on and has states left the row stays with them, as of one that is
+    deleted: what it taught is to go back there.
     """
     gone: list[str] = []
     versions: set[int] = set()
@@ -263,7 +283,11 @@ def _end(connection: Connection, hint_ids: Sequence[str], now: float) -> None:
     """Take the rows of hints without a source away, or their text, where they were trained on."""
     of_them = HintRow.hint_id.in_(hint_ids)
     # What a merged one taught holds: another has its sources.
-    has_taught = and_(HintRow.trained_since.is_not(None), HintRow.status != HintStatus.MERGED)
+    has_taught = and_(
+        HintRow.trained_since.is_not(None),
+        HintRow.status != HintStatus.MERGED,
+        exists().where(HintStateRow.hint_id == HintRow.hint_id),
+    )
     connection.execute(
         update(HintRow)
         .where(of_them, has_taught)
@@ -281,9 +305,9 @@ def _end(connection: Connection, hint_ids: Sequence[str], now: float) -> None:
             updated_at=now,
         )
     )
-    others = select(HintRow.hint_id).where(of_them, ~has_taught)
+    others = list(connection.scalars(select(HintRow.hint_id).where(of_them, ~has_taught)))
     connection.execute(delete(HintStateRow).where(HintStateRow.hint_id.in_(others)))
-    connection.execute(delete(HintRow).where(of_them, ~has_taught))
+    connection.execute(delete(HintRow).where(HintRow.hint_id.in_(others)))
 
 
 def _tell_anew(

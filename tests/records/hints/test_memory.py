@@ -11,7 +11,7 @@ from sqlalchemy import Connection, insert
 from records.care.deletion import delete_sessions_op
 from records.errors import StoreConflict
 from records.feedback.feedback import Feedback
-from records.hints.memory import MAX_TEXTS
+from records.hints.memory import MAX_TEXTS, remember
 from records.hints.texts import measuring_texts
 from records.hints.types import (
     Examination,
@@ -197,6 +197,20 @@ async def test_what_a_hint_taught_whose_only_turn_is_forgotten_is_to_go_back(sto
     assert (now.status, now.text, now.trained_since) == (HintStatus.DELETED, "", 1)
     assert await store.taught_at(hint.hint_id) == [other.turn_id]
     assert await store.hint_sources(hint.hint_id) == []
+
+
+async def test_what_a_hint_taught_that_its_turn_gives_no_more_is_to_go_back(store: Store) -> None:
+    turn_id, hint = await trained_hint(store)
+
+    def judged_again(connection: Connection) -> None:
+        remember(connection, [a_verdict(turn_id, "be brief")], 2.0)
+
+    await store.write(judged_again)
+    now = await one(store, hint.hint_id)
+    assert (now.status, now.text) == (HintStatus.DELETED, "")
+    assert await store.taught_at(hint.hint_id) == [turn_id]
+    [other] = await store.hints(statuses=[HintStatus.ACTIVE])
+    assert other.text == "be brief"
 
 
 async def test_states_of_a_hint_that_went_meanwhile_are_not_written(store: Store) -> None:
