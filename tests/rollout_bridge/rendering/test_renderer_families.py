@@ -114,7 +114,7 @@ def test_ids_and_origins_are_the_packages_own(
         assert rendering.prompt_ids(messages, tools).tolist() == expected.token_ids
         prompt = rendering.rendered_prompt(messages, tools)
         assert prompt.ids.tolist() == expected.token_ids
-        if not rendering.template_only:
+        if not rendering.template_only:  # none of these has many system messages
             assert prompt.message_indices is not None
             assert prompt.is_sampled is not None
             assert prompt.message_indices.tolist() == expected.message_indices
