@@ -31,6 +31,7 @@ _AFTER_READY = frozenset(
         DropReason.NEUTRAL_REWARD,
         DropReason.BELOW_NOISE,
         DropReason.NONFINITE_GRADIENT,
+        DropReason.ROUTED_EXPERTS_MISSING,
     }
 )
 

@@ -83,6 +83,7 @@ async def test_what_becomes_of_it(
         (DropReason.JUDGE_UNAVAILABLE, FeedbackOutcome.JUDGED_AGAIN),
         (DropReason.NO_NEXT_STATE, FeedbackOutcome.TO_BE_JUDGED),
         (DropReason.STALE, FeedbackOutcome.TOO_LATE),
+        (DropReason.ROUTED_EXPERTS_MISSING, FeedbackOutcome.TOO_LATE),
         (DropReason.SIDE_TURN, FeedbackOutcome.NOT_TRAINED),
         (DropReason.SENSITIVE, FeedbackOutcome.NOT_TRAINED),
     ],
