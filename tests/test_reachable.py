@@ -23,7 +23,6 @@ WAITS: dict[str, str] = {
     ),
     "trainer.objectives.policy.decoupled.composed_weights": "waits for: composed_weights",
     "trainer.objectives.policy.stepwise.step_rewards": "waits for: step-wise rewards",
-    "trainer.objectives.rollout_correction.verl_names": "waits for: verl option names",
     "trainer.rewards.episodes": "waits for: V(prefix) process rewards",
     "trainer.rewards.grpo.pass_at_k_rewards": "waits for: pass@k rewards",
     "trainer.rewards.length.ANCHOR_PASS_RATE": "waits for: next_anchor",

@@ -4,6 +4,7 @@ arithmetic, are corrected. It imports no torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import (
@@ -21,6 +22,7 @@ from trainer.objectives.rollout_correction.settings import (
     RolloutCorrectionSettings,
     rejection_rule,
 )
+from trainer.objectives.rollout_correction.verl_names import Semantics, settings_from_verl
 
 
 class RejectionConfig(BaseModel):
@@ -47,6 +49,12 @@ class CorrectionConfig(BaseModel):
 
     preset: str | None = None
     """A named setting (docs/objectives.md); then only thresholds may stand beside it."""
+    verl: dict[str, Any] | None = None
+    """Options by verl's names (rollout_is, rollout_rs, ...), as its configuration has them; then
+    nothing else but their meaning may stand beside them.
+    """
+    verl_semantics: Semantics = "verl"
+    """What these mean: as verl 0.9.1 computes it, or as the page on rollout correction says."""
     mode: Literal["decoupled", "bypass", "pure_is"] = "decoupled"
     """Which policies are compared, and whether weights are applied."""
     importance_level: Literal["token", "sequence", "none"] = "token"
@@ -73,6 +81,10 @@ class CorrectionConfig(BaseModel):
         """As the pure functions take them; raises ValueError for what makes no sense."""
         if self.preset is not None:
             return self._preset_settings(self.preset)
+        if self.verl is not None:
+            return self._verl_settings(self.verl)
+        if "verl_semantics" in self.model_fields_set:
+            raise ValueError("verl_semantics says what options by verl's names mean: set verl, too")
         if self.importance_level == "none" and (
             self.batch_normalize or self.is_mask_mode or self.importance_lower is not None
         ):
@@ -106,11 +118,22 @@ class CorrectionConfig(BaseModel):
             veto_threshold=self.veto_threshold,
         )
 
+    def _verl_settings(self, options: Mapping[str, Any]) -> RolloutCorrectionSettings:
+        others = self.model_fields_set - {"verl", "verl_semantics"}
+        if others:
+            raise ValueError(f"verl and {', '.join(sorted(others))} are both set: choose one")
+        return settings_from_verl(options, semantics=self.verl_semantics)
+
     @model_serializer(mode="wrap")
     def _as_it_was_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A preset alone with what was set beside it: it could not be read again with the rest."""
+        """A preset, or verl's options, alone with what was set beside it: it could not be read
+        again with the rest.
+        """
         values = handler(self)
-        if self.preset is None:
-            return values
-        kept = {"preset"} | (self.model_fields_set & BESIDE_PRESET)
+        if self.preset is not None:
+            kept = {"preset"} | (self.model_fields_set & BESIDE_PRESET)
+        elif self.verl is not None:
+            kept = {"verl", "verl_semantics"}
+        else:
+            kept = values.keys() - {"verl_semantics"}
         return {key: value for key, value in values.items() if key in kept}

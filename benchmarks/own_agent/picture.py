@@ -6,6 +6,8 @@ import io
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from matplotlib.axes import Axes
+
 from benchmarks.own_agent.cell import HOLDS
 from benchmarks.own_agent.table import Result, before_after, grouped, settings_of
 from examples.tool_lab.evaluate import Rate
@@ -54,7 +56,7 @@ def picture(results: Iterable[Result]) -> str:
     return svg[svg.index("<svg") :]
 
 
-def _drawn(axes: pyplot.Axes, place: int, rate: Rate) -> None:
+def _drawn(axes: Axes, place: int, rate: Rate) -> None:
     low, high = rate.interval
     axes.plot([low, high], [place, place], color="C0", linewidth=1.6)
     axes.plot(rate.value, place, "o", color="C0", markersize=4.5)

@@ -1,7 +1,9 @@
 import math
 
 import pytest
+from pydantic import ValidationError
 
+from trainer.correction_config import CorrectionConfig
 from trainer.objectives.rollout_correction.presets import preset
 from trainer.objectives.rollout_correction.settings import rejection_rule
 from trainer.objectives.rollout_correction.verl_names import settings_from_verl
@@ -79,3 +81,30 @@ def test_verl_semantics_bound_the_inverse_ratio():
 def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
         settings_from_verl(options)
+
+
+VERL = {"rollout_is": "token", "rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_3.0"}
+
+
+def test_a_run_takes_verls_names_and_is_read_again_as_it_was_set():
+    config = CorrectionConfig.model_validate({"verl": VERL})
+    assert config.settings() == settings_from_verl(VERL, semantics="verl")
+    as_the_page = CorrectionConfig.model_validate({"verl": VERL, "verl_semantics": "page"})
+    assert as_the_page.settings() == settings_from_verl(VERL)
+    for one in (config, as_the_page, CorrectionConfig()):
+        written = one.model_dump()
+        assert CorrectionConfig.model_validate(written).settings() == one.settings()
+    assert "verl_semantics" not in CorrectionConfig().model_dump()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"verl": {"rollout_si": "token"}}, "unknown option"),
+        ({"verl": VERL, "importance_level": "token"}, "verl and importance_level are both set"),
+        ({"verl_semantics": "page"}, "set verl, too"),
+    ],
+)
+def test_what_verl_does_not_know_or_stands_beside_it_is_refused(values, said):
+    with pytest.raises(ValidationError, match=said):
+        CorrectionConfig.model_validate(values)
