@@ -179,7 +179,7 @@ async def _round(
     made = traffic.patience.said
     traffic.patience.said = said + made
     say(f"{traffic.sessions - sessions} sessions, objections: {dict(made)}")
-    waited = await wait_for_hints(served, protocol)
+    waited = await wait_for_hints(served, wait_s=protocol.wait_s, steady_s=protocol.steady_s)
     say(f"waited {waited['seconds']:.0f} s: {waited['ended']}; hints: {waited['hints']}")
     clock = time.monotonic()
     endpoint = served.endpoint
@@ -246,9 +246,10 @@ async def session(
     traffic.seconds += time.monotonic() - clock
 
 
-async def wait_for_hints(served: Served, protocol: Protocol) -> dict[str, Any]:
-    """Wait; returns for how many seconds, why no longer (`no hint is practised`, `nothing changes`
-    or `time is up`), and how the hints stand.
+async def wait_for_hints(served: Served, *, wait_s: float, steady_s: float) -> dict[str, Any]:
+    """Wait, at most `wait_s`, or until nothing has changed for `steady_s`; returns for how many
+    seconds, why no longer (`no hint is practised`, `nothing changes` or `time is up`), and how the
+    hints stand.
     """
     started = changed = time.monotonic()
     before: object = None
@@ -261,9 +262,9 @@ async def wait_for_hints(served: Served, protocol: Protocol) -> dict[str, Any]:
         is_done = none_practised(hints) and not AT_WORK & store["turns"].keys()
         if is_done and now - changed >= SETTLED_S:
             ended = "no hint is practised"
-        elif now - changed >= protocol.steady_s:
+        elif now - changed >= steady_s:
             ended = "nothing changes"
-        elif now - started >= protocol.wait_s:
+        elif now - started >= wait_s:
             ended = "time is up"
         if ended is not None:
             stand = dict(Counter(standing(hint) for hint in hints))

@@ -112,7 +112,7 @@ async def phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> d
         await session(at_b, cell, protocol, wishes, number, of_b)
         await session(at_a, cell, protocol, others, number + 1, of_a, about=about)
     say(f"people: B {of_b.as_numbers()}, A {of_a.as_numbers()}")
-    waited = await wait_for_hints(served, protocol)
+    waited = await wait_for_hints(served, wait_s=protocol.wait_s, steady_s=protocol.steady_s)
     say(f"waited {waited['seconds']:.0f} s: {waited['ended']}; hints: {waited['hints']}")
     clock = time.monotonic()
     end = await measure(at_a, [*cell.kinds, *protocol.others], protocol.n, cell.seed)

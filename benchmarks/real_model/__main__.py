@@ -14,20 +14,16 @@ import asyncio
 import json
 import random
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from benchmarks.own_agent.cell import (
-    AT_WORK,
     as_counts,
     free_folder,
-    none_practised,
     say,
     shown_rates,
-    standing,
+    wait_for_hints,
     write_whole,
 )
 from benchmarks.own_agent.judging import NAME, judging
@@ -47,8 +43,6 @@ SETTINGS = (
     # Its answers run on: four of five are cut. What is cut cannot be taught to end otherwise.
     "proxy.train_length_cut=true",
 )
-POLL_S = 5.0
-SETTLED_S = 30.0
 HEADER = (
     "wish", "weights", "held: start → end", "the start with the hint", "of the way",
     "open opposite: start → end", "of before", "other kinds, usual: start → end",
@@ -108,7 +102,8 @@ async def _cell(given: argparse.Namespace, wish: Wish, weights: Weights) -> dict
         start |= {"hinted": (await rates(client, wish, given.n, given.seed, hinted=True))["wished"]}
         say(f"start: {shown_rates(start)}")
         await _talk(served, given, wish)
-        waited = await _until_rest(served, given.minutes * 60)
+        most_s = given.minutes * 60
+        waited = await wait_for_hints(served, wait_s=most_s, steady_s=most_s)
         say(f"waited {waited['seconds'] / 60:.1f} minutes; hints: {waited['hints']}")
         end = await rates(client, wish, given.n, given.seed)
         say(f"end: {shown_rates(end)}")
@@ -122,7 +117,7 @@ async def _cell(given: argparse.Namespace, wish: Wish, weights: Weights) -> dict
         "end": as_counts(end),
         "waited": waited,
         "store": store,
-        "perplexity": [perplexity(given.model), _perplexity_of(folder, given.model)],
+        "perplexity": [perplexity(given.model), _perplexity_of(folder)],
     }
 
 
@@ -139,30 +134,11 @@ async def _talk(served: Served, given: argparse.Namespace, wish: Wish) -> None:
     say(f"{given.quiet} quiet sessions, then {sessions} with {objections} objections")
 
 
-async def _until_rest(served: Served, most_s: float) -> dict[str, Any]:
-    """Wait until no hint is practised any more, or time is up."""
-    started = changed = time.monotonic()
-    before: object = None
-    while True:
-        hints, store = await served.hints(), await what_became(served.folder)
-        now = time.monotonic()
-        if (hints, store) != before:
-            before, changed = (hints, store), now
-        is_done = none_practised(hints) and not AT_WORK & store["turns"].keys()
-        if (is_done and now - changed >= SETTLED_S) or now - started >= most_s:
-            stand = dict(Counter(standing(hint) for hint in hints))
-            return {"seconds": round(now - started, 1), "hints": stand}
-        await asyncio.sleep(POLL_S)
-
-
-def _perplexity_of(folder: Path, start: Path) -> float:
+def _perplexity_of(folder: Path) -> float:
     """That of the version that is served last."""
     with tempfile.TemporaryDirectory() as scratch:
         merged = Path(scratch) / "model"
         export_version(folder / "config.toml", "latest", merged)
-        for file in start.glob("*token*"):
-            if not (merged / file.name).exists():
-                (merged / file.name).write_bytes(file.read_bytes())
         return perplexity(merged)
 
 
