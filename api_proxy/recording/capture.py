@@ -69,7 +69,7 @@ def version_spans(
     return tuple(numbered), DropReason.MIXED_VERSION if has_gap else None
 
 
-ABOUT_THE_ANSWER = frozenset(
+_ABOUT_THE_ANSWER = frozenset(
     {
         DropReason.CLIENT_DISCONNECTED,
         DropReason.SHUTDOWN,
@@ -82,9 +82,16 @@ ABOUT_THE_ANSWER = frozenset(
         DropReason.DISTRIBUTION_MODIFIED,
     }
 )
-"""Reasons that say nothing of the request: hints may be practised there. An ambiguous request is no
-place for it, whatever became of its answer.
-"""
+"""Reasons that say nothing of the request, so that hints may be practised there."""
+
+
+def of_linked(reason: DropReason | None, *, is_ambiguous: bool) -> DropReason | None:
+    """A turn's `reason` once it is linked: an ambiguous request is no place to practise hints at,
+    whatever became of its answer.
+    """
+    if is_ambiguous and (reason is None or reason in _ABOUT_THE_ANSWER):
+        return DropReason.AMBIGUOUS_PARENT
+    return reason
 
 
 def drop_reason(
@@ -104,8 +111,6 @@ def drop_reason(
         (DropReason.RECORD_ONLY, not circumstances.may_train),
         (DropReason.TEXT_COMPLETION, circumstances.turn_type is TurnType.TEXT),
         (DropReason.SIDE_TURN, circumstances.turn_type is TurnType.SIDE),
-        # Before those of ABOUT_THE_ANSWER.
-        (DropReason.AMBIGUOUS_PARENT, circumstances.is_ambiguous),
         (DropReason.CLIENT_DISCONNECTED, circumstances.client_gone),
         (DropReason.SHUTDOWN, circumstances.is_cut and is_broken_off),
         (DropReason.ABORTED, is_broken_off),
@@ -122,7 +127,8 @@ def drop_reason(
         ),
         (DropReason.DISTRIBUTION_MODIFIED, modified and config.train_modified == "drop"),
     )
-    return next((reason for reason, holds in tests if holds), None)
+    found = next((reason for reason, holds in tests if holds), None)
+    return of_linked(found, is_ambiguous=circumstances.is_ambiguous)
 
 
 def whole_experts(rollout: Rollout) -> Experts | None:

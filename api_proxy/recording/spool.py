@@ -19,7 +19,7 @@ from pathlib import Path
 from api_proxy.linking.lineage import LineageFinder
 from api_proxy.linking.sessions import Sessions
 from api_proxy.metrics import ProxyMetrics
-from api_proxy.recording.capture import ABOUT_THE_ANSWER
+from api_proxy.recording.capture import of_linked
 from records.database import fail_points
 from records.errors import StoreError, StoreUnavailable
 from records.names import DropReason, TurnType
@@ -242,9 +242,7 @@ class Spool:
             has_next_state=may_answer,
         )
         link = lineage.link
-        reason = turn.drop_reason
-        if link.ambiguous and (reason is None or reason in ABOUT_THE_ANSWER):
-            reason = DropReason.AMBIGUOUS_PARENT
+        reason = of_linked(turn.drop_reason, is_ambiguous=link.ambiguous)
         parent_id = link.parent.turn_id if link.parent else None
         turn = replace(
             turn,

@@ -224,8 +224,7 @@ class HintExaminer:
         opposed = [
             other.hint_id
             for other in elsewhere
-            if other.is_rule  # a slip of the judge about one answer pauses nobody's rule
-            and await self._relation(hint, origins, other) is Relation.OPPOSITE
+            if await self._relation(hint, origins, other) is Relation.OPPOSITE
         ]
         return Examination(
             hint_id=hint.hint_id,

@@ -40,7 +40,9 @@ class ProgressStore(HintFigures, Protocol):
 
     async def num_judged(self) -> tuple[int, int]: ...
     async def lesson_totals(self) -> dict[tuple[LessonKind, LessonState], int]: ...
-    async def lessons_trained_by_hint(self) -> dict[str, dict[LessonKind, int]]: ...
+    async def lessons_trained_by_hint(
+        self, hint_ids: Sequence[str] | None = None
+    ) -> dict[str, dict[LessonKind, int]]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,9 @@ class LearningLine:
         hints = await self._store.hints(limit=MOST_HINTS)
         order = read_stop(self._folder)
         said = shown_learning(hints, last_row(self._folder), await self._progress())
-        practised = shown_hints(hints, await self._store.lessons_trained_by_hint())
+        active = [one.hint_id for one in practised_hints(hints)[:_SHOWN_HINTS]]
+        trained = await self._store.lessons_trained_by_hint(active)
+        practised = shown_hints(hints, trained)
         said = "\n".join([said, *practised]) if said else said
         if order is not None and order.reason:
             return f"training has stopped: {order.reason}" + (f"\n{said}" if said else "")
@@ -113,13 +117,18 @@ def shown_learning(
     return "; ".join(parts)
 
 
+def practised_hints(hints: Sequence[Hint]) -> list[Hint]:
+    """Those that are being practised, in their order."""
+    return [one for one in hints if one.status is HintStatus.ACTIVE and one.first_gap is not None]
+
+
 def shown_hints(
     hints: Sequence[Hint], trained: Mapping[str, Mapping[LessonKind, int]]
 ) -> list[str]:
     """A line for each of the newest hints that are being practised: its text, its lessons so far
     and its gap.
     """
-    active = [one for one in hints if one.status is HintStatus.ACTIVE and one.first_gap is not None]
+    active = practised_hints(hints)
     lines = [_shown_hint(one, trained.get(one.hint_id, {})) for one in active[:_SHOWN_HINTS]]
     left = len(active) - len(lines)
     return [*lines, f"  and {left} more: opd hints list"] if left else lines

@@ -43,7 +43,8 @@ class RunFigures:
 
 async def read_figures(store: Store, folder: Path) -> RunFigures:
     """As they are now."""
-    line = last_line(folder / METRICS_FILE)
+    line, row = last_line(folder / METRICS_FILE), last_row(folder)
+    measured = [] if row is None else [one.hint_id for one in row.hints]
     _, objections = await store.num_judged()
     return RunFigures(
         turns=sum((await store.counts()).values()),
@@ -51,9 +52,9 @@ async def read_figures(store: Store, folder: Path) -> RunFigures:
         hints=await store.hint_counts(),
         lessons=await store.lesson_totals(),
         lesson_drops=await store.lesson_drops(),
-        trained=await store.lessons_trained_by_hint(),
+        trained=await store.lessons_trained_by_hint(measured),
         judged_share=await store.judged_share(),
-        row=last_row(folder),
+        row=row,
         step={} if line is None else json.loads(line),
     )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
+from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, tuple_
 
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import (
@@ -208,7 +208,7 @@ def states(connection: Connection, hint_id: str) -> list[HintState]:
 
 def taught_at(connection: Connection, hint_id: str) -> list[str]:
     """Turns at which a hint taught: its states, and those that it came from, as far as they may be
-    learned at.
+    learned at; STATE_WINDOW at most.
     """
     turn_ids = [
         turn_id
@@ -223,10 +223,14 @@ def taught_at(connection: Connection, hint_id: str) -> list[str]:
 def near(
     connection: Connection, hint_id: str, scope: str, text: str, limit: int, other_scopes: bool
 ) -> list[Hint]:
-    """Examined hints that hold, those whose words are the most alike first, of this scope or of all
-    others.
+    """Examined hints that hold, those whose words are the most alike first: of this scope, or the
+    rules of all others (a slip of the judge about one answer pauses nobody's rule).
     """
-    of_scope = HintRow.scope != scope if other_scopes else HintRow.scope == scope
+    of_scope = (
+        and_(HintRow.scope != scope, HintRow.is_rule.is_(True))
+        if other_scopes
+        else HintRow.scope == scope
+    )
     rows = connection.execute(
         select(HintRow.__table__)
         .where(
@@ -300,9 +304,7 @@ def keep_states(connection: Connection, exclude_hints: Sequence[str], limit: int
     for part in chunks(exclude_hints):
         for model in (HintStateRow, HintSourceRow):
             taken.update(connection.scalars(select(model.turn_id).where(model.hint_id.in_(part))))
-    scopes = _scopes(connection)
-    if len(scopes) > _KEPT_SCOPES:
-        scopes = random.sample(scopes, _KEPT_SCOPES)
+    scopes = _some_scopes(connection, _KEPT_SCOPES)
     window = max(STATE_WINDOW // max(len(scopes), 1), _LEAST_WINDOW)
     newest = [_eligible(connection, TurnRow.scope == scope, window) for scope in scopes]
     free = [[one for one in of_scope if one not in taken] for of_scope in newest]
@@ -310,14 +312,22 @@ def keep_states(connection: Connection, exclude_hints: Sequence[str], limit: int
     return dealt[:limit]
 
 
-def _scopes(connection: Connection) -> list[str]:
-    """All scopes that have turns: a look into an index for each."""
+def _some_scopes(connection: Connection, most: int) -> list[str]:
+    """`most` scopes that have turns, all where there are no more: those that follow the scope of a
+    turn drawn by chance, a look into an index for each.
+    """
+    drawn = select(TurnRow.scope).order_by(TurnRow.turn_id).limit(1)
+    begin = connection.scalar(drawn.where(TurnRow.turn_id >= uuid4().hex))
+    first = connection.scalar(select(func.min(TurnRow.scope))) if begin is None else begin
     found: list[str] = []
-    scope = connection.scalar(select(func.min(TurnRow.scope)))
-    while scope is not None:
+    scope = first
+    while scope is not None and len(found) < most:
         found.append(scope)
-        scope = connection.scalar(select(func.min(TurnRow.scope)).where(TurnRow.scope > scope))
-    return found
+        following = connection.scalar(select(func.min(TurnRow.scope)).where(TurnRow.scope > scope))
+        if following is None:  # behind the last one comes the first
+            following = connection.scalar(select(func.min(TurnRow.scope)))
+        scope = None if following == first else following
+    return sorted(found)
 
 
 def accepted(connection: Connection, turn_ids: Sequence[str]) -> set[str]:

@@ -272,17 +272,23 @@ def totals(connection: Connection) -> dict[tuple[LessonKind, LessonState], int]:
     return {(kind, state): number for kind, state, number in connection.execute(statement)}
 
 
-def trained_by_hint(connection: Connection) -> dict[str, dict[LessonKind, int]]:
-    """Number of trained lessons of each hint, by kind."""
+def trained_by_hint(
+    connection: Connection, hint_ids: Sequence[str] | None = None
+) -> dict[str, dict[LessonKind, int]]:
+    """Number of trained lessons of each of these hints, by kind; None: of all."""
     columns = (LessonRow.hint_id, LessonRow.kind)
     statement = (
         select(*columns, func.count())
         .where(LessonRow.state == LessonState.TRAINED, LessonRow.hint_id.is_not(None))
         .group_by(*columns)
     )
+    parts = [statement]
+    if hint_ids is not None:
+        parts = [statement.where(LessonRow.hint_id.in_(part)) for part in chunks(hint_ids)]
     found: dict[str, dict[LessonKind, int]] = {}
-    for hint_id, kind, number in connection.execute(statement):
-        found.setdefault(str(hint_id), {})[kind] = number
+    for part in parts:
+        for hint_id, kind, number in connection.execute(part):
+            found.setdefault(str(hint_id), {})[kind] = number
     return found
 
 

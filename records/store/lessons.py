@@ -126,9 +126,11 @@ class LessonStore(StoreBase):
         """Number of all lessons, by kind and state; for reports, not for every look."""
         return await self.read(reading.totals)
 
-    async def lessons_trained_by_hint(self) -> dict[str, dict[LessonKind, int]]:
-        """Number of trained lessons of each hint, by kind; for reports, not for every look."""
-        return await self.read(reading.trained_by_hint)
+    async def lessons_trained_by_hint(
+        self, hint_ids: Sequence[str] | None = None
+    ) -> dict[str, dict[LessonKind, int]]:
+        """Number of trained lessons of each of these hints, by kind; None: of all, for reports."""
+        return await self.read(reading.trained_by_hint, hint_ids=hint_ids)
 
     async def lesson_drops(self) -> dict[LessonDrop, int]:
         """Number of dropped lessons by reason."""

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from api_proxy.config import ProxyConfig
 from api_proxy.generation import LabelSpan, Rollout, SeenVersion
-from api_proxy.recording.capture import Circumstances, drop_reason, sampling_record, version_spans
+from api_proxy.recording.capture import (
+    Circumstances,
+    drop_reason,
+    of_linked,
+    sampling_record,
+    version_spans,
+)
 from api_proxy.reply.reply import Reply
 from api_proxy.reply.stop_strings import StopStrings
 from records.names import DropReason, TurnType
@@ -132,6 +138,25 @@ def test_drop_reasons(
     }
     found = drop_reason(rollout(**changes), HELLO, Circumstances(**around), fault, ProxyConfig())
     assert found is reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (None, DropReason.AMBIGUOUS_PARENT),
+        (DropReason.DISTRIBUTION_MODIFIED, DropReason.AMBIGUOUS_PARENT),
+        (DropReason.LENGTH_CUT, DropReason.AMBIGUOUS_PARENT),
+        (DropReason.CLIENT_DISCONNECTED, DropReason.AMBIGUOUS_PARENT),
+        (DropReason.RECORD_ONLY, DropReason.RECORD_ONLY),
+        (DropReason.SIDE_TURN, DropReason.SIDE_TURN),
+        (DropReason.SENSITIVE, DropReason.SENSITIVE),
+    ],
+)
+def test_an_ambiguous_request_is_so_whatever_became_of_its_answer(
+    reason: DropReason | None, expected: DropReason
+) -> None:
+    assert of_linked(reason, is_ambiguous=True) is expected
+    assert of_linked(reason, is_ambiguous=False) is reason
 
 
 def test_mixed_versions_train_if_configured() -> None:

@@ -76,7 +76,7 @@ class Counted:
     async def num_judged(self):
         return self.judged, self.objections
 
-    async def lessons_trained_by_hint(self):
+    async def lessons_trained_by_hint(self, hint_ids):
         return {"a": {LessonKind.HINT: 5, LessonKind.COUNTER: 3}}
 
     async def lesson_totals(self):

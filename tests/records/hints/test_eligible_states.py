@@ -61,3 +61,20 @@ async def test_a_busy_scope_leaves_places_to_the_others(store: Store, clock: Clo
     quiet, busy = turns["quiet"][::-1], turns["busy"][::-1]
     kept = await store.keep_states(exclude_hints=[], limit=5)
     assert kept == [busy[0], quiet[0], busy[1], quiet[1], busy[2]]
+
+
+async def test_of_very_many_scopes_each_has_its_chance(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("records.hints.reading._KEPT_SCOPES", 2)
+    turns: dict[str, str] = {}
+    for number in range(5):
+        turn = a_turn(await a_session(store, f"scope{number}"))
+        await store.record_turn(turn, scope=f"scope{number}")
+        turns[turn.turn_id] = f"scope{number}"
+    seen: set[str] = set()
+    for _ in range(60):
+        kept = await store.keep_states(exclude_hints=[], limit=9)
+        assert len({turns[one] for one in kept}) == len(kept) == 2
+        seen.update(turns[one] for one in kept)
+    assert seen == set(turns.values())

@@ -252,6 +252,16 @@ async def test_a_text_that_trained_never_measures(store: Store) -> None:
     assert measuring_texts(await store.hint_prompts(hint.hint_id)) == {"a", "f"}
 
 
+async def test_hints_of_other_scopes_that_are_no_rules_stand_in_nobodys_way(store: Store) -> None:
+    mine = await examined(store, "use Celsius")
+    block = RehearsalBlock.NO_MAJORITY
+    for number in range(5):
+        await examined(store, f"use Celsius {number}", scope="slips", is_rule=False, block=block)
+    rule = await examined(store, "prefer Fahrenheit", scope="rules")
+    near = await store.near_hints(mine, limit=4, other_scopes=True)
+    assert [one.hint_id for one in near] == [rule.hint_id]
+
+
 async def test_a_further_objection_revives_one_that_was_given_up(store: Store) -> None:
     hint = await examined(store, "use Celsius")
     await store.set_hint_status(hint.hint_id, HintStatus.STUCK, "40 steps")

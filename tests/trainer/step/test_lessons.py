@@ -135,6 +135,8 @@ async def test_a_step_of_turns_and_lessons_is_one_version(folder, tmp_path):
         assert await lesson_states(store, lessons) == {LessonState.TRAINED}
         assert await trainer.step() is None
         assert await store.lessons_trained_by_hint() == {"hint": {HINT: 1, COUNTER: 1}}
+        assert await store.lessons_trained_by_hint(["another"]) == {}
+        assert await store.lessons_trained_by_hint(["hint"]) == {"hint": {HINT: 1, COUNTER: 1}}
         trained = dict.fromkeys((HINT, COUNTER, KEEP), 1)
         totals = await store.lesson_totals()
         assert totals == {(kind, LessonState.TRAINED): n for kind, n in trained.items()}
