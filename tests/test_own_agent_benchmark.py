@@ -30,7 +30,14 @@ from benchmarks.own_agent.measure import (
     tells_facts,
     value_shown,
 )
-from benchmarks.own_agent.people import MAX_FAILURES, Patience, Person, Request, errands_for
+from benchmarks.own_agent.people import (
+    MAX_FAILURES,
+    Patience,
+    Person,
+    Request,
+    errands_for,
+    wishes_of_one,
+)
 from benchmarks.own_agent.picture import label, picture
 from benchmarks.own_agent.protocol import Cell, Protocol
 from benchmarks.own_agent.table import fall_of, grouped, ratio, table, until_table
@@ -214,6 +221,14 @@ def test_greetings_come_first_and_every_wish_has_its_errand() -> None:
         assert errands[0] == "greet"
         assert {"greet", "weather", "hotels"} <= set(errands)
         assert len(errands) in (3, 4)
+
+
+def test_of_many_wishes_one_person_has_two_and_in_the_end_all_are_wished() -> None:
+    two, many = [UNIT, ORDER], list(WISHES.values())
+    assert wishes_of_one(random.Random(0), two) == two
+    of_people = [wishes_of_one(random.Random(seed), many) for seed in range(40)]
+    assert {len({wish.kind for wish in own}) for own in of_people} == {2}
+    assert {wish.kind for own in of_people for wish in own} == set(WISHES)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.own_agent.agent import Endpoint, run_session
 from benchmarks.own_agent.judging import NAME, judging
 from benchmarks.own_agent.measure import Rates, measure, measure_wishes
-from benchmarks.own_agent.people import Patience, Person, errands_for
+from benchmarks.own_agent.people import Patience, Person, errands_for, wishes_of_one
 from benchmarks.own_agent.protocol import Cell, Protocol, wishes_in
 from benchmarks.own_agent.scripted import ScriptedJudge
 from benchmarks.own_agent.serving import Served, log_of, serving, what_became
@@ -228,11 +228,12 @@ async def session(
     *,
     about: Sequence[Wish] | None = None,
 ) -> None:
-    """One session of somebody with these wishes; sessions follow each other at the pace. `about`:
-    whose errands they are, where those are not of these wishes.
+    """One session of somebody with these wishes, or with some of many; sessions follow each other
+    at the pace. `about`: whose errands they are, where those are not of these wishes.
     """
     clock = time.monotonic()
     rng = random.Random(f"{'+'.join(cell.kinds)}-{cell.seed}-{number}")
+    wishes = wishes_of_one(rng, wishes)
     person = Person(
         rng=rng,
         travel=Travel(rng=random.Random(rng.randrange(2**40)), held_out=False),

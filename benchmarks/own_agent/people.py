@@ -54,6 +54,10 @@ TOOLS_OF: dict[Errand, str] = {
 LAST_WORDS = ("Thank you.", "Thanks, that is all.", "Good, thanks.")
 MAX_FAILURES = 2
 """Calls of one request that fail before somebody leaves: a name miscopied is miscopied for ever."""
+MOST_WISHES = 2
+"""Wishes that one person has. With seven somebody would leave at the first, unmet, before asking
+for anything else.
+"""
 SHARE_WITH_LAST_WORDS = 0.5
 SHARE_THAT_GO_ON_AT_ONCE = 0.5
 """Of objections, with which the next request comes in the same message."""
@@ -171,6 +175,11 @@ class Person:
         self.has_objected = True
         self.patience.said[wish.kind] += 1
         return self.rng.choice(wish.objections)
+
+
+def wishes_of_one(rng: random.Random, wishes: Sequence[Wish]) -> Sequence[Wish]:
+    """The wishes of one of the people who have these between them."""
+    return wishes if len(wishes) <= MOST_WISHES else rng.sample(wishes, MOST_WISHES)
 
 
 def errands_for(rng: random.Random, wishes: Sequence[Wish]) -> list[Errand]:

@@ -95,7 +95,9 @@ async def event_stream(
     async with contextlib.aclosing(news(engine, request)) as changes:
         async for ended in changes:
             if request.error is None:
-                yield writer.event(ended)
+                event = writer.event(ended)
+                if event is not None:
+                    yield event
                 continue
             error = {"message": request.error, "type": "server_error", "code": 500}
             yield b"data: " + orjson.dumps({"error": error}) + b"\n\n"

@@ -28,11 +28,16 @@ class ReplyWriter:
         self._logprobs = bytearray()
         self._count = 0
 
-    def event(self, ended: bool) -> bytes:
-        """A server-sent event with everything so far."""
+    def event(self, ended: bool) -> bytes | None:
+        """A server-sent event with everything so far; None where the one before had all of it: the
+        scheduler writes a token before it calls, so that one call may tell of two.
+        """
+        count = len(self._request.output_logprobs)
+        if not ended and count == self._count:
+            return None
         if ended or self._body.top_logprobs_num or self._body.token_ids_logprob:
-            return b"data: " + orjson.dumps(self.reply(ended)) + b"\n\n"
-        self._grow()
+            return b"data: " + orjson.dumps(self._reply(ended, count)) + b"\n\n"
+        self._grow(count)
         assert self._text is not None
         meta = (
             b'{"id":%b,"finish_reason":null,"prompt_tokens":%d,"weight_version":%b,'
@@ -56,10 +61,13 @@ class ReplyWriter:
             meta,
         )
 
-    def reply(self, ended: bool = True) -> dict[str, Any]:
-        """The whole reply, as JSON values; the last one has text and versions to the end."""
+    def reply(self) -> dict[str, Any]:
+        """The whole reply, as JSON values."""
+        return self._reply(True, len(self._request.output_logprobs))
+
+    def _reply(self, ended: bool, count: int) -> dict[str, Any]:
+        """The first `count` tokens; the last reply has text and versions to the end."""
         request = self._request
-        count = len(request.output_logprobs)
         versions = _version_spans(request, self._version)
         meta: dict[str, Any] = {
             "id": request.rid,
@@ -74,7 +82,7 @@ class ReplyWriter:
             meta["weight_versions"] = versions
         if self._body.return_logprob:
             self._add_logprobs(meta, count)
-        text = final_text(self._tokenizer, request) if ended else self._grow()
+        text = final_text(self._tokenizer, request) if ended else self._grow(count)
         return {"text": text, "output_ids": request.output_ids[:count], "meta_info": meta}
 
     def _add_logprobs(self, meta: dict[str, Any], count: int) -> None:
@@ -112,12 +120,11 @@ class ReplyWriter:
         ids = self._request.token_ids
         return [[self._entry(*item) for item in zip(row, ids, strict=True)] for row in rows]
 
-    def _grow(self) -> str:
-        """Take in the tokens since the last event; returns the text so far."""
+    def _grow(self, count: int) -> str:
+        """Take in the tokens up to `count`; returns the text so far."""
         request = self._request
         if self._text is None:
             self._text = TextStream(self._tokenizer, request.sampling.skip_special_tokens)
-        count = len(request.output_logprobs)
         ids = request.output_ids[self._count : count]
         if not ids:
             return self._text.text
