@@ -19,6 +19,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   records     backup, restore, verify, export, forget, allow:  ./run.sh records verify --run RUN
   doctor      why each turn of a session was trained, waits or was dropped:
               ./run.sh doctor [SESSION] --run RUN
+  advise      which rollout correction a run needs, by its figures:  ./run.sh advise --run RUN
   policy      a version as a model folder of its own:
               ./run.sh policy export --run RUN --version N --to FOLDER
   eval        pass@k of a version, and two versions compared:  ./run.sh eval --run RUN --against start
@@ -115,7 +116,7 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | doctor | policy | eval | replay | sglang | models | slime | test | reliability | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
+    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | doctor | advise | policy | eval | replay | sglang | models | slime | test | reliability | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac

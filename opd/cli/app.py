@@ -177,6 +177,22 @@ def doctor(
     guarded(show)
 
 
+@app.command(cls=RunCommand)
+def advise(
+    run: RunFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Which rollout correction the sources would choose, by the figures of the newest steps."""
+
+    def show() -> None:
+        from opd.commands import advise as command
+
+        found = command.advise_run(config_file(run))
+        typer.echo(command.as_json(found) if as_json else command.as_text(found))
+
+    guarded(show)
+
+
 @app.command()
 def slime(
     config: Annotated[

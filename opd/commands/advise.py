@@ -1,0 +1,221 @@
+"""Which rollout correction the sources would choose for a run, and the figures they would look at.
+
+The questions are those of the off-policy post's decision tree, the remedies those of verl's page on
+rollout correction (ALGORITHMS 4). It reads `metrics.jsonl` and the configuration, and changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from opd.report.run_report import metric_rows
+from opd.run import config as run_config
+from opd.run.config import RunConfig
+from trainer.config import TrainerConfig
+from trainer.errors import StartupError
+from trainer.model.model_config import has_experts
+from trainer.objectives.options import HindsightOpd
+from trainer.objectives.rollout_correction.health import health_warnings
+
+SAME_ARITHMETIC = 1e-3
+"""Nats per token between trainer and engine up to which they count as one."""
+NEWEST = 50
+"""Steps that are looked at."""
+TOOL_SPREAD = 2.0
+"""So many times the spread of other tokens' ratios is more behind tool output."""
+
+_REMEDIES = {
+    "rollout_is_std_unclamped": "use rejection in place of weights for whole turns, or a tighter "
+    'cap: trainer.correction.preset = "geo_rs", or a lower trainer.correction.importance_upper',
+    "rollout_is_eff_sample_size_unclamped": "few tokens carry the step: "
+    'trainer.correction.preset = "geo_rs", or a lower trainer.max_staleness',
+    "rollout_is_veto_fraction": "lower trainer.correction.veto_threshold; if ratios that small are "
+    "common, engine and trainer do not hold the same weights",
+    "rollout_is_mean_raw": "the shift is systematic: compare precision, template and weights of "
+    "engine and trainer before any correction",
+    "kl_fresh": "engine and trainer disagree on fresh tokens: compare their precision and weights; "
+    "no correction makes up for that",
+    "kl": "samples are too old for this learning rate: a lower trainer.max_staleness",
+    "chi2_token": "samples are too far off: a lower trainer.max_staleness, or "
+    'trainer.correction.preset = "geo_rs"',
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """`seen`: figures of the run. `set_these`: what to set; empty where the run has it already."""
+
+    question: str
+    seen: str
+    choice: str
+    set_these: tuple[str, ...] = ()
+
+
+def advise_run(config_path: Path) -> list[Advice]:
+    """Advice on a run. Raises StartupError if nothing was trained yet."""
+    folder = config_path.parent
+    rows = [row for row in metric_rows(folder) if row.get("skipped") is None][-NEWEST:]
+    if not rows:
+        raise StartupError(f"{folder}: no step has trained yet, so there are no figures to go by")
+    config = run_config.load(config_path)
+    return list(advice(config, rows, is_mixture=has_experts(config.model)))
+
+
+def advice(
+    config: RunConfig, rows: Sequence[Mapping[str, Any]], *, is_mixture: bool
+) -> Iterator[Advice]:
+    """Of the newest steps' `rows` (metrics.jsonl, at least one)."""
+    trainer = config.trainer
+    yield _on_arithmetic(trainer, rows)
+    yield _on_age(trainer, rows)
+    yield _on_experts(config, is_mixture=is_mixture)
+    yield from _on_tools(rows)
+    yield from _on_health(rows)
+
+
+def _on_arithmetic(trainer: TrainerConfig, rows: Sequence[Mapping[str, Any]]) -> Advice:
+    question = "Do engine and trainer compute alike?"
+    found = _largest(rows, "rollout_corr/kl_fresh")
+    has_weights = trainer.correction.settings().importance_level is not None
+    weighs_itself = _surrogate(trainer) in ("decoupled", "a3po")
+    if found is None:
+        return Advice(
+            question=question,
+            seen="no step had tokens of the newest weights",
+            choice="cannot be told; token weights (TIS) are right for either",
+            set_these=() if has_weights or weighs_itself else _TOKEN_WEIGHTS,
+        )
+    seen = f"KL of fresh tokens at most {found:.2g} nats in {len(rows)} steps"
+    if found <= SAME_ARITHMETIC:
+        return Advice(
+            question=question, seen=seen, choice="they do: nothing is to be corrected here"
+        )
+    return Advice(
+        question=question,
+        seen=seen,
+        choice="they do not: token weights (TIS) and clipping",
+        set_these=() if has_weights or weighs_itself else _TOKEN_WEIGHTS,
+    )
+
+
+_TOKEN_WEIGHTS = ('trainer.correction.preset = "token_is"',)
+
+
+def _on_age(trainer: TrainerConfig, rows: Sequence[Mapping[str, Any]]) -> Advice:
+    question = "Do samples of older weights train?"
+    oldest = _largest(rows, "staleness_max")
+    if oldest is None:
+        return Advice(question=question, seen="staleness was not recorded", choice="cannot be told")
+    seen = f"at most {oldest:.0f} versions old; trainer.max_staleness is {trainer.max_staleness}"
+    if not oldest:
+        return Advice(question=question, seen=seen, choice="no: no correction for age")
+    surrogate = _surrogate(trainer)
+    if surrogate is None:
+        choice = f"yes: bound their age; {trainer.objective.name} has no ratio to correct"
+        return Advice(question=question, seen=seen, choice=choice)
+    is_corrected = surrogate in ("decoupled", "a3po", "m2po")
+    return Advice(
+        question=question,
+        seen=seen,
+        choice="yes: bound their age, and decoupled PPO",
+        set_these=()
+        if is_corrected
+        else (
+            'trainer.objective.surrogate = "decoupled"',
+            'trainer.correction.importance_level = "none"',
+        ),
+    )
+
+
+def _on_experts(config: RunConfig, *, is_mixture: bool) -> Advice:
+    question = "Is the model a mixture of experts?"
+    if not is_mixture:
+        return Advice(question=question, seen="no", choice="no replay of routing")
+    passes = config.trainer.epochs_per_batch
+    replay = {1: "none", 2: "R2", 3: "R2"}.get(passes, "R3")
+    stored = config.engine_client.routed_experts_topk
+    return Advice(
+        question=question,
+        seen=f"yes; {passes} passes over a batch; routing of {stored or 'no'} experts is stored",
+        choice=f"replay of routing: {replay}" + ("" if replay == "none" else ", and clipping"),
+        set_these=("engine_client.routed_experts_topk = 8",)
+        if replay == "R3" and not stored
+        else (),
+    )
+
+
+def _on_tools(rows: Sequence[Mapping[str, Any]]) -> Iterator[Advice]:
+    share = _largest(rows, "rollout_corr/post_tool/token_fraction")
+    if not share:
+        return
+    behind, others = (_mean(rows, f"rollout_corr/{part}/std") for part in ("post_tool", "other"))
+    if behind is None or others is None:
+        return
+    spreads = behind > TOOL_SPREAD * others and behind > SAME_ARITHMETIC
+    yield Advice(
+        question="Do tokens behind tool output need more?",
+        seen=f"ratios spread by {behind:.2g} there, by {others:.2g} elsewhere",
+        choice="they do: expect more clipping there, and look at these turns first"
+        if spreads
+        else "no: masking tool output, as always, is enough",
+    )
+
+
+def _on_health(rows: Sequence[Mapping[str, Any]]) -> Iterator[Advice]:
+    counts: Counter[str] = Counter()
+    newest: dict[str, str] = {}
+    for row in rows:
+        for line in health_warnings(row):
+            metric = line.removeprefix("rollout_corr/").split(" = ", 1)[0]
+            counts[metric] += 1
+            newest[metric] = line
+    for metric, times in counts.most_common():
+        yield Advice(
+            question=f"Why is {metric} out of its bounds?",
+            seen=f"{newest[metric]} ({times} of {len(rows)} steps)",
+            choice=_REMEDIES[metric],
+        )
+
+
+def _surrogate(trainer: TrainerConfig) -> str | None:
+    objective = trainer.objective
+    return objective.surrogate if isinstance(objective, HindsightOpd) else None
+
+
+def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [float(row[name]) for row in rows if row.get(name) is not None]
+
+
+def _largest(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    return max((abs(value) for value in _values(rows, name)), default=None)
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = _values(rows, name)
+    return sum(values) / len(values) if values else None
+
+
+def as_text(found: Sequence[Advice]) -> str:
+    """For a terminal."""
+    return "\n\n".join(
+        "\n".join(
+            (
+                one.question,
+                f"  seen:   {one.seen}",
+                f"  choice: {one.choice}",
+                *(f"  set:    {line}" for line in one.set_these),
+            )
+        )
+        for one in found
+    )
+
+
+def as_json(found: Sequence[Advice]) -> str:
+    """The same for programs."""
+    return json.dumps([asdict(one) for one in found], indent=1)
