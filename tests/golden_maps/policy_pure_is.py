@@ -14,7 +14,7 @@ import torch
 from tests.golden_maps.check import EMPTY_MASK, Case, Comparison, Deliberate, Meta
 from trainer.objectives.aggregate import selected, token_weights, weighted_sum
 from trainer.objectives.distributions.kl import kl_estimate
-from trainer.objectives.policy.pure_is import pure_is
+from trainer.objectives.policy.ppo import pure_is
 from trainer.objectives.rollout_correction.correct import CorrectionResult, correct_rollout
 from trainer.objectives.rollout_correction.verl_names import settings_from_verl
 

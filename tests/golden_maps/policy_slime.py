@@ -24,9 +24,7 @@ from trainer.objectives.policy.cispo import cispo
 from trainer.objectives.policy.combined import combined_advantages
 from trainer.objectives.policy.gspo import gspo
 from trainer.objectives.policy.opsm import opsm_mask
-from trainer.objectives.policy.ppo import PpoTerms, ppo_clip
-from trainer.objectives.policy.pure_is import pure_is
-from trainer.objectives.policy.truncated_is import comparable_ratio
+from trainer.objectives.policy.ppo import PpoTerms, comparable_ratio, ppo_clip, pure_is
 from trainer.objectives.rollout_correction.correct import correct_rollout
 from trainer.objectives.rollout_correction.settings import RolloutCorrectionSettings
 

@@ -22,8 +22,7 @@ from trainer.objectives.aggregate import selected, token_weights, weighted_sum
 from trainer.objectives.distributions.kl import kl_estimate
 from trainer.objectives.policy.cispo import cispo
 from trainer.objectives.policy.gspo import gspo
-from trainer.objectives.policy.ppo import PpoTerms, ppo_clip
-from trainer.objectives.policy.pure_is import pure_is
+from trainer.objectives.policy.ppo import PpoTerms, ppo_clip, pure_is
 from trainer.objectives.rollout_correction.correct import correct_rollout
 from trainer.objectives.rollout_correction.verl_names import settings_from_verl
 

@@ -24,9 +24,9 @@ from trainer.rewards.length import (
     UNIFORM_COEF,
     anchor_penalty,
     group_penalty,
+    length_metrics,
     uniform_penalty,
 )
-from trainer.rewards.length_metrics import length_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

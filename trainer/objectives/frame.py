@@ -19,12 +19,15 @@ from torch import Tensor
 
 from trainer.objectives.aggregate import AggregationMode, token_weights, weighted_sum
 from trainer.objectives.batch import GlobalCounts, TokenBatch, TokenTerms, select_finite
-from trainer.objectives.distributions.kl import LOG_RATIO_LIMIT, k3_clamped, kl_estimate
+from trainer.objectives.distributions.kl import (
+    LOG_RATIO_LIMIT,
+    k3_clamped,
+    kl_estimate,
+    kl_with_ratio,
+)
 from trainer.objectives.distributions.kl_names import validate_kl_loss_name
-from trainer.objectives.distributions.kl_ratio import kl_with_ratio
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions, OverlapTopk
-from trainer.objectives.policy.ppo import ppo_clip
-from trainer.objectives.policy.truncated_is import comparable_ratio
+from trainer.objectives.policy.ppo import comparable_ratio, ppo_clip
 from trainer.objectives.registry import objective_terms
 
 WEIGHT_TOLERANCE = 1e-5

@@ -31,7 +31,6 @@ from trainer.batch.turn_scores import TurnScores
 from trainer.batch.views import TurnView, view_turn
 from trainer.config import TrainerConfig
 from trainer.model.token_states import TokenLogprobs
-from trainer.objectives.advantage import distillation_advantage
 from trainer.objectives.aggregate import token_weights, weighted_sum
 from trainer.objectives.batch import (
     NO_STATISTICS,
@@ -40,6 +39,7 @@ from trainer.objectives.batch import (
     TokenBatch,
     select_finite,
 )
+from trainer.objectives.distributions.kl import distillation_advantage
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.policy_gradient import advantages as policy_advantages
 from trainer.slime.batch_metrics import TurnFigures, batch_metrics

@@ -15,7 +15,7 @@ from trainer.batch.token_batch import BatchContext, assemble
 from trainer.model.token_states import TokenLogprobs
 from trainer.objectives.batch import NO_STATISTICS
 from trainer.objectives.frame import WEIGHT_TOLERANCE
-from trainer.objectives.policy.truncated_is import comparable_ratio
+from trainer.objectives.policy.ppo import comparable_ratio
 from trainer.slime.ranks import Ranks
 from trainer.slime.rows import attached, joined, parted, row_batch
 

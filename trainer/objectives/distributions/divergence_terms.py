@@ -13,10 +13,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from trainer.objectives.advantage import distillation_advantage
 from trainer.objectives.batch import Support, TokenBatch, TokenTerms
 from trainer.objectives.distributions.forward_kl import forward_kl_topk
-from trainer.objectives.distributions.kl import k3_clamped, kl_estimate
+from trainer.objectives.distributions.kl import distillation_advantage, k3_clamped, kl_estimate
 from trainer.objectives.distributions.kl_names import canonical_kl_name
 from trainer.objectives.distributions.overlap_topk import OverlapTerms, overlap_topk
 from trainer.objectives.distributions.self_distillation import (

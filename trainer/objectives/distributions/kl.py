@@ -1,6 +1,7 @@
-"""Per-token KL estimators between two log-probabilities of the same sampled token.
+"""Two log-probabilities of the same sampled token compared: estimators of the KL, the distillation
+advantage, and the ratio of a KL over several epochs.
 
-Formulas: ALGORITHMS 2.1. They know no masks and no reduction; callers select first.
+Formulas: ALGORITHMS 2.1, 2.3 and 6.10. They know no masks and no reduction; callers select first.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ from trainer.objectives.distributions.kl_names import canonical_kl_name
 
 LOG_RATIO_LIMIT = 20.0
 K3_LIMIT = 10.0
+
+
+def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """clip(l - lo, +-20), with the gradient of both where it is not clamped."""
+    return torch.clamp(logprobs - old_logprobs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def kl_estimate(
@@ -51,3 +57,27 @@ def k3_clamped(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
     """1.0 where k3 is clamped and therefore passes no gradient, else 0.0."""
     log_ratio = torch.clamp(other_logprobs - logprobs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return ((torch.exp(log_ratio) - log_ratio - 1.0) >= K3_LIMIT).to(logprobs.dtype)
+
+
+def kl_with_ratio(
+    kl: Tensor,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> Tensor:
+    """min(rho k, clip(rho, 1 - clip_low, 1 + clip_high) k), rho = exp(clip(l - lo, +-20)).
+
+    Both `k` (per token, of ALGORITHMS 2.1) and rho carry their gradients. At rho = 1 it is k with
+    the gradient of rho k.
+    """
+    ratio = torch.exp(log_ratio(logprobs, old_logprobs))
+    return torch.minimum(ratio * kl, torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high) * kl)
+
+
+def distillation_advantage(teacher_logprobs: Tensor, student_logprobs: Tensor) -> Tensor:
+    """sg(log q(a|s + hint) - log pi(a|s)): positive where the teacher likes the token better. Both
+    are at temperature 1; neither normalised nor clipped.
+    """
+    return (teacher_logprobs - student_logprobs).detach()

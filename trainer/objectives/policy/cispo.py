@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trainer.objectives.policy.ppo import PpoTerms, log_ratio
+from trainer.objectives.distributions.kl import log_ratio
+from trainer.objectives.policy.ppo import PpoTerms
 
 
 def cispo(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.objectives.policy.ppo import log_ratio
+from trainer.objectives.distributions.kl import log_ratio
 
 FLOOR_LOW = 0.3
 FLOOR_HIGH = 0.5

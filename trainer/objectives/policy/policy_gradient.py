@@ -12,17 +12,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trainer.objectives.advantage import distillation_advantage
 from trainer.objectives.batch import TokenBatch, TokenTerms
-from trainer.objectives.distributions.kl import kl_estimate
+from trainer.objectives.distributions.kl import distillation_advantage, kl_estimate, log_ratio
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.cispo import cispo
 from trainer.objectives.policy.combined import combined_advantages
 from trainer.objectives.policy.decoupled import a3po_proximal_logprobs, decoupled_ppo
 from trainer.objectives.policy.gspo import gspo
 from trainer.objectives.policy.opsm import opsm_mask
-from trainer.objectives.policy.ppo import PpoTerms, log_ratio, ppo_clip
-from trainer.objectives.policy.pure_is import pure_is
+from trainer.objectives.policy.ppo import PpoTerms, ppo_clip, pure_is
 
 POLICY_GRADIENT_MEANS = frozenset({"pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"})
 

@@ -1,6 +1,7 @@
-"""The PPO-clip surrogate per token, with optional dual clip and a detached weight.
+"""Surrogates per token from a ratio of log-probs: PPO's clip, with optional dual clip and a
+detached weight; REINFORCE with a detached weight and no clip; and the ratio to the rollout engine.
 
-Formula: ALGORITHMS 2.2. It knows no masks and no reduction.
+Formulas: ALGORITHMS 2.2, 4.5 (iii) and 6.1. Any shape; it knows no masks and no reduction.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.objectives.distributions.kl import LOG_RATIO_LIMIT
+from trainer.objectives.distributions.kl import log_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +23,6 @@ class PpoTerms:
     clipped: Tensor
     clipped_lower: Tensor
     kl: Tensor
-
-
-def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """clip(l - lo, +-20), with the gradient of both where it is not clamped."""
-    return torch.clamp(logprobs - old_logprobs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def ppo_clip(
@@ -86,3 +82,23 @@ def clipped_surrogate(
         clipped_lower=clipped_lower.detach(),
         kl=-log_ratios.detach(),
     )
+
+
+@torch.no_grad()
+def comparable_ratio(train_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
+    """exp(clip(lo - lr, +-20)), 1 where the rollout log-prob is NaN. Both are at the SAMPLE's
+    temperature.
+    """
+    log_ratios = log_ratio(train_logprobs, rollout_logprobs)
+    missing = torch.isnan(rollout_logprobs)
+    return torch.exp(torch.where(missing, torch.zeros_like(log_ratios), log_ratios))
+
+
+def pure_is(logprobs: Tensor, advantages: Tensor, weights: Tensor | None = None) -> Tensor:
+    """-A l sg(w) per token; w is 1 without weights. Weights are of the CURRENT policy over the one
+    that sampled, made anew in each micro-batch.
+
+    A weight that kept its gradient would add w' l to it, which can turn its sign (9 item 12).
+    """
+    loss = -advantages * logprobs
+    return loss if weights is None else loss * weights.detach()

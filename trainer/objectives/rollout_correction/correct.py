@@ -22,20 +22,23 @@ from trainer.objectives.rollout_correction.metrics import (
     tool_metrics,
     weight_metrics,
 )
-from trainer.objectives.rollout_correction.rejection import Rejection, reject
-from trainer.objectives.rollout_correction.rejection_metrics import rejection_metrics
+from trainer.objectives.rollout_correction.rejection import (
+    Rejection,
+    reject,
+    rejection_metrics,
+    veto,
+)
 from trainer.objectives.rollout_correction.settings import RolloutCorrectionSettings
-from trainer.objectives.rollout_correction.statistics import fraction
 from trainer.objectives.rollout_correction.tokens import (
     ComparedTokens,
     TokenSelection,
     compare,
     select_tokens,
 )
-from trainer.objectives.rollout_correction.veto import veto
 from trainer.objectives.rollout_correction.weights import (
     applied_weights,
     batch_norm_factor,
+    fraction,
     raw_ratios,
 )
 

@@ -14,21 +14,19 @@ from torch import Tensor
 
 from trainer.objectives.distributions.kl import LOG_RATIO_LIMIT
 from trainer.objectives.rollout_correction.settings import RolloutCorrectionSettings
-from trainer.objectives.rollout_correction.statistics import (
+from trainer.objectives.rollout_correction.tokens import ComparedTokens
+from trainer.objectives.rollout_correction.weights import (
+    Ratios,
+    clamped_exp,
     effective_share,
     fraction,
     largest,
     mean,
     quantile,
     sample_spread,
+    sequence_ratios,
     smallest,
     spread,
-)
-from trainer.objectives.rollout_correction.tokens import ComparedTokens
-from trainer.objectives.rollout_correction.weights import (
-    Ratios,
-    clamped_exp,
-    sequence_ratios,
 )
 
 Metrics = dict[str, Tensor]

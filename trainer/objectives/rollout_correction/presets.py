@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainer.objectives.rollout_correction.modes import Mode
 from trainer.objectives.rollout_correction.nearest import unknown_name
 from trainer.objectives.rollout_correction.settings import (
     Level,
+    Mode,
     RolloutCorrectionSettings,
     rejection_rule,
 )

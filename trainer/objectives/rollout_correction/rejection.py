@@ -1,8 +1,9 @@
-"""Rejection of tokens and sequences whose ratios lie outside bounds.
+"""Rejection of tokens and sequences whose ratios lie outside bounds, the veto that one token has
+against its whole sequence, and the metrics of both.
 
-Formulas: ALGORITHMS 4.3. Each rule has one statistic: with x the log-ratio, k1 = -x, k2 = x^2/2 and
-k3 = exp(x) - 1 - x, all estimates of the divergence of the rollout engine from the trainer, per
-token or as sum, mean or maximum over a sequence.
+Formulas: ALGORITHMS 4.3, 4.4 and 4.6. Each rule has one statistic: with x the log-ratio, k1 = -x,
+k2 = x^2/2 and k3 = exp(x) - 1 - x, all estimates of the divergence of the rollout engine from the
+trainer, per token or as sum, mean or maximum over a sequence.
 """
 
 from __future__ import annotations
@@ -14,8 +15,19 @@ import torch
 from torch import Tensor
 
 from trainer.objectives.distributions.kl import LOG_RATIO_LIMIT
+from trainer.objectives.rollout_correction.metrics import PREFIX, Metrics, ratio_metrics
 from trainer.objectives.rollout_correction.settings import RejectionRule
-from trainer.objectives.rollout_correction.tokens import ComparedTokens
+from trainer.objectives.rollout_correction.tokens import ComparedTokens, TokenSelection
+from trainer.objectives.rollout_correction.weights import (
+    fraction,
+    largest,
+    mean,
+    sample_spread,
+    sequence_ratios,
+    smallest,
+    spread,
+    token_ratios,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,3 +97,96 @@ def _reduce(reduction: str, tokens: ComparedTokens, values_N: Tensor) -> Tensor:
     if reduction == "seq_mean":
         return tokens.mean_by_sequence(values_N)
     return tokens.max_by_sequence(values_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Veto:
+    """`tokens_BT` are catastrophic, `sequences_S` have at least one of them; booleans."""
+
+    tokens_BT: Tensor
+    sequences_S: Tensor
+
+
+def veto(
+    train_logprobs_BT: Tensor,
+    rollout_logprobs_BT: Tensor,
+    selection: TokenSelection,
+    threshold: float | None,
+) -> Veto:
+    """Tokens at mask 1 whose ratio, not clamped, is below `threshold`, or whose log-ratio is not
+    finite; none if `threshold` is None.
+
+    A token that is "not comparable" (rollout log-prob NaN) therefore vetoes its sequence.
+    """
+    tokens_BT = torch.zeros_like(selection.active_BT)
+    if threshold is not None:
+        log_ratio_BT = train_logprobs_BT - rollout_logprobs_BT
+        fine_BT = torch.isfinite(log_ratio_BT) & (log_ratio_BT >= math.log(threshold))
+        tokens_BT = selection.active_BT & ~fine_BT
+    sequences_S = tokens_BT.new_zeros(selection.num_sequences)
+    sequences_S[selection.sequences_BT[tokens_BT]] = True
+    return Veto(tokens_BT=tokens_BT, sequences_S=sequences_S)
+
+
+def rejection_metrics(rejections: list[Rejection], tokens: ComparedTokens) -> Metrics:
+    """Of each rule's statistic, `rollout_rs_{rule}_*`, and what all rules together reject.
+
+    With a single rule that bounds the ratio, `rollout_rs_*` also describe that ratio.
+    """
+    metrics: Metrics = {}
+    rejected_N = torch.zeros_like(tokens.sequence_N, dtype=torch.bool)
+    for rejection in rejections:
+        rejected_N = rejected_N | rejection.rejected_N
+        metrics |= {
+            f"{PREFIX}rollout_rs_{rejection.rule.statistic}_{name}": value
+            for name, value in _statistic_metrics(rejection, tokens).items()
+        }
+    if len(rejections) == 1 and rejections[0].rule.lower is not None:
+        metrics |= {
+            f"{PREFIX}rollout_rs_{name}": value
+            for name, value in _rejected_ratio_metrics(rejections[0], tokens).items()
+        }
+    if rejections:
+        for name, value in _masked(rejected_N, tokens).items():
+            metrics[f"{PREFIX}rollout_rs_{name}"] = value
+            metrics[f"{PREFIX}rollout_is_{name}"] = value
+    return metrics
+
+
+def _rejected_ratio_metrics(rejection: Rejection, tokens: ComparedTokens) -> Metrics:
+    rule = rejection.rule
+    low, high = rule.lower or 0.0, rule.upper
+    if rule.reduction == "token":
+        ratios = token_ratios(tokens)
+    else:
+        ratios = sequence_ratios(tokens, geometric=rule.reduction == "seq_mean")
+    return ratio_metrics(ratios, ratios, tokens, low=low, high=high, clamp=(low, high))
+
+
+def _statistic_metrics(rejection: Rejection, tokens: ComparedTokens) -> Metrics:
+    value_S = tokens.present(rejection.sequence_S)
+    described = value_S if rejection.by_sequence else rejection.token_N
+    metrics = {
+        "mean": mean(rejection.token_N),
+        "max": largest(described),
+        "min": smallest(described),
+        "std": spread(rejection.token_N.clamp(min=rejection.low, max=rejection.high)),
+        "fraction_high": fraction(described > rejection.high),
+        "fraction_low": fraction(described < rejection.low),
+        "seq_mean": mean(value_S),
+        "seq_std": sample_spread(value_S),
+        "seq_max": largest(value_S),
+        "seq_min": smallest(value_S),
+        "seq_max_deviation": largest(value_S.abs()),
+        "seq_fraction_high": fraction(value_S > rejection.high),
+        "seq_fraction_low": fraction(value_S < rejection.low),
+    }
+    return metrics | _masked(rejection.rejected_N, tokens)
+
+
+def _masked(rejected_N: Tensor, tokens: ComparedTokens) -> Metrics:
+    touched_S = tokens.sum_by_sequence(rejected_N.to(tokens.train_N.dtype)) > 0
+    return {
+        "masked_fraction": fraction(rejected_N),
+        "seq_masked_fraction": fraction(tokens.present(touched_S)),
+    }

@@ -1,4 +1,4 @@
-"""Options of rollout correction, validated on construction.
+"""Options of rollout correction, validated on construction, and what its modes mean.
 
 Facts: ALGORITHMS 4.1 to 4.5 and 9 items 9 to 11. Every bound on a ratio is on r = trainer over
 rollout engine. It imports no torch, because the configuration builds these.
@@ -7,10 +7,10 @@ rollout engine. It imports no torch, because the configuration builds these.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.objectives.rollout_correction.modes import MODES, Mode, ModeTraits
 from trainer.objectives.rollout_correction.nearest import unknown_name
 
 Level = Literal["token", "sequence"]
@@ -161,3 +161,28 @@ class RolloutCorrectionSettings:
         if self.importance_lower is not None:
             return self.importance_lower
         return 1.0 / self.importance_upper
+
+
+Mode = Literal["decoupled", "bypass", "pure_is"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeTraits:
+    """What a mode compares with the rollout engine and what its loss does with the result.
+
+    `train_logprobs` says which log-probs to pass to `correct_rollout`: those of the start of the
+    batch (`old`), or the current policy's, recomputed for every update (`current`).
+    `clip_anchor` is the denominator of the clipped ratio; None: there is no clipping.
+    """
+
+    train_logprobs: Literal["old", "current"]
+    clip_anchor: Literal["old", "rollout"] | None
+    applies_weights: bool
+
+
+MODES: Mapping[str, ModeTraits] = {
+    "decoupled": ModeTraits(train_logprobs="old", clip_anchor="old", applies_weights=True),
+    # The clipped ratio is already current over rollout: weights would apply it twice.
+    "bypass": ModeTraits(train_logprobs="current", clip_anchor="rollout", applies_weights=False),
+    "pure_is": ModeTraits(train_logprobs="current", clip_anchor=None, applies_weights=True),
+}

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from trainer.objectives.rollout_correction.modes import Mode
 from trainer.objectives.rollout_correction.nearest import unknown_name
 from trainer.objectives.rollout_correction.settings import (
     STATISTIC_ALIASES,
+    Mode,
     RejectionRule,
     RolloutCorrectionSettings,
     rejection_rule,

@@ -1,7 +1,10 @@
 import pytest
 import torch
 
-from trainer.objectives.policy.ppo import ppo_clip
+from tests.trainer.golden import cases
+from trainer.objectives.aggregate import token_weights, weighted_sum
+from trainer.objectives.policy.decoupled import composed_weights
+from trainer.objectives.policy.ppo import comparable_ratio, ppo_clip, pure_is
 
 
 def test_worked_numbers():
@@ -55,3 +58,41 @@ def test_weights_multiply_after_the_clip_and_are_detached():
     torch.testing.assert_close(terms.loss.detach(), torch.tensor([-2.56, -0.5 * ratio]))
     torch.testing.assert_close(logprobs.grad, torch.tensor([0.0, -0.5 * ratio]))
     assert weights.grad is None
+
+
+TRAIN = torch.log(torch.tensor([0.4, 0.4, 0.4, 0.4]))
+ROLLOUT = torch.log(torch.tensor([0.4, 0.1, 0.9, float("nan")]))
+
+
+def test_ratio_of_trainer_over_rollout_engine():
+    ratio = comparable_ratio(TRAIN, ROLLOUT)
+    torch.testing.assert_close(ratio, torch.tensor([1.0, 4.0, 4 / 9, 1.0]))
+
+
+def test_a_token_that_cannot_be_compared_weighs_one_whatever_the_cap():
+    assert composed_weights(ROLLOUT, TRAIN, TRAIN, engine_cap=0.5)[3].item() == 1.0
+
+
+def test_the_weight_has_no_gradient():
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    weights = (logprobs - torch.tensor([-1.5, -1.5])).exp()
+    loss = pure_is(logprobs, torch.tensor([2.0, -1.0]), weights)
+    loss.sum().backward()
+    values = weights.detach()
+    torch.testing.assert_close(loss.detach(), torch.tensor([2.0, -2.0]) * values)
+    torch.testing.assert_close(logprobs.grad, torch.tensor([-2.0, 1.0]) * values)
+    torch.testing.assert_close(pure_is(logprobs, torch.ones(2)), -logprobs)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_gradient_is_not_that_of_weights_with_gradient(level):
+    every = [parameter.values[0] for parameter in cases("seed_pure_is_loss_418f")]
+    for case in (case for case in every if case["kwargs"] == {"rollout_is": level}):
+        inputs, outputs = case["inputs"], case["outputs"]
+        leaf = inputs["log_prob"].requires_grad_()
+        aggregation = token_weights(inputs["response_mask"], case["loss_agg_mode"])
+        terms = pure_is(leaf, inputs["advantages"], outputs["is_weights"])
+        (grad,) = torch.autograd.grad(weighted_sum(terms, aggregation), leaf)
+        torch.testing.assert_close(grad, outputs["grad_log_prob_detached_weights"])
+        shipped = outputs["grad_log_prob_as_shipped_nondetached"]
+        assert not torch.allclose(grad, shipped, atol=1e-3)

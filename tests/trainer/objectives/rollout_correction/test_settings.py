@@ -1,7 +1,7 @@
 import pytest
 
-from trainer.objectives.rollout_correction.modes import MODES
 from trainer.objectives.rollout_correction.settings import (
+    MODES,
     RejectionRule,
     RolloutCorrectionSettings,
     rejection_rule,
