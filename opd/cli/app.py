@@ -41,7 +41,8 @@ def serve(
         typer.Option(help="Start weights: a local folder or a hub id; a new run needs them."),
     ] = None,
     run_folder: Annotated[
-        Path, typer.Option("--run", help="Run folder; a run that is there goes on as it is set.")
+        Path,
+        typer.Option("--run", help="Run folder. An existing run is resumed with its own settings."),
     ] = Path("runs/serve"),
     renderer: Annotated[
         str | None,
@@ -56,7 +57,8 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="Port of the endpoint (default: 8000).")
     ] = None,
     judge_url: Annotated[
-        str | None, typer.Option(help="OpenAI-compatible URL of another judge.")
+        str | None,
+        typer.Option(help="OpenAI-compatible URL of a judge (default: the model itself judges)."),
     ] = None,
     judge_model: Annotated[str | None, typer.Option(help="Model name of that judge.")] = None,
     config: Annotated[
@@ -64,7 +66,7 @@ def serve(
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Put the whole loop behind an OpenAI-compatible endpoint, for any agent."""
+    """Start the endpoint, the judge and the trainer: any agent can use it, and it learns."""
     named = {
         "renderer": {"name": renderer},
         "proxy": {"host": host, "port": port},
@@ -87,7 +89,7 @@ def serve(
 def train(
     run: RunFolder, overrides: Overrides = None, exit_with_parent: WithParent = False
 ) -> None:
-    """The embedded trainer alone, on the store of a run."""
+    """Run only the embedded trainer, on the store of a run."""
 
     def start() -> None:
         from opd.processes.roles import run_trainer
@@ -101,7 +103,7 @@ def train(
 def judge(
     run: RunFolder, overrides: Overrides = None, exit_with_parent: WithParent = False
 ) -> None:
-    """The judge and scoring workers alone, on the store of a run."""
+    """Run only the judge and scoring workers, on the store of a run."""
 
     def start() -> None:
         from opd.processes.roles import run_judge
@@ -115,7 +117,7 @@ def judge(
 def proxy(
     run: RunFolder, overrides: Overrides = None, exit_with_parent: WithParent = False
 ) -> None:
-    """The OpenAI-compatible endpoint alone."""
+    """Run only the OpenAI-compatible endpoint."""
 
     def start() -> None:
         from opd.processes.roles import run_proxy
@@ -132,7 +134,7 @@ def engine(
     overrides: Overrides = None,
     exit_with_parent: WithParent = False,
 ) -> None:
-    """One embedded engine alone."""
+    """Run one embedded engine."""
 
     def start() -> None:
         from opd.processes.engine import run_engine
@@ -154,7 +156,7 @@ def doctor(
     run: RunFolder = Path("runs/serve"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Why each turn of a session was trained, waits, or was dropped."""
+    """Say why each turn of a session was trained, is waiting, or was dropped."""
 
     def show() -> None:
         import json
@@ -182,7 +184,7 @@ def advise(
     run: RunFolder,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Which rollout correction the sources would choose, by the figures of the newest steps."""
+    """Say which rollout correction a run needs, from the figures of its newest steps."""
 
     def show() -> None:
         from opd.commands import advise as command

@@ -35,10 +35,10 @@ def evaluate(
     samples: Annotated[int, typer.Option(min=1, help="Samples of each task.")] = 4,
     max_samples: Annotated[
         int | None,
-        typer.Option(min=1, help="Go on with tasks that did not pass, up to so many samples."),
+        typer.Option(min=1, help="Sample tasks that did not pass again, up to this many samples."),
     ] = None,
     until: Annotated[
-        int | None, typer.Option(min=1, help="With --max-samples: passes that end a task (1).")
+        int | None, typer.Option(min=1, help="With --max-samples: stop after this many passes (1).")
     ] = None,
     k: Annotated[
         str | None,
@@ -50,9 +50,7 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 1.0,
     engine_url: Annotated[
         str | None,
-        typer.Option(
-            help="Sample from this running engine, whose weights are exchanged meanwhile."
-        ),
+        typer.Option(help="Sample from this running engine. Its weights are exchanged meanwhile."),
     ] = None,
     out: Annotated[
         Path | None,

@@ -11,7 +11,7 @@ from opd.cli.records import show as shown
 
 app = typer.Typer(
     name="hints",
-    help="What was learned from objections: list, show and delete hints.",
+    help="List, show and delete hints: what was learned from objections.",
     no_args_is_help=True,
     **PLAIN,
 )
@@ -26,9 +26,9 @@ def list_hints(
         str | None, typer.Option(help="Only hints of this status, such as active [all].")
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only hints of this tenant [all].")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Most hints to list.")] = 50,
 ) -> None:
-    """A line for each hint, the newest first."""
+    """List hints, newest first, one line each."""
     from opd.commands import hints as hints_commands
 
     shown(lambda: hints_commands.list_hints(config_file(run), status, tenant, limit))
@@ -36,7 +36,7 @@ def list_hints(
 
 @app.command(cls=RunCommand)
 def show(run: RunFolder, hint_id: HintId) -> None:
-    """A hint with where it came from, and what was written for its lessons."""
+    """Show a hint, where it came from, and what was written for its lessons."""
     from opd.commands import hints as hints_commands
 
     shown(lambda: hints_commands.show(config_file(run), hint_id))
@@ -44,7 +44,7 @@ def show(run: RunFolder, hint_id: HintId) -> None:
 
 @app.command(cls=RunCommand)
 def delete(run: RunFolder, hint_id: HintId) -> None:
-    """Delete a hint; says which versions of the policy had trained on it."""
+    """Delete a hint, and say which versions of the policy were trained on it."""
     from opd.commands import hints as hints_commands
 
     shown(lambda: hints_commands.delete(config_file(run), hint_id))

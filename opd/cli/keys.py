@@ -11,36 +11,36 @@ from opd.cli.records import show
 
 app = typer.Typer(
     name="keys",
-    help="Make, list, rotate and revoke the endpoint's API keys.",
+    help="Create, list, rotate and revoke the endpoint's API keys.",
     no_args_is_help=True,
     **PLAIN,
 )
 
-Limit = Annotated[int | None, typer.Option(min=1, help="A bound on this key's use [none].")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Limit for this key [none].")]
 KeyId = Annotated[str, typer.Argument(help="The key's id, as `opd keys list` shows it.")]
 
 
 @app.command(cls=RunCommand)
 def create(
     run: RunFolder,
-    name: Annotated[str, typer.Option(help="What the key is for; shown in lists.")] = "",
+    name: Annotated[str, typer.Option(help="What the key is for. Shown in lists.")] = "",
     tenant: Annotated[
         str | None,
         typer.Option(help="Keys of one tenant share conversations [a new one, named by the id]."),
     ] = None,
     consent: Annotated[
         Literal["train", "record", "none"],
-        typer.Option(help="What may become of requests: trained on; only recorded; neither."),
+        typer.Option(help="What requests may be used for: training, recording only, nothing."),
     ] = "train",
     requests_per_minute: Limit = None,
     tokens_per_minute: Limit = None,
     tokens_per_day: Limit = None,
     max_concurrent: Annotated[
-        int | None, typer.Option(min=1, help="Replies at the same time [no limit].")
+        int | None, typer.Option(min=1, help="Most replies at the same time [no limit].")
     ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="May read /metrics too.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="The key may also read /metrics.")] = False,
 ) -> None:
-    """Make a key and print it; it cannot be shown again."""
+    """Create a key and print it. It cannot be shown again."""
     from opd.commands import keys as keys_commands
 
     limits = {
@@ -54,7 +54,7 @@ def create(
 
 @app.command("list", cls=RunCommand)
 def list_keys(run: RunFolder) -> None:
-    """All keys, without their secrets."""
+    """List all keys, without their secrets."""
     from opd.commands import keys as keys_commands
 
     show(lambda: keys_commands.list_keys(config_file(run)))
@@ -76,7 +76,7 @@ def rotate(
 
 @app.command(cls=RunCommand)
 def revoke(run: RunFolder, key_id: KeyId) -> None:
-    """Let a key never work again."""
+    """Disable a key for good."""
     from opd.commands import keys as keys_commands
 
     show(lambda: keys_commands.revoke(config_file(run), key_id))
@@ -84,7 +84,7 @@ def revoke(run: RunFolder, key_id: KeyId) -> None:
 
 @app.command(cls=RunCommand)
 def log(run: RunFolder) -> None:
-    """What was done to keys, when and by whom."""
+    """List who did what to which key, and when."""
     from opd.commands import keys as keys_commands
 
     show(lambda: keys_commands.log(config_file(run)))

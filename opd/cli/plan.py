@@ -18,20 +18,22 @@ _ON_GPU = ("policy.embedded.device=cuda", "frozen.embedded.device=cuda", "traine
 def plan(
     model: Annotated[str, typer.Option(help="A local folder with a config.json, or a hub id.")],
     memory: Annotated[
-        str | None, typer.Option(help="Main memory to fit into, as 16G [this machine's].")
+        str | None, typer.Option(help="Main memory to fit into, such as 16G [this machine's].")
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help="Memory of one GPU, as 24G: engine and trainer are planned on it."),
+        typer.Option(help="Memory of one GPU, such as 24G. Engine and trainer are planned on it."),
     ] = None,
-    context: Annotated[int, typer.Option(min=16, help="Tokens of a text, answer included.")] = 2048,
-    requests: Annotated[int, typer.Option(min=1, help="Requests answered at a time.")] = 8,
+    context: Annotated[
+        int, typer.Option(min=16, help="Most tokens of a text, including the answer.")
+    ] = 2048,
+    requests: Annotated[int, typer.Option(min=1, help="Requests answered at the same time.")] = 8,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with the settings of the run.")
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Say how much memory a run of a model takes, part by part, and what to change if it does not
+    """Say how much memory a model needs, part by part, and what to change if it does not
     fit. Reads the model's config.json; needs no weights.
     """
 

@@ -32,7 +32,7 @@ def forget(
         str | None, typer.Option(help="All sessions of an end user (`user` in the requests).")
     ] = None,
 ) -> None:
-    """Delete sessions everywhere, and say which policy versions were trained on them."""
+    """Delete sessions everywhere, and say which versions were trained on them."""
     from opd.commands import records as records_commands
 
     show(lambda: records_commands.forget(config_file(run), session, user))
@@ -43,7 +43,7 @@ def backup(
     run: RunFolder,
     destination: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],
 ) -> None:
-    """Copy the database while it is used, and verify the copy."""
+    """Copy the database while it is in use, and verify the copy."""
     from opd.commands import records as records_commands
 
     show(lambda: records_commands.backup(config_file(run), destination))
@@ -54,7 +54,7 @@ def restore(
     run: RunFolder,
     source: Annotated[Path, typer.Argument(help="A file that `opd records backup` wrote.")],
 ) -> None:
-    """Bring a backup back as the run's database. Nothing is overwritten."""
+    """Restore a backup as the run's database. Nothing is overwritten."""
     from opd.commands import records as records_commands
 
     show(lambda: records_commands.restore(config_file(run), source))
@@ -80,7 +80,7 @@ def allow(
     ],
     run: RunFolder,
 ) -> None:
-    """Let a text pass that redaction finds, an address in an agent's tools, say."""
+    """Exempt a text from redaction, such as an address in an agent's tools."""
     from opd.commands import allowances
 
     guarded(lambda: typer.echo(allowances.allow(config_file(run), text)))
@@ -96,10 +96,11 @@ def export(
     file_format: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
     dataset: Annotated[
         str | None,
-        typer.Option(help="Instead a data set to train on elsewhere: sft or preference."),
+        typer.Option(help="Write a training data set instead: sft or preference."),
     ] = None,
     since: Annotated[
-        str | None, typer.Option(help="Only sessions seen since then: 2026-05-01 (UTC).")
+        str | None,
+        typer.Option(help="Only sessions active since this date, such as 2026-05-01 (UTC)."),
     ] = None,
     session: Annotated[
         str | None, typer.Option(help="Only this session, by its id or by the client's name.")
@@ -107,14 +108,15 @@ def export(
     state: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="STATE", help="Only turns in it: ready, trained, dropped ... (repeatable)."
+            metavar="STATE",
+            help="Only turns in this state: ready, trained, dropped ... (repeatable).",
         ),
     ] = None,
     no_ids: Annotated[
-        bool, typer.Option("--no-ids", help="Sessions without token ids: the model is not needed.")
+        bool, typer.Option("--no-ids", help="Leave token ids out. The model is not needed then.")
     ] = False,
 ) -> None:
-    """Write what was recorded as JSON lines or Parquet, or as a data set."""
+    """Write the records as JSON lines or Parquet, or as a training data set."""
 
     def work() -> Outcome:
         from opd.export import command

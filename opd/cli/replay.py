@@ -63,13 +63,13 @@ def run(
         typer.Option(help="Start weights: folder or hub id (default: the tool lab's model)"),
     ] = None,
     run_folder: Annotated[
-        Path, typer.Option("--run", help="Run folder; one that exists is gone on with.")
+        Path, typer.Option("--run", help="Run folder. An existing one is resumed.")
     ] = Path("runs/replay"),
     into: Annotated[
         Path | None,
         typer.Option(
-            help="Hand the turns to this run instead, serving or not: a run folder. Its own "
-            "configuration says what becomes of them."
+            help="Folder of another run to give the turns to, whether it is serving or not. Its own "
+            "configuration applies."
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with further settings.")] = None,
