@@ -64,7 +64,7 @@ class ScriptedEngine:
         return web.json_response({"object": "list", "data": [model]})
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """The script, as cumulative events or at once."""
+        """The script, as events of one token each or at once."""
         start = asyncio.get_running_loop().time()
         body = orjson.loads(await request.read())
         self.num_requests += 1
@@ -74,7 +74,7 @@ class ScriptedEngine:
         if not body.get("stream"):
             await self._wait_for(start, total - 1)
             return web.Response(
-                body=orjson.dumps(self._event(num_prompt, total, total)),
+                body=orjson.dumps(self._event(num_prompt, 0, total, total)),
                 content_type="application/json",
             )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -83,7 +83,7 @@ class ScriptedEngine:
         with contextlib.suppress(ConnectionResetError):
             for count in range(1, total + 1):
                 await self._wait_for(start, count - 1)
-                event = orjson.dumps(self._event(num_prompt, count, total))
+                event = orjson.dumps(self._event(num_prompt, count - 1, count, total))
                 await response.write(b"data: " + event + b"\n\n")
             await response.write(b"data: [DONE]\n\n")
         return response
@@ -92,8 +92,8 @@ class ScriptedEngine:
         due = start + self.script.first_s + index * self.script.pace_s
         await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
 
-    def _event(self, num_prompt: int, count: int, total: int) -> dict[str, Any]:
-        ids = self.script.reply_ids[:count]
+    def _event(self, num_prompt: int, start: int, count: int, total: int) -> dict[str, Any]:
+        ids = self.script.reply_ids[start:count]
         meta: dict[str, Any] = {
             "finish_reason": None,
             "prompt_tokens": num_prompt,

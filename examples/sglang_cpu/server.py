@@ -42,6 +42,7 @@ ARGUMENTS = (
     "--skip-server-warmup",
     # The label under which the run's first weights are published; servers call it "default".
     *("--weight-version", "0"),
+    "--incremental-streaming-output",
     # Few at once: the contract tests requests that wait for their turn, too.
     *("--max-total-tokens", "65536", "--max-running-requests", "16"),
 )

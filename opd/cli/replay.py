@@ -68,8 +68,8 @@ def run(
     into: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of another run to give the turns to, whether it is serving or not. Its own "
-            "configuration applies."
+            help="Folder of another run to give the turns to, whether it is serving or not. "
+            "Its own configuration applies."
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with further settings.")] = None,

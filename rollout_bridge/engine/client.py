@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from records.types import Ids, Logprobs
 from rollout_bridge.engine import wire
 from rollout_bridge.engine.config import EngineClientConfig
-from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
+from rollout_bridge.engine.errors import EngineProtocolError, EngineRejected, EngineUnavailable
 from rollout_bridge.engine.keys import EngineKeys
 from rollout_bridge.engine.served import ServedSource, ServedVersion
 from rollout_bridge.engine.server_info import ServerInfo, read_server_info
@@ -131,28 +131,33 @@ class EngineClient:
         ids = wire.checked_ids(input_ids, self.vocab_size)
         base_id = request_id or uuid.uuid4().hex
 
-        async def attempt(number: int, lora: dict[str, Any]) -> tuple[EventStream, Any]:
+        async def attempt(
+            number: int, lora: dict[str, Any]
+        ) -> tuple[EventStream, wire.StreamReader, GenerationChunk]:
             rid = _attempt_id(base_id, number)
             body = self._generate_body(ids, params, rid, cache_key, stream=True) | lora
-            events, event = await self._http.open_stream(body, routing_key)
+            events, arrived = await self._http.open_stream(body, routing_key)
+            reader = wire.StreamReader(len(ids), self.config.routed_experts_topk)
             try:
-                wire.raise_if_error(event)
+                return events, reader, reader.read(arrived)
             except EngineRejected:
                 events.close()
                 raise
-            return events, event
+            except EngineProtocolError:
+                events.close()
+                self._http.abort_later(rid)
+                raise
 
-        (events, event), version = await self._with_adapter(attempt)
-        reader = wire.StreamReader(len(ids), self.config.routed_experts_topk)
+        (events, reader, chunk), version = await self._with_adapter(attempt)
         try:
             while True:
-                chunk = reader.read(event)
                 final = None if chunk.final is None else wire.of_version(chunk.final, version)
                 yield replace(chunk, final=final)
                 if reader.finished:
                     await events.drain()
                     return
-                event = await events.next(self.config.between_tokens_timeout_s)
+                arrived = await events.next(self.config.between_tokens_timeout_s)
+                chunk = reader.read(arrived)
         finally:
             events.close()
             if not reader.finished:

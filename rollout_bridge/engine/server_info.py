@@ -19,6 +19,8 @@ Kind = Literal["sglang", "embedded", "router"]
 
 OLDEST: Version = (0, 5, 7)
 """The oldest SGLang with all that is needed: /model_info, pause modes, ids that are cumulative."""
+INCREMENTAL_SINCE: Version = (0, 5, 23)
+"""From here on streams may carry new tokens alone: ids and log-probs are then cut alike."""
 QUEUE_SINCE: Version = (0, 5, 21)
 """From here on weights can change while requests wait in the queue, as a retracted one does; an
 older server asserts that none does, and ends.
@@ -109,6 +111,12 @@ def _problems(version: Version, body: Mapping[str, Any]) -> list[str]:
             "need: install a newer one"
         ]
     problems = [message for key, message in _FLAGS.items() if body.get(key)]
+    if body.get("incremental_streaming_output") and version < INCREMENTAL_SINCE:
+        problems.append(
+            f"SGLang {shown(version)} is not known to stream new tokens with their log-probs: "
+            "start it without --incremental-streaming-output, or install "
+            f"{shown(INCREMENTAL_SINCE)}"
+        )
     if body.get("disaggregation_mode") not in (None, "null"):
         problems.append(
             f"it runs one half of a disaggregated pair ({body['disaggregation_mode']}): "
@@ -117,16 +125,15 @@ def _problems(version: Version, body: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-_CUMULATIVE = "streams carry only new tokens: start it without --{}"
 _WATERMARK = "it watermarks what it samples: start it without --watermark-config"
 _FLAGS = {
     "is_embedding": "it serves embeddings: start it without --is-embedding",
     "allow_auto_truncate": (
         "it would cut long prompts without a word: start it without --allow-auto-truncate"
     ),
-    # The same switch under its newer and its older name.
-    "incremental_streaming_output": _CUMULATIVE.format("incremental-streaming-output"),
-    "stream_output": _CUMULATIVE.format("stream-output"),
+    "stream_output": (
+        "its streams carry new ids beside the log-probs of all: start it without --stream-output"
+    ),
     "skip_tokenizer_init": (
         "it has no tokenizer, which stop strings and the judge need: start it without "
         "--skip-tokenizer-init"

@@ -1,19 +1,16 @@
-"""Server-sent events of one streamed generation, read as they arrive.
+"""Server-sent events of one streamed generation, as they arrive.
 
-Events are cumulative, so of several that arrived together only the last is parsed. It does not know
-what the events mean.
+It does not know what the events mean.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 import aiohttp
-import orjson
 
-from rollout_bridge.engine.errors import EngineProtocolError, EngineUnavailable
+from rollout_bridge.engine.errors import EngineUnavailable
 
 _DONE = b"[DONE]"
 _SEPARATOR = b"\n\n"
@@ -28,19 +25,16 @@ class EventStream:
         self._buffer = b""
         self.request_id = request_id
 
-    async def next(self, timeout_s: float) -> Any:
-        """The newest event that has arrived, waiting for one if there is none.
+    async def next(self, timeout_s: float) -> list[bytes]:
+        """The events (JSON) that have arrived since, oldest first; waits for one if there is none.
 
         Raises EngineUnavailable when nothing comes within `timeout_s` seconds, when the connection
-        breaks, or when the stream ends; EngineProtocolError when an event is not JSON.
+        breaks, or when the stream ends.
         """
         while True:
-            newest = self._take_newest()
-            if newest is not None:
-                try:
-                    return orjson.loads(newest)
-                except orjson.JSONDecodeError as error:
-                    raise EngineProtocolError(f"an event is not JSON: {error}") from error
+            arrived = self._take()
+            if arrived:
+                return arrived
             data = await self._read(timeout_s)
             if not data:
                 raise EngineUnavailable("the stream ended before the generation did")
@@ -65,14 +59,10 @@ class EventStream:
         except (aiohttp.ClientError, OSError) as error:
             raise EngineUnavailable(f"stream broken: {type(error).__name__}: {error}") from error
 
-    def _take_newest(self) -> bytes | None:
+    def _take(self) -> list[bytes]:
         end = self._buffer.rfind(_SEPARATOR)
         if end < 0:
-            return None
+            return []
         complete, self._buffer = self._buffer[:end], self._buffer[end + len(_SEPARATOR) :]
-        newest = None
-        for event in complete.split(_SEPARATOR):
-            data = event.removeprefix(b"data:").strip()
-            if data and data != _DONE:
-                newest = data
-        return newest
+        events = (part.removeprefix(b"data:").strip() for part in complete.split(_SEPARATOR))
+        return [event for event in events if event and event != _DONE]

@@ -119,8 +119,8 @@ class EngineTransport:
 
     async def open_stream(
         self, body: dict[str, Any], routing_key: str | None
-    ) -> tuple[EventStream, Any]:
-        """Send, and wait for the first event."""
+    ) -> tuple[EventStream, list[bytes]]:
+        """Send, and wait for the first events."""
         session = self._open_session()
         opened: EventStream | None = None
         try:
@@ -134,7 +134,7 @@ class EngineTransport:
                 opened = EventStream(response, body["rid"])
                 if response.status != 200:
                     _checked_body("/generate", response.status, await response.read())
-                event = await opened.next(self._config.first_token_timeout_s)
+                arrived = await opened.next(self._config.first_token_timeout_s)
         except BaseException as error:
             # Whatever ended the wait, cancellation included, the engine must not go on alone.
             if opened is not None:
@@ -150,7 +150,7 @@ class EngineTransport:
             ):
                 raise TryAgain(f"/generate: {type(error).__name__}: {error}") from error
             raise
-        return opened, event
+        return opened, arrived
 
     def abort_later(self, request_id: str) -> None:
         """Stop a request in the background; `close` waits for it."""

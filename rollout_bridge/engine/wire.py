@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from records.types import Ids, Logprobs
@@ -61,7 +62,14 @@ def error_message(body: Any, fallback: str) -> str:
 def read_generation(reply: Any, num_input: int, experts_topk: int = 0) -> Generation:
     """A finished reply of /generate for a prompt of `num_input` tokens."""
     meta = _meta(reply)
-    ids, logprobs = _output_tokens(reply, meta)
+    output = _output(reply, meta)
+    text = str(reply.get("text", ""))
+    return _finished(meta, output, text, num_input, experts_topk)
+
+
+def _finished(
+    meta: dict[str, Any], output: _Output, text: str, num_input: int, experts_topk: int
+) -> Generation:
     finish = meta.get("finish_reason")
     if not isinstance(finish, dict) or finish.get("type") not in ("stop", "length", "abort"):
         raise EngineProtocolError(f"unknown finish reason {finish!r}")
@@ -74,9 +82,9 @@ def read_generation(reply: Any, num_input: int, experts_topk: int = 0) -> Genera
         )
     try:
         return Generation(
-            output_ids=np.array(ids, dtype=np.int32),
-            output_logprobs=np.array(logprobs, dtype=np.float32),
-            text=str(reply.get("text", "")),
+            output_ids=np.array(output.ids, dtype=np.int32),
+            output_logprobs=np.array(output.logprobs, dtype=np.float32),
+            text=text,
             finish_reason=finish["type"],
             matched=finish.get("matched"),
             weight_version=meta.get("weight_version"),
@@ -84,9 +92,9 @@ def read_generation(reply: Any, num_input: int, experts_topk: int = 0) -> Genera
             prompt_tokens=num_input,
             cached_tokens=int(meta.get("cached_tokens") or 0),
             routed_experts=read_experts(
-                meta.get("routed_experts"), num_input + len(ids), experts_topk
+                meta.get("routed_experts"), num_input + len(output.ids), experts_topk
             ),
-            top=_top(meta, len(ids)),
+            top=tuple(output.top),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise EngineProtocolError(str(error)) from error
@@ -121,42 +129,94 @@ def raise_if_error(event: Any) -> None:
 def is_aborted(reply: Any) -> bool:
     """Whether the engine broke the request off before it was done."""
     meta = reply.get("meta_info") if isinstance(reply, dict) else None
-    finish = meta.get("finish_reason") if isinstance(meta, dict) else None
-    return isinstance(finish, dict) and finish.get("type") == "abort"
+    return isinstance(meta, dict) and _is_abort(meta)
+
+
+@dataclass(slots=True)
+class _Output:
+    """Sampled ids, their log-probs, and the most probable tokens at each, if asked for."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[TopLogprobs] = field(default_factory=list)
+
+    def add(self, other: _Output, start: int) -> None:
+        """Append what `other` has from `start` on."""
+        self.ids += other.ids[start:]
+        self.logprobs += other.logprobs[start:]
+        self.top += other.top[start:]
 
 
 class StreamReader:
-    """Turns cumulative events of one stream into chunks of new tokens."""
+    """Turns the events of one stream into chunks of new tokens.
+
+    An engine's events carry either all tokens so far or the new ones alone, and count all of them:
+    that tells which. A stream is of one kind throughout.
+    """
 
     def __init__(self, num_input: int, experts_topk: int = 0):
         self._num_input = num_input
         self._experts_topk = experts_topk
-        self._ids: list[int] = []
+        self._output = _Output()
+        self._text: list[str] = []
+        self._is_cumulative: bool | None = None
         self.finished = False
 
-    def read(self, event: Any) -> GenerationChunk:
-        """The tokens that `event` adds; raises EngineProtocolError if earlier ones changed.
+    def read(self, events: Sequence[bytes]) -> GenerationChunk:
+        """The tokens that `events` (JSON, in order, at least one) add.
 
-        Raises EngineRejected for an error event.
+        Raises EngineProtocolError for what is not JSON, if earlier tokens changed, or if some are
+        missing; EngineRejected for an error event.
         """
-        raise_if_error(event)
-        meta = _meta(event)
-        ids, logprobs = _output_tokens(event, meta)
-        seen = len(self._ids)
-        if ids[:seen] != self._ids:
-            raise EngineProtocolError(f"the first {seen} ids of a stream changed")
-        self._ids = ids
-        top = _top(meta, len(ids))
-        self.finished = meta.get("finish_reason") is not None
-        final = None
-        if self.finished:
-            final = read_generation(event, self._num_input, self._experts_topk)
+        seen, final = len(self._output.ids), None
+        # The last of events that carry everything has what the others have.
+        for event in events[-1:] if self._is_cumulative else events:
+            final = self._take(event)
+        new = self._output
         return GenerationChunk(
-            new_ids=tuple(ids[seen:]),
-            new_logprobs=tuple(logprobs[seen:]),
-            new_top=top[seen:],
+            new_ids=tuple(new.ids[seen:]),
+            new_logprobs=tuple(new.logprobs[seen:]),
+            new_top=tuple(new.top[seen:]),
             final=final,
         )
+
+    def _take(self, data: bytes) -> Generation | None:
+        try:
+            event = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise EngineProtocolError(f"an event is not JSON: {error}") from error
+        raise_if_error(event)
+        meta = _meta(event)
+        found = _output(event, meta)
+        seen = len(self._output.ids)
+        overlap = self._overlap(len(found.ids), seen, meta)
+        if overlap and found.ids[:overlap] != self._output.ids:
+            raise EngineProtocolError(f"the first {overlap} ids of a stream changed")
+        self._output.add(found, overlap)
+        if self._is_cumulative:
+            self._text.clear()
+        self._text.append(str(event.get("text") or ""))
+        self.finished = meta.get("finish_reason") is not None
+        if not self.finished:
+            return None
+        text = "".join(self._text)
+        return _finished(meta, self._output, text, self._num_input, self._experts_topk)
+
+    def _overlap(self, num: int, seen: int, meta: dict[str, Any]) -> int:
+        """How many of an event's `num` tokens were `seen` before: all that were, or none."""
+        count = meta.get("completion_tokens")
+        if not seen and count in (num, None):
+            return 0
+        is_cumulative = count in (num, None)
+        is_last_of_all = _is_abort(meta)
+        if not is_cumulative and count != seen + num:
+            raise EngineProtocolError(
+                f"an event has {num} tokens after {seen}, and counts {count} in all"
+            )
+        if self._is_cumulative not in (None, is_cumulative) and not is_last_of_all:
+            raise EngineProtocolError("a stream changed from new tokens to all tokens, or back")
+        self._is_cumulative = is_cumulative
+        return seen if is_cumulative else 0
 
 
 def read_score(
@@ -218,11 +278,15 @@ def _meta(reply: Any) -> dict[str, Any]:
     return reply["meta_info"]
 
 
-def _output_tokens(reply: dict[str, Any], meta: dict[str, Any]) -> tuple[list[int], list[float]]:
+def _output(reply: dict[str, Any], meta: dict[str, Any]) -> _Output:
     ids = reply.get("output_ids")
     entries = meta.get("output_token_logprobs")
     if not isinstance(ids, list) or not isinstance(entries, list):
         raise EngineProtocolError("reply without output_ids or output_token_logprobs")
+    if _is_abort(meta) and len(ids) == 1 < len(entries):
+        # SGLang, where a stream carries new tokens alone: of what it breaks off it names the last
+        # id, beside the log-probs of all.
+        ids = _ids_of(entries, ids[0])
     if len(ids) != len(entries):
         raise EngineProtocolError(f"{len(ids)} output ids but {len(entries)} log-probs")
     try:
@@ -233,7 +297,18 @@ def _output_tokens(reply: dict[str, Any], meta: dict[str, Any]) -> tuple[list[in
             raise EngineProtocolError("an output log-prob is not finite")
     except (TypeError, IndexError, KeyError) as error:
         raise EngineProtocolError(f"malformed output log-probs: {error}") from error
-    return ids, logprobs
+    return _Output(ids, logprobs, list(_top(meta, len(ids))))
+
+
+def _ids_of(entries: list[Any], last: Any) -> list[int]:
+    if not all(map(_is_pair, entries)) or entries[-1][1] != last:
+        raise EngineProtocolError("output_token_logprobs are of other ids than output_ids")
+    return [_integer(entry[1]) for entry in entries]
+
+
+def _is_abort(meta: dict[str, Any]) -> bool:
+    finish = meta.get("finish_reason")
+    return isinstance(finish, dict) and finish.get("type") == "abort"
 
 
 def _raise_if_refused(finish: dict[str, Any]) -> None:

@@ -35,21 +35,28 @@ async def streamed(http: httpx.AsyncClient, **fields: Any) -> list[str]:
     return [line.removeprefix("data:").strip() for line in lines]
 
 
-async def test_events_of_a_stream_are_cumulative(http: httpx.AsyncClient) -> None:
+async def test_events_of_a_stream_add_up_to_the_whole(http: httpx.AsyncClient) -> None:
+    """Each has what is new, or all so far; the server says which."""
+    info = (await http.get("/server_info")).json()
     *data, done = await streamed(http)
     assert done == "[DONE]"
     events = [json.loads(item) for item in data]
     whole = await sent(http)
     ids = whole["output_ids"]
     assert len(ids) == 6
-    assert events[-1]["output_ids"] == ids
-    assert events[-1]["text"] == whole["text"]
+    seen, text = 0, ""
     for event in events:
-        seen = len(event["output_ids"])
-        assert event["output_ids"] == ids[:seen]
-        assert whole["text"].startswith(event["text"])
-        assert [entry[1] for entry in event["meta_info"]["output_token_logprobs"]] == ids[:seen]
-    counts = [len(event["output_ids"]) for event in events]
+        meta, start = event["meta_info"], seen
+        seen = meta["completion_tokens"]
+        if not info["incremental_streaming_output"]:
+            start, text = 0, ""
+        text += event["text"]
+        assert event["output_ids"] == ids[start:seen]
+        assert [entry[1] for entry in meta["output_token_logprobs"]] == ids[start:seen]
+        assert whole["text"].startswith(text)
+    assert seen == 6
+    assert text == whole["text"]
+    counts = [event["meta_info"]["completion_tokens"] for event in events]
     assert counts == sorted(set(counts))
     finished = [event["meta_info"]["finish_reason"] is not None for event in events]
     assert finished == [False] * (len(events) - 1) + [True]

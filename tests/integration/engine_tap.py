@@ -75,8 +75,15 @@ class EngineTap:
 
 
 def _reply(body: bytes) -> dict[str, Any]:
-    """The whole reply: the body, or the last event of a stream (events are cumulative)."""
+    """The whole reply: the body, or what the events of the embedded engine's stream add up to."""
     if not body.startswith(b"data:"):
         return json.loads(body)
     events = [line[5:].strip() for line in body.split(b"\n") if line.startswith(b"data:")]
-    return json.loads([event for event in events if event != b"[DONE]"][-1])
+    parts = [json.loads(event) for event in events if event != b"[DONE]"]
+    whole = parts[-1]
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        if name in whole["meta_info"]:
+            whole["meta_info"][name] = [one for part in parts for one in part["meta_info"][name]]
+    whole["output_ids"] = [token for part in parts for token in part["output_ids"]]
+    whole["text"] = "".join(part["text"] for part in parts)
+    return whole

@@ -1,7 +1,7 @@
 """Replies of /generate, in SGLang's shape.
 
-Events of a stream are cumulative; their JSON is grown, not rebuilt, so that a token costs the
-same at the end of a long response as at its beginning (copying bytes aside).
+Events of a stream carry only what is new, as SGLang's with `--incremental-streaming-output`, so
+that a token costs the same at the end of a long response as at its beginning.
 """
 
 from __future__ import annotations
@@ -24,79 +24,75 @@ class ReplyWriter:
         self._tokenizer = tokenizer
         self._version = version
         self._text: TextStream | None = None
-        self._ids = bytearray()
-        self._logprobs = bytearray()
+        # The beginning of a stop string must not be sent before it is known not to be one.
+        self._held_back = max((len(stop) - 1 for stop in request.sampling.stop), default=0)
+        self._sent_text = 0
+        self._decoded = 0
         self._count = 0
 
     def event(self, ended: bool) -> bytes | None:
-        """A server-sent event with everything so far; None where the one before had all of it: the
-        scheduler writes a token before it calls, so that one call may tell of two.
+        """A server-sent event with what is new; None where nothing is: the scheduler writes a token
+        before it calls, so that one call may tell of two.
         """
-        count = len(self._request.output_logprobs)
-        if not ended and count == self._count:
+        start, count = self._count, len(self._request.output_logprobs)
+        if not ended and count == start:
             return None
-        if ended or self._body.top_logprobs_num or self._body.token_ids_logprob:
-            return b"data: " + orjson.dumps(self._reply(ended, count)) + b"\n\n"
-        self._grow(count)
-        assert self._text is not None
-        meta = (
-            b'{"id":%b,"finish_reason":null,"prompt_tokens":%d,"weight_version":%b,'
-            b'"completion_tokens":%d,"cached_tokens":%d'
-            % (
-                orjson.dumps(self._request.rid),
-                len(self._request.input_ids),
-                orjson.dumps(self._request.spans[-1][0] if self._count else self._version),
-                self._count,
-                self._request.cached_tokens,
-            )
-        )
-        if self._body.return_logprob:
-            meta += b',"input_token_logprobs":%b,"output_token_logprobs":[%b]' % (
-                orjson.dumps(self._input_logprobs()),
-                self._logprobs,
-            )
-        return b'data: {"text":%b,"output_ids":[%b],"meta_info":%b}}\n\n' % (
-            orjson.dumps(self._text.text),
-            self._ids,
-            meta,
-        )
+        reply = self._reply(ended, start, count)
+        self._count = count
+        reply["text"] = self._new_text(ended, count)
+        return b"data: " + orjson.dumps(reply) + b"\n\n"
 
     def reply(self) -> dict[str, Any]:
         """The whole reply, as JSON values."""
-        return self._reply(True, len(self._request.output_logprobs))
+        reply = self._reply(True, 0, len(self._request.output_logprobs))
+        return {"text": final_text(self._tokenizer, self._request), **reply}
 
-    def _reply(self, ended: bool, count: int) -> dict[str, Any]:
-        """The first `count` tokens; the last reply has text and versions to the end."""
+    def _reply(self, ended: bool, start: int, count: int) -> dict[str, Any]:
+        """Output tokens `start` to `count`, without their text; the last one has the versions."""
         request = self._request
-        versions = _version_spans(request, self._version)
+        spans = request.spans
         meta: dict[str, Any] = {
             "id": request.rid,
             "finish_reason": _finish_reason(request) if ended else None,
             "prompt_tokens": len(request.input_ids),
-            "weight_version": versions[-1]["version"],
+            "weight_version": spans[-1][0] if spans else self._version,
             "num_retractions": request.num_retractions,
             "completion_tokens": count,
             "cached_tokens": request.cached_tokens,
         }
         if ended:
-            meta["weight_versions"] = versions
+            meta["weight_versions"] = _version_spans(request, self._version)
         if self._body.return_logprob:
-            self._add_logprobs(meta, count)
-        text = final_text(self._tokenizer, request) if ended else self._grow(count)
-        return {"text": text, "output_ids": request.output_ids[:count], "meta_info": meta}
+            self._add_logprobs(meta, start, count)
+        return {"output_ids": request.output_ids[start:count], "meta_info": meta}
 
-    def _add_logprobs(self, meta: dict[str, Any], count: int) -> None:
-        request = self._request
-        output = zip(request.output_logprobs[:count], request.output_ids[:count], strict=True)
+    def _new_text(self, ended: bool, count: int) -> str:
+        """Text that no event had yet."""
+        request, sent = self._request, self._sent_text
+        if ended:
+            return final_text(self._tokenizer, request)[sent:]
+        if self._text is None:
+            self._text = TextStream(self._tokenizer, request.sampling.skip_special_tokens)
+        # A stop token has no text, if it is one: that is known when the response has ended.
+        ends = request.output_ids[count - 1] in request.sampling.stop_token_ids
+        new = slice(self._decoded, count - 1 if ends else count)
+        self._text.push(request.output_ids[new])
+        self._decoded = new.stop
+        self._sent_text = max(sent, len(self._text.text) - self._held_back)
+        return self._text.text[sent : self._sent_text]
+
+    def _add_logprobs(self, meta: dict[str, Any], start: int, count: int) -> None:
+        request, new = self._request, slice(start, count)
+        output = zip(request.output_logprobs[new], request.output_ids[new], strict=True)
         meta["input_token_logprobs"] = self._input_logprobs()
         meta["output_token_logprobs"] = [self._entry(*item) for item in output]
         first = [None] if request.score_from is not None else []
         if request.num_top:
             meta["input_top_logprobs"] = first + self._tops(request.input_top)
-            meta["output_top_logprobs"] = self._tops(request.output_top[:count])
+            meta["output_top_logprobs"] = self._tops(request.output_top[new])
         if request.token_ids:
             meta["input_token_ids_logprobs"] = first + self._chosen(request.input_chosen)
-            meta["output_token_ids_logprobs"] = self._chosen(request.output_chosen[:count])
+            meta["output_token_ids_logprobs"] = self._chosen(request.output_chosen[new])
 
     def _input_logprobs(self) -> list[Any]:
         request = self._request
@@ -119,22 +115,6 @@ class ReplyWriter:
     def _chosen(self, rows: list[list[float]]) -> list[Any]:
         ids = self._request.token_ids
         return [[self._entry(*item) for item in zip(row, ids, strict=True)] for row in rows]
-
-    def _grow(self, count: int) -> str:
-        """Take in the tokens up to `count`; returns the text so far."""
-        request = self._request
-        if self._text is None:
-            self._text = TextStream(self._tokenizer, request.sampling.skip_special_tokens)
-        ids = request.output_ids[self._count : count]
-        if not ids:
-            return self._text.text
-        logprobs = request.output_logprobs[self._count : count]
-        separator = b"," if self._count else b""
-        self._ids += separator + orjson.dumps(ids)[1:-1]
-        entries = [self._entry(*item) for item in zip(logprobs, ids, strict=True)]
-        self._logprobs += separator + orjson.dumps(entries)[1:-1]
-        self._count = count
-        return self._text.push(ids)
 
 
 def _finish_reason(request: EngineRequest) -> dict[str, Any] | None:

@@ -231,6 +231,7 @@ def _information(engine: Engine) -> dict[str, Any]:
         "context_length": engine.context_length,
         "engine": "embedded",
         "enable_lora": True,
+        "incremental_streaming_output": True,
     }
 
 

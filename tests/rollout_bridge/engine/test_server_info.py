@@ -69,7 +69,6 @@ def test_what_is_too_old_is_refused_by_its_version(version: str) -> None:
     ("field", "value", "flag"),
     [
         ("allow_auto_truncate", True, "--allow-auto-truncate"),
-        ("incremental_streaming_output", True, "--incremental-streaming-output"),
         ("stream_output", True, "--stream-output"),
         ("is_embedding", True, "--is-embedding"),
         ("skip_tokenizer_init", True, "--skip-tokenizer-init"),
@@ -84,6 +83,13 @@ def test_a_setting_that_changes_replies_is_refused_by_its_flag(
 ) -> None:
     (problem,) = read_server_info({**SGLANG, field: value}).problems
     assert flag in problem
+
+
+@pytest.mark.parametrize(("version", "is_known"), [("0.5.22", False), ("0.5.23", True)])
+def test_streams_of_new_tokens_are_taken_where_they_are_known(version: str, is_known: bool) -> None:
+    body = {**SGLANG, "version": version, "incremental_streaming_output": True}
+    problems = read_server_info(body).problems
+    assert ("--incremental-streaming-output" in "".join(problems)) is not is_known
 
 
 @pytest.mark.parametrize("body", ["<html>", None, [], {}, {"version": None}, {"version": "new"}])

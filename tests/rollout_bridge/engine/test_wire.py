@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from rollout_bridge.engine import wire
 from rollout_bridge.engine.errors import EngineProtocolError, EngineRejected
 from rollout_bridge.engine.types import Generation, SamplingParams, WeightSpan
+from tests.linear_time import growth
 
 RECORDED = Path(__file__).parents[1] / "sglang_replies"
 
@@ -49,11 +52,93 @@ def test_sglangs_scores_are_read() -> None:
 
 def test_sglangs_stream_is_read_as_new_tokens() -> None:
     reader = wire.StreamReader(5)
-    chunks = [reader.read(event) for event in stream_events()]
+    chunks = [reader.read([orjson.dumps(event)]) for event in stream_events()]
     assert [chunk.new_ids for chunk in chunks] == [(230,), (80,), (6,)]
     assert chunks[-1].final is not None
     assert chunks[-1].final.finish_reason == "length"
     assert reader.finished
+
+
+def incremental() -> list[dict[str, Any]]:
+    """The recorded stream as SGLang sends it with --incremental-streaming-output."""
+    events, seen, text = [], 0, ""
+    for event in stream_events():
+        meta = event["meta_info"]
+        new = {"output_ids": event["output_ids"][seen:], "text": event["text"][len(text) :]}
+        logprobs = {"output_token_logprobs": meta["output_token_logprobs"][seen:]}
+        events.append(event | new | {"meta_info": meta | logprobs})
+        seen, text = meta["completion_tokens"], event["text"]
+    return events
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_streams_of_both_kinds_give_the_same_however_their_events_arrive(at_once: int) -> None:
+    found = []
+    for events in (stream_events(), incremental()):
+        reader, data = wire.StreamReader(5), [orjson.dumps(event) for event in events]
+        arrivals = [data[start : start + at_once] for start in range(0, len(data), at_once)]
+        chunks = [reader.read(arrived) for arrived in arrivals]
+        assert [token for chunk in chunks for token in chunk.new_ids] == [230, 80, 6]
+        assert reader.finished
+        final = chunks[-1].final
+        assert final is not None
+        found.append((final.output_ids.tolist(), final.output_logprobs.tolist(), final.text))
+    assert found[0] == found[1]
+    assert found[0][2]
+
+
+def test_a_stream_that_lost_an_event_is_refused() -> None:
+    events = [orjson.dumps(event) for event in incremental()]
+    reader = wire.StreamReader(5)
+    reader.read(events[:1])
+    with pytest.raises(EngineProtocolError, match="1 tokens after 1, and counts 3"):
+        reader.read(events[2:])
+
+
+def test_a_stream_does_not_change_its_kind() -> None:
+    reader = wire.StreamReader(5)
+    reader.read([orjson.dumps(event) for event in incremental()[:2]])
+    with pytest.raises(EngineProtocolError, match="or back"):
+        reader.read([orjson.dumps(stream_events()[2])])
+
+
+def test_of_what_it_breaks_off_sglang_names_the_last_id_beside_all_logprobs() -> None:
+    *first, last = incremental()
+    aborted = stream_events()[2]
+    aborted["output_ids"] = last["output_ids"]
+    aborted["meta_info"]["finish_reason"] = {"type": "abort", "message": "gone"}
+    reader = wire.StreamReader(5)
+    reader.read([orjson.dumps(event) for event in first])
+    final = reader.read([orjson.dumps(aborted)]).final
+    assert final is not None
+    assert (final.finish_reason, final.output_ids.tolist()) == ("abort", [230, 80, 6])
+    assert final.text == aborted["text"]
+
+
+def test_a_token_costs_the_same_at_the_end_of_a_long_stream() -> None:
+    def events(count: int) -> list[bytes]:
+        entry = {"output_token_logprobs": [[-0.5, 7, None]], "prompt_tokens": 5}
+        return [
+            orjson.dumps(
+                {
+                    "output_ids": [7],
+                    "text": "a",
+                    "meta_info": entry | {"finish_reason": None, "completion_tokens": number + 1},
+                }
+            )
+            for number in range(count)
+        ]
+
+    def reading(data: list[bytes]) -> Callable[[], None]:
+        def read() -> None:
+            reader = wire.StreamReader(5)
+            for event in data:
+                reader.read([event])
+
+        return read
+
+    few, many = reading(events(1000)), reading(events(16_000))
+    assert growth(few, many, below=16 * 1.2) < 16 * 1.2
 
 
 @pytest.mark.parametrize(
@@ -142,15 +227,15 @@ def test_a_stream_whose_past_changes_is_refused() -> None:
     events[1]["output_ids"][0] = 7
     events[1]["meta_info"]["output_token_logprobs"][0][1] = 7
     reader = wire.StreamReader(5)
-    reader.read(events[0])
+    reader.read([orjson.dumps(events[0])])
     with pytest.raises(EngineProtocolError, match="changed"):
-        reader.read(events[1])
+        reader.read([orjson.dumps(events[1])])
 
 
 def test_an_error_event_is_a_refusal() -> None:
     event = {"error": {"message": "The input is longer", "code": 400}}
     with pytest.raises(EngineRejected, match="longer") as refused:
-        wire.StreamReader(5).read(event)
+        wire.StreamReader(5).read([orjson.dumps(event)])
     assert refused.value.status == 400
 
 

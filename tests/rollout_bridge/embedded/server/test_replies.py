@@ -30,8 +30,10 @@ def test_a_call_without_a_further_token_makes_no_event(top: int, tmp_path: Path)
     # The engine called twice, once a token; the first event had both.
     assert _ids(writer.event(False)) == [3, 4]
     assert writer.event(False) is None
+    request.append(5, -0.5, "start")
+    request.output_top.append([(-0.5, 5)])
     request.finish = Finish(kind="length")
-    assert _ids(writer.event(True)) == [3, 4]
+    assert _ids(writer.event(True)) == [5]
 
 
 def _ids(event: bytes | None) -> list[Any]:
