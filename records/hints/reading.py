@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -242,10 +244,34 @@ def near(
         .order_by(HintRow.created_at.desc(), HintRow.hint_id)
         .limit(NEAR_WINDOW)
     ).all()
-    words = words_of(text)
+    alike = likeness(text, [row.text for row in rows])
     # Of equal ones the newest first: sorting keeps the order that they came in.
-    ranked = sorted(rows, key=lambda row: -overlap(words, words_of(row.text)))
-    return _with_counts(connection, ranked[:limit])
+    ranked = sorted(range(len(rows)), key=lambda index: -alike[index])
+    return _with_counts(connection, [rows[index] for index in ranked[:limit]])
+
+
+def likeness(text: str, others: Sequence[str]) -> list[float]:
+    """How alike `text` is to each of `others`, in [0, 1]: the weight of the pieces of words that
+    both have, over that of all pieces that either has.
+
+    Pieces are three letters, so that "temperatures" is like "temperature". What few of the texts
+    have weighs more than what most have (log of 1 + texts over texts that have it): "the" and
+    "use" tell no two of them apart.
+    """
+    pieces = [_pieces(one) for one in (text, *others)]
+    counts = Counter(piece for one in pieces for piece in one)
+    weights = {piece: math.log(1 + len(pieces) / count) for piece, count in counts.items()}
+
+    def weight(of: Iterable[str]) -> float:
+        return sum(weights[piece] for piece in of)
+
+    own = pieces[0]
+    return [weight(own & one) / weight(own | one) if own or one else 0.0 for one in pieces[1:]]
+
+
+def _pieces(text: str) -> frozenset[str]:
+    words = (f" {word} " for word in words_of(text))
+    return frozenset(word[at : at + 3] for word in words for at in range(len(word) - 2))
 
 
 def words_of(text: str) -> frozenset[str]:

@@ -12,6 +12,7 @@ from records.care.deletion import delete_sessions_op
 from records.errors import StoreConflict
 from records.feedback.feedback import Feedback
 from records.hints.memory import MAX_TEXTS, remember
+from records.hints.reading import likeness
 from records.hints.texts import measuring_texts
 from records.hints.types import (
     Examination,
@@ -452,6 +453,28 @@ async def test_near_hints_are_those_with_the_most_words_in_common(store: Store) 
     assert [one.text for one in await store.near_hints(hint, other_scopes=True)] == [
         "use degrees Kelvin"
     ]
+
+
+async def test_words_that_most_hints_have_make_none_of_them_near(store: Store) -> None:
+    common = (
+        "Use room double for the booking.",
+        "I prefer the exact amount.",
+        "Leave out the title.",
+        "Add the code to the answer.",
+        "Say only the hotel name.",
+    )
+    for text in ("Give temperatures in Celsius.", *common):
+        await examined(store, text)
+    hint = await examined(store, "Always state the temperature in Fahrenheit.")
+    near = await store.near_hints(hint, limit=1)
+    assert [one.text for one in near] == ["Give temperatures in Celsius."]
+
+
+def test_likeness_is_1_for_equal_words_and_0_without_a_common_piece() -> None:
+    assert likeness("Use Celsius!", ["use celsius", "金額", ""]) == [1.0, 0.0, 0.0]
+    assert likeness("", [""]) == [0.0]
+    low, high = likeness("keep amounts exact", ["keep titles short", "an exact amount"])
+    assert 0 < low < high < 1
 
 
 async def test_words_and_states_are_kept_with_a_hint(store: Store) -> None:
