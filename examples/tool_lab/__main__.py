@@ -29,6 +29,9 @@ def lab(
         bool,
         typer.Option(help="Practise hints, as serve does; else only users' own turns train."),
     ] = True,
+    schedule: Annotated[
+        str, typer.Option(help="When requests wait for training: sync, step_off or async.")
+    ] = "async",
     hints: Annotated[
         str, typer.Option(help="judge, or a control: none, off-topic, contrary.")
     ] = "judge",
@@ -64,6 +67,7 @@ def lab(
                     "preferences": tuple(preferences.split(",")),
                     "open_users": open_users,
                     "rehearsal": rehearsal,
+                    "schedule": schedule,
                     "hints": hints,
                     "eval_samples": eval_samples,
                     "sessions_in_flight": sessions,

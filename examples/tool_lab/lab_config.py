@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from examples.tool_lab.preferences import TRAINABLE_KINDS, TRAINED_KINDS
+from trainer.config import Schedule
 
 HintMode = Literal["judge", "none", "off-topic", "contrary"]
 
@@ -43,6 +44,8 @@ class LabConfig(BaseModel):
     """Batches that generation may run ahead of training (ALGORITHMS 6.2)."""
     eval_samples: int = Field(default=512, ge=1)
     """Responses sampled for each preference and each other skill, before and after."""
+    schedule: Schedule = "async"
+    """When conversations wait for training; the run's `trainer.schedule`."""
     hints: HintMode = "judge"
     """What the teacher sees: the judge's hint, or one of the controls that must not teach."""
     seed: int = 0
