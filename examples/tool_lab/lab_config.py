@@ -40,6 +40,8 @@ class LabConfig(BaseModel):
     """Learning ends at this age even with fewer updates; the summary says which it was."""
     sessions_in_flight: int = Field(default=24, ge=1)
     """Conversations that run at the same time."""
+    pause_s: float = Field(default=0.0, ge=0)
+    """Seconds between an agent's answer and its next request: what thinking and tools take."""
     staleness_eta: int = Field(default=2, ge=0)
     """Batches that generation may run ahead of training (ALGORITHMS 6.2)."""
     eval_samples: int = Field(default=512, ge=1)

@@ -79,7 +79,10 @@ async def learn(
     gate.set()
     seeds = itertools.count(lab.seed * 1_000_000)
     agent = AgentConfig(
-        model=model, preferences=lab_users(lab.preferences), open_users=lab.open_users
+        model=model,
+        preferences=lab_users(lab.preferences),
+        open_users=lab.open_users,
+        pause_s=lab.pause_s,
     )
     client = openai.AsyncOpenAI(base_url=base_url, api_key="lab", max_retries=3)
     async with client:
