@@ -23,6 +23,7 @@ import numpy as np
 
 from records.lessons.names import LessonDrop
 from records.names import DropReason
+from records.reading.summary import VoteSummary
 from records.store import Store
 from records.training.share import UNCAPPED
 from records.training.staleness import oldest_allowed, steps_since
@@ -303,11 +304,7 @@ class EmbeddedTrainer:
         else:
             seconds |= await self._commit(samples, staleness, report)
         self._unfinished = False
-        self._holds.step_ended(self.version)
-        if self.config.holds_generation:
-            await self._expire()  # what missed the batch
-        votes = await self.store.vote_summary()
-        self._holds.accept_rate = votes.accept_rate
+        votes = await self._end_hold()
         self._idle_since = time.perf_counter()
         seconds["seconds/step"] = self._idle_since - started
         metrics = (
@@ -331,6 +328,15 @@ class EmbeddedTrainer:
             skipped=report.skipped,
             metrics=metrics,
         )
+
+    async def _end_hold(self) -> VoteSummary:
+        """Generation goes on; what missed the batch expires. Returns the votes so far."""
+        self._holds.step_ended(self.version)
+        if self.config.holds_generation:
+            await self._expire()
+        votes = await self.store.vote_summary()
+        self._holds.accept_rate = votes.accept_rate
+        return votes
 
     async def close(self) -> None:
         """Give leases back and close files; the store and the engine clients are the caller's."""
