@@ -58,6 +58,23 @@ class ProxyMetrics:
         self.waiting = Gauge(
             "opd_waiting", "Requests that wait for a place.", registry=self.registry
         )
+        self.held = Gauge(
+            "opd_held",
+            "Requests that wait because the trainer's schedule holds generation.",
+            registry=self.registry,
+        )
+        self.held_requests = self._counter(
+            "opd_held_requests", "Requests that waited because generation was held."
+        )
+        self.held_s = self._histogram(
+            "opd_held_seconds", "How long requests waited because generation was held."
+        )
+        self.holds = self._counter(
+            "opd_holds",
+            "Holds that requests waited for, by their end: ended (by the trainer), max_hold "
+            "(trainer.max_hold_s was over), trainer_gone.",
+            "end",
+        )
         self.limited = self._counter(
             "opd_limited", "Requests refused with 429, by which limit.", "limit"
         )

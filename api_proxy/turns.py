@@ -20,6 +20,7 @@ import numpy as np
 
 from api_proxy.access.body_budget import BodyBudget
 from api_proxy.access.callers import Caller
+from api_proxy.access.hold import GenerationHold
 from api_proxy.access.limits import Limits
 from api_proxy.access.places import Places
 from api_proxy.access.request_limits import RequestLimits
@@ -52,6 +53,7 @@ from records.names import Consent, TurnType
 from records.store import Store
 from records.types import Ids
 from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.engine.hold_file import HoldFile
 from rollout_bridge.engine.types import PauseMode, SamplingParams
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.rendering.template_errors import Unrenderable
@@ -62,7 +64,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyDeps:
     """What the proxy stands on. `clock` gives unix seconds; `pause_mode` is how the trainer changes
-    the engine's weights; in `metrics_folder` other processes of the run write what they count.
+    the engine's weights; in `metrics_folder` other processes of the run write what they count;
+    `hold` is where the trainer's schedule may hold generation, None where it never does.
     """
 
     store: Store
@@ -72,6 +75,7 @@ class ProxyDeps:
     clock: Callable[[], float] = time.time
     pause_mode: PauseMode = "retract"
     metrics_folder: Path | None = None
+    hold: HoldFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,8 @@ class TurnService:
         self.workers = Workers(config.render_offload_chars)
         self.bodies = BodyBudget(config)
         keys = Keys(deps.store, deps.clock)
-        self.places = Places(keys, self.limits, self.metrics, config)
+        hold = GenerationHold(deps.hold, self.metrics)
+        self.places = Places(keys, self.limits, self.metrics, config, hold)
         self.replies = OpenReplies()
         self.sessions = Sessions(deps.store, config.idle_timeout_s, config.sweep_interval_s)
         self._side_rules = rules_of(config)

@@ -234,6 +234,7 @@ def _settings(folder: Path, config: StoreConfig, turns: int, first_version: int)
         handover=HandoverConfig(max_wait_s=600.0, poll_interval_s=0.01),
         batch_size=turns,
         max_staleness=10**6,
+        hold_s=None,
         lease_ttl_s=3600.0,
         share=Share(),
         first_version=first_version,

@@ -23,6 +23,8 @@ from trainer.objectives.aggregation_names import AggregationMode
 from trainer.objectives.distributions.kl_names import validate_kl_loss_name
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 
+Schedule = Literal["sync", "step_off", "async"]
+"""When generation waits for training."""
 HeldDtype = Literal["float32", "bfloat16"]
 """What weights are held in that do not change."""
 
@@ -157,7 +159,18 @@ class TrainerConfig(BaseModel):
     """Weight of the entropy bonus; at 0 the entropy is computed for the metrics only."""
 
     max_staleness: int = Field(default=4, ge=0)
-    """Ready turns older than this many versions expire."""
+    """Ready turns older than this many versions expire. `schedule` may let fewer."""
+    schedule: Schedule = "async"
+    """Whether requests wait for training (docs/schedules.md). async: never, and turns that are too
+    old expire. sync: from the moment at which a batch is full until its weights are served, so all
+    that trains has staleness 0. step_off: while generation is `steps_off` versions ahead.
+    """
+    steps_off: PositiveInt | None = None
+    """With `schedule` step_off: so many versions ahead of training generation may run, and so old
+    may be what trains.
+    """
+    max_hold_s: PositiveFloat = 300.0
+    """Requests wait for at most this long for one step."""
     noise_floor_factor: float = Field(default=10.0, ge=0)
     """A batch whose mean |teacher - student| is below this multiple of the calibrated noise is
     skipped, unless rewards act in it.
@@ -239,6 +252,18 @@ class TrainerConfig(BaseModel):
         )
 
     @property
+    def staleness_bound(self) -> int:
+        """How many versions newer than a sample there may be when it trains."""
+        if self.schedule == "sync":
+            return 0
+        return self.steps_off or self.max_staleness
+
+    @property
+    def holds_generation(self) -> bool:
+        """Whether the schedule ever holds requests."""
+        return self.schedule != "async"
+
+    @property
     def share(self) -> Share:
         """What one scope may have of a batch."""
         return Share(most=self.max_share, wait_s=self.max_share_wait_s)
@@ -257,6 +282,7 @@ class TrainerConfig(BaseModel):
     def _check(self) -> TrainerConfig:
         validate_kl_loss_name(self.kl_type)
         check_combination(self)
+        _check_schedule(self)
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ValueError(f"adam_betas must lie in [0, 1), got {self.adam_betas}")
         if self.lesson_counter_share + self.lesson_keep_share >= 1:
@@ -273,6 +299,16 @@ class TrainerConfig(BaseModel):
                 f"warmup_steps {self.warmup_steps} must be less than max_steps {self.max_steps}"
             )
         return self
+
+
+def _check_schedule(config: TrainerConfig) -> None:
+    if (config.schedule == "step_off") != (config.steps_off is not None):
+        raise ValueError("schedule step_off and steps_off belong together: set both, or neither")
+    if config.steps_off is not None and config.steps_off > config.max_staleness:
+        raise ValueError(
+            f"steps_off {config.steps_off} lets samples be older than max_staleness "
+            f"{config.max_staleness}: set max_staleness to at least as much"
+        )
 
 
 def check_combination(config: TrainerConfig) -> None:

@@ -1,4 +1,5 @@
-"""A request's place among those that are answered: the key's limits first, then the fair queue.
+"""A request's place among those that are answered: the key's limits first, then the trainer's hold,
+then the fair queue.
 
 Whoever gets a `Place` leaves it when the reply is over, however it ends.
 """
@@ -12,6 +13,7 @@ import logging
 from starlette.types import Receive
 
 from api_proxy.access.callers import Caller
+from api_proxy.access.hold import GenerationHold
 from api_proxy.access.limits import Limits
 from api_proxy.access.waiting import Closed, FairQueue, QueueFull
 from api_proxy.config import ProxyConfig
@@ -19,6 +21,7 @@ from api_proxy.errors import client_gone, queue_full, shutting_down
 from api_proxy.metrics import ProxyMetrics
 from records.errors import StoreError
 from records.keys import Keys
+from records.names import Consent
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +51,18 @@ class Places:
     """All places of one application."""
 
     def __init__(
-        self, keys: Keys, limits: Limits, metrics: ProxyMetrics, config: ProxyConfig
+        self,
+        keys: Keys,
+        limits: Limits,
+        metrics: ProxyMetrics,
+        config: ProxyConfig,
+        hold: GenerationHold,
     ) -> None:
         self._keys = keys
         self._limits = limits
         self._metrics = metrics
         self._config = config
+        self._hold = hold
         self._queue = FairQueue(config.max_running, config.max_waiting, num_reserved(config))
         metrics.waiting.set_function(lambda: self.num_waiting)
 
@@ -67,15 +76,16 @@ class Places:
         if caller.key is not None:
             self._limits.begin(caller.key, size)
         try:
-            await self._enter(caller.scope, size, receive)
+            await self._enter(caller, size, receive)
         except BaseException:
             if caller.key is not None:
                 self._limits.end(caller.key, size)
             raise
         return Place(caller, size, self._queue, self._limits)
 
-    async def _enter(self, scope: str, size: int, receive: Receive) -> None:
-        entering = asyncio.create_task(self._queue.enter(scope, size))
+    async def _enter(self, caller: Caller, size: int, receive: Receive) -> None:
+        scope = caller.scope
+        entering = asyncio.create_task(self._wait_and_enter(caller, size))
         gone = asyncio.create_task(_disconnect(receive))
         try:
             await asyncio.wait({entering, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -94,9 +104,15 @@ class Places:
         finally:
             gone.cancel()
 
+    async def _wait_and_enter(self, caller: Caller, size: int) -> None:
+        # What does not train cannot be too old to.
+        was_held = caller.consent is Consent.TRAIN and await self._hold.wait()
+        await self._queue.enter(caller.scope, size, was_held=was_held)
+
     def close(self) -> None:
         """Refuse who waits and whoever comes."""
         self._queue.close()
+        self._hold.close()
 
     async def keep_usage(self, stop: asyncio.Event) -> None:
         """Note in the store what keys use, again and again until `stop`, and once more then."""

@@ -28,6 +28,7 @@ class Closed(Exception):
 @dataclass(slots=True, eq=False)
 class _Waiter:
     size: int
+    was_held: bool = False
     place: asyncio.Future[None] = field(default_factory=asyncio.Future)
 
     @property
@@ -50,6 +51,7 @@ class FairQueue:
         self._waiting: dict[str, deque[_Waiter]] = {}
         self._served: Counter[str] = Counter()
         self._num_served = 0
+        self._num_held = 0
         self._is_closed = False
 
     @property
@@ -57,18 +59,20 @@ class FairQueue:
         """Requests that wait."""
         return sum(len(waiters) for waiters in self._waiting.values())
 
-    async def enter(self, tenant: str, size: int = 1) -> None:
-        """Wait for `size` places (never more than there are). Whoever enters must leave.
+    async def enter(self, tenant: str, size: int = 1, *, was_held: bool = False) -> None:
+        """Wait for `size` places (never more than there are). Whoever enters must leave. Who
+        `was_held` before is not refused, and takes no room of others: all of them come at once.
 
         Raises QueueFull at once or, if another tenant needs the room, later; Closed at the end.
         """
         if self._is_closed:
             raise Closed
-        waiter = _Waiter(min(size, self._max_running))
+        waiter = _Waiter(min(size, self._max_running), was_held)
         self._waiting.setdefault(tenant, deque()).append(waiter)
         self._begin_next()
-        if self.num_waiting > self._max_waiting:
-            self._refuse_newest()
+        self._num_held += was_held
+        if self.num_waiting - self._num_held > self._max_waiting and not waiter.place.done():
+            self._refuse_newest(tenant)
         try:
             await waiter.place
         except asyncio.CancelledError:
@@ -79,6 +83,8 @@ class FairQueue:
             else:
                 self._withdraw(tenant, waiter)
             raise
+        finally:
+            self._num_held -= was_held
 
     def leave(self, tenant: str, size: int = 1) -> None:
         """Give the places back."""
@@ -117,8 +123,11 @@ class FairQueue:
             self._served[tenant] = self._num_served
             waiter.place.set_result(None)
 
-    def _refuse_newest(self) -> None:
+    def _refuse_newest(self, came: str) -> None:
+        """Of the tenant that waits with the most, or `came`'s where that one was held."""
         tenant = max(self._waiting, key=lambda one: len(self._waiting[one]))
+        if self._waiting[tenant][-1].was_held:
+            tenant = came
         newest = self._waiting[tenant].pop()
         if not newest.is_gone:
             newest.place.set_exception(QueueFull())

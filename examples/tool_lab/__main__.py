@@ -29,6 +29,9 @@ def lab(
         bool,
         typer.Option(help="Practise hints, as serve does; else only users' own turns train."),
     ] = True,
+    schedule: Annotated[
+        str, typer.Option(help="When requests wait for training: sync, step_off or async.")
+    ] = "async",
     hints: Annotated[
         str, typer.Option(help="judge, or a control: none, off-topic, contrary.")
     ] = "judge",
@@ -36,6 +39,9 @@ def lab(
         int, typer.Option(min=1, help="Answers measured for each skill, before and after.")
     ] = 512,
     sessions: Annotated[int, typer.Option(min=1, help="Conversations at the same time.")] = 24,
+    pause_s: Annotated[
+        float, typer.Option("--pause-s", min=0, help="Seconds of an agent between two turns.")
+    ] = 0,
     max_seconds: Annotated[
         float, typer.Option(min=1, help="Learning ends at this age at the latest.")
     ] = 300,
@@ -64,6 +70,8 @@ def lab(
                     "preferences": tuple(preferences.split(",")),
                     "open_users": open_users,
                     "rehearsal": rehearsal,
+                    "schedule": schedule,
+                    "pause_s": pause_s,
                     "hints": hints,
                     "eval_samples": eval_samples,
                     "sessions_in_flight": sessions,

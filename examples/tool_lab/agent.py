@@ -8,6 +8,7 @@ and what tools return comes from an `Episode`. Whatever the model answers, a ses
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,8 @@ class AgentConfig:
     preferences: Mapping[str, str] = field(default_factory=lambda: lab_users(TRAINED_KINDS))
     open_users: float = 0.0
     """Share of users without hidden preferences, who ask openly for the default and mind that."""
+    pause_s: float = 0.0
+    """Seconds between an answer and the next request: what thinking and tools take."""
     extra_headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -121,6 +124,7 @@ async def run_session(
             return SessionReport(
                 seed=seed, turns=len(reactions), reactions=tuple(reactions), ended="over"
             )
+        await asyncio.sleep(config.pause_s)
     return SessionReport(
         seed=seed, turns=len(reactions), reactions=tuple(reactions), ended="max_turns"
     )

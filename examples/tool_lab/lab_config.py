@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from examples.tool_lab.preferences import TRAINABLE_KINDS, TRAINED_KINDS
+from trainer.config import Schedule
 
 HintMode = Literal["judge", "none", "off-topic", "contrary"]
 
@@ -39,10 +40,14 @@ class LabConfig(BaseModel):
     """Learning ends at this age even with fewer updates; the summary says which it was."""
     sessions_in_flight: int = Field(default=24, ge=1)
     """Conversations that run at the same time."""
+    pause_s: float = Field(default=0.0, ge=0)
+    """Seconds between an agent's answer and its next request: what thinking and tools take."""
     staleness_eta: int = Field(default=2, ge=0)
     """Batches that generation may run ahead of training (ALGORITHMS 6.2)."""
     eval_samples: int = Field(default=512, ge=1)
     """Responses sampled for each preference and each other skill, before and after."""
+    schedule: Schedule = "async"
+    """When conversations wait for training; the run's `trainer.schedule`."""
     hints: HintMode = "judge"
     """What the teacher sees: the judge's hint, or one of the controls that must not teach."""
     seed: int = 0

@@ -18,9 +18,9 @@ import openai
 from examples.tool_lab.agent import AgentConfig, run_session
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.preferences import lab_users
-from opd.replay.staleness import admit
 from records.names import DropReason, TurnState
 from records.store import Store
+from records.training.staleness import admit
 
 POLL_S = 0.25
 WITHOUT_HINT = (DropReason.NO_HINT, DropReason.NO_QUORUM, DropReason.HINT_REJECTED)
@@ -34,6 +34,8 @@ class LearningState:
     started: float = field(default_factory=time.monotonic)
     version: int = 0
     attempts: int = 0
+    is_held: bool = False
+    """Whether requests wait for training now."""
     stopped: str | None = None
     """Why the run itself ended training."""
     turns: dict[TurnState, int] = field(default_factory=dict)
@@ -64,6 +66,7 @@ async def learn(
     batch_size: int,
     failed: asyncio.Future[None],
     why_stopped: Callable[[], str | None],
+    is_held: Callable[[], bool],
     progress: Callable[[LearningState], None],
 ) -> LearningState:
     """Keep agents busy until `lab.updates` update attempts, `lab.max_seconds`, or until
@@ -76,7 +79,10 @@ async def learn(
     gate.set()
     seeds = itertools.count(lab.seed * 1_000_000)
     agent = AgentConfig(
-        model=model, preferences=lab_users(lab.preferences), open_users=lab.open_users
+        model=model,
+        preferences=lab_users(lab.preferences),
+        open_users=lab.open_users,
+        pause_s=lab.pause_s,
     )
     client = openai.AsyncOpenAI(base_url=base_url, api_key="lab", max_retries=3)
     async with client:
@@ -90,6 +96,7 @@ async def learn(
                 if state.stopped is not None:
                     break
                 await _refresh(state, store, batch_size)
+                state.is_held = is_held()
                 _steer(gate, state, lab, batch_size)
                 _note_reactions(state)
                 progress(state)

@@ -23,6 +23,7 @@ from opd.run.checks import run_warnings
 from opd.run.config import RunConfig
 from records.store import Store
 from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.engine.hold_file import HoldFile
 from rollout_bridge.engine.served import ServedFile
 from rollout_bridge.rendering.rendering import Rendering
 from trainer.errors import StartupError
@@ -140,6 +141,7 @@ async def _learn(
     processes: Run,
     timings: dict[str, float],
 ) -> LearningState:
+    held = HoldFile(processes.folder)
     with LearningProgress(console, lab) as shown:
         state = await learn(
             base_url=f"http://{config.proxy.host}:{config.proxy.port}/v1",
@@ -149,6 +151,7 @@ async def _learn(
             batch_size=config.trainer.rollout_batch_size,
             failed=processes.supervisor.failed,
             why_stopped=partial(why_stopped, processes.folder),
+            is_held=lambda: held.holds() is not None,
             progress=shown.show,
         )
     timings["learning"] = state.seconds

@@ -50,7 +50,10 @@ def run(
     """
     values = merge(single_machine(str(MODEL), folder), LAB_VALUES)
     ends = {"max_steps": lab.updates} if lab.updates else {}
-    values = merge(values, {"seed": lab.seed, "trainer": {"seed": lab.seed, **ends}})
+    # One step ahead, unless the settings say another number.
+    ahead = {"steps_off": 1} if lab.schedule == "step_off" else {}
+    trainer = {"seed": lab.seed, "schedule": lab.schedule, **ahead, **ends}
+    values = merge(values, {"seed": lab.seed, "trainer": trainer})
     values |= {"proxy": {"port": 0}, "made_by": "lab"}
     config = resolve(
         values,

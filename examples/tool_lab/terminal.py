@@ -20,4 +20,5 @@ class LearningProgress(ProgressBar):
         """Show the state of the store."""
         trained = state.turns.get(TurnState.TRAINED, 0)
         # Short enough for a terminal of 80 columns.
-        self.update(state.attempts, note=f"{state.num_turns} turns, {trained} trained")
+        held = ", held" if state.is_held else ""
+        self.update(state.attempts, note=f"{state.num_turns} turns, {trained} trained{held}")

@@ -39,6 +39,19 @@ def forget(
 
 
 @app.command(cls=RunCommand)
+def lineage(
+    session: Annotated[
+        str, typer.Argument(help="A session, by its id or by the name that the client gave.")
+    ],
+    run: RunFolder,
+) -> None:
+    """Say which policy versions were trained on a session, even one that was deleted."""
+    from opd.commands import records as records_commands
+
+    show(lambda: records_commands.lineage(config_file(run), session))
+
+
+@app.command(cls=RunCommand)
 def backup(
     run: RunFolder,
     destination: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],

@@ -1,4 +1,4 @@
-"""The flags of slime's train_async.py, from the configuration and the layout. Pure.
+"""The flags of slime's train.py and train_async.py, from the configuration and the layout. Pure.
 
 slime ignores a flag that it does not know, without a word; `flag_check.py` holds each of these
 against the parsers that are installed.

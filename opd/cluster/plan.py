@@ -95,15 +95,22 @@ def make_plan(file: Path, overrides: list[str], run: Path) -> LaunchPlan:
         paths=paths,
         sections=sections,
         files=files,
-        commands=commands(cluster, paths, sections),
+        commands=commands(config, paths, sections),
         flags=report,
         warnings=(*warnings, *run_warnings(config.trainer), *report.warnings),
         resumes=(paths.checkpoints / "latest_checkpointed_iteration.txt").is_file(),
     )
 
 
-def commands(cluster: ClusterConfig, paths: Paths, sections: Sections) -> Commands:
+def driver_of(config: RunConfig) -> str:
+    """slime's script that trains: one step after the other, or the next batch during a step."""
+    return "train.py" if config.trainer.schedule == "sync" else "train_async.py"
+
+
+def commands(config: RunConfig, paths: Paths, sections: Sections) -> Commands:
     """The command lines; pure."""
+    cluster = config.cluster
+    assert cluster is not None
     # Without a token anybody who reaches Ray's port could run anything on all nodes. Ray finds it
     # through the environment only.
     token = ["env", "RAY_AUTH_MODE=token", f"RAY_AUTH_TOKEN_PATH={paths.ray_token}"]
@@ -135,7 +142,7 @@ def commands(cluster: ClusterConfig, paths: Paths, sections: Sections) -> Comman
             *(*ray, "job", "submit", *dashboard, "--submission-id", job),
             *("--runtime-env-json", json.dumps({"env_vars": job_environment(cluster, paths)})),
             "--",
-            *(cluster.python, f"{cluster.slime_root}/train_async.py", *command_line(sections)),
+            *(cluster.python, f"{cluster.slime_root}/{driver_of(config)}", *command_line(sections)),
         ],
         stop_job=[*ray, "job", "stop", *dashboard, job],
         proxy=[*own, "proxy", "--run", str(paths.run)],

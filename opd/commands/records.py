@@ -24,6 +24,7 @@ from records.care.backup import BackupFile, take
 from records.care.backup import restore as bring_back
 from records.care.deletion import Deleted
 from records.care.housekeeping import Backup, Housekeeping
+from records.care.lineage import DeletedSession
 from records.care.verify import verify_database
 from records.config import StoreConfig
 from records.messages import path_ids
@@ -57,7 +58,9 @@ def forget(config_file: Path, session: str | None, user: str | None) -> Outcome:
     config = load_recorded(config_file)
     outcome = Outcome()
     with at_work("forgetting"):
-        asyncio.run(_forget(config.store, session, user, outcome))
+        is_changed = asyncio.run(_forget(config.store, session, user, outcome))
+    if not is_changed:
+        return outcome
     report = config_file.parent / "report.html"
     if report.exists():
         report.unlink()
@@ -67,7 +70,8 @@ def forget(config_file: Path, session: str | None, user: str | None) -> Outcome:
 
 async def _forget(
     config: StoreConfig, session: str | None, user: str | None, outcome: Outcome
-) -> None:
+) -> bool:
+    """Whether anything was there to be deleted."""
     async with await Store.open(config) as store:
         keeper = Housekeeping(store, time.time)
         session_ids = await keeper.find_sessions(session=session, user=user)
@@ -77,14 +81,20 @@ async def _forget(
         # What living processes spilled meanwhile is in the store now.
         session_ids = await keeper.find_sessions(session=session, user=user)
         if not session_ids:
-            if not outcome.lines:
+            earlier = await keeper.deleted_sessions(session=session, user=user)
+            if not outcome.lines and not earlier:
                 raise StartupError(await _nothing_of(keeper, session, user))
-            return  # all of it was spilled
+            was_spilled = bool(outcome.lines)
+            if earlier:
+                await _say_lineage(keeper, earlier, [], outcome)
+            return was_spilled
         began = await keeper.first_seen(session_ids)
         deleted = await keeper.delete(session_ids, "forget", patience_s=_PATIENCE_S)
         _say_deleted(deleted, session_ids, outcome)
-        built_on = await keeper.versions_built_on(deleted.versions)
-        _say_versions(deleted.versions, built_on, outcome)
+        gone = await keeper.deleted_sessions(session=session, user=user)
+        left = await keeper.find_sessions(session=session, user=user)
+        outcome.lines += [_was_deleted(one) for one in gone if one.session_id not in session_ids]
+        await _say_versions(keeper, gone, left, outcome)
         for backup in await keeper.backups():
             if began is not None and backup.created_at >= began:
                 taken = datetime.fromtimestamp(backup.created_at, UTC).isoformat("T", "seconds")
@@ -96,6 +106,45 @@ async def _forget(
                 )
         for path in sorted(config.spill_path.glob("*.damaged")):
             outcome.lines.append(f"may still hold it: {path}, a damaged spill file; delete it")
+    return True
+
+
+def lineage(config_file: Path, session: str) -> Outcome:
+    """The versions that were trained on a session (by id or client's name), stored or deleted, and
+    those that descend from them.
+    """
+    config = load_recorded(config_file)
+    outcome = Outcome()
+    asyncio.run(_lineage(config.store, session, outcome))
+    return outcome
+
+
+async def _lineage(config: StoreConfig, session: str, outcome: Outcome) -> None:
+    async with await Store.open(config) as store:
+        keeper = Housekeeping(store, time.time)
+        stored = await keeper.find_sessions(session=session)
+        deleted = await keeper.deleted_sessions(session=session)
+        if not stored and not deleted:
+            hint = did_you_mean(session, await keeper.session_names())
+            raise StartupError(f"{session}: no session of this id or name is or was stored{hint}")
+        await _say_lineage(keeper, deleted, stored, outcome)
+
+
+async def _say_lineage(
+    keeper: Housekeeping,
+    deleted: Sequence[DeletedSession],
+    stored: Sequence[str],
+    outcome: Outcome,
+) -> None:
+    outcome.lines += [f"session {session_id}: stored" for session_id in stored]
+    outcome.lines += [_was_deleted(one) for one in deleted]
+    await _say_versions(keeper, deleted, stored, outcome)
+
+
+def _was_deleted(one: DeletedSession) -> str:
+    at = datetime.fromtimestamp(one.deleted_at, UTC).isoformat("T", "seconds")
+    how = "on request" if one.reason == "forget" else "by age"
+    return f"session {one.session_id}: deleted {how} at {at}"
 
 
 async def _nothing_of(keeper: Housekeeping, session: str | None, user: str | None) -> str:
@@ -120,14 +169,32 @@ def _say_deleted(deleted: Deleted, session_ids: Sequence[str], outcome: Outcome)
         )
 
 
-def _say_versions(versions: Sequence[int], built_on: Sequence[int], outcome: Outcome) -> None:
-    if not versions:
+async def _say_versions(
+    keeper: Housekeeping,
+    deleted: Sequence[DeletedSession],
+    stored: Sequence[str],
+    outcome: Outcome,
+) -> None:
+    versions = set(await keeper.trained_on(stored))
+    versions.update(number for one in deleted for number in one.versions or ())
+    unknown = [one.session_id for one in deleted if one.versions is None]
+    if versions:
+        outcome.lines.append(f"policy versions trained on it: {_numbers(sorted(versions))}")
+    elif not unknown:
         outcome.lines.append("no policy version was trained on it")
-        return
-    outcome.lines.append(f"policy versions trained on it: {_numbers(versions)}")
-    later = sorted(set(built_on) - set(versions))
+    later = set(await keeper.versions_built_on(sorted(versions))) - versions
     if later:
-        outcome.lines.append(f"versions that descend from them: {_numbers(later)}")
+        outcome.lines.append(f"versions that descend from them: {_numbers(sorted(later))}")
+    if unknown:
+        outcome.lines.append(
+            f"which versions were trained on {', '.join(unknown)} is not known: an earlier "
+            "program deleted it"
+        )
+    if not all(one.is_settled for one in deleted):
+        outcome.lines.append(
+            "a step is being taken on a lesson of a hint that came from it: ask again after the "
+            "step which version that makes"
+        )
 
 
 def _numbers(values: Sequence[int]) -> str:

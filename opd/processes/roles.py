@@ -22,6 +22,7 @@ from opd.processes.beginning import begin, run_until_stopped
 from opd.processes.judge import judge_config, judge_control_texts, judge_counter
 from opd.rehearsal.saying import LearningLine
 from opd.report.at_work import LINE_EVERY_S
+from opd.report.held import held_line
 from opd.report.status import status_line
 from opd.run.checks import run_warnings
 from opd.run.config import EngineConfig, RunConfig
@@ -60,6 +61,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
     from api_proxy.app import ProxyDeps, create_app
     from api_proxy.server.server import ProxyServer
     from opd.report.metrics_file import FOLDER
+    from rollout_bridge.engine.hold_file import HoldFile
 
     async with await Store.open(config.store) as store:
         await refuse_open_door(config, store, config_file)
@@ -72,6 +74,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
                 config=config.proxy,
                 pause_mode=config.trainer.pause_mode,
                 metrics_folder=config_file.parent / FOLDER,
+                hold=HoldFile(config_file.parent) if config.trainer.holds_generation else None,
             )
             await ProxyServer(create_app(deps), config.proxy).serve()
 
@@ -199,7 +202,7 @@ def freshness_of(config: RunConfig) -> Freshness | None:
     size = trainer.rollout_batch_size
     if config.rehearsal.enabled:
         size -= sum(trainer.lesson_shares.of(size))
-    return Freshness(max_staleness=trainer.max_staleness, batch_size=size)
+    return Freshness(max_staleness=trainer.staleness_bound, batch_size=size)
 
 
 def _resampler(
@@ -239,6 +242,8 @@ async def _with_status(
             while True:
                 await asyncio.sleep(LINE_EVERY_S)
                 logger.info("%s", await status_line(store))
+                if (held := held_line(folder)) is not None:
+                    logger.info("%s", held)
                 if (said := await learning.said()) is not None:
                     logger.info("%s", said)
 

@@ -19,6 +19,7 @@ from opd.plan.said import serve_line
 from opd.processes.run import Run
 from opd.rehearsal.saying import LearningLine
 from opd.report.at_work import LINE_EVERY_S
+from opd.report.held import held_line
 from opd.report.log_notices import LogNotices
 from opd.report.status import status_line
 from opd.run import config as run_config
@@ -115,6 +116,8 @@ async def _report_while_serving(run: Run, store: Store, folder: Path, console: C
         if run.supervisor.failed.done():
             run.supervisor.failed.result()
         await say_how_it_stands(store, learning, notices, console)
+        if (held := held_line(folder)) is not None:
+            console.print(held, markup=False, highlight=False, soft_wrap=True)
         if time.monotonic() - drawn > REPORT_EVERY_S:
             drawn = time.monotonic()
             await _write_report(run.config, folder, store, console)

@@ -16,9 +16,9 @@ from api_proxy.config import ProxyConfig
 from api_proxy.generation import GeneratingEngine
 from opd.rehearsal.policy_sampler import PolicySampler
 from opd.replay.config import ReplayConfig
-from opd.replay.staleness import admit
 from records.names import TurnState
 from records.store import Store
+from records.training.staleness import admit
 from records.turns.recording import RecordingKind
 from records.types import CapturedTurn, TurnRecord
 from rollout_bridge.engine.types import PauseMode

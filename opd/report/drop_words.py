@@ -77,7 +77,10 @@ DROP_WORDS: dict[DropReason, str] = {
     ),
     DropReason.TEACHER_UNAVAILABLE: "the teacher did not answer for too long",
     DropReason.UNKNOWN_TEACHER: "its request named a teacher that this run does not have",
-    DropReason.STALE: "weights too old sampled it by the time it could train (max_staleness)",
+    DropReason.STALE: (
+        "weights too old sampled it by the time it could train (trainer.max_staleness, or what "
+        "trainer.schedule allows)"
+    ),
     DropReason.BEYOND_TRAINER_MEMORY: (
         "it is longer than what the trainer's memory holds (trainer.memory_gb)"
     ),

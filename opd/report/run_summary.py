@@ -14,6 +14,7 @@ from typing import Any
 from opd.rehearsal.reported import objections_per_100
 from opd.rehearsal.saying import MOST_HINTS
 from opd.report.drop_words import DROP_WORDS, LESSON_WORDS
+from opd.report.held import held_summary
 from records.hints.types import Hint
 from records.lessons.names import LessonKind
 from records.store import Store
@@ -97,6 +98,7 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         # In versions, of the last step.
         "staleness_mean": last.get("staleness_mean"),
         "staleness_max": last.get("staleness_max"),
+        "generation_held": held_summary(rows),
     }
 
 

@@ -78,9 +78,9 @@ def run_warnings(trainer: TrainerConfig) -> list[str]:
     if isinstance(objective, HindsightOpd):
         line = check_loss_mode(objective.estimator, use_policy_gradient=True)
         warnings += [line] if line is not None else []
-    if trainer.max_staleness > 0 and leaves_stale_uncorrected(trainer):
+    if trainer.staleness_bound > 0 and leaves_stale_uncorrected(trainer):
         warnings.append(
-            f"stale samples (up to {trainer.max_staleness} versions) train uncorrected: set "
+            f"stale samples (up to {trainer.staleness_bound} versions) train uncorrected: set "
             "trainer.correction.importance_level = token, or trainer.max_staleness = 0"
         )
     return warnings

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from sqlalchemy import Connection, delete, exists, func, insert, or_, select, text, update
+from sqlalchemy import Connection, delete, exists, func, or_, select, text, update
 from sqlalchemy.orm import aliased
 
+from records.care.lineage import Reason, fed_from, lineage, note_deletions, settle
 from records.hints.memory import forget_turns
 from records.lessons import forgetting
-from records.messages import Message, fingerprint
 from records.names import DropReason, TurnState
-from records.tables.loading import load_tokens, load_turns
+from records.tables.loading import load_tokens
 from records.tables.models import (
     DeletionRow,
     ExpertsRow,
@@ -39,8 +38,6 @@ from records.tables.models import (
 )
 from records.tables.sql import chunks
 
-Reason = Literal["forget", "retention"]
-
 _OF_A_TURN = (
     *(SampleRow, ScoreRow, VoteRow, VerdictRow, FeedbackRow),
     *(SideSamplesRow, ExpertsRow, RecordingRow, TokensRow),
@@ -54,8 +51,7 @@ WRITING_LOCK = 7_203_115_064_981_238
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """What one deletion did. `versions` were trained on a deleted turn, on a lesson that was
-    sampled at one, or on feedback from one.
+    """What one deletion did. `versions` were trained on it (`records.care.lineage`).
 
     With `leased_by` (owners of leases) a step is being taken on turns of these sessions: nothing
     else of them can be leased any more, but they are not deleted yet.
@@ -75,23 +71,23 @@ def delete_sessions_op(
     """Delete these sessions, unless one of their turns is being trained on (see `Deleted`)."""
     _exclude_writers(connection)
     turn_ids = _turns_of(connection, session_ids)
-    fed = _fed_from(connection, turn_ids)
+    inside = set(turn_ids)
+    fed = sorted({one for _, one in fed_from(connection, turn_ids) if one not in inside})
     leased_by = {
         *_stop_stages(connection, [*turn_ids, *fed], now),
         *forgetting.stop(connection, turn_ids, now),
     }
     if leased_by:
         return Deleted(leased_by=tuple(sorted(leased_by)))
-    versions = {
-        *_versions(connection, [*turn_ids, *fed]),
-        *forgetting.versions(connection, turn_ids),
-    }
+    settle(connection)
+    found = lineage(connection, session_ids)
+    note_deletions(connection, session_ids, found, reason, now)
     num_lessons = forgetting.delete_lessons(connection, turn_ids)
     _forget_feedback(connection, fed)
     _free_others(connection, turn_ids)
     path = _path_of(connection, turn_ids)
     variants, toolsets = _shared_bodies(connection, turn_ids)
-    hints = forget_turns(connection, [*turn_ids, *fed], now)
+    forget_turns(connection, [*turn_ids, *fed], now)
     _delete_turns(connection, turn_ids)
     num_messages = _delete_nodes(connection, path)
     _delete_variants(connection, variants)
@@ -100,15 +96,12 @@ def delete_sessions_op(
     for part in chunks(session_ids):
         gone = delete(SessionRow).where(SessionRow.session_id.in_(part))
         num_sessions += connection.execute(gone).rowcount
-        rows = [{"session_id": one, "deleted_at": now, "reason": reason} for one in part]
-        connection.execute(delete(DeletionRow).where(DeletionRow.session_id.in_(part)))
-        connection.execute(insert(DeletionRow), rows)
     return Deleted(
         num_sessions=num_sessions,
         num_turns=len(turn_ids),
         num_messages=num_messages,
         num_lessons=num_lessons,
-        versions=tuple(sorted({*versions, *hints.versions})),
+        versions=tuple(sorted(found.all_versions)),
     )
 
 
@@ -134,31 +127,6 @@ def _turns_of(connection: Connection, session_ids: Sequence[str]) -> list[str]:
     return found
 
 
-def _fed_from(connection: Connection, turn_ids: Sequence[str]) -> list[str]:
-    """Turns of other sessions whose next state came with one of these turns' requests."""
-    inside = set(turn_ids)
-    parent = aliased(TurnRow)
-    pairs: list[tuple[str, str, list[Message]]] = []
-    for part in chunks(turn_ids):
-        statement = (
-            select(TurnRow.turn_id, parent.turn_id, parent.next_state)
-            .join(parent, parent.turn_id == TurnRow.parent_turn_id)
-            .where(TurnRow.turn_id.in_(part), parent.next_state.is_not(None))
-        )
-        rows = connection.execute(statement)
-        pairs += [(child, above, state) for child, above, state in rows if above not in inside]
-    if not pairs:
-        return []
-    children = load_turns(connection, list(dict.fromkeys(child for child, _, _ in pairs)))
-    messages = {turn.turn_id: turn.messages for turn in children}
-    return sorted({above for child, above, state in pairs if _ends_with(messages[child], state)})
-
-
-def _ends_with(messages: Sequence[Message], next_state: Sequence[Message]) -> bool:
-    tail = messages[len(messages) - len(next_state) :]
-    return [fingerprint(one) for one in tail] == [fingerprint(one) for one in next_state]
-
-
 def _stop_stages(connection: Connection, turn_ids: Sequence[str], now: float) -> list[str]:
     """No stage takes these turns any more; returns the owners of those being trained on."""
     owners: set[str] = set()
@@ -179,19 +147,6 @@ def _stop_stages(connection: Connection, turn_ids: Sequence[str], now: float) ->
             )
         )
     return sorted(owners)
-
-
-def _versions(connection: Connection, turn_ids: Sequence[str]) -> list[int]:
-    found: set[int] = set()
-    for part in chunks(turn_ids):
-        found.update(
-            connection.scalars(select(SampleRow.version).where(SampleRow.turn_id.in_(part)))
-        )
-        trained = select(TurnRow.trained_version).where(
-            TurnRow.turn_id.in_(part), TurnRow.trained_version.is_not(None)
-        )
-        found.update(version for version in connection.scalars(trained) if version is not None)
-    return sorted(found)
 
 
 def _forget_feedback(connection: Connection, turn_ids: Sequence[str]) -> None:

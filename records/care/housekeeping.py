@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import Connection, delete, insert, select, text
 
 from records.care import deletion
-from records.care.deletion import Deleted, Reason
+from records.care import lineage as of_sessions
+from records.care.deletion import Deleted
+from records.care.lineage import DeletedSession, Reason
 from records.lessons import steps
 from records.names import TurnState
 from records.store import Store
@@ -123,6 +125,17 @@ class Housekeeping:
         before = self._clock() - max_age_days * _DAY_S
         session_ids = await self._store.read(deletion.expired_sessions, before=before, limit=10_000)
         return await self.delete(session_ids, "retention", patience_s=0.0)
+
+    async def trained_on(self, session_ids: Sequence[str]) -> list[int]:
+        """The policy versions that were trained on these sessions, which are stored."""
+        found = await self._store.read(of_sessions.lineage, session_ids=session_ids)
+        return sorted(found.all_versions)
+
+    async def deleted_sessions(
+        self, *, session: str | None = None, user: str | None = None
+    ) -> list[DeletedSession]:
+        """Sessions with this id or client's name, and those of this user, that were deleted."""
+        return await self._store.read(of_sessions.deleted_sessions, session=session, user=user)
 
     async def versions_built_on(self, versions: Sequence[int]) -> list[int]:
         """These policy versions and all that descend from them."""

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, or_, select, update
 
 from records.feedback.feedback import load as load_feedback
-from records.hints.ending import versions_of, versions_of_lessons
 from records.hints.pausing import lift
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import LIVE_STATUSES, HintStatus, RehearsalBlock
@@ -200,17 +198,7 @@ def _keep_states(connection: Connection, given: Mapping[str, Sequence[str]]) -> 
             insert_missing(connection, HintStateRow, states)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forgotten:
-    """Hints that went with their turns, and versions of the policy that had trained on them, or on
-    lessons that were written from words that went.
-    """
-
-    hint_ids: tuple[str, ...]
-    versions: tuple[int, ...]
-
-
-def forget_turns(connection: Connection, turn_ids: Sequence[str], now: float) -> Forgotten:
+def forget_turns(connection: Connection, turn_ids: Sequence[str], now: float) -> None:
     """Take these turns out of the memory: sources, states, and hints that came from them alone.
 
     A hint with other sources stays, with the text of its oldest other source if its own text came
@@ -220,22 +208,19 @@ def forget_turns(connection: Connection, turn_ids: Sequence[str], now: float) ->
         connection.execute(delete(HintStateRow).where(HintStateRow.turn_id.in_(part)))
     touched = _take_sources(connection, turn_ids)
     gone = end_sourceless(connection, touched, now)
-    left = sorted(touched - set(gone.hint_ids))
-    versions = versions_of_lessons(connection, left)
+    left = sorted(touched - set(gone))
     _tell_anew(connection, left, set(turn_ids), now)
     for hint_id in left:
         _write_anew(connection, hint_id, now)
-    return Forgotten(hint_ids=gone.hint_ids, versions=tuple(sorted({*gone.versions, *versions})))
 
 
-def take_back(connection: Connection, turn_ids: Sequence[str], now: float) -> Forgotten:
+def take_back(connection: Connection, turn_ids: Sequence[str], now: float) -> None:
     """These turns are sources of no hint any more; as `forget_turns`, but they stay states, and
     what was written from their words stays where the hint's text does.
     """
     touched = _take_sources(connection, turn_ids)
     gone = end_sourceless(connection, touched, now)
-    _tell_anew(connection, sorted(touched - set(gone.hint_ids)), set(turn_ids), now)
-    return gone
+    _tell_anew(connection, sorted(touched - set(gone)), set(turn_ids), now)
 
 
 def _take_sources(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
@@ -250,13 +235,12 @@ def _take_sources(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
     return touched
 
 
-def end_sourceless(connection: Connection, hint_ids: Iterable[str], now: float) -> Forgotten:
+def end_sourceless(connection: Connection, hint_ids: Iterable[str], now: float) -> list[str]:
     """Those of these hints that no turn is a source of any more go, with their texts and lessons.
     Of one that was trained on and has states left the row stays with them, as of one that is
-    deleted: what it taught is to go back there.
+    deleted: what it taught is to go back there. Returns the ids of those that went.
     """
     gone: list[str] = []
-    versions: set[int] = set()
     for part in chunks(sorted(hint_ids)):
         kept = set(
             connection.scalars(
@@ -265,7 +249,6 @@ def end_sourceless(connection: Connection, hint_ids: Iterable[str], now: float) 
         )
         gone += [hint_id for hint_id in part if hint_id not in kept]
     for part in chunks(gone):
-        versions.update(versions_of(connection, part))
         connection.execute(delete(HintPromptRow).where(HintPromptRow.hint_id.in_(part)))
         connection.execute(
             update(HintRow)
@@ -276,7 +259,7 @@ def end_sourceless(connection: Connection, hint_ids: Iterable[str], now: float) 
         for hint_id in part:
             erase_of_hint(connection, hint_id, now)
         _end(connection, part, now)
-    return Forgotten(hint_ids=tuple(gone), versions=tuple(sorted(versions)))
+    return gone
 
 
 def _end(connection: Connection, hint_ids: Sequence[str], now: float) -> None:

@@ -44,20 +44,22 @@ def stop(connection: Connection, turn_ids: Sequence[str], now: float) -> list[st
     return sorted(owners)
 
 
-def versions(connection: Connection, turn_ids: Sequence[str]) -> list[int]:
-    """The versions that trained on lessons of these turns, lost ones included."""
-    found: set[int] = set()
+def versions(connection: Connection, turn_ids: Sequence[str]) -> list[tuple[str, int]]:
+    """(turn, version that trained on a lesson of it), lost versions included."""
+    found: list[tuple[str, int]] = []
     for part in chunks(turn_ids):
         of_turns = LessonRow.state_turn_id.in_(part)
-        sampled = select(LessonSampleRow.version).join(
-            LessonRow, LessonRow.lesson_id == LessonSampleRow.lesson_id
+        sampled = (
+            select(LessonRow.state_turn_id, LessonSampleRow.version)
+            .join(LessonSampleRow, LessonSampleRow.lesson_id == LessonRow.lesson_id)
+            .where(of_turns)
         )
-        found.update(connection.scalars(sampled.where(of_turns)))
-        trained = select(LessonRow.trained_version).where(
+        trained = select(LessonRow.state_turn_id, LessonRow.trained_version).where(
             of_turns, LessonRow.trained_version.is_not(None)
         )
-        found.update(version for version in connection.scalars(trained) if version is not None)
-    return sorted(found)
+        for statement in (sampled, trained):
+            found += [(turn_id, number) for turn_id, number in connection.execute(statement)]
+    return found
 
 
 def delete_lessons(connection: Connection, turn_ids: Sequence[str]) -> int:

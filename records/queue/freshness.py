@@ -28,6 +28,16 @@ class Horizon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Untrained:
+    """Live turns that may train: those with or before the judge, and those that it has accepted and
+    that no step has taken.
+    """
+
+    judging: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
     """How old a turn may be when it trains: `max_staleness` versions; a step takes `batch_size`."""
 
@@ -64,6 +74,15 @@ def steps_ahead(connection: Connection, freshness: Freshness, latency_s: float, 
     leased = _count(connection, TurnState.LEASED, 1)
     by_batches = leased + ready // freshness.batch_size
     return max(by_batches, round(steps_per_second(connection, now) * latency_s))
+
+
+def untrained(connection: Connection, most: int) -> Untrained:
+    """How many live turns may train, of each state as far as `most`."""
+    return Untrained(
+        judging=_count(connection, TurnState.JUDGING, most),
+        accepted=_count(connection, TurnState.SCORING, most)
+        + _count(connection, TurnState.READY, most),
+    )
 
 
 def _count(connection: Connection, state: TurnState, most: int) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from records.lessons import reading
 from records.names import TurnState
+from records.queue import freshness
+from records.queue.freshness import Untrained
 from records.reading import summary
 from records.store.base import StoreBase
 from records.training import ready_samples, reconcile, training
@@ -135,6 +137,10 @@ class TrainerStore(StoreBase):
     async def latest_version(self) -> PolicyVersion | None:
         """The newest version that is not abandoned."""
         return await self.read(training.latest_version)
+
+    async def untrained(self, most: int) -> Untrained:
+        """How many live turns may train, of each state as far as `most`."""
+        return await self.read(freshness.untrained, most=most)
 
     async def ready_count(self) -> int:
         """Number of turns that wait for a trainer."""

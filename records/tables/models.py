@@ -291,12 +291,18 @@ class FeedbackRow(Base):
 
 
 class DeletionRow(Base):
-    """A session that was deleted: nothing of it is written again. `reason`: forget or retention."""
+    """A session that was deleted: nothing of it is written again. `reason`: forget or retention.
+
+    `versions` were trained on it; see `records.care.lineage`, also for the other two.
+    """
 
     __tablename__ = "deletions"
     session_id: Mapped[str] = mapped_column(Text, primary_key=True)
     deleted_at: Mapped[float] = mapped_column(Double)
     reason: Mapped[str] = mapped_column(Text)
+    versions: Mapped[list[int] | None] = mapped_column(JsonText)
+    pending_lessons: Mapped[list[str] | None] = mapped_column(JsonText)
+    name_digests: Mapped[list[str] | None] = mapped_column(JsonText)
 
 
 class BackupRow(Base):

@@ -97,6 +97,8 @@ class TurnHost:
 
     async def _close(self) -> None:
         await self._stop_holding()
+        if self._source is not None:
+            self._source.end_hold()
         if self._store is not None:
             await self._store.close()
 

@@ -46,6 +46,14 @@ class _TrainerKeys(BaseModel):
     max_share_wait_s: float = Share().wait_s
     max_staleness: int
     lease_ttl_s: float
+    schedule: str = "async"
+    steps_off: int | None = None
+    max_hold_s: float = 300.0
+
+    @property
+    def staleness_bound(self) -> int:
+        """As `trainer.config.TrainerConfig.staleness_bound`."""
+        return 0 if self.schedule == "sync" else self.steps_off or self.max_staleness
 
 
 class _RunKeys(BaseModel):
@@ -59,7 +67,8 @@ class _RunKeys(BaseModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlimeSettings:
     """One run inside slime. `first_version` is the label of the weights that the job starts with;
-    a step of this layout takes a multiple of `min_rows` sequences.
+    a step of this layout takes a multiple of `min_rows` sequences. `hold_s`: for how long at most
+    generation is held from each batch until its weights are served; None: never.
     """
 
     run_folder: Path
@@ -67,6 +76,7 @@ class SlimeSettings:
     handover: HandoverConfig
     batch_size: int
     max_staleness: int
+    hold_s: float | None
     lease_ttl_s: float
     share: Share
     first_version: int
@@ -101,7 +111,8 @@ def read_settings(args: Any) -> SlimeSettings:
         store=run.store,
         handover=run.handover,
         batch_size=run.trainer.rollout_batch_size,
-        max_staleness=run.trainer.max_staleness,
+        max_staleness=run.trainer.staleness_bound,
+        hold_s=run.trainer.max_hold_s if run.trainer.schedule == "sync" else None,
         lease_ttl_s=run.trainer.lease_ttl_s,
         share=Share(most=run.trainer.max_share, wait_s=run.trainer.max_share_wait_s),
         # slime counts on from this number before it first sends weights to the engines.

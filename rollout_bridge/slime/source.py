@@ -27,6 +27,7 @@ from records.training.reconcile import ReconcileReport
 from records.training.share import UNCAPPED
 from records.training.staleness import oldest_allowed, steps_since
 from records.types import PolicyVersion, ReadySample
+from rollout_bridge.engine.hold_file import HoldOrder, HoldWriter
 from rollout_bridge.slime.handovers import (
     Handover,
     HandoverError,
@@ -88,6 +89,7 @@ class TurnSource:
         """Versions that count as trained steps, oldest first."""
         self._held = HeldSteps(store, settings)
         self._resumed_at = clock()
+        self._hold = HoldWriter(settings.run_folder)
 
     @property
     def version(self) -> int:
@@ -144,15 +146,30 @@ class TurnSource:
         `store_patience_s`, StoreConflict where another trainer took leased turns, HandoverError for
         weight labels that are not this job's.
         """
+        # train.py asks for a batch once the engines have the weights of the one before it.
+        self.end_hold()
         started = time.monotonic()
         owner = f"{self._job}-{rollout_id}-{self.version + 1}"
         tally = _Tally()
         samples = await self._gather(owner, started, tally)
+        self._begin_hold()
         gaps = [steps_since(self._steps, sample.oldest_version) for sample in samples]
         waited_s = time.monotonic() - started
         await self._record(rollout_id, owner, samples, gaps)
         metrics = await self._metrics(samples, gaps, tally, waited_s)
         return LeasedTurns(samples=samples, version_gaps=gaps, metrics=metrics)
+
+    def _begin_hold(self) -> None:
+        """With `trainer.schedule` sync, generation waits for the weights of this batch."""
+        hold_s, now = self._settings.hold_s, time.time()
+        if hold_s is not None:
+            why = f"a batch of version {self.version} is full (trainer.schedule sync)"
+            until = now + hold_s
+            self._hold.write(HoldOrder(version=self.version, why=why, since=now, until=until))
+
+    def end_hold(self) -> None:
+        """Generation goes on."""
+        self._hold.remove()
 
     async def checkpointed(self, rollout_id: int) -> None:
         """slime's checkpoint of rollout `rollout_id` is there: mark its steps trained.
@@ -217,9 +234,9 @@ class TurnSource:
 
     def _update_may_wait(self) -> bool:
         """Whether the last step had turns: train_async.py updates the engines, and writes a
-        checkpoint, only after the batch after it has arrived.
+        checkpoint, only after the batch after it has arrived. train.py (`sync`) has done both.
         """
-        return bool(self._newest().turn_ids)
+        return self._settings.hold_s is None and bool(self._newest().turn_ids)
 
     async def _lease(
         self, owner: str, wanted: int, is_late: bool, tally: _Tally

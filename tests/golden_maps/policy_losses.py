@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from opd.replay.staleness import admit, max_requests
+from records.training.staleness import admit, max_requests
 from tests.golden_maps.check import Case, Comparison, GoldenMap, Meta
 from tests.golden_maps.policy_pure_is import pure_is_loss
 from tests.golden_maps.policy_slime import policy_losses

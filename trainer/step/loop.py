@@ -23,6 +23,7 @@ import numpy as np
 
 from records.lessons.names import LessonDrop
 from records.names import DropReason
+from records.reading.summary import VoteSummary
 from records.store import Store
 from records.training.share import UNCAPPED
 from records.training.staleness import oldest_allowed, steps_since
@@ -41,6 +42,7 @@ from trainer.publishing.publish import PublishedWeights
 from trainer.publishing.served import Served
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.step.calibrate import Calibration, Scorer, calibrate, own_logprobs
+from trainer.step.hold import Holds
 from trainer.step.lessons import LessonMix
 from trainer.step.metrics import MetricsLog
 from trainer.step.report import (
@@ -101,6 +103,12 @@ class EmbeddedTrainer:
         self._engines = engines
         self._thread = thread
         self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard)
+        size = config.rollout_batch_size
+        if rehearsal is not None:
+            size -= sum(config.lesson_shares.of(size))
+        self._holds = Holds(
+            store, config, run_folder, batch_size=size, version=self.manifest.version
+        )
         self._chain = [link.version for link in chain]
         """All surviving versions, oldest first."""
         self._last_resumable = chain[-1].version
@@ -229,6 +237,7 @@ class EmbeddedTrainer:
         order that an older version serves on.
         """
         stop_file = self.run_folder / STOP_FILE
+        holding = asyncio.create_task(self._holds.watch())
         try:
             while not (stop.is_set() or stop_file.exists() or self.is_done):
                 await self._housekeeping()
@@ -241,6 +250,9 @@ class EmbeddedTrainer:
                     await _wait(stop, self.config.poll_interval_s)
             await self._served.obey(self.manifest)
         finally:
+            self._holds.close()
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
             await self.store.release_leases(self.owner)
 
     def is_at_rest(self, *, when_done: bool) -> bool:
@@ -267,6 +279,7 @@ class EmbeddedTrainer:
             return None
         leased = time.perf_counter()
         self._unfinished = True
+        self._holds.step_begins()
         staleness = [steps_since(self._chain, sample.oldest_version) for sample in samples]
         samples = await self._with_side_samples(samples)
         report = await in_thread(
@@ -291,6 +304,7 @@ class EmbeddedTrainer:
         else:
             seconds |= await self._commit(samples, staleness, report)
         self._unfinished = False
+        votes = await self._end_hold()
         self._idle_since = time.perf_counter()
         seconds["seconds/step"] = self._idle_since - started
         metrics = (
@@ -298,9 +312,10 @@ class EmbeddedTrainer:
             | batch_counters(samples, self._chain)
             | stale_uncorrected(staleness, self.config)
             | self._counters()
+            | self._holds.metrics()
             | await self._lessons.metrics(samples)
             | hint_metrics(
-                await self.store.vote_summary(),
+                votes,
                 await self.store.drops(),
                 await self.store.mean_score_latency(),
                 await self.store.judged_share(),
@@ -313,6 +328,15 @@ class EmbeddedTrainer:
             skipped=report.skipped,
             metrics=metrics,
         )
+
+    async def _end_hold(self) -> VoteSummary:
+        """Generation goes on; what missed the batch expires. Returns the votes so far."""
+        self._holds.step_ended(self.version)
+        if self.config.holds_generation:
+            await self._expire()
+        votes = await self.store.vote_summary()
+        self._holds.accept_rate = votes.accept_rate
+        return votes
 
     async def close(self) -> None:
         """Give leases back and close files; the store and the engine clients are the caller's."""
@@ -327,9 +351,11 @@ class EmbeddedTrainer:
         num_turns = await self.store.ready_count()
         if finishes:
             size = min(size, num_turns)
-        if not finishes and await self._lessons.awaits_measurement(self.version):
-            return None
         if size == 0 or num_turns + await self._lessons.num_ready() < size:
+            self._holds.no_batch()
+            return None
+        if not finishes and await self._lessons.awaits_measurement(self.version):
+            self._holds.batch_is_full()
             return None
         await self._expire()
         samples = await self.store.lease(
@@ -342,7 +368,9 @@ class EmbeddedTrainer:
             lessons=self._lessons.shares(is_full=num_turns >= size, finishes=finishes),
         )
         if not samples:
+            self._holds.no_batch()
             return None
+        self._holds.batch_is_full()
         self._lessons.leased()
         reasons = {sample.turn_id: self.updater.unusable(sample) for sample in samples}
         unusable = {turn_id: reason for turn_id, reason in reasons.items() if reason is not None}
@@ -352,6 +380,7 @@ class EmbeddedTrainer:
             if sample.turn_id in unusable:
                 await self._drop(sample, unusable[sample.turn_id])
         await self.store.release_leases(self.owner)
+        self._holds.no_batch()
         return None
 
     async def _drop(self, sample: ReadySample, reason: DropReason) -> None:
@@ -483,7 +512,7 @@ class EmbeddedTrainer:
         return True
 
     async def _expire(self) -> None:
-        oldest = oldest_allowed(self._chain, self.config.max_staleness)
+        oldest = oldest_allowed(self._chain, self.config.staleness_bound)
         expired = await self.store.expire_stale(oldest_allowed=oldest)
         if expired:
             logger.info("%d ready turns expired as stale", expired)

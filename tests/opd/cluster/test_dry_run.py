@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from opd.cli.app import app
 from opd.cluster.flag_check import REPOSITORY
-from opd.cluster.plan import engine_overrides
+from opd.cluster.plan import engine_overrides, make_plan
 from tests.opd.cluster.examples import CONFIGS, EXPECTED, NOWHERE, dry_run, plan_of
 from trainer.errors import ConfigError
 
@@ -55,6 +55,17 @@ def test_launch_without_slime_is_refused_before_anything_is_written(tmp_path: Pa
     assert result.exit_code == 2
     assert "not on this machine: cluster.slime_root /nowhere/slime" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "driver"),
+    [("sync", "train.py"), ("step_off", "train_async.py"), ("async", "train_async.py")],
+)
+def test_the_schedule_chooses_the_driver(schedule: str, driver: str, tmp_path: Path) -> None:
+    overrides = [*NOWHERE, f"trainer.schedule={schedule}"]
+    overrides += ["trainer.steps_off=1"] if schedule == "step_off" else []
+    plan = make_plan(REPOSITORY / "configs" / "qwen3_4b.toml", overrides, tmp_path / "run")
+    assert f"/nowhere/slime/{driver}" in plan.commands.submit
 
 
 def test_secrets_are_not_shown() -> None:

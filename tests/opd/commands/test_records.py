@@ -65,10 +65,55 @@ def test_forgetting_says_what_was_trained_and_what_may_still_hold_it(
     assert any(f"may still hold it: backup {tmp_path}/old.db" in line for line in lines)
     assert not (tmp_path / "report.html").exists()
     (tmp_path / "report.html").write_text("shows turns")
-    again = opd(config_file, "forget", "--user", "ann")
-    assert again.exit_code == 2
-    assert "--user ann: nothing of it is stored, and nothing was changed" in again.output
-    assert (tmp_path / "report.html").exists()
+    for arguments in (
+        ("forget", "--user", "ann"),
+        ("forget", "--session", session_id),
+        ("lineage", session_id),
+    ):
+        again = opd(config_file, *arguments)
+        assert again.exit_code == 0, again.output
+        first, *others = again.output.splitlines()
+        assert first.startswith(f"session {session_id}: deleted on request at ")
+        assert others == [
+            "policy versions trained on it: 1",
+            "versions that descend from them: 2",
+        ]
+    assert (tmp_path / "report.html").exists(), "nothing was changed"
+
+
+def test_lineage_of_what_is_stored_of_what_taught_nothing_and_of_what_never_was(
+    config_file: Path, store_config: StoreConfig
+) -> None:
+    trained = in_store(store_config, a_trained_session)
+    untrained = in_store(
+        store_config, lambda store: store.ensure_session(scope=SCOPE, external_id="chat 7")
+    )
+    assert opd(config_file, "lineage", trained).output.splitlines() == [
+        f"session {trained}: stored",
+        "policy versions trained on it: 1",
+        "versions that descend from them: 2",
+    ]
+    stored = [f"session {untrained}: stored", "no policy version was trained on it"]
+    assert opd(config_file, "lineage", "chat 7").output.splitlines() == stored
+    assert opd(config_file, "forget", "--session", "chat 7").exit_code == 0
+    again = opd(config_file, "lineage", "chat 7")
+    assert again.output.splitlines()[1:] == ["no policy version was trained on it"]
+    wrong = opd(config_file, "lineage", trained[:-1])
+    assert wrong.exit_code == 2
+    [line] = wrong.output.strip().splitlines()
+    assert line.endswith(f"is or was stored; did you mean {trained!r}?")
+
+
+def test_what_an_earlier_program_deleted_has_an_unknown_lineage(
+    config_file: Path, store_config: StoreConfig
+) -> None:
+    row = text("INSERT INTO deletions (session_id, deleted_at, reason) VALUES ('s', 1, 'forget')")
+    in_store(store_config, lambda store: store.writer.run(lambda c: c.execute(row)))
+    result = opd(config_file, "lineage", "s")
+    assert result.exit_code == 0
+    assert result.output.splitlines()[1:] == [
+        "which versions were trained on s is not known: an earlier program deleted it"
+    ]
 
 
 def test_forgetting_finds_what_is_still_spilled(

@@ -15,6 +15,7 @@ from records.errors import StoreConflict, StoreUnavailable
 from records.names import DropReason, TurnState
 from records.store import Store
 from records.types import VersionSpan
+from rollout_bridge.engine.hold_file import HoldFile
 from rollout_bridge.slime.handovers import HandoverError
 from rollout_bridge.slime.settings import SlimeConfigError, read_settings
 from rollout_bridge.slime.source import TurnSource
@@ -396,3 +397,40 @@ async def test_turns_before_the_checkpoint_are_refused(run: Run) -> None:
     source = TurnSource(run.store, read_settings(slime_args(run.folder)), clock=run.clock)
     with pytest.raises(HandoverError, match="did not load its checkpoint"):
         await source.next_batch(0)
+
+
+async def test_sync_holds_generation_from_a_batch_until_the_next_one_is_asked_for(run: Run) -> None:
+    schedule = {"schedule": "sync", "max_hold_s": 60.0}
+    values = run_values(run.folder, trainer=schedule, handover={"max_wait_s": 60.0})
+    (run.folder / "config.toml").write_text(tomli_w.dumps(values))
+    source, hold = await run.job(), HoldFile(run.folder)
+    turn_ids = await run.ready(6, **sampled_at(1))
+    assert await handed(source, 0) == turn_ids[:4]
+    order = hold.holds()
+    assert order is not None
+    assert order.until - order.since == pytest.approx(60.0)
+    waiting = asyncio.create_task(source.next_batch(1))
+    async with asyncio.timeout(20):
+        while hold.current() != "ended":
+            await asyncio.sleep(0.01)
+    fresh = await run.ready(4, **sampled_at(2))
+    batch = await waiting
+    assert await run.states(turn_ids[4:]) == [DROPPED] * 2
+    assert await run.store.drops() == {DropReason.STALE: 2}
+    assert [sample.turn_id for sample in batch.samples] == fresh
+    assert batch.version_gaps == [0] * 4
+    assert hold.holds() is not None
+    source.end_hold()
+
+
+async def test_steps_off_is_the_bound_of_the_asynchronous_driver(run: Run) -> None:
+    schedule = {"schedule": "step_off", "steps_off": 1}
+    values = run_values(run.folder, trainer=schedule)
+    (run.folder / "config.toml").write_text(tomli_w.dumps(values))
+    source = await run.job()
+    turn_ids = await run.ready(12, **sampled_at(1))
+    assert await handed(source, 0) == turn_ids[:4]
+    assert HoldFile(run.folder).holds() is None
+    assert await handed(source, 1) == turn_ids[4:8]
+    assert (await source.next_batch(2)).samples == []
+    assert await run.states(turn_ids[8:]) == [DROPPED] * 4

@@ -1,6 +1,6 @@
 import pytest
 
-from opd.replay.staleness import admit, max_requests
+from records.training.staleness import admit, max_requests
 from tests.trainer.golden import cases
 
 
