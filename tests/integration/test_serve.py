@@ -120,7 +120,10 @@ async def check_what_is_recorded(folder: Path, turn_id: str, replies: list[Any])
 async def check_that_an_order_to_stop_ends_no_process(folder: Path, serve: psutil.Process) -> None:
     """Neither serving nor the trainer's process."""
     [trainer] = [one for one in serve.children() if "train" in one.cmdline()]
-    (folder / "stop").write_text("enough for today")
+    order = folder / "order"
+    order.touch(mode=0o600)
+    order.write_text("enough for today")
+    order.rename(folder / "stop")
     log = folder / "logs" / "trainer.log"
     async with asyncio.timeout(30):
         while "training has stopped: enough for today" not in log.read_text():
