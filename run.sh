@@ -25,6 +25,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   eval        pass@k of a version, and two versions compared:  ./run.sh eval --run RUN --against start
   test        the tests; with options or files, pytest's:  ./run.sh test tests/judge --durations 30
   reliability whole runs whose processes are killed, and whose endpoint is flooded, in minutes
+  learning    whole runs that train until something is learned, in minutes
   check       ruff, pyright, import-linter, then the tests  (--static: without the tests)
   lock        constraints.txt anew: every package with its hashes, from pyproject.toml
   audit       known vulnerabilities of what is pinned, and what could not be audited
@@ -97,12 +98,22 @@ static_checks() {
     .venv/bin/lint-imports
 }
 
-# All tests but the long ones on all cores, a file on one of them, in the order of tests/conftest.py;
-# those that look at the clock come last, alone. With arguments: pytest as it is.
+# All tests but whole runs on all cores, a file on one of them, in the order of tests/conftest.py;
+# those that look at the clock come last, alone: they are in tests/reliability. With arguments:
+# pytest as it is.
 run_tests() {
     if [ $# -gt 0 ]; then exec .venv/bin/python -m pytest "$@"; fi
-    .venv/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not alone and not long"
-    .venv/bin/python -m pytest -m "alone and not long"
+    .venv/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder \
+        -m "not alone and not long and not learning"
+    .venv/bin/python -m pytest -m "alone and not long" tests/reliability
+}
+
+# Whole runs of several processes each, two at a time; those that look at the clock come last, alone.
+run_whole_runs() {
+    local folders=(tests/reliability tests/integration)
+    local together=(-n 2 --dist load --maxschedchunk 1)
+    .venv/bin/python -m pytest "${together[@]}" -m "$1 and not alone" "${folders[@]}"
+    if [ "$1" = long ]; then .venv/bin/python -m pytest -m "long and alone" "${folders[@]}"; fi
 }
 
 bench() {
@@ -116,7 +127,7 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | doctor | advise | policy | eval | replay | sglang | models | slime | test | reliability | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
+    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | doctor | advise | policy | eval | replay | sglang | models | slime | test | reliability | learning | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac
@@ -126,7 +137,11 @@ if [ "$command" = lock ]; then lock "$@"; exit; fi
 environment
 case "$command" in
     test) run_tests "$@" ;;
-    reliability) exec .venv/bin/python -m pytest -m long tests/reliability tests/integration "$@" ;;
+    reliability | learning)
+        [ "$command" = learning ] && marker=learning || marker=long
+        if [ $# -eq 0 ]; then run_whole_runs "$marker"; exit; fi
+        exec .venv/bin/python -m pytest -m "$marker" tests/reliability tests/integration "$@"
+        ;;
     check)
         static_checks
         if [ "${1:-}" != "--static" ]; then run_tests "$@"; fi

@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
+
+if TYPE_CHECKING:
+    from rollout_bridge.rendering.rendering import Rendering
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -26,9 +30,20 @@ LONG = ("reliability", "integration", "contract")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of `LONG` first; each file's tests as they stand."""
+    """Files of `LONG` first; each file's tests as they stand.
+
+    Raises UsageError for a test that nothing in run.sh runs: `alone` outside tests/reliability.
+    """
+    lost = [item.nodeid for item in items if _is_lost(item)]
+    if lost:
+        raise pytest.UsageError(f"tests that run alone belong in tests/reliability: {lost}")
     places = {folder: place for place, folder in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.parent.name, len(LONG)))
+
+
+def _is_lost(item: pytest.Item) -> bool:
+    marked = {mark.name for mark in item.iter_markers()}
+    return "alone" in marked and "long" not in marked and item.path.parent.name != "reliability"
 
 
 def pytest_collection_finish() -> None:
@@ -40,5 +55,14 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def lab_engine() -> Iterator[str]:
     """The address of an engine with the lab's model as version 0, which it must be left with."""
-    with embedded_engine(MODEL) as url:
+    with embedded_engine(MODEL, "--seed", "0") as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def rendering() -> Rendering:
+    """The lab's model's; folders with models of their own have theirs."""
+    from rollout_bridge.config import RendererConfig
+    from rollout_bridge.rendering.rendering import Rendering
+
+    return Rendering.load(str(MODEL), RendererConfig(name="qwen3", enable_thinking=False))

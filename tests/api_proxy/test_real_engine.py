@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -34,25 +31,15 @@ MESSAGES = [
 
 
 @pytest.fixture(scope="module")
-def engine_url() -> Iterator[str]:
-    command = [sys.executable, "-m", "rollout_bridge.embedded", "--model", str(MODEL)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        port = json.loads(process.stdout.readline())["port"]
-        yield f"http://127.0.0.1:{port}"
-        process.terminate()
-
-
-@pytest.fixture(scope="module")
 def lab_rendering() -> Rendering:
     return Rendering.load(str(MODEL), RendererConfig(name="qwen3"))
 
 
 @pytest.fixture
-async def client(engine_url: str, lab_rendering: Rendering) -> AsyncIterator[EngineClient]:
+async def client(lab_engine: str, lab_rendering: Rendering) -> AsyncIterator[EngineClient]:
     vocab_size = lab_rendering.vocab_size
     async with EngineClient(
-        engine_url, config=EngineClientConfig(), vocab_size=vocab_size
+        lab_engine, config=EngineClientConfig(), vocab_size=vocab_size
     ) as opened:
         yield opened
 
@@ -162,7 +149,7 @@ async def test_a_reply_that_a_pause_aborts_is_continued(
 
 
 async def test_a_client_that_leaves_frees_the_engine(
-    engine_url: str, base_url: str, store: Store
+    lab_engine: str, base_url: str, store: Store
 ) -> None:
     body = {
         "model": "policy",

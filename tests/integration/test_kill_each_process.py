@@ -26,7 +26,7 @@ from tests.opd.processes.pids import pids_of
 from tests.records.looking import list_turns
 from trainer.checkpoints.checkpoint import Checkpoints
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.alone]
 
 BATCH = 4
 UPDATES_AFTER = 2

@@ -44,7 +44,7 @@ from tests.rollout_bridge import fault_teacher
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
 from tests.workers import running, until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.alone]
 
 FRESHNESS = Freshness(max_staleness=3, batch_size=2)
 CONCURRENCY, LATENCY_S = 4, 0.8

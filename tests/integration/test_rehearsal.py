@@ -25,7 +25,6 @@ from records.config import StoreConfig
 from records.hints.types import Examination, HintPrompt, HintStatus, PromptKind, RehearsalBlock
 from records.lessons.names import LessonKind
 from records.store import Store
-from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.served import ServedFile
 from rollout_bridge.rendering.rendering import Rendering
@@ -41,13 +40,8 @@ BATCH = 16
 
 
 @pytest.fixture(scope="module")
-def rendering() -> Rendering:
-    return Rendering.load(str(MODEL), RendererConfig(name="qwen3", enable_thinking=False))
-
-
-@pytest.fixture
-def policy_url() -> Iterator[str]:
-    """An engine of its own: its weights change."""
+def untrained_url() -> Iterator[str]:
+    """An engine for those that train nothing."""
     with embedded_engine(MODEL, "--seed", "0") as url:
         yield url
 
@@ -183,6 +177,7 @@ async def remembered(parts: Parts, *texts: tuple[str, bool]) -> str:
     return hint.hint_id
 
 
+@pytest.mark.learning
 @pytest.mark.timeout(600)
 async def test_one_objection_is_learned_and_open_wishes_are_still_done(
     policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
@@ -239,9 +234,9 @@ def manifests(folder: Path) -> list[dict]:
 
 @pytest.mark.timeout(300)
 async def test_a_hint_without_a_text_that_the_start_follows_is_not_practised(
-    policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
+    untrained_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
 ) -> None:
-    async with opened(tmp_path, policy_url, lab_engine, rendering) as parts:
+    async with opened(tmp_path, untrained_url, lab_engine, rendering) as parts:
         hint_id = await remembered(parts, (lab.NOT_FOLLOWED, False))
         worker = parts.worker()
         async with asyncio.timeout(120):
@@ -261,27 +256,33 @@ async def test_a_hint_without_a_text_that_the_start_follows_is_not_practised(
 
 
 @pytest.mark.timeout(300)
-async def test_no_state_is_one_at_which_the_user_has_said_so(
-    policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
+async def test_no_state_is_one_at_which_the_user_has_said_so_and_lessons_end_with_their_hint(
+    untrained_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
 ) -> None:
-    async with opened(tmp_path, policy_url, lab_engine, rendering) as parts:
+    async with opened(tmp_path, untrained_url, lab_engine, rendering) as parts:
         said = await lab.record_states(
             parts.store, parts.sampler, rendering, "weather", "answer", 4, "I want it in Celsius."
         )
         hint_id = await remembered(parts, *TEXTS)
-        await until_planned(parts, parts.worker())
+        worker = parts.worker()
+        await until_planned(parts, worker)
         states = {state.turn_id for state in await parts.store.hint_states(hint_id)}
-    assert len(states) >= 3
-    assert not states & set(said)
+        assert len(states) >= 3
+        assert not states & set(said)
+        assert await parts.store.set_hint_status(hint_id, HintStatus.WITHDRAWN, "users objected")
+        await worker.direct()
+        assert not is_rehearsing(worker)
+        left = by_kind(await parts.store.lesson_counts())
+        assert set(left) <= {LessonKind.KEEP}
 
 
 @pytest.mark.timeout(300)
 async def test_a_worker_that_dies_is_followed_by_one_that_asks_nothing_twice(
-    policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
+    untrained_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
 ) -> None:
     # Eight answers say little of open wishes: the shares are to be those of any other step.
     settings = {"obedience_floor": 0.01}
-    async with opened(tmp_path, policy_url, lab_engine, rendering, **settings) as parts:
+    async with opened(tmp_path, untrained_url, lab_engine, rendering, **settings) as parts:
         await remembered(parts, *TEXTS)
         await until_planned(parts, parts.worker("first"))
         first = await parts.store.lesson_counts()
@@ -313,21 +314,7 @@ def by_kind(counts: dict) -> Counter:
     return found
 
 
-@pytest.mark.timeout(300)
-async def test_lessons_end_with_their_hint(
-    policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
-) -> None:
-    async with opened(tmp_path, policy_url, lab_engine, rendering) as parts:
-        hint_id = await remembered(parts, *TEXTS)
-        worker = parts.worker()
-        await until_planned(parts, worker)
-        assert await parts.store.set_hint_status(hint_id, HintStatus.WITHDRAWN, "users objected")
-        await worker.direct()
-        assert not is_rehearsing(worker)
-        left = by_kind(await parts.store.lesson_counts())
-        assert set(left) <= {LessonKind.KEEP}
-
-
+@pytest.mark.learning
 @pytest.mark.timeout(600)
 async def test_what_a_deleted_hint_taught_goes_back(
     policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path

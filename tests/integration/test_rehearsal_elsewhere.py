@@ -32,10 +32,8 @@ from records.store import Store
 from records.types import CapturedTurn, VersionSpan
 from rollout_bridge.config import ClaimLoopConfig
 from rollout_bridge.rendering.rendering import Rendering
-from tests.integration.test_rehearsal import Parts, opened, policy_url, rendering
+from tests.integration.test_rehearsal import Parts, opened
 from tests.opd.rehearsal import lab
-
-__all__ = ["policy_url", "rendering"]
 
 HINT = "Name the carrier before the day of delivery."
 OBJECTION = "I asked for the carrier, and would like to read it first."

@@ -50,11 +50,6 @@ NO = "It does not.\n\\boxed{-1}"
 RENDERER = RendererConfig(name="qwen3", enable_thinking=False)
 
 
-@pytest.fixture(scope="module")
-def rendering() -> Rendering:
-    return Rendering.load(str(MODEL), RENDERER)
-
-
 async def worked(store: Store, engine: EngineClient, rendering: Rendering) -> list[TurnRecord]:
     """All turns after judge and scoring worker had them; nobody answers for the judge."""
     loop = ClaimLoopConfig(concurrency=4, poll_max_s=0.05)
@@ -190,6 +185,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.learning
 @pytest.mark.timeout(600)
 def test_recordings_are_learned_from_to_the_end(tmp_path: Path) -> None:
     folder, sessions = tmp_path / "run", tmp_path / "sessions.jsonl"
@@ -252,6 +248,7 @@ def test_the_policy_answers_recorded_prompts_anew(tmp_path: Path) -> None:
     assert summary["note"] is None, "the policy's own samples say how probable they were"
 
 
+@pytest.mark.learning
 @pytest.mark.timeout(400)
 def test_hints_of_recordings_are_practised_until_they_rest(tmp_path: Path) -> None:
     names = ["Karo", "Milu", "Tessa", "Oren", "Lima", "Vora", "Pella", "Sunti"]

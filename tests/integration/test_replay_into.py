@@ -125,6 +125,7 @@ def of_state(folder: Path, state: str) -> list[tuple[str, int]]:
     return rows(folder, query, state)
 
 
+@pytest.mark.learning
 @pytest.mark.timeout(600)
 async def test_recorded_turns_are_taken_up_when_no_live_turn_waits(tmp_path: Path) -> None:
     config, folder = configuration(tmp_path / "run"), tmp_path / "run"

@@ -103,7 +103,7 @@ async def test_a_scrape_of_the_endpoint_shows_judge_rehearsal_and_training(tmp_p
     with started("proxy", tmp_path), started("judge", tmp_path):
         async with httpx.AsyncClient() as client, asyncio.timeout(90):
             while True:
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.1)
                 with contextlib.suppress(httpx.TransportError):
                     text = (await client.get(url)).text
                     if "run_turns_total" in text:

@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 from httpx import AsyncClient
@@ -46,75 +47,33 @@ async def started(port: int, folder: Path) -> asyncio.subprocess.Process:
     return process
 
 
-async def test_requests_are_answered_before_the_learning_side_has_started(tmp_path: Path) -> None:
-    process = await started(free_ports(1)[0], tmp_path)
-    try:
-        serve = psutil.Process(process.pid)
-        times = [one.cpu_times() for one in (serve, *serve.children(recursive=True))]
-        used = sum(time.user + time.system for time in times)
-        print(f"answers after {used:.1f} s of processor time")
-        assert used <= MAX_CPU_S
-        assert process.stdout is not None
-        async with asyncio.timeout(120):
-            said = await process.stdout.readline()
-        assert said.startswith(b"learning: ")
-        assert (tmp_path / "calibration.json").exists()
-        # An order to stop training ends neither serving nor the trainer's process.
-        [trainer] = [one for one in serve.children() if "train" in one.cmdline()]
-        (tmp_path / "stop").write_text("enough for today")
-        log = tmp_path / "logs" / "trainer.log"
-        async with asyncio.timeout(30):
-            while "training has stopped: enough for today" not in log.read_text():
-                await asyncio.sleep(0.1)
-        await asyncio.sleep(3)
-        assert trainer.is_running()
-        assert trainer.status() != psutil.STATUS_ZOMBIE
-    finally:
-        process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), 60) == 0
-
-
-async def test_serve_answers_records_judges_and_stops(tmp_path: Path) -> None:
+async def test_serve_answers_before_it_has_started_learning_records_judges_and_stops(
+    tmp_path: Path,
+) -> None:
     port = free_ports(1)[0]
     # What an earlier program left: others may read it.
     tmp_path.chmod(0o755)
     (tmp_path / ".run-lock").touch(mode=0o644)
     (tmp_path / "report.html").write_text("old")
     process = await started(port, tmp_path)
-    store_config = StoreConfig(url=f"sqlite:///{tmp_path / 'records.db'}")
     try:
-        messages = [
-            {"role": "system", "content": SYSTEM_PROMPT},
-            {"role": "user", "content": "What is the weather in Karo?"},
-        ]
-        async with AsyncOpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0
-        ) as client:
-            first = await client.chat.completions.create(
-                model="policy", messages=messages, tools=TOOLS
-            )
-            answer = first.choices[0].message.model_dump(exclude_none=True)
-            calls = answer.get("tool_calls", [])
-            replies = [
-                {"role": "tool", "tool_call_id": call["id"], "content": '{"error": "no city"}'}
-                for call in calls
-            ] or [{"role": "user", "content": "I wanted Celsius."}]
-            await client.chat.completions.create(
-                model="policy", messages=[*messages, answer, *replies], tools=TOOLS
-            )
-        async with await Store.open(store_config) as store, asyncio.timeout(60):
-            (turn,) = await store.turns([first.id.removeprefix("chatcmpl-")])
-            assert [message["role"] for message in turn.next_state] == [
-                message["role"] for message in replies
-            ]
-            while not await votes_of(store, turn.turn_id):
-                await asyncio.sleep(0.1)
-            assert (await store.counts())[TurnState.AWAITING_NEXT_STATE] == 1
+        serve = psutil.Process(process.pid)
+        times = [one.cpu_times() for one in (serve, *serve.children(recursive=True))]
+        used = sum(time.user + time.system for time in times)
+        print(f"answers after {used:.1f} s of processor time")
+        assert used <= MAX_CPU_S
+        turn_id, replies = await converse(port)
+        assert process.stdout is not None
+        async with asyncio.timeout(120):
+            said = await process.stdout.readline()
+        assert said.startswith(b"learning: ")
+        assert (tmp_path / "calibration.json").exists()
+        await check_what_is_recorded(tmp_path, turn_id, replies)
         await check_that_engines_want_the_runs_key(tmp_path)
+        await check_that_an_order_to_stop_ends_no_process(tmp_path, serve)
     finally:
         process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(process.wait(), 60) == 0
-    assert process.stdout is not None
     assert b"stopped" in await process.stdout.read()
     assert "Mean importance weight" in (tmp_path / "report.html").read_text()
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -123,6 +82,55 @@ async def test_serve_answers_records_judges_and_stops(tmp_path: Path) -> None:
     assert len(paths) > 10
     readable = [path for path in paths if stat.S_IMODE(path.lstat().st_mode) & 0o077]
     assert readable == []
+
+
+async def converse(port: int) -> tuple[str, list[Any]]:
+    """Two requests; the id of the first one's turn, and the messages that followed its answer."""
+    messages: list[Any] = [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": "What is the weather in Karo?"},
+    ]
+    tools: Any = TOOLS
+    address = f"http://127.0.0.1:{port}/v1"
+    async with AsyncOpenAI(base_url=address, api_key="any", max_retries=0) as client:
+        first = await client.chat.completions.create(model="policy", messages=messages, tools=tools)
+        answer = first.choices[0].message.model_dump(exclude_none=True)
+        calls = answer.get("tool_calls", [])
+        replies: list[Any] = [
+            {"role": "tool", "tool_call_id": call["id"], "content": '{"error": "no city"}'}
+            for call in calls
+        ] or [{"role": "user", "content": "I wanted Celsius."}]
+        messages = [*messages, answer, *replies]
+        await client.chat.completions.create(model="policy", messages=messages, tools=tools)
+    return first.id.removeprefix("chatcmpl-"), replies
+
+
+async def check_what_is_recorded(folder: Path, turn_id: str, replies: list[Any]) -> None:
+    store_config = StoreConfig(url=f"sqlite:///{folder / 'records.db'}")
+    async with await Store.open(store_config) as store, asyncio.timeout(60):
+        (turn,) = await store.turns([turn_id])
+        assert [message["role"] for message in turn.next_state] == [
+            message["role"] for message in replies
+        ]
+        while not await votes_of(store, turn.turn_id):
+            await asyncio.sleep(0.1)
+        assert (await store.counts())[TurnState.AWAITING_NEXT_STATE] == 1
+
+
+async def check_that_an_order_to_stop_ends_no_process(folder: Path, serve: psutil.Process) -> None:
+    """Neither serving nor the trainer's process."""
+    [trainer] = [one for one in serve.children() if "train" in one.cmdline()]
+    order = folder / "order"
+    order.touch(mode=0o600)
+    order.write_text("enough for today")
+    order.rename(folder / "stop")
+    log = folder / "logs" / "trainer.log"
+    async with asyncio.timeout(30):
+        while "training has stopped: enough for today" not in log.read_text():
+            await asyncio.sleep(0.1)
+    await asyncio.sleep(3)
+    assert trainer.is_running()
+    assert trainer.status() != psutil.STATUS_ZOMBIE
 
 
 async def check_that_engines_want_the_runs_key(folder: Path) -> None:

@@ -6,8 +6,6 @@ witness of log-probs is a plain transformers forward pass.
 """
 
 import asyncio
-import multiprocessing
-import queue
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,7 +27,7 @@ from records.config import StoreConfig
 from records.names import TurnState
 from records.store import Store
 from records.types import TurnRecord, Verdict
-from rollout_bridge.config import ClaimLoopConfig, RendererConfig, ScoringConfig
+from rollout_bridge.config import ClaimLoopConfig, ScoringConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.hinting import hinted_messages
@@ -48,39 +46,6 @@ USERS = [
 MAX_REQUESTS = 8
 # Float32 sums in another order: batched decoding with a cache against one pass over everything.
 TOLERANCE = 2e-4
-
-
-def run_engine(ports: Any) -> None:
-    """The engine's process; sends its port when it answers."""
-    from rollout_bridge.embedded.config import EmbeddedEngineConfig
-    from rollout_bridge.embedded.server.server import serve
-
-    serve(EmbeddedEngineConfig(model=MODEL, seed=0), ready_callback=ports.put)
-
-
-@pytest.fixture(scope="module")
-def engine_url():
-    spawn = multiprocessing.get_context("spawn")
-    ports = spawn.Queue()
-    process = spawn.Process(target=run_engine, args=(ports,), daemon=True)
-    process.start()
-    while True:
-        try:
-            port = ports.get(timeout=1)
-            break
-        except queue.Empty:
-            assert process.is_alive(), "the engine's process ended"
-    yield f"http://127.0.0.1:{port}"
-    process.terminate()
-    process.join(10)
-    if process.is_alive():
-        process.kill()
-        process.join()
-
-
-@pytest.fixture(scope="module")
-def rendering():
-    return Rendering.load(MODEL, RendererConfig(name="qwen3", enable_thinking=False))
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +76,10 @@ class Door:
 
 
 @asynccontextmanager
-async def door(engine_url: str, rendering: Rendering, folder: Path) -> AsyncIterator[Door]:
+async def door(lab_engine: str, rendering: Rendering, folder: Path) -> AsyncIterator[Door]:
     async with (
         await Store.open(StoreConfig.sqlite(folder / "records.db")) as store,
-        EngineTap(engine_url) as tap,
+        EngineTap(lab_engine) as tap,
         EngineClient(tap.url, vocab_size=rendering.vocab_size) as engine,
     ):
         config = ProxyConfig(model_name="policy", max_output_tokens=96)
@@ -181,8 +146,8 @@ async def recorded_turns(store: Store) -> list[TurnRecord]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_recorded_tokens_are_the_engines(engine_url, rendering, forward, tmp_path, stream):
-    async with door(engine_url, rendering, tmp_path) as parts:
+async def test_recorded_tokens_are_the_engines(lab_engine, rendering, forward, tmp_path, stream):
+    async with door(lab_engine, rendering, tmp_path) as parts:
         conversations = [await converse(parts.client, stream, str(n)) for n in range(2)]
         turns = await recorded_turns(parts.store)
         exchanges = parts.tap.exchanges
@@ -228,9 +193,9 @@ def check_conversation(
 
 
 async def test_a_teacher_scores_the_sampled_ids_under_the_hint(
-    engine_url, rendering, forward, tmp_path
+    lab_engine, rendering, forward, tmp_path
 ):
-    async with door(engine_url, rendering, tmp_path) as parts:
+    async with door(lab_engine, rendering, tmp_path) as parts:
         await converse(parts.client, stream=True, salt="x")
         claimed = await parts.store.claim(TurnState.JUDGING, owner="test", limit=100, ttl_s=60)
         assert len(claimed) >= 2

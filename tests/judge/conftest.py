@@ -9,12 +9,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from judge.config import JudgeConfig
+from records.store import Store
 from rollout_bridge.config import ClaimLoopConfig
+from tests.records.new_store import new_store
 
 
 @dataclass
@@ -166,3 +169,10 @@ def judge_config(judge_server: FaultJudge) -> Callable[..., JudgeConfig]:
         )
 
     return build
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    """An open SQLite store without rows."""
+    async with await Store.open(new_store(tmp_path / "records.db")) as opened:
+        yield opened

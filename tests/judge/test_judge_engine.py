@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from subprocess import PIPE, Popen
 from uuid import uuid4
 
 import numpy as np
-import pytest
 
 from judge.config import JudgeConfig
 from judge.worker import JudgeWorker
 from records.names import TurnState, TurnType
 from records.store import Store
 from records.types import CapturedTurn, Verdict, VersionSpan
-from rollout_bridge.config import RendererConfig, ScoringConfig
+from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.scoring import ScoringWorker
 from tests.records.looking import votes_of
-from tests.records.new_store import new_store
 from tests.workers import run_until_left
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples" / "tool_lab" / "model"
 HINT = "Give temperatures in Celsius."
 MESSAGES = [{"role": "user", "content": "What is the weather in Oslo?"}]
-
-
-@pytest.fixture(scope="module")
-def engine_url() -> Iterator[str]:
-    command = [sys.executable, "-m", "rollout_bridge.embedded", "--model", str(MODEL)]
-    with Popen(command, cwd=ROOT, stdout=PIPE, text=True) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, "the engine ended before it was ready"
-        ready = json.loads(line)
-        yield f"http://{ready['host']}:{ready['port']}"
-        process.terminate()
-
-
-@pytest.fixture(scope="module")
-def rendering() -> Rendering:
-    return Rendering.load(str(MODEL), RendererConfig(name="qwen3", enable_thinking=False))
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with await Store.open(new_store(tmp_path / "records.db")) as opened:
-        yield opened
 
 
 async def add_turn(store: Store, rendering: Rendering) -> CapturedTurn:
@@ -84,9 +55,9 @@ async def add_turn(store: Store, rendering: Rendering) -> CapturedTurn:
     return turn
 
 
-async def test_votes_of_a_real_model_are_stored_whole(store, engine_url, rendering):
+async def test_votes_of_a_real_model_are_stored_whole(store, lab_engine, rendering):
     turns = [await add_turn(store, rendering) for _ in range(4)]
-    config = JudgeConfig(base_url=f"{engine_url}/v1", model="judge", max_tokens=64)
+    config = JudgeConfig(base_url=f"{lab_engine}/v1", model="judge", max_tokens=64)
     worker = JudgeWorker(
         store, config, "judge-1", count_tokens=lambda text: len(rendering.tokenizer.encode(text))
     )
@@ -107,7 +78,7 @@ async def test_votes_of_a_real_model_are_stored_whole(store, engine_url, renderi
     assert summary.votes_none + summary.votes_pos + summary.votes_neg == 12
 
 
-async def test_teacher_scores_are_those_of_a_forward_pass(store, engine_url, rendering):
+async def test_teacher_scores_are_those_of_a_forward_pass(store, lab_engine, rendering):
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -115,7 +86,7 @@ async def test_teacher_scores_are_those_of_a_forward_pass(store, engine_url, ren
     await store.claim(TurnState.JUDGING, owner="test", limit=1, ttl_s=60)
     verdict = Verdict(turn_id=turn.turn_id, votes=(), hint=HINT, selection="longest", judge="test")
     assert await store.commit_verdict("test", verdict, None)
-    async with EngineClient(engine_url, vocab_size=rendering.vocab_size) as client:
+    async with EngineClient(lab_engine, vocab_size=rendering.vocab_size) as client:
         worker = ScoringWorker(
             store, client, rendering, ScoringConfig(expected_version="0"), "scoring-1"
         )

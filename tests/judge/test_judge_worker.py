@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -16,17 +14,10 @@ from records.store import Store
 from records.types import CapturedTurn, VersionSpan
 from tests.judge.figures import hint_figures
 from tests.records.looking import verdict_of, votes_of
-from tests.records.new_store import new_store
 from tests.workers import run_until_left, running, until
 
 POSITIVE = "\\boxed{1}\n[HINT_START]Give temperatures in Celsius.[HINT_END]"
 NEGATIVE = "\\boxed{-1}"
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with await Store.open(new_store(tmp_path / "records.db")) as opened:
-        yield opened
 
 
 async def judging_turn(store: Store, user: str = "Weather in Oslo?", **options: Any) -> str:

@@ -97,18 +97,18 @@ class Run:
 
 
 @pytest.fixture
-async def run(engine_url: str, rendering: Rendering, tmp_path: Path) -> AsyncIterator[Run]:
-    async with a_run(engine_url, rendering, tmp_path, CLIENT) as opened:
+async def run(lab_engine: str, rendering: Rendering, tmp_path: Path) -> AsyncIterator[Run]:
+    async with a_run(lab_engine, rendering, tmp_path, CLIENT) as opened:
         yield opened
 
 
 @asynccontextmanager
 async def a_run(
-    engine_url: str, rendering: Rendering, folder: Path, config: EngineClientConfig
+    lab_engine: str, rendering: Rendering, folder: Path, config: EngineClientConfig
 ) -> AsyncIterator[Run]:
     async with (
         await Store.open(new_store(folder / "records.db")) as store,
-        FaultyWire(engine_url) as wire,
+        FaultyWire(lab_engine) as wire,
         EngineClient(wire.url, config=config, vocab_size=rendering.vocab_size) as engine,
     ):
         deps = ProxyDeps(store=store, engine=engine, rendering=rendering, config=ProxyConfig())
@@ -186,10 +186,10 @@ async def test_the_agent_hears_of_a_policy_that_cannot_answer_and_of_nothing_els
 
 
 async def test_an_engine_that_is_away_for_a_while_costs_no_answer(
-    engine_url: str, rendering: Rendering, tmp_path: Path
+    lab_engine: str, rendering: Rendering, tmp_path: Path
 ) -> None:
     patient = CLIENT.model_copy(update={"attempts": 200})
-    async with a_run(engine_url, rendering, tmp_path, patient) as run:
+    async with a_run(lab_engine, rendering, tmp_path, patient) as run:
         await run.wire.refuse()
         asking = asyncio.create_task(run.ask(MESSAGES, stream=True))
         await asyncio.sleep(0.3)

@@ -163,7 +163,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.timeout(1800)
 async def test_killed_in_every_stage_and_started_again(
-    engine_url: str, policy_url: str, tmp_path: Path
+    lab_engine: str, policy_url: str, tmp_path: Path
 ) -> None:
     assert sorted(is_held_out(name, HELD_OUT) for name in NAMES) == [False, False, False, True]
     sessions, votes = lab_recordings(tmp_path, NAMES, [YES, NO, YES])
@@ -172,7 +172,7 @@ async def test_killed_in_every_stage_and_started_again(
     votes.write_text("".join(line for line in lines if NAMES[-1] not in line), encoding="utf-8")
     settings = {
         "policy.url": policy_url,
-        "frozen.url": engine_url,
+        "frozen.url": lab_engine,
         "trainer.rollout_batch_size": 2,
         "trainer.tensorboard": "false",
         "replay.held_out": HELD_OUT,

@@ -11,7 +11,7 @@ from benchmarks.own_agent.cell import measured_cell
 from benchmarks.own_agent.protocol import Cell, Protocol
 from benchmarks.own_agent.serving import log_of
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(1200)]
 
 PROTOCOL = Protocol(
     quiet_sessions=12,

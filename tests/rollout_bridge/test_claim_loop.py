@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,7 +20,6 @@ from records.store import Store
 from records.types import CapturedTurn, TurnRecord, VersionSpan
 from rollout_bridge.config import ClaimLoopConfig
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable, StageStopped
-from tests.records.new_store import new_store
 
 OWNER = "loop-1"
 
@@ -28,12 +27,6 @@ OWNER = "loop-1"
 def config(**options: Any) -> ClaimLoopConfig:
     values = {"pause_min_s": 0.01, "pause_max_s": 0.05, "poll_max_s": 0.02, "stop_grace_s": 1.0}
     return ClaimLoopConfig(**(values | options))
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with await Store.open(new_store(tmp_path / "records.db")) as opened:
-        yield opened
 
 
 async def add_turns(store: Store, count: int) -> list[str]:

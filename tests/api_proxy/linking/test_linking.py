@@ -26,12 +26,9 @@ from records.messages import Message, fingerprint
 from records.names import DropReason, TurnState
 from records.types import TurnRef
 from tests.linear_time import growth
+from tests.messages import user
 
 TOOL_RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "21"}
-
-
-def user(text: str) -> dict:
-    return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> dict:

@@ -9,16 +9,13 @@ import pytest
 from records.names import DropReason, TurnState
 from records.types import TurnRecord
 from tests.api_proxy.conftest import WEATHER, Door
+from tests.messages import user
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
 def system(text: str) -> dict:
     return {"role": "system", "content": text}
-
-
-def user(text: str) -> dict:
-    return {"role": "user", "content": text}
 
 
 def tool(call: dict, text: str) -> dict:

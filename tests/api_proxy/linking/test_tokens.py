@@ -9,12 +9,9 @@ from records.types import TurnRecord
 from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.conftest import WEATHER, Door
 from tests.api_proxy.scripted_engine import Line
+from tests.messages import user
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-
-
-def user(text: str) -> dict:
-    return {"role": "user", "content": text}
 
 
 def odd_ids(rendering: Rendering, text: str) -> list[int]:

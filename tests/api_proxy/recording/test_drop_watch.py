@@ -10,17 +10,13 @@ from typing import Any
 import pytest
 
 from records.config import RedactionConfig
-from records.messages import Message
 from records.names import DropReason, TurnState
 from records.privacy.findings import digest
 from records.privacy.redaction import Redactor
 from tests.api_proxy.conftest import Door
+from tests.messages import user
 
 MAIL = "ann.lee@kestrel-freight.com"
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
 
 
 def bash(description: str) -> dict[str, Any]:

@@ -9,16 +9,12 @@ from typing import Any
 import pytest
 
 from records.config import RedactionConfig
-from records.messages import Message
 from records.names import DropReason, TurnState
 from records.privacy.redaction import Redactor
 from tests.api_proxy.conftest import Door
+from tests.messages import user
 
 KEY = "AKIA" + "IOSFODNN7EXAMPLE"
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
 
 
 async def test_a_secret_reaches_the_agent_and_not_the_store(door: Door) -> None:

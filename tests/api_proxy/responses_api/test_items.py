@@ -11,6 +11,7 @@ from api_proxy.reply.reply import Reply, SentCall
 from api_proxy.responses_api.items import input_items, messages_of, reply_items, turn_of_item
 from api_proxy.responses_api.schemas import ResponsesRequest
 from records.messages import canonical_message
+from tests.messages import user
 
 ONE, TWO = "a" * 32, "b" * 32
 
@@ -18,10 +19,6 @@ ONE, TWO = "a" * 32, "b" * 32
 def messages(*items: dict[str, Any]) -> list[dict]:
     request = ResponsesRequest.model_validate({"model": "policy", "input": list(items)})
     return messages_of(request.input)
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
 
 
 def said(text: str, item_id: str | None = None) -> dict[str, Any]:

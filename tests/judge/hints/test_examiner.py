@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +16,9 @@ from records.names import TurnState
 from records.store import Store
 from records.types import TurnRecord
 from rollout_bridge.config import ClaimLoopConfig
-from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
 from tests.opd.rehearsal.builders import a_state
 from tests.records.builders import OWNER, a_session, a_turn, a_verdict, a_vote, claimed
-from tests.records.new_store import new_store
 
 CELSIUS, ALSO_CELSIUS = "Give temperatures in Celsius.", "Answer in Celsius."
 FAHRENHEIT = "Give temperatures in Fahrenheit."
@@ -35,18 +31,6 @@ SAID = {
     PRICE: "I want them sorted by price.",
     ONCE: '{"error": "unknown city Brakl"}',
 }
-
-
-@pytest.fixture(scope="module")
-def engine_url() -> Iterator[str]:
-    with embedded_engine(MODEL, "--seed", "0") as url:
-        yield url
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with await Store.open(new_store(tmp_path / "records.db")) as opened:
-        yield opened
 
 
 def config_of(url: str) -> JudgeConfig:
@@ -107,9 +91,9 @@ def is_examined(hint: Hint) -> bool:
     return hint.is_rule is not None or hint.status is not HintStatus.ACTIVE
 
 
-async def test_a_rule_gets_texts_for_its_exceptions(store: Store, engine_url: str) -> None:
+async def test_a_rule_gets_texts_for_its_exceptions(store: Store, lab_engine: str) -> None:
     hint = await remembered(store, CELSIUS)
-    [known] = await examined(store, config_of(f"{engine_url}/v1"), hint)
+    [known] = await examined(store, config_of(f"{lab_engine}/v1"), hint)
     assert (known.status, known.is_rule, known.block) == (HintStatus.ACTIVE, True, None)
     prompts = await store.hint_prompts(hint.hint_id)
     wishes = [one for one in prompts if one.kind is PromptKind.OPPOSITE]
@@ -122,9 +106,9 @@ async def test_a_rule_gets_texts_for_its_exceptions(store: Store, engine_url: st
 
 
 async def test_a_rule_that_is_examined_again_gets_further_texts(
-    store: Store, engine_url: str
+    store: Store, lab_engine: str
 ) -> None:
-    config = config_of(f"{engine_url}/v1").model_copy(update={"exception_texts": 6})
+    config = config_of(f"{lab_engine}/v1").model_copy(update={"exception_texts": 6})
     [hint] = await examined(store, config, await remembered(store, CELSIUS))
     first = await store.hint_prompts(hint.hint_id)
     assert await store.examine_again(hint.hint_id)
@@ -138,16 +122,16 @@ async def test_a_rule_that_is_examined_again_gets_further_texts(
     assert by_kind[0].count(PromptKind.OUTSIDE) == by_kind[1].count(PromptKind.OUTSIDE)
 
 
-async def test_the_same_wish_in_other_words_is_one_hint(store: Store, engine_url: str) -> None:
-    config = config_of(f"{engine_url}/v1")
+async def test_the_same_wish_in_other_words_is_one_hint(store: Store, lab_engine: str) -> None:
+    config = config_of(f"{lab_engine}/v1")
     [first] = await examined(store, config, await remembered(store, CELSIUS))
     [second] = await examined(store, config, await remembered(store, ALSO_CELSIUS))
     assert (second.status, second.merged_into) == (HintStatus.MERGED, first.hint_id)
     assert len(await store.hint_sources(first.hint_id)) == 2
 
 
-async def test_the_newer_of_two_opposites_holds(store: Store, engine_url: str) -> None:
-    config = config_of(f"{engine_url}/v1")
+async def test_the_newer_of_two_opposites_holds(store: Store, lab_engine: str) -> None:
+    config = config_of(f"{lab_engine}/v1")
     [other] = await examined(store, config, await remembered(store, PRICE))
     [old] = await examined(store, config, await remembered(store, CELSIUS))
     [new] = await examined(store, config, await remembered(store, FAHRENHEIT))
@@ -164,9 +148,9 @@ async def test_the_newer_of_two_opposites_holds(store: Store, engine_url: str) -
     ],
 )
 async def test_what_is_no_rule_ends_none(
-    store: Store, engine_url: str, num_positive: int, words: str | None, block: RehearsalBlock
+    store: Store, lab_engine: str, num_positive: int, words: str | None, block: RehearsalBlock
 ) -> None:
-    config = config_of(f"{engine_url}/v1")
+    config = config_of(f"{lab_engine}/v1")
     [rule] = await examined(store, config, await remembered(store, CELSIUS))
     slip = await remembered(store, FAHRENHEIT, num_positive=num_positive, words=words)
     [other] = await examined(store, config, slip)
@@ -177,9 +161,9 @@ async def test_what_is_no_rule_ends_none(
 
 
 async def test_of_two_opposites_the_one_said_last_holds_though_it_was_judged_first(
-    store: Store, engine_url: str
+    store: Store, lab_engine: str
 ) -> None:
-    config = config_of(f"{engine_url}/v1")
+    config = config_of(f"{lab_engine}/v1")
     first = await said(store)
     [new] = await examined(store, config, await remembered(store, CELSIUS))
     [old] = await examined(store, config, await remembered(store, FAHRENHEIT, at=first))
@@ -190,7 +174,7 @@ async def test_of_two_opposites_the_one_said_last_holds_though_it_was_judged_fir
     assert holds.status is HintStatus.ACTIVE
 
 
-async def test_a_misread_objection_contradicts_nothing(store: Store, engine_url: str) -> None:
+async def test_a_misread_objection_contradicts_nothing(store: Store, lab_engine: str) -> None:
     """The hint that the judge misread asks for what the answer did: it has no source."""
     right = await remembered(store, CELSIUS)
     wrong = await remembered(store, FAHRENHEIT)
@@ -202,8 +186,8 @@ async def test_a_misread_objection_contradicts_nothing(store: Store, engine_url:
         return 0.01 if turn.turn_id == misread.turn_id else 6.0
 
     check = SourceCheck(fall=fall, least=0.5)
-    [known] = await examined(store, config_of(f"{engine_url}/v1"), right, check=check)
-    await until_gone(store, wrong, engine_url, check)
+    [known] = await examined(store, config_of(f"{lab_engine}/v1"), right, check=check)
+    await until_gone(store, wrong, lab_engine, check)
     assert await store.hint(wrong.hint_id) is None
     again = await store.hint(right.hint_id)
     assert again is not None
@@ -233,10 +217,10 @@ async def test_what_is_left_of_the_hints_of_a_turn(
 
 @pytest.mark.parametrize("speaks", [True, False])
 async def test_the_teacher_has_to_agree_that_two_hints_are_the_same(
-    store: Store, engine_url: str, speaks: bool
+    store: Store, lab_engine: str, speaks: bool
 ) -> None:
     """One that says nothing of the answer which the other came from is another hint."""
-    config = config_of(f"{engine_url}/v1")
+    config = config_of(f"{lab_engine}/v1")
     [known] = await examined(store, config, await remembered(store, CELSIUS))
     new = await remembered(store, ALSO_CELSIUS)
 
@@ -250,9 +234,9 @@ async def test_the_teacher_has_to_agree_that_two_hints_are_the_same(
 
 @pytest.mark.parametrize("speaks", [True, False])
 async def test_the_teacher_has_to_agree_that_two_hints_are_opposites(
-    store: Store, engine_url: str, speaks: bool
+    store: Store, lab_engine: str, speaks: bool
 ) -> None:
-    config = config_of(f"{engine_url}/v1")
+    config = config_of(f"{lab_engine}/v1")
     [known] = await examined(store, config, await remembered(store, CELSIUS))
     new = await remembered(store, FAHRENHEIT)
 
@@ -265,9 +249,9 @@ async def test_the_teacher_has_to_agree_that_two_hints_are_opposites(
     assert (older.status is HintStatus.CONTRADICTED) is not speaks
 
 
-async def until_gone(store: Store, hint: Hint, engine_url: str, check: SourceCheck) -> None:
+async def until_gone(store: Store, hint: Hint, lab_engine: str, check: SourceCheck) -> None:
     """Let an examiner work until the memory has the hint no more."""
-    config = config_of(f"{engine_url}/v1")
+    config = config_of(f"{lab_engine}/v1")
     async with judge_client(config) as client, asyncio.timeout(60):
         questions = HintQuestions(client, config)
         examiner = HintExaminer(store, questions, config, "examiner", check=check)
@@ -279,8 +263,8 @@ async def until_gone(store: Store, hint: Hint, engine_url: str, check: SourceChe
         await working
 
 
-async def test_opposites_of_two_tenants_both_wait(store: Store, engine_url: str) -> None:
-    config = config_of(f"{engine_url}/v1")
+async def test_opposites_of_two_tenants_both_wait(store: Store, lab_engine: str) -> None:
+    config = config_of(f"{lab_engine}/v1")
     [one] = await examined(store, config, await remembered(store, CELSIUS, "first"))
     [two] = await examined(store, config, await remembered(store, FAHRENHEIT, "second"))
     found = await store.hint(one.hint_id)
@@ -289,8 +273,8 @@ async def test_opposites_of_two_tenants_both_wait(store: Store, engine_url: str)
     assert found.block is two.block is RehearsalBlock.OTHER_SCOPE
 
 
-async def test_a_slip_in_another_scope_pauses_nobodys_rule(store: Store, engine_url: str) -> None:
-    config = config_of(f"{engine_url}/v1")
+async def test_a_slip_in_another_scope_pauses_nobodys_rule(store: Store, lab_engine: str) -> None:
+    config = config_of(f"{lab_engine}/v1")
     slip = await remembered(store, FAHRENHEIT, "second", num_positive=1)
     [slipped] = await examined(store, config, slip)
     assert slipped.block is RehearsalBlock.NO_MAJORITY
@@ -301,17 +285,17 @@ async def test_a_slip_in_another_scope_pauses_nobodys_rule(store: Store, engine_
     assert found.block is RehearsalBlock.NO_MAJORITY
 
 
-async def test_what_is_about_one_answer_is_not_rehearsed(store: Store, engine_url: str) -> None:
-    config = config_of(f"{engine_url}/v1")
+async def test_what_is_about_one_answer_is_not_rehearsed(store: Store, lab_engine: str) -> None:
+    config = config_of(f"{lab_engine}/v1")
     [known] = await examined(store, config, await remembered(store, ONCE))
     assert (known.is_rule, known.block) == (False, RehearsalBlock.NOT_A_RULE)
     assert await store.hint_prompts(known.hint_id) == []
 
 
 async def test_a_slip_of_one_vote_waits_for_a_second_objection(
-    store: Store, engine_url: str
+    store: Store, lab_engine: str
 ) -> None:
-    config = config_of(f"{engine_url}/v1")
+    config = config_of(f"{lab_engine}/v1")
     [known] = await examined(store, config, await remembered(store, CELSIUS, num_positive=1))
     assert (known.is_rule, known.block) == (False, RehearsalBlock.NO_MAJORITY)
     again = await remembered(store, CELSIUS)
@@ -320,7 +304,7 @@ async def test_a_slip_of_one_vote_waits_for_a_second_objection(
     assert (known.is_rule, known.block) == (True, None)
 
 
-async def test_a_judge_that_stays_away_costs_no_hint(store: Store, engine_url: str) -> None:
+async def test_a_judge_that_stays_away_costs_no_hint(store: Store, lab_engine: str) -> None:
     config = config_of("http://127.0.0.1:9/v1").model_copy(update={"retries": 0})
     gone = config.model_copy(
         update={"loop": config.loop.model_copy(update={"give_up_after_s": 0.2, "max_attempts": 2})}

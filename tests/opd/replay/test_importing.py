@@ -30,10 +30,8 @@ from records.store import Store
 from records.turns.recording import RecordingKind
 from records.turns.turn_writes import prepare
 from records.types import CapturedTurn, PolicyScore, Score, TurnRecord, Verdict
-from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.hinting import hinted_prompt_ids
-from tests.examples.shipped import MODEL
 from tests.opd.replay.recordings import AIRLINE, AIRLINE_VOTES, read, write_lines
 from tests.records.builders import REPLY, a_session, a_turn
 from tests.records.builders import SCOPE as LIVE_SCOPE
@@ -42,11 +40,6 @@ from tests.rollout_bridge.chat_tokenizers import without_switches
 
 SETTINGS = ImportSettings(context_length=32_768, held_out=0.0, renderer="ours")
 NOTHING_LOOKED_FOR = RedactionConfig(secrets="off", personal="off")
-
-
-@pytest.fixture(scope="module")
-def rendering() -> Rendering:
-    return Rendering.load(str(MODEL), RendererConfig(name="qwen3", enable_thinking=False))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tomli_w
 
-from records.config import StoreConfig
 from records.errors import StoreConflict, StoreUnavailable
 from records.names import DropReason, TurnState
 from records.store import Store
@@ -20,6 +19,7 @@ from rollout_bridge.slime.handovers import HandoverError
 from rollout_bridge.slime.settings import SlimeConfigError, read_settings
 from rollout_bridge.slime.source import TurnSource
 from tests.records.builders import TRAINER, a_result, a_version, state_of, turn_in
+from tests.records.new_store import new_store
 from tests.rollout_bridge.slime.runs import run_values, slime_args
 
 READY, LEASED, TRAINED, DROPPED = (
@@ -72,8 +72,7 @@ class Run:
 @pytest.fixture
 async def run(tmp_path: Path) -> AsyncIterator[Run]:
     clock = Clock()
-    config = StoreConfig.sqlite(tmp_path / "records.db")
-    async with await Store.open(config, clock) as store:
+    async with await Store.open(new_store(tmp_path / "records.db"), clock) as store:
         yield Run(tmp_path, store, clock)
 
 
@@ -378,9 +377,9 @@ async def test_marking_that_failed_is_made_up_for(
     getattr(store, fault)["commit_handed_over"] = 1
     with pytest.raises(StoreUnavailable):
         await source.checkpointed(0)
-    async with holding(source):
-        await asyncio.sleep(0.3)
-    assert await run.states(turn_ids) == [TRAINED] * 4
+    async with holding(source), asyncio.timeout(60):
+        while await run.states(turn_ids) != [TRAINED] * 4:
+            await asyncio.sleep(0.01)
     await run.ready(4)
     assert len(await handed(source, 1)) == 4
 

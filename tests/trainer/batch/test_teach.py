@@ -30,11 +30,6 @@ TOPK = 5
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     return load(save_model(tmp_path_factory.mktemp("teacher"), seed=7)).freeze()
 

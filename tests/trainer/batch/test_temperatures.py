@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rollout_bridge.merging import PackedSequence, TurnSpan
-from tests.trainer.tiny import load, sample, save_model
+from tests.trainer.tiny import load, sample
 from trainer.batch.collate import MicroBatch, build_micro_batch
 from trainer.batch.correction import Correction
 from trainer.batch.statistics import batch_statistics
@@ -151,11 +151,6 @@ def test_the_clip_of_m2po_follows_from_ratios_at_the_sampling_temperature():
     found = batch_statistics(options, [far], before())
     assert found.clip_low == pytest.approx(1 - math.exp(-0.8), rel=1e-5)
     assert found.clip_high == pytest.approx(math.exp(0.8) - 1, rel=1e-5)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def test_the_start_and_the_teacher_are_scored_at_temperature_1(folder):

@@ -22,11 +22,6 @@ LORA = LoraConfig(rank=2, alpha=4)
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
 def checkpoints(folder, tmp_path):
     return Checkpoints(tmp_path / "checkpoints", str(folder), seed=1)

@@ -2,16 +2,11 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from tests.trainer.tiny import VOCAB, load, save_model
+from tests.trainer.tiny import VOCAB, load
 from trainer.config import LoraConfig
 from trainer.errors import StartupError
 from trainer.model.policy import Policy, WithoutAdapters
 from trainer.model.token_states import TokenRequest
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

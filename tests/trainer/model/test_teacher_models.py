@@ -1,14 +1,9 @@
 import pytest
 import torch
 
-from tests.trainer.tiny import VOCAB, load, save_model
+from tests.trainer.tiny import VOCAB, load
 from trainer.config import LoraConfig
 from trainer.model.teacher_models import EmaTeacher, TrustRegionTeacher
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def rows() -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,11 +24,6 @@ LORA = LoraConfig(rank=2, alpha=4)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def adapter(folder, tmp_path_factory):
     path = tmp_path_factory.mktemp("adapter")
     save_adapter(add_adapters(load(folder).model, LORA, 0), path, str(folder))

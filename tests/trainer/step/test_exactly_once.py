@@ -13,7 +13,7 @@ from records.store import Store
 from tests.records.new_store import new_store
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.step.test_loop import BATCH, final_weights, opened, samples, settings
-from tests.trainer.tiny import make_ready, save_model, states
+from tests.trainer.tiny import make_ready, states
 from trainer.checkpoints import checkpoint as checkpoint_module
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.step.loop import EmbeddedTrainer
@@ -69,11 +69,6 @@ POINTS = [
     "publishing",
     "pruning",
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

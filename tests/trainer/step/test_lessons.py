@@ -24,7 +24,7 @@ from tests.records.new_store import new_store
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.rehearsal.test_journal import a_row
 from tests.trainer.step.test_loop import samples, settings
-from tests.trainer.tiny import VOCAB, load, make_ready, save_model, states
+from tests.trainer.tiny import VOCAB, load, make_ready, states
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.errors import StartupError
@@ -35,11 +35,6 @@ from trainer.step.update import Updater
 
 HINT, COUNTER, KEEP = LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP
 SHARES = {"lesson_counter_share": 0.25, "lesson_keep_share": 0.25, "hint_wait_s": 0.0}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
 
 
 @asynccontextmanager

@@ -24,11 +24,6 @@ from trainer.step.stop_order import StopOrder, order_stop
 BATCH = 4
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
 def settings(**options) -> TrainerConfig:
     defaults = {
         "rollout_batch_size": BATCH,

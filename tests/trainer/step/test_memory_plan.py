@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from records.names import DropReason
-from tests.trainer.tiny import load, random_ids, sample, save_model
+from tests.trainer.tiny import load, random_ids, sample
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.restore import restore
 from trainer.config import LoraConfig, TrainerConfig
@@ -17,11 +17,6 @@ from trainer.errors import StartupError
 from trainer.step.memory_plan import GB, MARGIN, MemoryPlan, fitting, measure
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def test_the_longest_sequence_fills_the_room() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.step.test_update import largest_difference, weights
-from tests.trainer.step.test_update_objectives import CONFIGS, folder, make, taught, teacher  # noqa: F401
+from tests.trainer.step.test_update_objectives import CONFIGS, make, taught, teacher  # noqa: F401
 from tests.trainer.tiny import random_ids
 from trainer.errors import DistillationOffError
 from trainer.step.self_check import self_check

@@ -9,7 +9,7 @@ from records.lessons.names import LessonKind
 from records.names import DropReason
 from rollout_bridge.merging import merge_turns
 from tests.rollout_bridge.separate import separate_turns
-from tests.trainer.tiny import conversation, load, random_ids, sample, save_model
+from tests.trainer.tiny import conversation, load, random_ids, sample
 from trainer.batch.collate import build_micro_batch
 from trainer.batch.turn_scores import score_batches
 from trainer.config import LoraConfig, TrainerConfig
@@ -18,11 +18,6 @@ from trainer.model.policy import WithoutAdapters
 from trainer.objectives.frame import objective_loss
 from trainer.step.calibrate import own_logprobs
 from trainer.step.update import Updater
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def make(folder, *, noise=0.0, reference=True, **options) -> Updater:

@@ -87,11 +87,6 @@ CONFIGS: dict[str, dict] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     return load(save_model(tmp_path_factory.mktemp("teacher"), seed=7)).freeze()
 

@@ -18,6 +18,7 @@ from rollout_bridge.embedded.server.server import create_app
 from rollout_bridge.rendering.tokenizer import control_texts
 from tests.contract import tiny_model
 from tests.linear_time import growth
+from tests.messages import user
 from tests.rollout_bridge.embedded.test_engine import started
 
 CALL = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
@@ -49,10 +50,6 @@ def prompts(tokenizer: Any) -> Iterator[Prompts]:
     found = Prompts(tokenizer, "m", 8_192)
     yield found
     found.close()
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 400])

@@ -296,10 +296,18 @@ async def test_an_aborted_score_has_no_logprobs(client: EngineClient, http) -> N
     await client.resume()
 
 
-async def test_a_stopped_engine_ends_what_runs_as_aborted(model: Path) -> None:
+async def test_clients_that_leave_leave_no_traceback_and_a_stop_ends_what_runs_as_aborted(
+    model: Path, tmp_path: Path
+) -> None:
     params = SamplingParams(max_new_tokens=450, ignore_eos=True)
     final = None
-    with engine_process(model) as (process, url):
+    with (
+        (tmp_path / "errors").open("w") as errors,
+        engine_process(model, errors=errors) as (process, url),
+    ):
+        await leave_within_requests(int(url.rpartition(":")[2]))
+        async with aiohttp.ClientSession(base_url=url) as http:
+            assert await running(http) == 0
         async with EngineClient(url) as client:
             async for chunk in client.stream(PROMPT, params):
                 if final is None and chunk.final is None:
@@ -308,23 +316,15 @@ async def test_a_stopped_engine_ends_what_runs_as_aborted(model: Path) -> None:
     assert final is not None
     assert final.finish_reason == "abort"
     assert 0 < len(final.output_ids) < 450
-
-
-async def test_a_client_that_leaves_within_its_request_leaves_no_traceback(
-    model: Path, tmp_path: Path
-) -> None:
-    with (
-        (tmp_path / "errors").open("w") as errors,
-        engine_process(model, errors=errors) as (_, url),
-    ):
-        port = int(url.rpartition(":")[2])
-        for path in ("/generate", "/v1/chat/completions", "/pause_generation"):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            head = f"POST {path} HTTP/1.1\r\nhost: engine\r\ncontent-length: 99\r\n\r\n"
-            writer.write(head.encode() + b'{"input_')
-            await writer.drain()
-            await asyncio.sleep(0.2)
-            writer.close()
-        async with aiohttp.ClientSession(base_url=url) as http:
-            assert await running(http) == 0
     assert (tmp_path / "errors").read_text() == ""
+
+
+async def leave_within_requests(port: int) -> None:
+    """Each client sends less than it said it would."""
+    for path in ("/generate", "/v1/chat/completions", "/pause_generation"):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST {path} HTTP/1.1\r\nhost: engine\r\ncontent-length: 99\r\n\r\n"
+        writer.write(head.encode() + b'{"input_')
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        writer.close()

@@ -1,0 +1,114 @@
+"""Carriers -> rows with views of their turns, and a step of which nothing is known yet.
+
+It knows what was recorded, judged and scored of each turn, and how turns compare by reward. It does
+not know the policy's log-probs, nor other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from rollout_bridge.slime.carrier import BatchFacts, CarriedTurn, RowCarrier
+from trainer.batch.reward_view import RewardFacts, eligible_turns, reward_advantages
+from trainer.batch.teach import TeachingPlan, teach, unteachable
+from trainer.batch.views import TurnView, view_turn
+from trainer.config import TrainerConfig
+from trainer.objectives.batch import NO_STATISTICS, GlobalCounts
+from trainer.slime.rows import RowState, Step, filler_view
+
+
+def new_step(
+    rollout_data: dict[str, Any], carriers: Sequence[RowCarrier], trainer: TrainerConfig
+) -> Step:
+    """A step of which nothing is known yet."""
+    return Step(
+        trainer=trainer,
+        counts=GlobalCounts(turns=0, sequences=0, tokens=0.0),
+        statistics=NO_STATISTICS,
+        scale=float(rollout_data["global_batch_sizes"][0]),
+        num_rows=len(carriers),
+        comparable_share=0.0,
+        advantage_sum=0.0,
+    )
+
+
+def device_of(rollout_data: dict[str, Any]) -> torch.device:
+    """Where slime's tensors are. Raises ValueError if it has not computed log-probs."""
+    student = rollout_data.get("log_probs")
+    if not student:
+        raise ValueError(
+            "slime did not compute log_probs before the step: set --get-mismatch-metrics, or use "
+            "the loss type custom_loss"
+        )
+    return student[0].device
+
+
+def compared(facts: BatchFacts) -> list[RewardFacts]:
+    """What a reward rule reads of each turn of the whole batch."""
+    return [
+        RewardFacts(
+            reward=one.reward,
+            step_index=one.step_index,
+            prompt_key=one.prompt_key,
+            length=one.num_tokens,
+        )
+        for one in facts.turns
+    ]
+
+
+def row_states(
+    args: Any,
+    rollout_data: dict[str, Any],
+    carriers: Sequence[RowCarrier],
+    step: Step,
+) -> list[RowState]:
+    """The rows of this rank. Raises ValueError for a turn that cannot train."""
+    device = device_of(rollout_data)
+    plan = TeachingPlan(
+        options=step.trainer.objective,
+        model=None,
+        vocab_size=args.vocab_size,
+        max_tokens=0,
+        device=device,
+    )
+    views_of = _viewer(carriers[0].batch, plan)
+    states = []
+    lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
+    for index, (carrier, (total, response)) in enumerate(zip(carriers, lengths, strict=True)):
+        views = tuple(views_of(turn) for turn in carrier.turns)
+        states.append(
+            RowState(
+                index=index,
+                carrier=carrier,
+                views=views or (filler_view(response, plan.support_size, device),),
+                total_length=total,
+                response_length=response,
+                step=step,
+            )
+        )
+    return states
+
+
+def _viewer(facts: BatchFacts, plan: TeachingPlan) -> Callable[[CarriedTurn], TurnView]:
+    """What makes the view of a turn of this batch."""
+    turns = compared(facts)
+    rewards = reward_advantages(turns, plan.options)
+    eligible = eligible_turns(turns, plan.options)
+
+    def view(turn: CarriedTurn) -> TurnView:
+        reason = unteachable(turn.sample, plan)
+        if reason is not None:
+            raise ValueError(
+                f"turn {turn.sample.turn_id} cannot train ({reason}); such turns are to be dropped "
+                "when they are leased"
+            )
+        taught = teach([turn.sample], plan, None)[0]
+        place = turn.index
+        return view_turn(
+            turn.sample, taught, rewards[place], eligible[place], turn.version_gap, plan.options
+        )
+
+    return view
