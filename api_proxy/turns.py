@@ -32,6 +32,7 @@ from api_proxy.linking.sessions import Sessions
 from api_proxy.linking.side_turns import Kind, kind_of, rules_of
 from api_proxy.linking.tokens import Prompt, PromptBuilder, TokenCache
 from api_proxy.linking.workers import Workers
+from api_proxy.measured import HintVersion
 from api_proxy.metrics import ProxyMetrics
 from api_proxy.recording.drop_watch import DropWatch
 from api_proxy.recording.recorder import TurnRecorder
@@ -63,6 +64,7 @@ logger = logging.getLogger(__name__)
 class ProxyDeps:
     """What the proxy stands on. `clock` gives unix seconds; `pause_mode` is how the trainer changes
     the engine's weights; in `metrics_folder` other processes of the run write what they count.
+    `hint_versions` reads, in a thread, what was measured of a hint; None: nobody here knows it.
     """
 
     store: Store
@@ -72,6 +74,7 @@ class ProxyDeps:
     clock: Callable[[], float] = time.time
     pause_mode: PauseMode = "retract"
     metrics_folder: Path | None = None
+    hint_versions: Callable[[str], list[HintVersion]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
