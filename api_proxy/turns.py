@@ -50,6 +50,7 @@ from records.errors import StoreError
 from records.keys import Keys
 from records.messages import path_ids
 from records.names import Consent, TurnType
+from records.reading.explaining import Limits as WaitingLimits
 from records.store import Store
 from records.types import Ids
 from rollout_bridge.engine.errors import EngineError
@@ -64,6 +65,7 @@ logger = logging.getLogger(__name__)
 class ProxyDeps:
     """What the proxy stands on. `clock` gives unix seconds; `pause_mode` is how the trainer changes
     the engine's weights; in `metrics_folder` other processes of the run write what they count.
+    `waiting` is what turns wait for; None: the idle timeout alone is known.
     `hint_versions` reads, in a thread, what was measured of a hint; None: nobody here knows it.
     """
 
@@ -74,6 +76,7 @@ class ProxyDeps:
     clock: Callable[[], float] = time.time
     pause_mode: PauseMode = "retract"
     metrics_folder: Path | None = None
+    waiting: WaitingLimits | None = None
     hint_versions: Callable[[str], list[HintVersion]] | None = None
 
 

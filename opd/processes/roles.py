@@ -74,6 +74,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
                 config=config.proxy,
                 pause_mode=config.trainer.pause_mode,
                 metrics_folder=config_file.parent / FOLDER,
+                waiting=config.waiting,
                 hint_versions=partial(hint_versions, config_file.parent),
             )
             await ProxyServer(create_app(deps), config.proxy).serve()
