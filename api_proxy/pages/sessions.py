@@ -30,7 +30,6 @@ E = TypeVar("E", bound=StrEnum)
 Text = Annotated[str, Query(max_length=300)]
 _MOST_TEXT = 4000
 """Characters of a message that the page of a session shows; the rest is in the turn."""
-_FILTERS = ("state", "reason", "tenant", "version", "until")
 
 
 @router.get("/ui/sessions")
@@ -45,7 +44,7 @@ async def sessions_page(
     limit: Text = "50",
 ) -> Response:
     """The sessions, those that began last first."""
-    filters = dict(zip(_FILTERS, (state, reason, tenant, version, until), strict=True))
+    filters = _filters(state, reason, tenant, version, until)
     found = await _sessions(request, filters, after, limit)
     more = {name: value for name, value in filters.items() if value} | {"limit": limit}
     return await page(
@@ -72,7 +71,7 @@ async def sessions_json(
     limit: Text = "50",
 ) -> Response:
     """The same as JSON."""
-    filters = dict(zip(_FILTERS, (state, reason, tenant, version, until), strict=True))
+    filters = _filters(state, reason, tenant, version, until)
     return json_reply(await _sessions(request, filters, after, limit))
 
 
@@ -92,6 +91,16 @@ async def session_json(
 ) -> Response:
     """The same as JSON."""
     return json_reply(await _session(request, session_id, after, limit))
+
+
+def _filters(state: str, reason: str, tenant: str, version: str, until: str) -> dict[str, str]:
+    return {
+        "state": state,
+        "reason": reason,
+        "tenant": tenant,
+        "version": version,
+        "until": until,
+    }
 
 
 async def _sessions(

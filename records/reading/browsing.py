@@ -146,7 +146,7 @@ def _conditions(
     return conditions
 
 
-def _fits(turn: Row[Any], wanted: Wanted) -> bool:
+def _fits(turn: Any, wanted: Wanted) -> bool:
     if wanted.state not in (None, turn.state) or wanted.reason not in (None, turn.drop_reason):
         return False
     if wanted.version in (None, turn.trained_version):
@@ -155,7 +155,7 @@ def _fits(turn: Row[Any], wanted: Wanted) -> bool:
     return oldest is not None and newest is not None and oldest <= wanted.version <= newest
 
 
-def _listed(row: Row[Any], turns: Sequence[Row[Any]]) -> ListedSession:
+def _listed(row: Row[Any], turns: Sequence[Any]) -> ListedSession:
     shown = turns[:MOST_TURNS]
     return ListedSession(
         session_id=row.session_id,
@@ -209,7 +209,7 @@ def said(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Said]:
     return found
 
 
-def _nodes(connection: Connection, leaves: set[str]) -> dict[str, Row[Any]]:
+def _nodes(connection: Connection, leaves: set[str]) -> dict[str, Any]:
     """The nodes above these, as far as messages are shown, and these."""
     walk = (
         select(NodeRow.node_id, NodeRow.parent_id, literal(0).label("step"))
