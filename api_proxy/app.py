@@ -13,10 +13,13 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from api_proxy import errors
-from api_proxy.access.gate import Gate
+from api_proxy.access.gate import Gate, is_page
 from api_proxy.access.keyring import KeyRing
+from api_proxy.access.logins import Logins
 from api_proxy.messages_api.errors import refusal as messages_refusal
 from api_proxy.messages_api.routes import router as messages_router
+from api_proxy.pages import login_routes, memory, sessions
+from api_proxy.pages.rendering import error_page
 from api_proxy.recording import retention
 from api_proxy.responses_api.routes import refusal as responses_refusal
 from api_proxy.responses_api.routes import router as responses_router
@@ -72,15 +75,21 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     )
     app.state.service = TurnService(deps)
     app.state.started = deps.clock()
+    app.state.ring, app.state.logins = ring, Logins(deps.clock)
     app.include_router(router)
     app.include_router(models_router)
     app.include_router(text_router)
     app.include_router(feedback_router)
     app.include_router(hints_router)
+    app.include_router(login_routes.router)
+    app.include_router(memory.router)
+    app.include_router(sessions.router)
     app.include_router(messages_router)
     app.include_router(responses_router)
     shapes = errors.ErrorShapes(
-        {"/v1/messages": messages_refusal, "/v1/responses": responses_refusal}
+        {"/v1/messages": messages_refusal, "/v1/responses": responses_refusal},
+        is_page,
+        error_page,
     )
     errors.install(app, shapes)
     service = app.state.service
@@ -91,6 +100,7 @@ def create_app(deps: ProxyDeps) -> FastAPI:
         shapes=shapes,
         metrics=service.metrics,
         budget=service.bodies,
+        logins=app.state.logins,
         allowed_origins=deps.config.allowed_origins,
     )
     if deps.config.allowed_origins:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from api_proxy.server import request_ids
@@ -252,13 +252,24 @@ Shape: TypeAlias = Callable[[ApiError], tuple[int, dict[str, Any]]]
 
 
 class ErrorShapes:
-    """Words errors in OpenAI's shape, or in that of `shapes` whose key the path begins with."""
+    """Words errors in OpenAI's shape, or in that of `shapes` whose key the path begins with; as a
+    page where `is_page` says so of the path.
+    """
 
-    def __init__(self, shapes: Mapping[str, Shape]) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, Shape],
+        is_page: Callable[[str], bool],
+        page: Callable[[ApiError], Response],
+    ) -> None:
         self._shapes = shapes
+        self._is_page = is_page
+        self._page = page
 
-    def response(self, path: str, error: ApiError) -> JSONResponse:
+    def response(self, path: str, error: ApiError) -> Response:
         """The response to a request for `path`."""
+        if self._is_page(path):
+            return self._page(error)
         for prefix, shape in self._shapes.items():
             if path.startswith(prefix):
                 status, body = shape(error)
@@ -269,22 +280,22 @@ class ErrorShapes:
 def install(app: FastAPI, shapes: ErrorShapes) -> None:
     """Make every error response of `app` one of these shapes."""
 
-    def respond(request: Request, error: ApiError) -> JSONResponse:
+    def respond(request: Request, error: ApiError) -> Response:
         return shapes.response(request.url.path, error)
 
     @app.exception_handler(ApiError)
-    async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
+    async def on_api_error(request: Request, error: ApiError) -> Response:
         return respond(request, error)
 
     @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
         code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
         headers = dict(error.headers) if error.headers else {}
         refusal = ApiError(error.status_code, str(error.detail), code=code, headers=headers)
         return respond(request, refusal)
 
     @app.exception_handler(Exception)
-    async def on_fault(request: Request, error: Exception) -> JSONResponse:
+    async def on_fault(request: Request, error: Exception) -> Response:
         logger.error("request failed: %s", type(error).__name__)
         response = respond(request, internal_error())
         # Sent past the middleware that names all other responses.

@@ -33,6 +33,7 @@ from api_proxy.linking.sessions import Sessions
 from api_proxy.linking.side_turns import Kind, kind_of, rules_of
 from api_proxy.linking.tokens import Prompt, PromptBuilder, TokenCache
 from api_proxy.linking.workers import Workers
+from api_proxy.measured import HintVersion
 from api_proxy.metrics import ProxyMetrics
 from api_proxy.recording.drop_watch import DropWatch
 from api_proxy.recording.recorder import TurnRecorder
@@ -50,6 +51,7 @@ from records.errors import StoreError
 from records.keys import Keys
 from records.messages import path_ids
 from records.names import Consent, TurnType
+from records.reading.explaining import Limits as WaitingLimits
 from records.store import Store
 from records.types import Ids
 from rollout_bridge.engine.errors import EngineError
@@ -66,6 +68,8 @@ class ProxyDeps:
     """What the proxy stands on. `clock` gives unix seconds; `pause_mode` is how the trainer changes
     the engine's weights; in `metrics_folder` other processes of the run write what they count;
     `hold` is where the trainer's schedule may hold generation, None where it never does.
+    `waiting` is what turns wait for; None: the idle timeout alone is known.
+    `hint_versions` reads, in a thread, what was measured of a hint; None: nobody here knows it.
     """
 
     store: Store
@@ -76,6 +80,8 @@ class ProxyDeps:
     pause_mode: PauseMode = "retract"
     metrics_folder: Path | None = None
     hold: HoldFile | None = None
+    waiting: WaitingLimits | None = None
+    hint_versions: Callable[[str], list[HintVersion]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

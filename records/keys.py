@@ -62,7 +62,10 @@ class ApiKey:
 
     def accepts(self, secret: str, now: float) -> bool:
         """Whether this is the key's secret; takes the same time for each secret."""
-        given = _hash(secret)
+        return self.accepts_hash(hash_of(secret), now)
+
+    def accepts_hash(self, given: bytes, now: float) -> bool:
+        """Whether `hash_of` the key's secret gives this; takes the same time for each."""
         is_new = hmac.compare_digest(given, self.secret_hash)
         is_old = hmac.compare_digest(given, self.old_hash or b"")
         is_old = is_old and self.old_until is not None and now < self.old_until
@@ -105,7 +108,7 @@ class Keys:
             is_admin=is_admin,
             consent=consent,
             limits=limits or KeyLimits(),
-            secret_hash=_hash(secret),
+            secret_hash=hash_of(secret),
             created_at=self._clock(),
         )
         await self._store.write(_create_op, key=key, actor=actor)
@@ -117,7 +120,7 @@ class Keys:
         Raises UnknownKey, also for one that was revoked.
         """
         secret, now = secrets.token_urlsafe(32), self._clock()
-        change = partial(_rotated, secret_hash=_hash(secret), now=now, overlap_s=overlap_s)
+        change = partial(_rotated, secret_hash=hash_of(secret), now=now, overlap_s=overlap_s)
         await self._change(key_id, change, _event(key_id, "rotate", actor, now))
         return _text(key_id, secret)
 
@@ -159,7 +162,8 @@ def _text(key_id: str, secret: str) -> str:
     return f"opd_{key_id}_{secret}"
 
 
-def _hash(secret: str) -> bytes:
+def hash_of(secret: str) -> bytes:
+    """What is kept of a secret."""
     return hashlib.sha256(secret.encode()).digest()
 
 

@@ -32,7 +32,8 @@ WAITS: dict[str, str] = {
 }
 ALLOWED: dict[str, str] = {
     **WAITS,
-    "opd.commands.doctor.Explanation": "printed whole, as JSON",
+    "records.reading.explaining.Explanation": "printed whole, as JSON",
+    "api_proxy.measured.HintVersion": "written whole into a reply",
     "opd.evaluation.gap.Gap": "written whole into a report",
     "opd.evaluation.tasks.Check": "of PromptTask",
     "opd.evaluation.tasks.PromptTask": "for suites that people bring: docs/evaluation.md",

@@ -2,7 +2,8 @@
 its limits, or, while there are no keys, unless it comes from this machine's own programs.
 
 Whatever is not named here needs a key, so a new route cannot be left open by mistake. It reads the
-headers alone: the body of a request that is refused is never read.
+headers alone: the body of a request that is refused is never read. Pages, and what is read of runs,
+take the cookie of a login instead of a key.
 """
 
 from __future__ import annotations
@@ -10,17 +11,27 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api_proxy.access.body_budget import BodyBudget
+from api_proxy.access.callers import Caller, credentials_of
 from api_proxy.access.keyring import KeyRing
 from api_proxy.access.limits import Limits
+from api_proxy.access.logins import COOKIE, Login, Logins
 from api_proxy.errors import ApiError, ErrorShapes, foreign_request
 from api_proxy.metrics import ProxyMetrics
 from rollout_bridge.local_requests import refusal_of
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/readyz"})
 """Whether this process lives and is ready: what asks that has no key."""
+PAGES = "/ui"
+LOGIN_PATH = "/ui/login"
+_STATIC = "/ui/static/"
+_RUNS = "/v1/runs/"
+_NOBODY = "login"
+"""Whose the form is with which somebody logs in."""
 
 
 class Gate:
@@ -34,6 +45,7 @@ class Gate:
         shapes: ErrorShapes,
         metrics: ProxyMetrics,
         budget: BodyBudget,
+        logins: Logins,
         allowed_origins: Collection[str] = (),
     ) -> None:
         self._app = app
@@ -43,31 +55,72 @@ class Gate:
         self._metrics = metrics
         self._allowed_origins = allowed_origins
         self._budget = budget
+        self._logins = logins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its caller, or answer it with 401, 403, 415, 429 or 503."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            try:
-                headers = Headers(scope=scope)
-                caller = await self._ring.caller(headers)
-                if caller.key is not None:
-                    self._limits.request(caller.key)
-                else:
-                    self._refuse_foreign(scope["method"], headers)
-            except ApiError as error:
-                self._metrics.requests.labels(str(error.status)).inc()
-                await self._shapes.response(scope["path"], error)(scope, receive, send)
-                return
-            state = scope.setdefault("state", {})
-            state["caller"] = caller
-            with self._budget.hold(caller.scope) as state["body"]:
-                await self._app(scope, receive, send)
+        if (
+            scope["type"] != "http"
+            or scope["path"] in OPEN_PATHS
+            or scope["path"].startswith(_STATIC)
+        ):
+            await self._app(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        headers, state = Headers(scope=scope), scope.setdefault("state", {})
+        try:
+            caller, login = await self._caller(scope, headers)
+            if caller is None:
+                await self._ask_for_key(scope, receive, send)
+                return
+            if caller.key is not None:
+                self._limits.request(caller.key)
+            else:
+                self._refuse_foreign(scope, headers)
+        except ApiError as error:
+            self._metrics.requests.labels(str(error.status)).inc()
+            await self._shapes.response(scope["path"], error)(scope, receive, send)
+            return
+        state["caller"], state["login"] = caller, login
+        with self._budget.hold(caller.scope) as state["body"]:
+            await self._app(scope, receive, send)
 
-    def _refuse_foreign(self, method: str, headers: Headers) -> None:
-        """Raises ApiError for what a web page could have sent."""
-        refusal = refusal_of(method, headers, self._allowed_origins)
-        if refusal is not None:
-            self._metrics.foreign.labels(refusal.check).inc()
-            raise foreign_request(refusal)
+    async def _ask_for_key(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """To a page that needs a login: only the page that asks for a key is there. It has no
+        caller, who would be taken for that of a run without keys.
+        """
+        if scope["path"] != LOGIN_PATH:
+            await RedirectResponse(LOGIN_PATH, status_code=303)(scope, receive, send)
+            return
+        with self._budget.hold(_NOBODY) as scope["state"]["body"]:
+            await self._app(scope, receive, send)
+
+    async def _caller(self, scope: Scope, headers: Headers) -> tuple[Caller | None, Login | None]:
+        """Whose a request is, and its login; no caller for a page that nobody is logged in to.
+        Raises ApiError 401 or 503.
+        """
+        path = scope["path"]
+        takes_cookie = is_page(path) or (path.startswith(_RUNS) and scope["method"] == "GET")
+        if not takes_cookie or credentials_of(headers) or not await self._ring.has_keys():
+            return await self._ring.caller(headers), None
+        login = self._logins.of(cookie_parser(headers.get("cookie", "")).get(COOKIE))
+        if login is not None:
+            caller = await self._ring.caller_by_hash(login.key_id, login.secret_hash)
+            if caller is not None:
+                return caller, login
+        # What is no page says 401 as everywhere.
+        return (None if is_page(path) else await self._ring.caller(headers)), None
+
+    def _refuse_foreign(self, scope: Scope, headers: Headers) -> None:
+        """Raises ApiError for what a web page could have sent. A form of our pages is no JSON: it
+        holds a token that other pages cannot know.
+        """
+        refusal = refusal_of(scope["method"], headers, self._allowed_origins)
+        if refusal is None or (refusal.check == "content_type" and is_page(scope["path"])):
+            return
+        self._metrics.foreign.labels(refusal.check).inc()
+        raise foreign_request(refusal)
+
+
+def is_page(path: str) -> bool:
+    """Whether people look at what is there."""
+    return path == PAGES or path.startswith(f"{PAGES}/")

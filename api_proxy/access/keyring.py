@@ -50,6 +50,20 @@ class KeyRing:
             raise invalid_key()
         return Caller(scope=tenant_scope(key.tenant), key=key)
 
+    async def has_keys(self) -> bool:
+        """Whether requests need a key. Raises ApiError 503 if the keys cannot be read."""
+        return bool(await self._current()) or not self._config.is_loopback
+
+    async def caller_by_hash(self, key_id: str, secret_hash: bytes) -> Caller | None:
+        """Whose this key is; None once it is revoked, or another secret has taken its place.
+
+        Raises ApiError 503 if the keys cannot be read.
+        """
+        key = (await self._current()).get(key_id)
+        if key is None or not key.accepts_hash(secret_hash, self._clock()):
+            return None
+        return Caller(scope=tenant_scope(key.tenant), key=key)
+
     async def _current(self) -> dict[str, ApiKey]:
         if self._is_older(self._tried_at, self._config.key_refresh_s):
             if self._reading is None or self._reading.done():

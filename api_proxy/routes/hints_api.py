@@ -35,11 +35,11 @@ async def hints(
     """The newest hints, or those behind the hint `after`; of one `status` if it is given."""
     service: TurnService = request.app.state.service
     try:
-        number, wanted = _number(limit), _status(status)
-        found = await _answered(
+        number, wanted = page_size(limit), status_of(status)
+        found = await answered(
             service,
             service.deps.store.hints(
-                scope=_scope(request),
+                scope=scope_of(request),
                 statuses=None if wanted is None else [wanted],
                 limit=number + 1,
                 after=after,
@@ -62,22 +62,28 @@ async def hints(
 async def hint(request: Request, hint_id: str) -> dict[str, Any]:
     """A hint with where it came from and what was written for its lessons."""
     service: TurnService = request.app.state.service
-    store = service.deps.store
     try:
-        found = await _answered(service, store.hint(hint_id))
-        if found is None or _scope(request) not in (None, found.scope):
-            raise _unknown(hint_id)
-        sources = await _answered(service, store.hint_sources(hint_id))
-        prompts = await _answered(service, store.hint_prompts(hint_id))
+        return await whole_hint(service, hint_id, scope_of(request))
     except ApiError as error:
         count_refusal(service, error)
         raise
+
+
+async def whole_hint(service: TurnService, hint_id: str, scope: str | None) -> dict[str, Any]:
+    """A hint that `scope` may see, as JSON. Raises ApiError 404 or 503."""
+    store = service.deps.store
+    found = await answered(service, store.hint(hint_id))
+    if found is None or scope not in (None, found.scope):
+        raise unknown_hint(hint_id)
+    sources = await answered(service, store.hint_sources(hint_id))
+    prompts = await answered(service, store.hint_prompts(hint_id))
     measuring = measuring_texts(prompts)
     return {
         **hint_object(found),
         "sources": [
             {
                 "turn_id": one.turn_id,
+                "session_id": one.session_id,
                 "text": one.text,
                 "words": one.words,
                 "votes": one.num_votes,
@@ -105,11 +111,11 @@ async def delete(request: Request, hint_id: str) -> dict[str, Any]:
     """Delete a hint; the reply names the versions of the policy that had trained on it."""
     service: TurnService = request.app.state.service
     try:
-        gone = await _answered(
-            service, service.deps.store.delete_hint(hint_id, scope=_scope(request))
+        gone = await answered(
+            service, service.deps.store.delete_hint(hint_id, scope=scope_of(request))
         )
         if gone is None:
-            raise _unknown(hint_id)
+            raise unknown_hint(hint_id)
     except ApiError as error:
         count_refusal(service, error)
         raise
@@ -139,18 +145,21 @@ def hint_object(hint: Hint) -> dict[str, Any]:
     }
 
 
-def _scope(request: Request) -> str | None:
+def scope_of(request: Request) -> str | None:
+    """The scope that a caller sees; None for all."""
     caller = caller_of(request)
     return None if caller.is_admin else caller.scope
 
 
-def _number(limit: str) -> int:
+def page_size(limit: str) -> int:
+    """How many a page holds. Raises ApiError 400."""
     if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= _MOST:
         raise invalid(f"'limit' must be a whole number from 1 to {_MOST}.", "limit")
     return int(limit)
 
 
-def _status(name: str | None) -> HintStatus | None:
+def status_of(name: str | None) -> HintStatus | None:
+    """A hint's status by its name. Raises ApiError 400."""
     if name is None:
         return None
     try:
@@ -160,13 +169,15 @@ def _status(name: str | None) -> HintStatus | None:
         raise invalid(f"'status' must be one of {known}.", "status") from None
 
 
-async def _answered(service: TurnService, asked: Awaitable[T]) -> T:
+async def answered(service: TurnService, asked: Awaitable[T]) -> T:
+    """What the store answers. Raises ApiError 503 if it does not."""
     try:
         return await asked
     except StoreError as error:
         raise store_unavailable(service.config.retry_after_s) from error
 
 
-def _unknown(hint_id: str) -> ApiError:
+def unknown_hint(hint_id: str) -> ApiError:
+    """404: there is no such hint, or none that the caller may see."""
     message = f"No hint with id {hint_id[:100]!r} was found."
     return ApiError(404, message, param="hint_id", code="hint_not_found")

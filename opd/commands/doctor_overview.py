@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from opd.report.drop_words import DROP_WORDS
 from opd.run.recorded_run import load_recorded
 from records.reading.drop_streaks import DropStreaks, Streak
+from records.reading.drop_words import DROP_WORDS
 from records.reading.outcomes import TurnOutcome
 from records.store import Store
 

@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ def run_proxy(config_file: Path, overrides: list[str], exit_with_parent: bool) -
 async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
     from api_proxy.app import ProxyDeps, create_app
     from api_proxy.server.server import ProxyServer
+    from opd.report.hint_versions import hint_versions
     from opd.report.metrics_file import FOLDER
     from rollout_bridge.engine.hold_file import HoldFile
 
@@ -75,6 +77,8 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
                 pause_mode=config.trainer.pause_mode,
                 metrics_folder=config_file.parent / FOLDER,
                 hold=HoldFile(config_file.parent) if config.trainer.holds_generation else None,
+                waiting=config.waiting,
+                hint_versions=partial(hint_versions, config_file.parent),
             )
             await ProxyServer(create_app(deps), config.proxy).serve()
 

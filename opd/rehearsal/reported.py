@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from opd.rehearsal.saying import MEASURED_WHERE_IT_TRAINS, MOST_HINTS, HintFigures
-from opd.report.drop_words import BLOCK_WORDS, LESSON_WORDS
 from opd.report.page import Curve
 from records.hints.types import Hint, HintStatus, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
+from records.reading.drop_words import BLOCK_WORDS, LESSON_WORDS
 from trainer.rehearsal.journal import VersionRow, read_rows
 
 _SHOWN = 50

@@ -12,9 +12,9 @@ from typing import Any
 
 from judge.votes.prompts import message_text
 from opd.rehearsal.reported import learning_curves, learning_tables
-from opd.report.drop_words import DROP_WORDS
 from opd.report.page import Curve, ReportExample, metric_curve, write_report
 from opd.report.run_summary import write_run_summary
+from records.reading.drop_words import DROP_WORDS
 from records.store import Store
 from rollout_bridge.rendering.rendering import Rendering
 from trainer.step.stop_order import why_stopped

@@ -13,10 +13,10 @@ from typing import Any
 
 from opd.rehearsal.reported import objections_per_100
 from opd.rehearsal.saying import MOST_HINTS
-from opd.report.drop_words import DROP_WORDS, LESSON_WORDS
 from opd.report.held import held_summary
 from records.hints.types import Hint
 from records.lessons.names import LessonKind
+from records.reading.drop_words import DROP_WORDS, LESSON_WORDS
 from records.store import Store
 from trainer.rehearsal.journal import VersionRow, read_rows
 from trainer.step.stop_order import why_stopped

@@ -23,6 +23,7 @@ from opd.cluster.config import ClusterConfig
 from opd.replay.config import ReplayConfig
 from opd.run.checks import check_rehearsal, check_run
 from records.config import StoreConfig
+from records.reading.explaining import Limits
 from rollout_bridge.config import RendererConfig, ScoringConfig
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.engine.config import EngineClientConfig
@@ -142,6 +143,15 @@ class RunConfig(BaseModel):
         policy, frozen = self.policy.url, self.frozen.url
         return (
             policy is not None and frozen is not None and policy.rstrip("/") == frozen.rstrip("/")
+        )
+
+    @property
+    def waiting(self) -> Limits:
+        """What turns wait for, and how long, for who explains it."""
+        return Limits(
+            batch_size=self.trainer.rollout_batch_size,
+            idle_timeout_s=self.proxy.idle_timeout_s,
+            hint_wait_s=self.trainer.hint_wait_s if self.rehearsal.enabled else None,
         )
 
     @property

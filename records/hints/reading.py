@@ -188,6 +188,21 @@ def sources(connection: Connection, hint_id: str, limit: int) -> list[HintSource
     return [HintSource(**row._mapping) for row in rows]
 
 
+def newest_words(connection: Connection, hint_ids: Sequence[str]) -> dict[str, str]:
+    """The words that each hint came from last, of those that came from any."""
+    place = func.row_number().over(
+        partition_by=HintSourceRow.hint_id,
+        order_by=(HintSourceRow.created_at.desc(), HintSourceRow.turn_id),
+    )
+    found = (
+        select(HintSourceRow.hint_id, HintSourceRow.words, place.label("place"))
+        .where(HintSourceRow.hint_id.in_(hint_ids))
+        .subquery()
+    )
+    rows = connection.execute(select(found.c.hint_id, found.c.words).where(found.c.place == 1))
+    return {row.hint_id: row.words for row in rows}
+
+
 def prompts(connection: Connection, hint_id: str) -> list[HintPrompt]:
     """The words that were written for a hint."""
     rows = connection.execute(

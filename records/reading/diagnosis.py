@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, true, tuple_
 
 from records.care.deletion import find_sessions
 from records.feedback.feedback import KeptFeedback, kept_on
@@ -63,6 +63,7 @@ class SessionFacts:
 
     session_id: str
     name: str | None
+    scope: str
     last_seen: float
     closed_at: float | None
     close_reason: str | None
@@ -84,24 +85,58 @@ def run_facts(connection: Connection) -> RunFacts:
 
 def sessions_named(connection: Connection, session: str) -> list[SessionFacts]:
     """The sessions of this id, or of this client's name: one in each scope that uses it."""
-    return [_session(connection, found) for found in find_sessions(connection, session=session)]
+    named = find_sessions(connection, session=session)
+    found = [_session(connection, session_id, None, None) for session_id in named]
+    return [one for one in found if one is not None]
 
 
-def _session(connection: Connection, session_id: str) -> SessionFacts:
+def session_part(
+    connection: Connection, session_id: str, after: str | None, limit: int
+) -> SessionFacts | None:
+    """A session with `limit` of its turns, from behind the turn `after` on; None if there is no
+    such session, or it has no such turn.
+    """
+    place: tuple[float, str] | None = None
+    if after is not None:
+        found = select(TurnRow.created_at, TurnRow.turn_id).where(
+            TurnRow.turn_id == after, TurnRow.session_id == session_id
+        )
+        row = connection.execute(found).one_or_none()
+        if row is None:
+            return None
+        place = (row.created_at, row.turn_id)
+    return _session(connection, session_id, place, limit)
+
+
+def _session(
+    connection: Connection,
+    session_id: str,
+    place: tuple[float, str] | None,
+    limit: int | None,
+) -> SessionFacts | None:
     row = connection.execute(
         select(SessionRow.__table__).where(SessionRow.session_id == session_id)
-    ).one()
+    ).one_or_none()
+    if row is None:
+        return None
     return SessionFacts(
         session_id=session_id,
         name=row.external_id,
+        scope=row.scope,
         last_seen=row.last_seen,
         closed_at=row.closed_at,
         close_reason=row.close_reason,
-        turns=tuple(_turns(connection, session_id)),
+        turns=tuple(_turns(connection, session_id, place, limit)),
     )
 
 
-def _turns(connection: Connection, session_id: str) -> list[TurnFacts]:
+def _turns(
+    connection: Connection,
+    session_id: str,
+    place: tuple[float, str] | None,
+    limit: int | None,
+) -> list[TurnFacts]:
+    behind = tuple_(TurnRow.created_at, TurnRow.turn_id)
     rows = connection.execute(
         select(
             TurnRow.turn_id,
@@ -122,8 +157,11 @@ def _turns(connection: Connection, session_id: str) -> list[TurnFacts]:
             awaits_practice(TurnRow).label("awaits_practice"),
         )
         .outerjoin(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
-        .where(TurnRow.session_id == session_id)
+        .where(
+            TurnRow.session_id == session_id, true() if place is None else behind > tuple_(*place)
+        )
         .order_by(TurnRow.created_at, TurnRow.turn_id)
+        .limit(limit)
     ).all()
     turn_ids = [row.turn_id for row in rows]
     votes = _votes(connection, turn_ids)

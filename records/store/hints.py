@@ -46,6 +46,10 @@ class HintStore(StoreBase):
         """The turns that it came from, newest first."""
         return await self.read(reading.sources, hint_id=hint_id, limit=limit)
 
+    async def newest_words(self, hint_ids: Sequence[str]) -> dict[str, str]:
+        """The words that each of a page of hints came from last."""
+        return await self.read(reading.newest_words, hint_ids=hint_ids)
+
     async def hint_prompts(self, hint_id: str) -> list[HintPrompt]:
         """The words that were written for its counter-lessons."""
         return await self.read(reading.prompts, hint_id=hint_id)

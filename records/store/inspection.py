@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from records.names import DropReason, TurnState
 from records.queue import scores
-from records.reading import diagnosis, outcomes, summary
+from records.reading import browsing, diagnosis, outcomes, summary
+from records.reading.browsing import Place, Said, SessionsPage, Wanted
 from records.reading.diagnosis import RunFacts, SessionFacts
 from records.reading.outcomes import TurnOutcome
 from records.reading.summary import ExampleTurn, VoteSummary
@@ -42,6 +43,26 @@ class InspectionStore(StoreBase):
     async def sessions_named(self, session: str) -> list[SessionFacts]:
         """What is known of the sessions of this id or client's name, turn by turn."""
         return await self.read(diagnosis.sessions_named, session=session)
+
+    async def session_part(
+        self, session_id: str, *, after: str | None, limit: int
+    ) -> SessionFacts | None:
+        """A session with `limit` of its turns behind `after`; None if there is none of this id."""
+        return await self.read(
+            diagnosis.session_part, session_id=session_id, after=after, limit=limit
+        )
+
+    async def said(self, turn_ids: Sequence[str]) -> dict[str, Said]:
+        """What was said in each of a page of turns."""
+        return await self.read(browsing.said, turn_ids=turn_ids)
+
+    async def sessions_page(
+        self, scope: str | None, *, wanted: Wanted, after: Place | None, limit: int
+    ) -> SessionsPage:
+        """Sessions of a scope (None: of all), the newest first."""
+        return await self.read(
+            browsing.sessions_page, scope=scope, wanted=wanted, after=after, limit=limit
+        )
 
     async def recent_outcomes(self) -> list[TurnOutcome]:
         """What became of the newest turns, oldest first."""

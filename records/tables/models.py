@@ -50,6 +50,9 @@ class SessionRow(Base):
     __table_args__ = (
         Index(None, "scope", "external_id", unique=True),
         Index(None, "closed_at", "last_seen"),
+        # Pages list sessions, the newest first.
+        Index(None, "created_at", "session_id"),
+        Index(None, "scope", "created_at", "session_id"),
     )
 
 

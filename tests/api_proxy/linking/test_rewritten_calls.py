@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opd.commands.doctor import Limits, explain, lines
+from opd.commands.doctor import lines
 from records.messages import EchoChange, Message
 from records.names import TurnState
+from records.reading.explaining import Limits, explain
 from records.types import TurnRecord
 from tests.api_proxy.conftest import WEATHER, Door
 

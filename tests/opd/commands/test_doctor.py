@@ -13,13 +13,13 @@ from typer.testing import CliRunner, Result
 
 from opd.cli.app import app
 from opd.commands.allowances import allow
-from opd.report.drop_words import BLOCK_WORDS, DROP_WORDS, LESSON_WORDS
 from opd.run import config as run_config
 from opd.run.resuming import base_values
 from records.feedback.feedback import Feedback
 from records.hints.types import RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind
 from records.names import DropReason, TurnState, TurnType
+from records.reading.drop_words import BLOCK_WORDS, DROP_WORDS, LESSON_WORDS
 from records.store import Store
 from tests.records.builders import (
     HINT,

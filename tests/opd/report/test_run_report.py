@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from opd.report.drop_words import DROP_WORDS
 from opd.report.run_report import write_run_report
 from records.config import StoreConfig
 from records.names import DropReason
+from records.reading.drop_words import DROP_WORDS
 from records.store import Store
 from tests.records.hints.test_memory import objected
 from tests.trainer.tiny import conversation, make_ready

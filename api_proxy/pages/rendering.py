@@ -1,0 +1,109 @@
+"""Templates to pages. What is stored is hostile: all of it is escaped, and characters that are not
+seen, or that turn text around, are spelled out. No page runs a script or has a style of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import unicodedata
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse, Response
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from api_proxy.access.callers import caller_of
+from api_proxy.access.logins import Login, Logins
+from api_proxy.errors import ApiError
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
+    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+"""Of each page: nothing but our own files, in no frame, kept nowhere."""
+_UNSEEN = {
+    number: f"⟨U+{number:04X}⟩"
+    for number in (*range(0x3000), 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080))
+    if unicodedata.category(chr(number)) in ("Cc", "Cf", "Zl", "Zp") and chr(number) not in "\n\t"
+}
+_UNSEEN.update({number: f"⟨U+{number:04X}⟩" for number in range(0xD800, 0xE000)})
+
+
+def seen(value: Any) -> Any:
+    """Text in which every character is seen; other values as they are. Half a surrogate pair, which
+    cannot be sent, is spelled out too.
+    """
+    return value.translate(_UNSEEN) if isinstance(value, str) else value
+
+
+def day_and_time(seconds: float | None) -> str:
+    """Unix seconds in words (UTC); "never" for None."""
+    if seconds is None:
+        return "never"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.4g}"
+
+
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("api_proxy.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=seen,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters["time"] = day_and_time
+    environment.filters["number"] = _number
+    return environment
+
+
+_TEMPLATES = _templates()
+
+
+async def page(request: Request, template: str, **values: Any) -> Response:
+    """A page, made in a thread: a long one would hold the loop."""
+    login: Login | None = request.state.login
+    logins: Logins = request.app.state.logins
+    caller = caller_of(request)
+    shown = {
+        "csrf": logins.csrf_of(login),
+        "is_logged_in": login is not None,
+        "who": "" if caller.key is None else caller.key.name or caller.key.key_id,
+        "path": request.url.path,
+        **values,
+    }
+    return await asyncio.to_thread(_rendered, template, 200, shown)
+
+
+def form_page(template: str, *, status: int = 200, **values: Any) -> Response:
+    """A short page for nobody in particular."""
+    nobody = {"csrf": "", "is_logged_in": False, "who": "", "path": ""}
+    return _rendered(template, status, {**nobody, **values})
+
+
+def error_page(error: ApiError) -> Response:
+    """An error, in words."""
+    response = form_page("error.html.jinja", status=error.status, message=error.message)
+    response.headers.update(error.headers)
+    return response
+
+
+def json_reply(value: Any) -> Response:
+    """JSON in plain ASCII: half a surrogate pair is no UTF-8. Raises ValueError for NaN."""
+    return Response(json.dumps(value, allow_nan=False), media_type="application/json")
+
+
+def _rendered(template: str, status: int, values: dict[str, Any]) -> Response:
+    text = _TEMPLATES.get_template(template).render(values)
+    return HTMLResponse(text, status_code=status, headers=HEADERS)

@@ -1,0 +1,226 @@
+"""Sessions as people leaf through them: a bounded part at a time, however many there are.
+
+A page looks at so many of the newest sessions and at so many turns of each, and says how far it
+came, so that the next page begins there. Nothing is counted over the whole store.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, literal, select, tuple_
+
+from records.messages import Message
+from records.names import DropReason, TurnState
+from records.tables.models import NodeRow, SessionRow, TurnRow
+from records.tables.sql import chunks
+
+MOST_EXAMINED = 200
+"""Sessions that one page looks at to find some that fit."""
+MOST_TURNS = 200
+"""Turns of a session that are looked at, the newest."""
+MOST_MESSAGES = 12
+"""Messages of a turn that are read from its prompt, the newest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What sessions have to be: with a turn that fits in all that is given, begun by `until` (unix
+    seconds). `version` trained the turn or sampled some of it.
+    """
+
+    state: TurnState | None = None
+    reason: DropReason | None = None
+    version: int | None = None
+    until: float | None = None
+
+    @property
+    def is_of_turns(self) -> bool:
+        """Whether turns have to be looked at."""
+        return (self.state, self.reason, self.version) != (None, None, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A session in the order of lists."""
+
+    created_at: float
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedSession:
+    """A session and how many of its newest turns stand where; `is_cut` if it has more of them.
+    Times are unix seconds.
+    """
+
+    session_id: str
+    scope: str
+    name: str | None
+    created_at: float
+    last_seen: float
+    close_reason: str | None
+    states: dict[TurnState, int]
+    reasons: dict[DropReason, int]
+    is_cut: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionsPage:
+    """Sessions, the newest first; `next` is where to go on, None at the end."""
+
+    sessions: tuple[ListedSession, ...]
+    num_examined: int
+    next: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What is new in a turn: the messages since its parent's answer, then its own answer.
+    `num_earlier` messages of its prompt are not among them.
+    """
+
+    parent_turn_id: str | None
+    messages: tuple[Message, ...]
+    num_earlier: int
+    response: Message
+
+
+def sessions_page(
+    connection: Connection, scope: str | None, wanted: Wanted, after: Place | None, limit: int
+) -> SessionsPage:
+    """`limit` sessions that fit, from behind `after` on, or fewer if MOST_EXAMINED did not hold
+    so many.
+    """
+    rows = connection.execute(
+        select(SessionRow.__table__)
+        .where(*_conditions(scope, wanted, after))
+        .order_by(SessionRow.created_at.desc(), SessionRow.session_id.desc())
+        .limit(MOST_EXAMINED + 1)
+    ).all()
+    found: list[ListedSession] = []
+    number = 0
+    for row in rows[:MOST_EXAMINED]:
+        number += 1
+        turns = connection.execute(
+            select(
+                TurnRow.state,
+                TurnRow.drop_reason,
+                TurnRow.trained_version,
+                TurnRow.oldest_version,
+                TurnRow.newest_version,
+            )
+            .where(TurnRow.session_id == row.session_id)
+            .order_by(TurnRow.created_at.desc())
+            .limit(MOST_TURNS + 1)
+        ).all()
+        if wanted.is_of_turns and not any(_fits(turn, wanted) for turn in turns[:MOST_TURNS]):
+            continue
+        found.append(_listed(row, turns))
+        if len(found) == limit:
+            break
+    last = rows[number - 1] if number < len(rows) else None
+    return SessionsPage(
+        sessions=tuple(found),
+        num_examined=number,
+        next=None
+        if last is None
+        else Place(created_at=last.created_at, session_id=last.session_id),
+    )
+
+
+def _conditions(
+    scope: str | None, wanted: Wanted, after: Place | None
+) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if scope is not None:
+        conditions.append(SessionRow.scope == scope)
+    if wanted.until is not None:
+        conditions.append(SessionRow.created_at <= wanted.until)
+    if after is not None:
+        place = tuple_(SessionRow.created_at, SessionRow.session_id)
+        conditions.append(place < tuple_(literal(after.created_at), literal(after.session_id)))
+    return conditions
+
+
+def _fits(turn: Any, wanted: Wanted) -> bool:
+    if wanted.state not in (None, turn.state) or wanted.reason not in (None, turn.drop_reason):
+        return False
+    if wanted.version in (None, turn.trained_version):
+        return True
+    oldest, newest = turn.oldest_version, turn.newest_version
+    return oldest is not None and newest is not None and oldest <= wanted.version <= newest
+
+
+def _listed(row: Row[Any], turns: Sequence[Any]) -> ListedSession:
+    shown = turns[:MOST_TURNS]
+    return ListedSession(
+        session_id=row.session_id,
+        scope=row.scope,
+        name=row.external_id,
+        created_at=row.created_at,
+        last_seen=row.last_seen,
+        close_reason=None if row.closed_at is None else row.close_reason,
+        states=dict(Counter(turn.state for turn in shown)),
+        reasons=dict(Counter(turn.drop_reason for turn in shown if turn.drop_reason is not None)),
+        is_cut=len(turns) > MOST_TURNS,
+    )
+
+
+def said(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Said]:
+    """What is new in each of these turns; MOST_MESSAGES of a turn at most."""
+    found: dict[str, Said] = {}
+    for part in chunks(turn_ids):
+        turns = connection.execute(
+            select(
+                TurnRow.turn_id,
+                TurnRow.parent_turn_id,
+                TurnRow.prompt_node_id,
+                TurnRow.response_node_id,
+            ).where(TurnRow.turn_id.in_(part))
+        ).all()
+        parents = {one.parent_turn_id for one in turns if one.parent_turn_id is not None}
+        answers = {
+            row.turn_id: row.response_node_id
+            for row in connection.execute(
+                select(TurnRow.turn_id, TurnRow.response_node_id).where(
+                    TurnRow.turn_id.in_(sorted(parents))
+                )
+            )
+        }
+        nodes = _nodes(connection, {one.response_node_id for one in turns})
+        for one in turns:
+            stop = answers.get(one.parent_turn_id or "")
+            messages: list[Message] = []
+            node = nodes.get(one.prompt_node_id)
+            while node is not None and node.node_id != stop and len(messages) < MOST_MESSAGES:
+                messages.append(node.body)
+                node = nodes.get(node.parent_id or "")
+            prompt = nodes[one.prompt_node_id]
+            found[one.turn_id] = Said(
+                parent_turn_id=one.parent_turn_id,
+                messages=tuple(reversed(messages)),
+                num_earlier=prompt.depth + 1 - len(messages),
+                response=nodes[one.response_node_id].body,
+            )
+    return found
+
+
+def _nodes(connection: Connection, leaves: set[str]) -> dict[str, Any]:
+    """The nodes above these, as far as messages are shown, and these."""
+    walk = (
+        select(NodeRow.node_id, NodeRow.parent_id, literal(0).label("step"))
+        .where(NodeRow.node_id.in_(sorted(leaves)))
+        .cte("walk", recursive=True)
+    )
+    walk = walk.union(
+        select(NodeRow.node_id, NodeRow.parent_id, walk.c.step + 1)
+        .join(walk, NodeRow.node_id == walk.c.parent_id)
+        .where(walk.c.step < MOST_MESSAGES)
+    )
+    columns = (NodeRow.node_id, NodeRow.parent_id, NodeRow.depth, NodeRow.body)
+    wanted = NodeRow.node_id.in_(select(walk.c.node_id))
+    return {row.node_id: row for row in connection.execute(select(*columns).where(wanted))}

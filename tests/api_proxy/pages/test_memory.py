@@ -1,0 +1,92 @@
+"""*Memory*: whose hints are shown, what of them, and that stored text stays text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from api_proxy.access.callers import tenant_scope
+from opd.report.hint_versions import hint_versions
+from records.store import Store
+from tests.api_proxy.conftest import Door
+from tests.api_proxy.pages.conftest import Login
+from tests.api_proxy.pages.hostile import HOSTILE, assert_harmless
+from tests.api_proxy.pages.test_access import csrf_in
+from tests.records.hints.test_memory import objected
+
+
+async def test_a_tenant_sees_and_deletes_its_own_hints_alone(store: Store, login: Login) -> None:
+    await objected(store, "use Celsius", scope=tenant_scope("acme"))
+    await objected(store, "be brief", scope=tenant_scope("other"))
+    mine, admin = await login("acme"), await login("admin")
+    page = (await mine.get("/ui/memory")).text
+    assert "use Celsius" in page
+    assert "I wanted Celsius." in page
+    assert "be brief" not in page
+    assert "be brief" in (await admin.get("/ui/memory")).text
+    listed = (await admin.get("/v1/runs/current/memory")).json()["data"]
+    theirs = next(one["id"] for one in listed if one["text"] == "be brief")
+    token = csrf_in(page)
+    for reply in (
+        await mine.get(f"/ui/memory/{theirs}"),
+        await mine.get(f"/v1/runs/current/memory/{theirs}"),
+        await mine.post(f"/ui/memory/{theirs}/delete", data={"csrf": token}),
+    ):
+        assert reply.status_code == 404
+        assert "be brief" not in reply.text
+    shown = await admin.get(f"/ui/memory/{theirs}")
+    assert "does not know the run" in shown.text
+    gone = await admin.post(f"/ui/memory/{theirs}/delete", data={"csrf": csrf_in(shown.text)})
+    assert gone.status_code == 303
+    assert "be brief" not in (await admin.get("/ui/memory")).text
+
+
+async def test_hints_come_page_by_page_and_by_status(door: Door, store: Store) -> None:
+    for number in range(3):
+        await objected(store, f"hint {number}")
+    first = (await door.client.get("/ui/memory?limit=2")).text
+    assert "hint 2" in first
+    assert "hint 0" not in first
+    last_id = (await door.client.get("/v1/runs/current/memory?limit=2")).json()["last_id"]
+    assert f"after={last_id}" in first
+    rest = (await door.client.get(f"/ui/memory?limit=2&after={last_id}")).text
+    assert "hint 0" in rest
+    assert "Older hints" not in rest
+    assert "No hint is stored" in (await door.client.get("/ui/memory?status=resting")).text
+    wrong = await door.client.get("/ui/memory?status=%3Cb%3E")
+    assert wrong.status_code == 400
+    assert "text/html" in wrong.headers["content-type"]
+    assert "&#39;status&#39; must be one of" in wrong.text
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+async def test_what_is_stored_stays_text(door: Door, store: Store, text: str) -> None:
+    await objected(store, text, scope=text.replace("\x00", ""))
+    [hint] = (await door.client.get("/v1/runs/current/memory")).json()["data"]
+    for path in ("/ui/memory", f"/ui/memory/{hint['id']}"):
+        page = await door.client.get(path)
+        assert page.status_code == 200
+        assert_harmless(page.text)
+
+
+def test_what_was_measured_of_a_hint_is_read_from_the_runs_file(tmp_path: Path) -> None:
+    assert hint_versions(tmp_path, "h1") == []
+    hint = {
+        "hint_id": "h1",
+        "status": "active",
+        "gap": {"value": 0.5, "low": 0.4, "high": 0.6, "num_samples": 8},
+        "first_gap": 0.9,
+        "held_back": True,
+        "num_steps": 2,
+        "active_from": 0,
+    }
+    row = {"time": 1.0, "version": 7, "turns": 9, "objections": 1, "hints": [hint], "lessons": {}}
+    wish = {"followed": 3, "asked": 4, "abstained": 0, "before": 1.0}
+    row |= {"obedience": None, "obedience_of": {"h1": wish}, "pooled": None, "keep": None}
+    line = json.dumps(row) + "\n"
+    (tmp_path / "rehearsal.jsonl").write_text(line + line[:40])
+    [found] = hint_versions(tmp_path, "h1")
+    assert (found.version, found.gap, found.followed, found.asked) == (7, 0.5, 3, 4)
+    assert hint_versions(tmp_path, "h2") == []
