@@ -145,6 +145,26 @@ def engine(
 
 
 @app.command(cls=RunCommand)
+def status(
+    run: RunFolder = Path("runs/serve"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=1, help="Seconds between two of --watch.")] = 5.0,
+) -> None:
+    """Say how a run stands and what it learns from, also while it runs in another terminal."""
+
+    def look() -> None:
+        from opd.status.command import show
+
+        every_s = every if watch else None
+        show(config_file(run), as_json=as_json, every_s=every_s, say=typer.echo)
+
+    guarded(look)
+
+
+@app.command(cls=RunCommand)
 def doctor(
     session: Annotated[
         str | None,
