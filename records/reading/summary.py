@@ -66,7 +66,7 @@ def scopes_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, str]
 
 
 def turns_since(connection: Connection, since: float) -> int:
-    """Number of turns answered since then (unix seconds); it looks at sessions of that time only."""
+    """Number of turns answered since then (unix seconds); only sessions of that time are read."""
     is_recent = or_(
         and_(SessionRow.closed_at.is_(None), SessionRow.last_seen >= since),
         SessionRow.closed_at >= since,
