@@ -17,6 +17,8 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   keys        create, list, rotate, revoke API keys:  ./run.sh keys create --run RUN
   hints       list, show, delete what was learned from objections:  ./run.sh hints list --run RUN
   records     backup, restore, verify, export, forget, allow:  ./run.sh records verify --run RUN
+  status      how a run stands and what it learns from, from any terminal:
+              ./run.sh status --run RUN [--watch] [--json]
   doctor      why each turn of a session was trained, waits or was dropped:
               ./run.sh doctor [SESSION] --run RUN
   advise      which rollout correction a run needs, by its figures:  ./run.sh advise --run RUN
@@ -127,7 +129,7 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | doctor | advise | policy | eval | replay | sglang | models | slime | test | reliability | learning | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
+    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | status | doctor | advise | policy | eval | replay | sglang | models | slime | test | reliability | learning | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac

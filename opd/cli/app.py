@@ -12,7 +12,15 @@ from opd.cli.evaluate import evaluate
 from opd.cli.guarded import guarded
 from opd.cli.hints import app as hints_app
 from opd.cli.keys import app as keys_app
-from opd.cli.options import PLAIN, Overrides, RunCommand, RunFolder, WithParent, config_file
+from opd.cli.options import (
+    PLAIN,
+    Overrides,
+    RunCommand,
+    RunFolder,
+    RunOrModelCommand,
+    WithParent,
+    config_file,
+)
 from opd.cli.plan import plan
 from opd.cli.policy import app as policy_app
 from opd.cli.records import app as records_app
@@ -22,7 +30,7 @@ app = typer.Typer(
     name="opd",
     help="On-policy distillation from hindsight, for agents that use tools.",
     no_args_is_help=True,
-    **PLAIN,
+    **{**PLAIN, "add_completion": True},
 )
 
 app.add_typer(records_app)
@@ -145,30 +153,59 @@ def engine(
 
 
 @app.command(cls=RunCommand)
+def status(
+    run: RunFolder = Path("runs/serve"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=1, help="Seconds between two of --watch.")] = 5.0,
+) -> None:
+    """Say how a run stands and what it learns from, also while it runs in another terminal."""
+
+    def look() -> None:
+        from opd.status.command import show
+
+        every_s = every if watch else None
+        show(config_file(run), as_json=as_json, every_s=every_s, say=typer.echo)
+
+    guarded(look)
+
+
+@app.command(cls=RunOrModelCommand)
 def doctor(
     session: Annotated[
         str | None,
         typer.Argument(
-            help="A session, by its id or by the name that the client gave. Without one: of which "
-            "sessions and keys every turn is dropped."
+            help="A session, by its id or by the name that the client gave. Without one: whether "
+            "machine, settings and judge are fit, and of which sessions every turn is dropped."
         ),
     ] = None,
     run: RunFolder = Path("runs/serve"),
+    model: Annotated[
+        str | None,
+        typer.Option(help="Check a new run with this model (a folder or a hub id) instead."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say why each turn of a session was trained, is waiting, or was dropped."""
+    """Say why each turn of a session was trained, is waiting or was dropped; or check the
+    environment. Exit status 1: something is wrong.
+    """
 
     def show() -> None:
         import json
 
-        from opd.commands.doctor import diagnose, lines
-        from opd.commands.doctor_overview import overview, overview_lines
-
         if session is None:
-            found = overview(config_file(run))
-            shown = json.dumps(found, indent=2) if as_json else "\n".join(overview_lines(found))
-            typer.echo(shown)
+            from opd.checkup import command
+
+            found = command.of_run(config_file(run)) if model is None else command.of_model(model)
+            text = json.dumps(found, indent=2) if as_json else "\n".join(command.shown(found))
+            typer.echo(text)
+            if not command.is_well(found):
+                raise typer.Exit(1)
             return
+        from opd.commands.doctor import diagnose, lines
+
         sessions = diagnose(config_file(run), session)
         if as_json:
             typer.echo(json.dumps(sessions, indent=2, ensure_ascii=False))

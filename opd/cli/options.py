@@ -37,13 +37,26 @@ class RunCommand(TyperCommand):
 
     def invoke(self, ctx: typer.Context) -> Any:
         """As any command, once its run was found."""
-        guarded(lambda: _found(ctx.params["run"]))
+        if self.needs_run(ctx):
+            guarded(lambda: _found(ctx.params["run"]))
         return super().invoke(ctx)
+
+    def needs_run(self, ctx: typer.Context) -> bool:
+        """Whether there must be a run."""
+        return True
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """As any command, with the older name of the option replaced."""
         end = args.index("--") if "--" in args else len(args)
         return super().parse_args(ctx, [*map(_renamed, args[:end]), *args[end:]])
+
+
+class RunOrModelCommand(RunCommand):
+    """A command on a run, or with --model on a model before there is one."""
+
+    def needs_run(self, ctx: typer.Context) -> bool:
+        """Not with a model."""
+        return ctx.params.get("model") is None
 
 
 def config_file(run: Path) -> Path:

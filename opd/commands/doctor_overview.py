@@ -13,7 +13,6 @@ from typing import Any
 from opd.run.recorded_run import load_recorded
 from records.reading.drop_streaks import DropStreaks, Streak
 from records.reading.drop_words import DROP_WORDS
-from records.reading.outcomes import TurnOutcome
 from records.store import Store
 
 
@@ -21,12 +20,17 @@ def overview(config_file: Path) -> list[dict[str, Any]]:
     """The streaks, longest first, as JSON values. Raises StartupError without records."""
     config = load_recorded(config_file)
 
-    async def read() -> list[TurnOutcome]:
+    async def read() -> list[dict[str, Any]]:
         async with await Store.open(config.store) as store:
-            return await store.recent_outcomes()
+            return await told_streaks(store, config_file)
 
+    return asyncio.run(read())
+
+
+async def told_streaks(store: Store, config_file: Path) -> list[dict[str, Any]]:
+    """As `overview`, of a store that is open."""
     streaks = DropStreaks()
-    for one in asyncio.run(read()):
+    for one in await store.recent_outcomes():
         for who in (f"scope {one.scope}", f"session {one.session_id}"):
             streaks.add(who, one.created_at, one.reason, one.detail)
     return [_told(streak, config_file) for streak in streaks.told()]

@@ -25,15 +25,22 @@ def begin(config_file: Path, overrides: list[str], exit_with_parent: bool) -> Ru
     """Set up this process, and read what the run of `config_file` is to be."""
     if exit_with_parent:
         watch_parent()
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    log_to(None)
+    os.umask(UMASK)
+    tighten_run(config_file.parent)
+    return run_config.load(config_file, overrides)
+
+
+def log_to(file: Path | None) -> None:
+    """Log to the end of a file, or to standard error, which a command's terminal or a log is."""
+    if file is not None:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, filename=file)
     for handler in logging.getLogger().handlers:
         handler.addFilter(request_ids.mark)
     # One line for each request of a judge would bury everything else.
     for name in ("httpx", "httpx2", "openai"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    os.umask(UMASK)
-    tighten_run(config_file.parent)
-    return run_config.load(config_file, overrides)
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from rollout_bridge.scoring.scoring import Resampler, RewriteHint
     from trainer.config import TrainerConfig
     from trainer.step.loop import EmbeddedTrainer
+    from trainer.step.report import StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -278,7 +279,9 @@ def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool)
 
 async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays: bool) -> None:
     """Train until told to."""
+    from opd.report.metrics_file import writing_metrics
     from opd.report.run_report import write_run_report
+    from opd.report.trainer_metrics import TrainerMetrics
     from opd.run.folder import only_trainer
     from trainer.step.calibration_texts import calibration_sequences
     from trainer.step.loop import EmbeddedTrainer
@@ -307,7 +310,11 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
             calibration = await trainer.calibrate(sequences, frozen={"frozen": frozen})
             logger.info("calibrated: noise %.3g nats", calibration.noise)
             serves = stays and config.made_by == "serve"
-            await train_and_serve(trainer, stop, stays=stays, when_done=serves)
+            metrics = TrainerMetrics()
+            with writing_metrics(folder, "trainer", [metrics.registry]):
+                await train_and_serve(
+                    trainer, stop, stays=stays, when_done=serves, on_step=metrics.count
+                )
         finally:
             await trainer.close()
             # A lab's or a replay's summary and report are their own; serve writes its own as well.
@@ -323,14 +330,25 @@ def _trainer_config(config: RunConfig) -> TrainerConfig:
 
 
 async def train_and_serve(
-    trainer: EmbeddedTrainer, stop: asyncio.Event, *, stays: bool, when_done: bool
+    trainer: EmbeddedTrainer,
+    stop: asyncio.Event,
+    *,
+    stays: bool,
+    when_done: bool,
+    on_step: Callable[[StepReport], None] | None = None,
 ) -> None:
     """Train until told to. One that `stays` when RUN/stop ends training goes on once that file is
     deleted: whoever started it would take its end for a failure. Meanwhile, and `when_done` also
     after its last step, it keeps the engines at the version that is to serve.
     """
+
+    def took(step: StepReport) -> None:
+        logger.info("step: %s", step.version)
+        if on_step is not None:
+            on_step(step)
+
     while not stop.is_set():
-        await trainer.run(stop, on_step=lambda step: logger.info("step: %s", step.version))
+        await trainer.run(stop, on_step=took)
         if not stays or not trainer.is_at_rest(when_done=when_done):
             return
         await trainer.serve_on(stop, when_done=when_done)

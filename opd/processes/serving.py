@@ -16,12 +16,14 @@ from rich.console import Console
 
 from opd.commands.keys import refuse_open_door
 from opd.plan.said import serve_line
+from opd.processes.beginning import log_to
 from opd.processes.run import Run
 from opd.rehearsal.saying import LearningLine
 from opd.report.at_work import LINE_EVERY_S
 from opd.report.held import held_line
 from opd.report.log_notices import LogNotices
 from opd.report.status import status_line
+from opd.report.step_lines import StepLines
 from opd.run import config as run_config
 from opd.run import recipe
 from opd.run.checks import run_warnings
@@ -29,11 +31,13 @@ from opd.run.config import RunConfig
 from records.store import Store
 
 STATUS_EVERY_S = LINE_EVERY_S
+STEP_LOOK_EVERY_S = 2.0
 REPORT_EVERY_S = 300.0
 
 
 def serve(config: RunConfig, folder: Path) -> None:
     """Start everything in `folder` and stay until SIGINT or SIGTERM."""
+    log_to(folder / "logs" / "serve.log")
     asyncio.run(_serve(config, folder))
 
 
@@ -108,32 +112,42 @@ async def _refuse_open_door(config: RunConfig, folder: Path) -> None:
 
 
 async def _report_while_serving(run: Run, store: Store, folder: Path, console: Console) -> None:
-    """A line now and then, and the report as it is; until cancelled or something fails."""
+    """A line a step, now and then one on how things stand, and the report; until cancelled or
+    something fails.
+    """
     drawn = time.monotonic()
     learning, notices = LearningLine(store, folder), LogNotices(run.supervisor.logs)
+    steps, said_at, said = StepLines(folder), drawn, ""
     while True:
-        await asyncio.wait([run.supervisor.failed], timeout=STATUS_EVERY_S)
+        await asyncio.wait([run.supervisor.failed], timeout=STEP_LOOK_EVERY_S)
         if run.supervisor.failed.done():
             run.supervisor.failed.result()
-        await say_how_it_stands(store, learning, notices, console)
-        if (held := held_line(folder)) is not None:
-            console.print(held, markup=False, highlight=False, soft_wrap=True)
+        for line in steps.new():
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if time.monotonic() - said_at > STATUS_EVERY_S:
+            said_at = time.monotonic()
+            said = await say_how_it_stands(store, learning, notices, console, said)
+            if (held := held_line(folder)) is not None:
+                console.print(held, markup=False, highlight=False, soft_wrap=True)
         if time.monotonic() - drawn > REPORT_EVERY_S:
             drawn = time.monotonic()
             await _write_report(run.config, folder, store, console)
 
 
 async def say_how_it_stands(
-    store: Store, learning: LearningLine, notices: LogNotices, console: Console
-) -> None:
-    """Where the turns and hints stand, and what the run's processes warned of since."""
-    console.print(await status_line(store), highlight=False, soft_wrap=True)
-    said = await learning.said()
-    if said is not None:
+    store: Store, learning: LearningLine, notices: LogNotices, console: Console, before: str = ""
+) -> str:
+    """Where the turns and hints stand, unless it is what was said `before`, and what the run's
+    processes warned of since. Returns what stands.
+    """
+    lines = [await status_line(store), await learning.said()]
+    said = "\n".join(line for line in lines if line is not None)
+    if said != before:
         console.print(said, markup=False, highlight=False, soft_wrap=True)
     for notice in notices.new():
         # What a process says is no markup.
         console.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    return said
 
 
 async def _write_report(config: RunConfig, folder: Path, store: Store, console: Console) -> None:

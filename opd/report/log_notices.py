@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Self
 
-PROCESSES = ("proxy", "trainer", "judge")
+PROCESSES = ("proxy", "trainer", "judge", "engine_policy", "engine_frozen", "serve")
 _MOST_BYTES = 2**20
 _MOST_KINDS = 5
 _PACKAGES = "opd|trainer|judge|api_proxy|rollout_bridge|records"
-_LINE = re.compile(rf"^\d{{4}}-\d\d-\d\d [\d:,]+ (?:WARNING|ERROR) (?:{_PACKAGES})\.[\w.]+: (.*)$")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_LINE = re.compile(
+    rf"^(\d{{4}}-\d\d-\d\d [\d:]+),\d+ (?:WARNING|ERROR) (?:{_PACKAGES})\.[\w.]+: (.*)$"
+)
+_REQUEST = re.compile(r"^\[req_\w+\] ")
+_DIFFERS = re.compile(r"\breq_\w+|\d+(?:\.\d+)?")
 
 
 @dataclass(slots=True)
@@ -30,19 +35,28 @@ class LogNotices:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._read_to = {name: self._size(name) for name in PROCESSES}
+        self._since = ""
+
+    @classmethod
+    def since(cls, logs: Path, since: datetime) -> Self:
+        """Warnings that were logged since then (local time), in the last megabyte of each log."""
+        notices = cls(logs)
+        notices._read_to = dict.fromkeys(PROCESSES, 0)
+        notices._since = since.strftime("%Y-%m-%d %H:%M:%S")
+        return notices
 
     def new(self) -> list[str]:
         """A line for each kind, the newest of it, and how often it came: what differs in numbers
-        alone is of one kind.
+        or ids of requests alone is of one kind.
         """
         kinds: dict[str, _Kind] = {}
         for name in PROCESSES:
             for line in self._new_lines(name):
                 found = _LINE.match(line)
-                if found is None:
+                if found is None or found[1] < self._since:
                     continue
-                text = f"{name}: {found[1]}"
-                kind = kinds.setdefault(_NUMBER.sub("#", text), _Kind(text))
+                text = f"{name}: {_REQUEST.sub('', found[2])}"
+                kind = kinds.setdefault(_DIFFERS.sub("#", text), _Kind(text))
                 kind.text, kind.number = text, kind.number + 1
         said = [
             one.text if one.number == 1 else f"{one.text} ({one.number} times)"

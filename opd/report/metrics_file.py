@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from opd.report.at_work import every
 from opd.report.run_figures import RunCollector
 from records.errors import StoreUnavailable
 
@@ -30,6 +32,28 @@ def write_metrics(folder: Path, name: str, registries: Sequence[CollectorRegistr
     temporary = path.with_suffix(".new")
     temporary.write_bytes(b"".join(generate_latest(one) for one in registries))
     os.replace(temporary, path)
+
+
+@contextmanager
+def writing_metrics(
+    folder: Path, name: str, registries: Sequence[CollectorRegistry]
+) -> Iterator[None]:
+    """Write them every few seconds, from a thread of its own: a trainer holds its loop for a whole
+    step.
+    """
+
+    def write() -> None:
+        try:
+            write_metrics(folder, name, registries)
+        except OSError as error:
+            logger.warning("metrics are not written: %s", error)
+
+    write()
+    try:
+        with every(WRITE_EVERY_S, write):
+            yield
+    finally:
+        write()
 
 
 async def keep_written(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, case, exists, func, select
+from sqlalchemy import Connection, and_, case, exists, func, or_, select
 
 from records.names import DropReason, TurnState, TurnType
 from records.queue.round_robin import HINT_ONLY_PRIORITY
@@ -15,6 +15,7 @@ from records.tables.loading import hint_candidates, load_turns
 from records.tables.models import (
     SampleRow,
     ScoreRow,
+    SessionRow,
     TurnRow,
     VerdictRow,
     VoteRow,
@@ -62,6 +63,21 @@ def scopes_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, str]
         statement = select(TurnRow.turn_id, TurnRow.scope).where(TurnRow.turn_id.in_(part))
         found.update((turn_id, scope) for turn_id, scope in connection.execute(statement))
     return found
+
+
+def turns_since(connection: Connection, since: float) -> int:
+    """Number of turns answered since then (unix seconds); only sessions of that time are read."""
+    is_recent = or_(
+        and_(SessionRow.closed_at.is_(None), SessionRow.last_seen >= since),
+        SessionRow.closed_at >= since,
+    )
+    statement = (
+        select(func.count())
+        .select_from(TurnRow)
+        .join(SessionRow, SessionRow.session_id == TurnRow.session_id)
+        .where(is_recent, TurnRow.created_at >= since)
+    )
+    return connection.scalar(statement) or 0
 
 
 def drops(connection: Connection) -> dict[DropReason, int]:

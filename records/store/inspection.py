@@ -22,6 +22,10 @@ class InspectionStore(StoreBase):
         """Number of turns in each state."""
         return await self.read(summary.counts)
 
+    async def turns_within(self, seconds: float) -> int:
+        """Number of turns that were answered in the last `seconds`."""
+        return await self.read(summary.turns_since, since=self._clock() - seconds)
+
     async def scopes_of(self, turn_ids: Sequence[str]) -> dict[str, str]:
         """The scopes of those of these turns that exist."""
         return await self.read(summary.scopes_of, turn_ids=turn_ids)

@@ -185,9 +185,9 @@ def test_what_drops_every_turn_is_told_with_the_command_that_allows_it(config_fi
 
     session_id = in_store(config_file, work)
     result = CliRunner().invoke(app, ["doctor", "--run", str(config_file.parent)])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 1, result.output
     lines = result.output.splitlines()
-    assert "sensitive (email in tools[0].function.description), 3" in lines[0]
+    assert "sensitive (email in tools[0].function.description), 3" in result.output
     assert MAIL not in result.output
     commands = {line.partition("protect: ")[2] for line in lines if "protect: " in line}
     # One command, the same for the session and for the scope, and in the session's own report.

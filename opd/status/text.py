@@ -1,0 +1,133 @@
+"""How a run stands, as lines of a terminal. Facts in, words out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from opd.status.facts import Now, tokens_per_accepted
+from opd.status.health import findings
+from records.names import TurnState
+from trainer.rehearsal.figures import figures
+
+_WIDTH = 96
+_MOST_REASONS = 4
+_WAITS_FOR = {
+    TurnState.AWAITING_NEXT_STATE: "what follows",
+    TurnState.JUDGING: "the judge",
+    TurnState.SCORING: "the teacher",
+    TurnState.READY: "a batch",
+    TurnState.LEASED: "the step's end",
+}
+
+
+def lines(now: Now) -> list[str]:
+    """The whole page."""
+    return [
+        *_head(now),
+        *_traffic(now),
+        *_judged(now),
+        *_learning(now),
+        *_learned_from(now),
+        *_health(now),
+    ]
+
+
+def age(seconds: float) -> str:
+    """A time span in the unit that fits."""
+    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:<15}{text}"
+
+
+def _head(now: Now) -> Iterator[str]:
+    yield f"{now.run}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now.time))}"
+    made = now.version_made_at
+    since = "" if made is None else f", {age(now.time - made)} old"
+    where = now.endpoint.url if now.endpoint.ready is not None else "not serving"
+    yield _row("version", f"{now.served_version}{since}; {where}")
+
+
+def _traffic(now: Now) -> Iterator[str]:
+    trained = now.finished.get(TurnState.TRAINED, 0)
+    dropped = now.finished.get(TurnState.DROPPED, 0)
+    yield _row(
+        "turns",
+        f"{now.figures.turns} ({now.turns_per_minute:.1f} a minute); {trained} trained, "
+        f"{dropped} dropped",
+    )
+    for state, queue in now.queues.items():
+        if queue.turns:
+            oldest = "" if queue.oldest_s is None else f", the oldest for {age(queue.oldest_s)}"
+            yield _row("  waiting", f"{queue.turns} for {_WAITS_FOR[state]}{oldest}")
+    reasons = [f"{number} {reason.value}" for reason, number in now.drops.items()]
+    if reasons:
+        more = ", ..." if len(reasons) > _MOST_REASONS else ""
+        yield _row("  dropped", ", ".join(reasons[:_MOST_REASONS]) + more)
+
+
+def _judged(now: Now) -> Iterator[str]:
+    rate, votes = now.votes.accept_rate, now.votes
+    if rate is None:
+        yield _row("judge", "no turn judged yet")
+        return
+    parts = [f"{rate:.0%} of verdicts have a hint ({votes.accepted})"]
+    if now.agreement is not None:
+        parts.append(f"votes agree in {now.agreement:.0%} of pairs")
+    if now.figures.judged_share is not None:
+        parts.append(f"{now.figures.judged_share:.0%} of turns judged in time")
+    cost = tokens_per_accepted(votes)
+    if cost is not None:
+        parts.append(f"{cost:,.0f} tokens a hint")
+    yield _row("judge", "; ".join(parts))
+
+
+def _learning(now: Now) -> Iterator[str]:
+    step, row = now.figures.step, now.figures.row
+    if step:
+        mean, most = step.get("staleness_mean"), step.get("staleness_max")
+        stale = "" if mean is None else f"; samples {mean:.1f} versions stale, at most {most:.0f}"
+        yield _row("last step", f"{step['version']}, {age(now.time - step['time'])} ago{stale}")
+    else:
+        yield _row("last step", "none yet")
+    measured = figures(row)
+    for name, where in (("gap", ""), ("gap_where_trained", ", measured where it trains")):
+        if name in measured:
+            yield _row("gap", f"{measured[name]:.3g} nats a token (0: learned){where}")
+    if row is not None and row.pooled is not None:
+        pooled = row.pooled
+        yield _row(
+            "obedience",
+            f"open wishes done {pooled.value:.2f} (start {pooled.before:.2f}, at least "
+            f"{pooled.floor:.2f})",
+        )
+
+
+def _learned_from(now: Now) -> Iterator[str]:
+    for one in now.learned_from:
+        words = "words deleted" if one.words is None else f'"{_short(one.words)}"'
+        yield _row("learning from", words)
+        yield _row("", f"-> {_short(one.hint)} ({one.status})")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    most = _WIDTH - 30
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def _health(now: Now) -> Iterator[str]:
+    found = findings(now)
+    yield _row("health", "well" if not found else "look at this:")
+    for one in found:
+        yield f"  {one.what}"
+        yield f"    {one.remedy}"
+    if now.warnings:
+        yield _row("warnings", "of the last hour")
+    for warning in now.warnings:
+        yield f"  {warning}"
