@@ -29,3 +29,42 @@ def export(
         typer.echo(export_version(config_file(run), version, to))
 
     guarded(write)
+
+
+@app.command("list", cls=RunCommand)
+def list_(run: RunFolder) -> None:
+    """List the versions, and which were withdrawn."""
+
+    def show() -> None:
+        from opd.commands.policy_versions import list_versions
+
+        typer.echo(list_versions(config_file(run)))
+
+    guarded(show)
+
+
+@app.command(cls=RunCommand)
+def rollback(
+    run: RunFolder,
+    version: Annotated[int, typer.Option(help="The version to go back to.")],
+) -> None:
+    """Publish a new version with an older one's weights and optimiser."""
+
+    def order() -> None:
+        from opd.commands.policy_versions import roll_back
+
+        typer.echo(roll_back(config_file(run), version))
+
+    guarded(order)
+
+
+@app.command(cls=RunCommand)
+def resume(run: RunFolder) -> None:
+    """Let training go on after a stop."""
+
+    def go_on() -> None:
+        from opd.commands.policy_versions import resume as take_stop_away
+
+        typer.echo(take_stop_away(config_file(run)))
+
+    guarded(go_on)

@@ -197,6 +197,54 @@ class Checkpoints:
         self._finish(temporary, manifest)
         return manifest
 
+    def roll_back(self, version: int, *, parent: Manifest, new_version: int) -> Manifest:
+        """Write `new_version`, a link after `parent` with the weights and optimiser of `version`.
+
+        Raises CheckpointError where `version` is no ancestor that a run can go on from, or its
+        files are gone or damaged.
+        """
+        if self.folder(new_version).exists():
+            raise CheckpointError(
+                f"{self.folder(new_version)} exists; version numbers are never reused"
+            )
+        source = self.source_of(version, chain_to(parent, self._readable_manifests()))
+        self.verify(source)
+        temporary = self.root / f"{_TEMPORARY}{new_version:06d}"
+        temporary.mkdir(mode=0o700)
+        for name in source.files:
+            _link(self.folder(version) / name, temporary / name)
+        manifest = Manifest(
+            version=new_version,
+            parent_version=parent.version,
+            parent_hash=parent.hash,
+            step=parent.step,
+            turn_ids=(),
+            staleness=(),
+            model=self.model,
+            seed=self.seed,
+            created_at=time.time(),
+            files=source.files,
+            restores=version,
+        )
+        self._finish(temporary, manifest)
+        return manifest
+
+    def source_of(self, version: int, chain: Sequence[Manifest]) -> Manifest:
+        """The link of `chain` that a rollback to `version` copies. Raises CheckpointError where it
+        cannot.
+        """
+        there = [
+            link for link in chain[1:] if self.has_weights(link.version) and can_go_on_from(link)
+        ]
+        for link in there:
+            if link.version == version:
+                return link
+        names = ", ".join(str(link.version) for link in there) or "none"
+        raise CheckpointError(
+            f"version {version} cannot be restored: its weights or its optimiser's state are not "
+            f"kept; choose one of: {names}"
+        )
+
     def load(
         self,
         manifest: Manifest,
@@ -301,18 +349,22 @@ class Checkpoints:
         """The tokenizer files of version 0, by hard link where the file system has them."""
         files = Manifest.read(self.folder(0)).files
         for name in files:
-            source = self.folder(0) / name
-            try:
-                os.link(source, folder / name)
-            except OSError:
-                shutil.copyfile(source, folder / name)
-                sync(folder / name)
+            _link(self.folder(0) / name, folder / name)
         return files
 
 
 def can_go_on_from(manifest: Manifest) -> bool:
     """Whether a checkpoint has the optimiser's state, or is the start."""
     return manifest.version == 0 or _OPTIMIZER in manifest.files
+
+
+def _link(source: Path, target: Path) -> None:
+    """A hard link where the file system has them, else a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        sync(target)
 
 
 def copy_tokenizer(model: str, folder: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ class Manifest:
     `step` counts trained steps along the chain; `staleness` is aligned with `turn_ids`,
     `lesson_staleness` with `lesson_ids`. A step without lessons has the bytes that it had before
     there were any.
+
+    `restores` makes it the link of a rollback: it has the weights and the optimiser's state of that
+    ancestor, and trained nothing itself.
     """
 
     version: int
@@ -48,6 +52,7 @@ class Manifest:
     files: dict[str, FileEntry]
     lesson_ids: tuple[str, ...] = ()
     lesson_staleness: tuple[int, ...] = ()
+    restores: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.turn_ids) != len(self.staleness):
@@ -60,12 +65,16 @@ class Manifest:
             raise ValueError(f"version {self.version}: a lesson stands twice in one step")
         if (self.parent_version is None) != (self.parent_hash is None):
             raise ValueError("parent version and parent hash belong together")
+        if self.restores is not None and (self.turn_ids or self.lesson_ids):
+            raise ValueError("a rollback trains nothing")
 
     def to_bytes(self) -> bytes:
         """The file's content; the same manifest gives the same bytes."""
         content = {"format": FORMAT, **asdict(self)}
         if not self.lesson_ids:
             del content["lesson_ids"], content["lesson_staleness"]
+        if self.restores is None:
+            del content["restores"]
         return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
 
     @property
@@ -126,3 +135,12 @@ def chain_to(manifest: Manifest, known: dict[int, Manifest]) -> list[Manifest]:
             raise CheckpointError(f"version {link.version} trained {sorted(twice)} a second time")
         seen |= trained
     return chain
+
+
+def withdrawn(chain: Sequence[Manifest]) -> set[int]:
+    """The versions of a chain, oldest first, whose weights a later rollback gave up."""
+    gone: set[int] = set()
+    for link in chain:
+        if link.restores is not None:
+            gone |= {one.version for one in chain if link.restores < one.version < link.version}
+    return gone

@@ -44,6 +44,17 @@ def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest)
     return updater
 
 
+def go_back(
+    config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest, updater: Updater
+) -> None:
+    """Load a checkpoint's weights and optimiser into an updater that is at work."""
+    if config.lora is None:
+        weights = load_frozen(config, checkpoints.weights_path(manifest))
+        updater.policy.base_model.load_state_dict(weights.base_model.state_dict())
+    average = updater.teacher if isinstance(updater.teacher, EmaTeacher) else None
+    checkpoints.load(manifest, updater.policy, updater.optimizer, average)
+
+
 def _teacher(
     config: TrainerConfig, checkpoints: Checkpoints, policy: Policy, reference: StateModel | None
 ) -> LogprobModel | None:

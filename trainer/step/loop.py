@@ -30,9 +30,15 @@ from records.training.staleness import oldest_allowed, steps_since
 from records.types import Ids, ReadySample, SampleResult
 from trainer.checkpoints.checkpoint import Checkpoints, can_go_on_from
 from trainer.checkpoints.manifest import Manifest
-from trainer.checkpoints.restore import in_thread, load_frozen, restore, start_model
+from trainer.checkpoints.restore import (
+    go_back,
+    in_thread,
+    load_frozen,
+    restore,
+    start_model,
+)
 from trainer.config import TrainerConfig, lessons_problem
-from trainer.errors import StartupError, TrainerError
+from trainer.errors import CheckpointError, StartupError, TrainerError
 from trainer.model.heap import give_back
 from trainer.model.teacher_models import EmaTeacher
 from trainer.model.token_states import LogprobModel
@@ -54,8 +60,9 @@ from trainer.step.report import (
     step_metrics,
     trained_results,
 )
+from trainer.step.rollback_order import read_rollback, remove_rollback
 from trainer.step.self_check import self_check
-from trainer.step.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
+from trainer.step.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop, serve_newest
 from trainer.step.update import Updater
 
 logger = logging.getLogger(__name__)
@@ -168,7 +175,8 @@ class EmbeddedTrainer:
         except BaseException:
             thread.shutdown()
             raise
-        await trainer._served.begin(trainer.manifest)
+        if not await trainer._roll_back():
+            await trainer._served.begin(trainer.manifest)
         return trainer
 
     @property
@@ -240,6 +248,7 @@ class EmbeddedTrainer:
         holding = asyncio.create_task(self._holds.watch())
         try:
             while not (stop.is_set() or stop_file.exists() or self.is_done):
+                await self._roll_back()
                 await self._housekeeping()
                 report = await self.step()
                 if report is not None and on_step is not None:
@@ -262,6 +271,7 @@ class EmbeddedTrainer:
     async def serve_on(self, stop: asyncio.Event, *, when_done: bool) -> None:
         """Until it is no longer at rest, or `stop`: keep the engines at what is to serve."""
         while not stop.is_set() and self.is_at_rest(when_done=when_done):
+            await self._roll_back()
             await self._repair()
             await _wait(stop, LOOK_EVERY_S)
 
@@ -443,6 +453,50 @@ class EmbeddedTrainer:
             "seconds/publish": published - committed,
             "seconds/prune": time.perf_counter() - published,
         }
+
+    async def _roll_back(self) -> bool:
+        """Follow RUN/rollback, if it is there: publish a new version with the older weights.
+
+        The renamed checkpoint decides, as after a step. An order that a killed process followed
+        that far is only taken away. One that cannot be followed is logged and taken away.
+        """
+        version = read_rollback(self.run_folder)
+        if version is None:
+            return False
+        if self.manifest.restores != version:
+            number = max(await self.store.next_version(), self.checkpoints.highest_version() + 1)
+            try:
+                manifest = await in_thread(
+                    self._thread,
+                    lambda: self.checkpoints.roll_back(
+                        version, parent=self.manifest, new_version=number
+                    ),
+                )
+            except CheckpointError as error:
+                logger.error("no rollback: %s", error)
+                remove_rollback(self.run_folder)
+                return False
+            await self._take_back(manifest)
+        serve_newest(self.run_folder)
+        await self._served.publish(self.manifest)
+        remove_rollback(self.run_folder)
+        await in_thread(self._thread, self._prune)
+        logger.warning("version %d serves: it restores version %d", self.version, version)
+        return True
+
+    async def _take_back(self, manifest: Manifest) -> None:
+        """Store, weights and optimiser follow the link of a rollback."""
+        self._unfinished = True
+        await self.store.commit_step(
+            version=manifest.policy_version(self.checkpoints.name(manifest)), results=[], lessons=[]
+        )
+        await in_thread(
+            self._thread, go_back, self.config, self.checkpoints, manifest, self.updater
+        )
+        self.manifest = manifest
+        self._chain.append(manifest.version)
+        self._last_resumable = manifest.version
+        self._unfinished = False
 
     def _write_checkpoint(
         self, version: int, results: Sequence[SampleResult], rehearsed: Set[str]

@@ -34,6 +34,17 @@ def order_stop(folder: Path, order: StopOrder) -> None:
     os.replace(temporary, path)
 
 
+def serve_newest(folder: Path) -> None:
+    """A stop order goes on without its `serve_version`: the newest version is to serve."""
+    order = read_stop(folder)
+    if order is None or order.serve_version is None:
+        return
+    path = folder / STOP_FILE
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(asdict(StopOrder(reason=order.reason))) + "\n", "utf-8")
+    os.replace(temporary, path)
+
+
 def read_stop(folder: Path) -> StopOrder | None:
     """The order, if there is one; what is no order of ours is its reason."""
     try:

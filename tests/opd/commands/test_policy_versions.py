@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from opd.cli.app import app
+from tests.opd.commands.test_policy_export import trained_run
+from tests.trainer.tiny import save_model
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.step.rollback_order import read_rollback
+from trainer.step.stop_order import StopOrder, order_stop, read_stop
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """Versions 1, without weights, and 2."""
+    trained_run(tmp_path / "run", save_model(tmp_path / "model"), None)
+    return tmp_path / "run"
+
+
+def policy(command: str, run: Path, *options: str):
+    return CliRunner().invoke(app, ["policy", command, "--run", str(run), *options])
+
+
+def test_list_says_what_each_version_trained_and_what_became_of_it(run):
+    checkpoints = Checkpoints(run / "checkpoints", str(run.parent / "model"), seed=1)
+    checkpoints.roll_back(2, parent=checkpoints.open()[-1], new_version=4)
+    lines = policy("list", run).output.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["version", "step"],
+        ["0", "0"],
+        ["1", "1"],
+        ["2", "2"],
+        ["4", "2"],
+    ]
+    assert lines[2].split()[4:] == ["1", "0", "deleted"]
+    assert lines[3].split()[4:] == ["1", "0", "kept"]
+    assert lines[4].endswith("kept     restores version 2, newest")
+
+
+def test_rollback_leaves_an_order_for_a_version_that_can_be_restored(run):
+    refused = policy("rollback", run, "--version", "1")
+    assert refused.exit_code != 0
+    assert "choose one of: 2" in " ".join(refused.output.split())
+    assert read_rollback(run) is None
+    done = policy("rollback", run, "--version", "2")
+    assert done.exit_code == 0, done.output
+    assert read_rollback(run) == 2
+
+
+def test_resume_takes_the_stop_away_and_repeats_its_reason(run):
+    assert policy("resume", run).exit_code != 0
+    order_stop(run, StopOrder(reason="obedience fell"))
+    done = policy("resume", run)
+    assert "obedience fell" in done.output
+    assert read_stop(run) is None
