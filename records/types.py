@@ -320,7 +320,10 @@ class ReadySample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyVersion:
-    """One published state of the policy: 0 is the start weights, each trained step adds one."""
+    """One published state of the policy: 0 is the start weights, each trained step adds one.
+
+    `restores`: this one is a rollback, and has the weights of that version.
+    """
 
     version: int
     parent_version: int | None
@@ -328,6 +331,7 @@ class PolicyVersion:
     manifest_hash: str
     created_at: float
     abandoned: bool = False
+    restores: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,9 +130,9 @@ class TrainerStore(StoreBase):
         """The highest version number that a step or a sampled token has; 0 if there is none."""
         return await self.read(training.highest_version)
 
-    async def abandoned_versions(self) -> set[int]:
-        """Versions that were lost: the policy went back to one before them."""
-        return await self.read(training.abandoned_versions)
+    async def versions_given_up(self) -> set[int]:
+        """Versions that the policy went back behind: abandoned, or withdrawn by a rollback."""
+        return await self.read(training.versions_given_up)
 
     async def latest_version(self) -> PolicyVersion | None:
         """The newest version that is not abandoned."""

@@ -368,3 +368,4 @@ class PolicyVersionRow(Base):
     manifest_hash: Mapped[str] = mapped_column(Text)
     created_at: Mapped[float] = mapped_column(Double)
     abandoned: Mapped[bool]
+    restores: Mapped[int | None] = mapped_column(BigInteger)

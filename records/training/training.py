@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, and_, exists, func, insert, or_, select, update
+from sqlalchemy.orm import aliased
 
 from records.errors import StoreConflict
 from records.hints import ending
@@ -248,6 +249,7 @@ def version_row(version: PolicyVersion) -> dict[str, Any]:
         "manifest_hash": version.manifest_hash,
         "created_at": version.created_at,
         "abandoned": version.abandoned,
+        "restores": version.restores,
     }
 
 
@@ -268,9 +270,19 @@ def highest_version(connection: Connection) -> int:
     return max(trained or 0, sampled or 0, lessons or 0)
 
 
-def abandoned_versions(connection: Connection) -> set[int]:
-    """Versions that were lost: the policy went back to one before them."""
-    statement = select(PolicyVersionRow.version).where(PolicyVersionRow.abandoned.is_(True))
+def versions_given_up(connection: Connection) -> set[int]:
+    """Versions that the policy went back behind: abandoned ones, and those that a rollback
+    withdrew.
+    """
+    table = aliased(PolicyVersionRow)
+    withdrawn = exists().where(
+        table.restores < PolicyVersionRow.version,
+        table.version > PolicyVersionRow.version,
+        table.abandoned.is_(False),
+    )
+    statement = select(PolicyVersionRow.version).where(
+        or_(PolicyVersionRow.abandoned.is_(True), withdrawn)
+    )
     return set(connection.scalars(statement))
 
 

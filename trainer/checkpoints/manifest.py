@@ -107,6 +107,7 @@ class Manifest:
             checkpoint=checkpoint,
             manifest_hash=self.hash,
             created_at=self.created_at,
+            restores=self.restores,
         )
 
 

@@ -97,8 +97,8 @@ class Review:
         still to go back.
         """
         config = self._config
-        abandoned = await self._store.abandoned_versions()
-        self._rows = lineage(self._journal.rows, abandoned, before=version)
+        given_up = await self._store.versions_given_up()
+        self._rows = lineage(self._journal.rows, given_up, before=version)
         lists = [_wishes(one) for one in hints]
         count = max(config.obedience_samples, _LEAST_OF_A_HINT * sum(map(bool, lists)))
         wishes = wishes_in_turn(lists, count, version)
@@ -288,15 +288,15 @@ class Review:
 
 
 def lineage(
-    rows: Sequence[VersionRow], abandoned: Collection[int] = (), before: int | None = None
+    rows: Sequence[VersionRow], given_up: Collection[int] = (), before: int | None = None
 ) -> list[VersionRow]:
     """Of each version that this one (`before`) descends from, what was measured last; by default of
-    all. What was lost with abandoned versions says nothing of it.
+    all. What the policy went back behind says nothing of it.
     """
     newest = {
         row.version: row
         for row in rows
-        if row.version not in abandoned and (before is None or row.version < before)
+        if row.version not in given_up and (before is None or row.version < before)
     }
     return [newest[version] for version in sorted(newest)]
 

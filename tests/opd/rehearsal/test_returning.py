@@ -34,7 +34,7 @@ class Records:
     async def lesson_counts(self) -> dict:
         return {}
 
-    async def abandoned_versions(self) -> set[int]:
+    async def versions_given_up(self) -> set[int]:
         return set()
 
 

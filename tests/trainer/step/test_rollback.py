@@ -46,12 +46,13 @@ async def test_a_run_at_work_goes_back_and_trains_on_as_from_the_older_version(
     async with opened(back, folder, lora=lora) as (trainer, store, engine):
         await steps(trainer, store, 2)
         order_rollback(back, 1)
-        await trainer.run(stop_when(back, trainer))
+        await trainer.run(stop_when(back))
         assert (trainer.version, engine.version if lora is None else "3") == (3, "3")
         assert set(trainer.publisher.served.values()) == {3}
         assert same(back, 1, 3)
         assert not same(back, 2, 3)
-        # What version 2 trained stays trained.
+        # What version 2 trained stays trained; what was measured of it counts no more.
+        assert await store.versions_given_up() == {2}
         assert await states(store) == {TurnState.TRAINED: 2 * BATCH}
         await steps(trainer, store, 1, first=4)
     async with opened(straight, folder, lora=lora) as (trainer, store, _):
@@ -66,7 +67,10 @@ async def test_a_run_at_work_goes_back_and_trains_on_as_from_the_older_version(
     assert withdrawn(links) == {2}
 
 
-def stop_when(run, trainer) -> asyncio.Event:
+_watching = set()
+
+
+def stop_when(run) -> asyncio.Event:
     """Set once the order has been followed."""
     stop = asyncio.Event()
 
@@ -75,7 +79,9 @@ def stop_when(run, trainer) -> asyncio.Event:
             await asyncio.sleep(0.01)
         stop.set()
 
-    trainer.watching = asyncio.ensure_future(watch())
+    task = asyncio.ensure_future(watch())
+    _watching.add(task)
+    task.add_done_callback(_watching.discard)
     return stop
 
 
@@ -99,6 +105,7 @@ async def test_a_rollback_that_was_cut_short_is_done_once_at_the_next_start(
     async with opened(tmp_path, folder, engine) as (trainer, store, _):
         assert (trainer.version, engine.version) == (3, "3")
         assert trainer.manifest.restores == 1
+        assert await store.versions_given_up() == {2}
         assert read_rollback(tmp_path) is None
         assert await states(store) == {TurnState.TRAINED: 2 * BATCH}
         latest = await store.latest_version()
@@ -125,7 +132,7 @@ async def test_a_version_that_is_gone_is_said_and_the_order_is_taken_away(folder
     async with opened(tmp_path, folder, keep_checkpoints=1) as (trainer, store, _):
         await steps(trainer, store, 2)
         order_rollback(tmp_path, 1)
-        await trainer.run(stop_when(tmp_path, trainer))
+        await trainer.run(stop_when(tmp_path))
         assert trainer.version == 2
     assert "version 1 cannot be restored" in caplog.text
     assert "choose one of: 2" in caplog.text

@@ -93,7 +93,7 @@ class Nothing:
 
     lesson_counts = counts
 
-    async def abandoned_versions(self) -> set[int]:
+    async def versions_given_up(self) -> set[int]:
         return set()
 
 
@@ -155,7 +155,7 @@ class Abandoned(Nothing):
     def __init__(self, *versions: int) -> None:
         self.versions = versions
 
-    async def abandoned_versions(self) -> set[int]:
+    async def versions_given_up(self) -> set[int]:
         return set(self.versions)
 
 
