@@ -197,14 +197,19 @@ class LineageFinder:
         session_id: str | None,
         now: float,
     ) -> Link:
-        refs = await self._same_answers(scope, messages[index], now - self._idle_timeout_s)
+        refs = await self._store.turns_by_fingerprint(
+            scope,
+            await self._fingerprint(messages[index]),
+            now - self._idle_timeout_s,
+            self._max_candidates,
+            session_id,
+        )
         refs = sorted(refs, key=lambda ref: self._preference(ref, session_id))
         link_by = partial(link_by_fingerprint, session_id=session_id)
-        return await self._compared(messages, index, refs[: self._max_candidates], link_by)
+        return await self._compared(messages, index, refs, link_by)
 
-    async def _same_answers(self, scope: str, answer: Message, since: float) -> list[TurnRef]:
-        key = await self._workers.run(_size([answer]), fingerprint, answer)
-        return await self._store.turns_by_fingerprint(scope, key, since)
+    async def _fingerprint(self, answer: Message) -> str:
+        return await self._workers.run(_size([answer]), fingerprint, answer)
 
     async def _compared(
         self, messages: Sequence[Message], index: int, refs: Sequence[TurnRef], link_by: LinkBy
@@ -235,8 +240,8 @@ class LineageFinder:
         self, scope: str, messages: Sequence[Message], index: int, parent_turn_id: str
     ) -> Link:
         """The turn that the client named, though what stands before its answer has changed."""
-        refs = await self._same_answers(scope, messages[index], 0.0)
-        named = [ref for ref in self._current(refs) if ref.turn_id == parent_turn_id]
+        key = await self._fingerprint(messages[index])
+        named = self._current(await self._store.turns_by_id(scope, [parent_turn_id], key))
         if not named:
             return Link()
         return Link(how="fingerprint", parent=named[0], next_state=tuple(messages[index + 1 :]))

@@ -71,14 +71,23 @@ class SessionStore(StoreBase):
         return await self.read(linking.by_prompt_node, scope=scope, node_id=node_id)
 
     async def turns_by_fingerprint(
-        self, scope: str, fingerprint: str, since: float, session_id: str | None = None
+        self,
+        scope: str,
+        fingerprint: str,
+        since: float,
+        limit: int,
+        session_id: str | None = None,
     ) -> list[TurnRef]:
-        """Turns created since `since` (unix seconds) with this response, oldest first."""
+        """Of the turns created since `since` (unix seconds) with this response at most `limit`,
+        oldest first: those of this session before others, unanswered before answered, new before
+        old.
+        """
         return await self.read(
             linking.by_fingerprint,
             scope=scope,
             fingerprint=fingerprint,
             since=since,
+            limit=limit,
             session_id=session_id,
         )
 
@@ -92,9 +101,13 @@ class SessionStore(StoreBase):
             linking.by_calls, scope=scope, calls_key=calls_key, since=since, limit=limit
         )
 
-    async def turns_by_id(self, scope: str, turn_ids: Sequence[str]) -> list[TurnRef]:
-        """Those of these turns that exist in the scope, oldest first."""
-        return await self.read(linking.by_turn_ids, scope=scope, turn_ids=turn_ids)
+    async def turns_by_id(
+        self, scope: str, turn_ids: Sequence[str], fingerprint: str | None = None
+    ) -> list[TurnRef]:
+        """Those of these turns that exist in the scope (with this response), oldest first."""
+        return await self.read(
+            linking.by_turn_ids, scope=scope, turn_ids=turn_ids, fingerprint=fingerprint
+        )
 
     async def session_of_nodes(self, scope: str, node_ids: Sequence[str]) -> str | None:
         """The session of the newest turn whose prompt or response is the deepest of these."""

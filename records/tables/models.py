@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, Text, exists
+from sqlalchemy import (
+    BigInteger,
+    Double,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    Text,
+    exists,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from records.names import Consent, DropReason, FeedbackOutcome, HintRejection, TurnState, TurnType
@@ -21,6 +31,9 @@ from records.tables.columns import (
     enum_column,
 )
 from records.turns.recording import RecordingKind
+
+IS_SIDE_TURN = text("drop_reason = 'side_turn'")
+"""As text: an index of such rows alone is not used for a parameter."""
 
 
 class Base(DeclarativeBase):
@@ -142,6 +155,15 @@ class TurnRow(Base):
         Index(None, "parent_turn_id"),
         Index(None, "toolset_hash"),
         Index(None, "user_id"),
+        # At start, and after every step: which versions have sampled anything.
+        Index(None, "newest_version"),
+        Index(
+            "ix_turns_side_scope_created_at",
+            "scope",
+            "created_at",
+            sqlite_where=IS_SIDE_TURN,
+            postgresql_where=IS_SIDE_TURN,
+        ),
     )
 
 

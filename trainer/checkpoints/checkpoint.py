@@ -63,6 +63,7 @@ class Checkpoints:
         self.root = root
         self.model = _identity(model)
         self.seed = seed
+        self._pruned: set[str] = set()
 
     def folder(self, version: int) -> Path:
         """Where the checkpoint of `version` is or would be."""
@@ -284,15 +285,18 @@ class Checkpoints:
 
     def prune(self, keep: Iterable[int]) -> list[int]:
         """Delete the weights of every version not in `keep`; manifests and version 0 stay."""
-        kept = {self.folder(version) for version in keep} | {self.folder(0)}
+        kept = {self.folder(version).name for version in (*keep, 0)}
+        # The names are one look at the root; only folders that may have weights are opened.
+        names = {name for name in os.listdir(self.root) if name.startswith("step_")}
         pruned = []
-        for folder in self.root.glob("step_*"):
+        for name in sorted(names - kept - self._pruned):
+            folder = self.root / name
             files = [path for path in folder.iterdir() if path.name != manifests.FILE_NAME]
-            if folder in kept or not files:
-                continue
             for path in files:
                 path.unlink()
-            pruned.append(int(folder.name.removeprefix("step_")))
+            self._pruned.add(name)
+            if files:
+                pruned.append(int(name.removeprefix("step_")))
         return sorted(pruned)
 
     def _save_weights(self, policy: Policy, folder: Path) -> None:

@@ -66,14 +66,40 @@ async def test_a_fingerprint_is_found_within_scope_time_and_session(
     )
     print_of = fingerprint(ANSWER)
 
-    async def found(since: float, session_id: str | None = None) -> list[str]:
-        refs = await store.turns_by_fingerprint(SCOPE, print_of, since, session_id)
+    async def found(since: float, limit: int = 8, session_id: str | None = None) -> list[str]:
+        refs = await store.turns_by_fingerprint(SCOPE, print_of, since, limit, session_id)
         return [ref.turn_id for ref in refs]
 
     assert await found(0.0) == [old, new]
     assert await found(since) == [new]
-    assert await found(0.0, session_id) == [new]
-    assert await store.turns_by_fingerprint("other", print_of, 0.0) == []
+    assert await found(0.0, 1) == [new]
+    assert await store.turns_by_fingerprint("other", print_of, 0.0, 8) == []
+    assert await store.turns_by_id(SCOPE, [old], print_of) != []
+    assert await store.turns_by_id(SCOPE, [old], fingerprint(REPLY)) == []
+
+
+async def test_of_many_equal_answers_those_of_the_session_then_unanswered_ones_are_compared(
+    store: Store,
+) -> None:
+    mine = await a_session(store)
+    own = await recorded(store, session_id=mine)
+    await store.set_next_state(own, [REPLY])
+    waiting = await recorded(store)
+    too_late = await recorded(store)
+    await store.close_session((await store.turns([too_late]))[0].session_id, "client")
+    newest = await recorded(store)
+    await store.set_next_state(newest, [REPLY])
+    key = fingerprint(ANSWER)
+
+    async def found(limit: int, session_id: str | None) -> list[str]:
+        refs = await store.turns_by_fingerprint(SCOPE, key, 0.0, limit, session_id)
+        return [ref.turn_id for ref in refs]
+
+    assert await found(1, mine) == [own]
+    assert await found(1, None) == [too_late]
+    assert await found(2, mine) == [own, too_late]
+    assert await found(3, mine) == [own, waiting, too_late]
+    assert await found(4, None) == [own, waiting, too_late, newest]
 
 
 async def test_the_deepest_node_decides_the_session_then_the_newest_turn(store: Store) -> None:
