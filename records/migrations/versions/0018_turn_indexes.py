@@ -1,5 +1,5 @@
-"""Indexes of what grew with the number of turns: the newest version that sampled any, and side turns
-of late.
+"""Indexes of what grew with the number of turns: the newest version that sampled any, and recent
+side turns.
 """
 
 from __future__ import annotations
