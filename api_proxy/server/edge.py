@@ -16,6 +16,9 @@ from api_proxy.server import request_ids
 
 logger = logging.getLogger(__name__)
 
+READINESS = "/readyz"
+"""Whoever asks there is told that it is not ready yet: that is no fault to warn of."""
+
 
 class Edge:
     """ASGI middleware around everything else."""
@@ -32,11 +35,12 @@ class Edge:
         # Shared with the scope that whoever answers unforeseen faults sees.
         scope.setdefault("state", {})["request_id"] = request_id
         is_head = scope["method"] == "HEAD"
+        is_probe = scope["path"].rstrip("/") == READINESS
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(request_ids.headers_of(request_id))
-                if message["status"] >= 500:
+                if message["status"] >= 500 and not is_probe:
                     logger.warning("%s answered with %d", request_id, message["status"])
             elif is_head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}

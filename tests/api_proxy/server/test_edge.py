@@ -11,9 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import ValidationError
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from api_proxy.config import ProxyConfig
 from api_proxy.server import request_ids
+from api_proxy.server.edge import Edge
 from records.keys import Keys
 from rollout_bridge.engine.errors import EngineUnavailable
 from tests.api_proxy.conftest import Door
@@ -83,6 +86,19 @@ async def test_what_is_logged_meanwhile_names_the_request(
     response = await door.post([USER], headers={"x-request-id": "yours"})
     assert response.status_code == 503
     assert "yours answered with 503" in caplog.text
+
+
+async def test_a_probe_that_finds_it_not_ready_is_no_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(status_code=503)(scope, receive, send)
+
+    transport = httpx.ASGITransport(app=Edge(refuse))
+    async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+        for path in ("/readyz", "/readyz/", "/v1/models"):
+            assert (await client.get(path)).status_code == 503
+    assert caplog.text.count("answered with 503") == 1
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/policy", "/health", "/healthz"])
