@@ -25,11 +25,14 @@ LOGPROB = -0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """Every reply: its ids (the last one is the stop token) and its pace in seconds."""
+    """Every reply: its ids (the last one is the stop token) and its pace in seconds. Events of a
+    stream carry what is new, or, if not `incremental`, everything so far.
+    """
 
     reply_ids: tuple[int, ...]
     first_s: float
     pace_s: float
+    incremental: bool = True
     context_length: int = 1_000_000
 
 
@@ -47,6 +50,7 @@ class ScriptedEngine:
         app.router.add_post("/abort_request", self.done)
         app.router.add_get("/health", self.done)
         app.router.add_get("/model_info", self.model_info)
+        app.router.add_get("/server_info", self.server_info)
         app.router.add_get("/v1/models", self.models)
         return app
 
@@ -58,13 +62,18 @@ class ScriptedEngine:
         """What an engine says of itself."""
         return web.json_response({"model_path": "scripted", "weight_version": VERSION})
 
+    async def server_info(self, request: web.Request) -> web.Response:
+        """What kind of engine it takes the place of."""
+        said = {"engine": "embedded", "incremental_streaming_output": self.script.incremental}
+        return web.json_response(said)
+
     async def models(self, request: web.Request) -> web.Response:
         """The one model and its context length."""
         model = {"id": "scripted", "max_model_len": self.script.context_length}
         return web.json_response({"object": "list", "data": [model]})
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """The script, as events of one token each or at once."""
+        """The script, as events or at once."""
         start = asyncio.get_running_loop().time()
         body = orjson.loads(await request.read())
         self.num_requests += 1
@@ -83,7 +92,8 @@ class ScriptedEngine:
         with contextlib.suppress(ConnectionResetError):
             for count in range(1, total + 1):
                 await self._wait_for(start, count - 1)
-                event = orjson.dumps(self._event(num_prompt, count - 1, count, total))
+                begin = count - 1 if self.script.incremental else 0
+                event = orjson.dumps(self._event(num_prompt, begin, count, total))
                 await response.write(b"data: " + event + b"\n\n")
             await response.write(b"data: [DONE]\n\n")
         return response
@@ -92,8 +102,8 @@ class ScriptedEngine:
         due = start + self.script.first_s + index * self.script.pace_s
         await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
 
-    def _event(self, num_prompt: int, start: int, count: int, total: int) -> dict[str, Any]:
-        ids = self.script.reply_ids[start:count]
+    def _event(self, num_prompt: int, begin: int, count: int, total: int) -> dict[str, Any]:
+        ids = self.script.reply_ids[begin:count]
         meta: dict[str, Any] = {
             "finish_reason": None,
             "prompt_tokens": num_prompt,
@@ -131,11 +141,13 @@ def main() -> None:
     parser.add_argument("--pace-ms", type=float, default=20.0)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--cumulative", action="store_true", help="events carry all tokens so far")
     options = parser.parse_args()
     script = Script(
         reply_ids=tuple(int(token) for token in options.reply_ids.split(",")),
         first_s=options.first_ms / 1000,
         pace_s=options.pace_ms / 1000,
+        incremental=not options.cumulative,
     )
     import uvloop
 
