@@ -19,7 +19,7 @@ Kind = Literal["sglang", "embedded", "router"]
 
 OLDEST: Version = (0, 5, 7)
 """The oldest SGLang with all that is needed: /model_info, pause modes, ids that are cumulative."""
-INCREMENTAL_SINCE: Version = (0, 5, 23)
+INCREMENTAL_SINCE: Version = (0, 5, 11)
 """From here on streams may carry new tokens alone: ids and log-probs are then cut alike."""
 QUEUE_SINCE: Version = (0, 5, 21)
 """From here on weights can change while requests wait in the queue, as a retracted one does; an

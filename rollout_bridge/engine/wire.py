@@ -283,10 +283,12 @@ def _output(reply: dict[str, Any], meta: dict[str, Any]) -> _Output:
     entries = meta.get("output_token_logprobs")
     if not isinstance(ids, list) or not isinstance(entries, list):
         raise EngineProtocolError("reply without output_ids or output_token_logprobs")
-    if _is_abort(meta) and len(ids) == 1 < len(entries):
+    count = meta.get("completion_tokens")
+    if _is_abort(meta) and ids and len(entries) > len(ids) and isinstance(count, int):
         # SGLang, where a stream carries new tokens alone: of what it breaks off it names the last
-        # id, beside the log-probs of all.
-        ids = _ids_of(entries, ids[0])
+        # id beside the log-probs of all, behind tokens that it had not sent yet.
+        entries = entries[-count:]
+        ids = _ids_of(entries, ids[-1])
     if len(ids) != len(entries):
         raise EngineProtocolError(f"{len(ids)} output ids but {len(entries)} log-probs")
     try:

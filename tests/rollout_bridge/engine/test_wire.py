@@ -102,11 +102,17 @@ def test_a_stream_does_not_change_its_kind() -> None:
         reader.read([orjson.dumps(stream_events()[2])])
 
 
-def test_of_what_it_breaks_off_sglang_names_the_last_id_beside_all_logprobs() -> None:
-    *first, last = incremental()
-    aborted = stream_events()[2]
-    aborted["output_ids"] = last["output_ids"]
-    aborted["meta_info"]["finish_reason"] = {"type": "abort", "message": "gone"}
+@pytest.mark.parametrize("unsent", [0, 1])
+def test_of_what_it_breaks_off_sglang_names_the_last_id_beside_all_logprobs(unsent: int) -> None:
+    """Behind tokens that it had not sent yet, if there are some."""
+    events, aborted = incremental(), stream_events()[2]
+    first, late = events[: 2 - unsent], events[2 - unsent : 2]
+    aborted["output_ids"] = [token for event in late for token in event["output_ids"]] + [6]
+    meta = aborted["meta_info"]
+    meta["finish_reason"] = {"type": "abort", "message": "gone"}
+    meta["output_token_logprobs"] = [
+        entry for event in late for entry in event["meta_info"]["output_token_logprobs"]
+    ] + meta["output_token_logprobs"]
     reader = wire.StreamReader(5)
     reader.read([orjson.dumps(event) for event in first])
     final = reader.read([orjson.dumps(aborted)]).final
