@@ -38,10 +38,13 @@ class HeldSteps:
         self._steps[owner] = step
 
     async def extend(self) -> None:
-        """Hold all leases for another `lease_ttl_s`, also those past their deadline.
+        """Mark what checkpoints contain, and hold all other leases for another `lease_ttl_s`, also
+        those past their deadline.
 
         Raises StoreConflict if another trainer took any.
         """
+        # Of a mark whose answer was lost the leases are gone: that is no other trainer's doing.
+        await self._mark()
         async with self._lock:
             for owner, step in self._steps.items():
                 held = await self._store.extend_leases(owner, self._settings.lease_ttl_s)
@@ -68,7 +71,6 @@ class HeldSteps:
         while True:
             await asyncio.sleep(min(self._settings.lease_ttl_s / 3, _HOLD_INTERVAL_S))
             try:
-                await self._mark()
                 await self.extend()
             except StoreUnavailable as error:
                 logger.warning("leases are not extended, the store does not answer: %s", error)

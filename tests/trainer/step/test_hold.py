@@ -15,12 +15,10 @@ from opd.report.held import held_line, held_summary
 from records.names import DropReason, TurnState
 from rollout_bridge.engine.hold_file import HoldFile, HoldOrder, HoldWriter
 from tests.trainer.local_engine import LocalEngine
-from tests.trainer.step.test_loop import BATCH, folder, opened, samples, until
+from tests.trainer.step.test_loop import BATCH, opened, samples, until
 from tests.trainer.tiny import make_ready, states
 from trainer.config import TrainerConfig
 from trainer.step.stop_order import StopOrder, order_stop
-
-__all__ = ["folder"]
 
 
 class SlowEngine(LocalEngine):
