@@ -274,7 +274,7 @@ async def test_a_turn_with_a_secret_is_stored_without_it_and_never_trains(store:
     [ref] = await store.turns_by_response_node(SCOPE, [path[-1]])
     assert ref.turn_id == turn.turn_id
     print_ = fingerprint(turn.response)
-    assert await store.turns_by_fingerprint(SCOPE, print_, since=0.0)
+    assert await store.turns_by_fingerprint(SCOPE, print_, since=0.0, limit=8)
     # So does the one after that, whose history holds the key as well.
     third = following(turn, said("Well?"))
     await store.record_turn(third, scope=SCOPE)
