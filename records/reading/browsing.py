@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Row, literal, select, tuple_
 
 from records.messages import Message
 from records.names import DropReason, TurnState
+from records.tables.columns import clean_text
 from records.tables.models import NodeRow, SessionRow, TurnRow
 from records.tables.sql import chunks
 
@@ -142,7 +143,9 @@ def _conditions(
         conditions.append(SessionRow.created_at <= wanted.until)
     if after is not None:
         place = tuple_(SessionRow.created_at, SessionRow.session_id)
-        conditions.append(place < tuple_(literal(after.created_at), literal(after.session_id)))
+        conditions.append(
+            place < tuple_(literal(after.created_at), literal(clean_text(after.session_id)))
+        )
     return conditions
 
 

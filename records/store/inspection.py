@@ -12,6 +12,7 @@ from records.reading.diagnosis import RunFacts, SessionFacts
 from records.reading.outcomes import TurnOutcome
 from records.reading.summary import ExampleTurn, VoteSummary
 from records.store.base import StoreBase
+from records.tables.columns import clean_text
 from records.types import Score
 
 
@@ -53,7 +54,10 @@ class InspectionStore(StoreBase):
     ) -> SessionFacts | None:
         """A session with `limit` of its turns behind `after`; None if there is none of this id."""
         return await self.read(
-            diagnosis.session_part, session_id=session_id, after=after, limit=limit
+            diagnosis.session_part,
+            session_id=clean_text(session_id),
+            after=None if after is None else clean_text(after),
+            limit=limit,
         )
 
     async def said(self, turn_ids: Sequence[str]) -> dict[str, Said]:

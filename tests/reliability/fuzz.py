@@ -24,7 +24,7 @@ import httpx
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from api_proxy.access.gate import OPEN_PATHS
+from api_proxy.access.gate import LOGIN_PATH, OPEN_PATHS, PAGES
 from records.care.verify import verify_database
 from records.config import StoreConfig
 from records.store import Store
@@ -87,10 +87,14 @@ class Refused(Outcome):
     """What was answered to requests without a key that is let in."""
 
     def note(self, request: FuzzRequest, response: httpx.Response) -> None:
-        """401 is what they get, but for the two paths that need no key."""
+        """401 is what they get, and to a page the way to the login; but for what needs no key."""
         super().note(request, response)
-        is_refused = response.status_code == 401 or response.status_code >= 500
-        if request.path.rstrip("/") not in OPEN_PATHS and not is_refused:
+        path, status = request.path.rstrip("/"), response.status_code
+        is_led_away = path.startswith(PAGES) and (
+            status == 303 and response.headers["location"] == LOGIN_PATH
+        )
+        needs_none = path in (*OPEN_PATHS, LOGIN_PATH) or path.startswith(f"{PAGES}/static/")
+        if not (needs_none or is_led_away or status == 401 or status >= 500):
             self.problem(request, f"{response.status_code} without a key: {response.text[:300]}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+from urllib.parse import urlencode
 
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -23,11 +24,12 @@ from tests.reliability.json_strategies import encoded, spoiled, strategy, texts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One route, and what its body is parsed as."""
+    """One route, and what its body is parsed as; `is_form`: as a form of a page."""
 
     method: str
     path: str
     model: type[BaseModel] | None = None
+    is_form: bool = False
 
 
 ROUTES = (
@@ -51,10 +53,28 @@ ROUTES = (
     Route(method="GET", path="/healthz"),
     Route(method="GET", path="/readyz"),
     Route(method="GET", path="/metrics"),
+    Route(method="GET", path="/ui"),
+    Route(method="GET", path="/ui/login"),
+    Route(method="POST", path="/ui/login", is_form=True),
+    Route(method="POST", path="/ui/logout", is_form=True),
+    Route(method="GET", path="/ui/static/{name}"),
+    Route(method="GET", path="/ui/sessions"),
+    Route(method="GET", path="/ui/sessions/{session_id}"),
+    Route(method="GET", path="/ui/memory"),
+    Route(method="GET", path="/ui/memory/{hint_id}"),
+    Route(method="POST", path="/ui/memory/{hint_id}/delete", is_form=True),
+    Route(method="GET", path="/v1/runs/current/sessions"),
+    Route(method="GET", path="/v1/runs/current/sessions/{session_id}"),
+    Route(method="GET", path="/v1/runs/current/memory"),
+    Route(method="GET", path="/v1/runs/current/memory/{hint_id}"),
 )
 _WITH_BODY = tuple(route for route in ROUTES if route.model is not None)
 _GOOD_START = {"role": "user", "content": "What is the weather in Karo?"}
 _HEADERS = ("x-session-id", "x-turn-type", "x-session-done", "x-teacher", "authorization", "accept")
+_QUERY = (
+    *("limit", "after", "order", "include", "stream", "starting_after"),
+    *("state", "reason", "tenant", "version", "until", "status"),
+)
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
 
@@ -97,15 +117,28 @@ def _json_body(draw: st.DrawFn, model: type[BaseModel]) -> bytes:
     return encoded(body)
 
 
+_form_body = st.one_of(
+    st.dictionaries(st.sampled_from(["key", "csrf", "other"]), texts, max_size=3).map(
+        lambda fields: urlencode(fields, errors="surrogatepass").encode()
+    ),
+    st.binary(max_size=100),
+)
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> FuzzRequest:
     """Any request."""
     route = draw(st.one_of(st.sampled_from(_WITH_BODY), st.sampled_from(ROUTES)))
     path = route.path.replace("{name:path}", draw(st.sampled_from(["policy", "other/one", "%00"])))
-    path = path.replace("{hint_id}", draw(st.sampled_from(["hint_1", "%00", "é" * 300])))
+    path = path.replace("{name}", draw(st.sampled_from(["pages.css", "pages.js", "%00", "..%2fx"])))
+    for part in ("{hint_id}", "{session_id}"):
+        path = path.replace(part, draw(st.sampled_from(["hint_1", "%00", "é" * 300])))
     request = FuzzRequest(method=route.method, path=path, earlier=draw(st.integers(0, 10**6)))
     if route.model is not None:
         request.body = draw(_json_body(route.model))
+    if route.is_form:
+        request.body = draw(_form_body)
+        request.headers["content-type"] = "application/x-www-form-urlencoded"
     roll = draw(st.integers(0, 19))
     if roll == 0:
         request.body = draw(st.binary(max_size=200))
@@ -119,6 +152,5 @@ def requests(draw: st.DrawFn) -> FuzzRequest:
                 st.text(st.characters(codec="latin-1", exclude_categories=["Cc"]), max_size=300)
             )
     if draw(st.integers(0, 9)) == 0:
-        names = st.sampled_from(["limit", "after", "order", "include", "stream", "starting_after"])
-        request.query = draw(st.dictionaries(names, texts, max_size=3))
+        request.query = draw(st.dictionaries(st.sampled_from(_QUERY), texts, max_size=3))
     return request

@@ -26,7 +26,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreCo
 
 @pytest.mark.timeout(1800)
 def test_whatever_is_sent_is_answered_refused_in_words_and_recorded(database: StoreConfig) -> None:
-    outcome = fuzz(database, 300, start=1, tell=lambda: None)
+    outcome = fuzz(database, 450, start=1, tell=lambda: None)
     assert not outcome.problems, "\n".join(outcome.problems[:5])
     assert outcome.statuses[200] > 10
     assert outcome.statuses[400] > 10
@@ -34,7 +34,7 @@ def test_whatever_is_sent_is_answered_refused_in_words_and_recorded(database: St
 
 @pytest.mark.timeout(1800)
 def test_who_has_no_key_is_refused_and_has_no_effect(database: StoreConfig) -> None:
-    known, unknown = fuzz_with_keys(database, 200, start=2, tell=lambda: None)
+    known, unknown = fuzz_with_keys(database, 400, start=2, tell=lambda: None)
     problems = [*known.problems, *unknown.problems]
     assert not problems, "\n".join(problems[:5])
     assert known.statuses[200] > 5
