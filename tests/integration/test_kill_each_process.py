@@ -110,6 +110,7 @@ async def test_every_turn_is_trained_once_or_dropped_with_a_reason(tmp_path: Pat
                 batch_size=BATCH,
                 failed=run.supervisor.failed,
                 why_stopped=lambda: None,
+                is_held=lambda: False,
                 progress=killer,
             )
         assert killer.killed == list(VICTIMS)
