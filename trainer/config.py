@@ -278,6 +278,13 @@ class TrainerConfig(BaseModel):
             hold_s=self.hint_wait_s,
         )
 
+    def turns_per_step(self, *, with_lessons: bool) -> int:
+        """Turns that a step takes at most: with lessons, those that hold other wishes and
+        everything else have the rest of a batch.
+        """
+        size = self.rollout_batch_size
+        return size - sum(self.lesson_shares.of(size)) if with_lessons else size
+
     @model_validator(mode="after")
     def _check(self) -> TrainerConfig:
         validate_kl_loss_name(self.kl_type)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from api_proxy.access.callers import caller_of, tenant_scope
@@ -28,23 +28,31 @@ router = APIRouter()
 E = TypeVar("E", bound=StrEnum)
 
 Text = Annotated[str, Query(max_length=300)]
+
+
+def _filters(
+    state: Text = "", reason: Text = "", tenant: Text = "", version: Text = "", until: Text = ""
+) -> dict[str, str]:
+    """What a list of sessions can be narrowed by, as it was given."""
+    return {
+        "state": state,
+        "reason": reason,
+        "tenant": tenant,
+        "version": version,
+        "until": until,
+    }
+
+
+Filters = Annotated[dict[str, str], Depends(_filters)]
 _MOST_TEXT = 4000
 """Characters of a message that the page of a session shows; the rest is in the turn."""
 
 
 @router.get("/ui/sessions")
 async def sessions_page(
-    request: Request,
-    state: Text = "",
-    reason: Text = "",
-    tenant: Text = "",
-    version: Text = "",
-    until: Text = "",
-    after: Text = "",
-    limit: Text = "50",
+    request: Request, filters: Filters, after: Text = "", limit: Text = "50"
 ) -> Response:
     """The sessions, those that began last first."""
-    filters = _filters(state, reason, tenant, version, until)
     found = await _sessions(request, filters, after, limit)
     more = {name: value for name, value in filters.items() if value} | {"limit": limit}
     return await page(
@@ -61,17 +69,9 @@ async def sessions_page(
 
 @router.get("/v1/runs/current/sessions")
 async def sessions_json(
-    request: Request,
-    state: Text = "",
-    reason: Text = "",
-    tenant: Text = "",
-    version: Text = "",
-    until: Text = "",
-    after: Text = "",
-    limit: Text = "50",
+    request: Request, filters: Filters, after: Text = "", limit: Text = "50"
 ) -> Response:
     """The same as JSON."""
-    filters = _filters(state, reason, tenant, version, until)
     return json_reply(await _sessions(request, filters, after, limit))
 
 
@@ -91,16 +91,6 @@ async def session_json(
 ) -> Response:
     """The same as JSON."""
     return json_reply(await _session(request, session_id, after, limit))
-
-
-def _filters(state: str, reason: str, tenant: str, version: str, until: str) -> dict[str, str]:
-    return {
-        "state": state,
-        "reason": reason,
-        "tenant": tenant,
-        "version": version,
-        "until": until,
-    }
 
 
 async def _sessions(

@@ -72,24 +72,29 @@ def advice(
 ) -> Iterator[Advice]:
     """Of the newest steps' `rows` (metrics.jsonl, at least one)."""
     trainer = config.trainer
-    yield _on_arithmetic(trainer, rows)
-    yield _on_age(trainer, rows)
+    age = _on_age(trainer, rows)
+    yield _on_arithmetic(trainer, rows, is_answered=bool(age.set_these))
+    yield age
     yield _on_experts(config, is_mixture=is_mixture)
     yield from _on_tools(rows)
     yield from _on_health(rows)
 
 
-def _on_arithmetic(trainer: TrainerConfig, rows: Sequence[Mapping[str, Any]]) -> Advice:
+def _on_arithmetic(
+    trainer: TrainerConfig, rows: Sequence[Mapping[str, Any]], *, is_answered: bool
+) -> Advice:
+    """`is_answered`: decoupled PPO is to be set, whose weights are ratios to the engine."""
     question = "Do engine and trainer compute alike?"
     found = _largest(rows, "rollout_corr/kl_fresh")
     has_weights = trainer.correction.settings().importance_level is not None
     weighs_itself = _surrogate(trainer) in ("decoupled", "a3po")
+    wanted = () if has_weights or weighs_itself or is_answered else _TOKEN_WEIGHTS
     if found is None:
         return Advice(
             question=question,
             seen="no step had tokens of the newest weights",
             choice="cannot be told; token weights (TIS) are right for either",
-            set_these=() if has_weights or weighs_itself else _TOKEN_WEIGHTS,
+            set_these=wanted,
         )
     seen = f"KL of fresh tokens at most {found:.2g} nats in {len(rows)} steps"
     if found <= SAME_ARITHMETIC:
@@ -100,7 +105,7 @@ def _on_arithmetic(trainer: TrainerConfig, rows: Sequence[Mapping[str, Any]]) ->
         question=question,
         seen=seen,
         choice="they do not: token weights (TIS) and clipping",
-        set_these=() if has_weights or weighs_itself else _TOKEN_WEIGHTS,
+        set_these=wanted,
     )
 
 
@@ -128,7 +133,8 @@ def _on_age(trainer: TrainerConfig, rows: Sequence[Mapping[str, Any]]) -> Advice
         if is_corrected
         else (
             'trainer.objective.surrogate = "decoupled"',
-            'trainer.correction.importance_level = "none"',
+            # Its weights are ratios to the engine, so no others may apply.
+            'trainer.correction.preset = "disabled"',
         ),
     )
 

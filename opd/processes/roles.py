@@ -203,11 +203,8 @@ def freshness_of(config: RunConfig) -> Freshness | None:
     """
     if config.replay.mode == "judge-only":
         return None
-    trainer = config.trainer
-    size = trainer.rollout_batch_size
-    if config.rehearsal.enabled:
-        size -= sum(trainer.lesson_shares.of(size))
-    return Freshness(max_staleness=trainer.staleness_bound, batch_size=size)
+    size = config.trainer.turns_per_step(with_lessons=config.rehearsal.enabled)
+    return Freshness(max_staleness=config.trainer.staleness_bound, batch_size=size)
 
 
 def _resampler(

@@ -13,7 +13,7 @@ SILENT_AFTER_S = 60.0
 LATE_AFTER_S = 600.0
 """A turn that waits longer for the judge or the teacher shows that there are more than they take.
 """
-_ENOUGH_VERDICTS = 50
+_ENOUGH_VOTES = 50
 _LOW_AGREEMENT = 0.6
 _LOW_SHARE = 0.5
 _SLOW = {
@@ -71,7 +71,7 @@ def _stopped(now: Now) -> Iterator[Finding]:
     if now.why_stopped is not None:
         yield Finding(
             what=f"training has stopped: {now.why_stopped}",
-            remedy=f"put that right, then delete {now.run}/stop, and training goes on",
+            remedy=f"put that right, then: opd policy resume --run {now.run}",
         )
 
 
@@ -86,11 +86,11 @@ def _judge(now: Now) -> Iterator[Finding]:
                 remedy=f"check {setting} and its server (opd doctor --run {now.run}); the turns "
                 "wait for it",
             )
-    verdicts = now.votes.votes_pos + now.votes.votes_neg + now.votes.votes_none
-    if now.votes.accepted == 0 and verdicts >= _ENOUGH_VERDICTS:
+    cast = now.votes.votes_pos + now.votes.votes_neg + now.votes.votes_none
+    if now.votes.accepted == 0 and cast >= _ENOUGH_VOTES:
         yield Finding(
-            what=f"the judge has accepted no hint in {verdicts} votes",
-            remedy="see whether it understands its task (opd doctor --run RUN asks it three "
+            what=f"the judge has accepted no hint in {cast} votes",
+            remedy=f"see whether it understands its task (opd doctor --run {now.run} asks it three "
             "questions), or whether users object at all (opd doctor SESSION)",
         )
     if now.agreement is not None and now.agreement < _LOW_AGREEMENT:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -12,6 +9,7 @@ from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, tuple_
 
+from records.hints.likeness import likeness, overlap, words_of
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import (
     LIVE_STATUSES,
@@ -49,8 +47,6 @@ UNFIT = (
 forgotten, nobody knows what it belongs to, a stage failed on it and another one may, or it
 measures. For other reasons a turn's answer does not train; of a state only the prompt is read.
 """
-
-_WORD = re.compile(r"\w+")
 
 
 def hints(
@@ -263,41 +259,6 @@ def near(
     # Of equal ones the newest first: sorting keeps the order that they came in.
     ranked = sorted(range(len(rows)), key=lambda index: -alike[index])
     return _with_counts(connection, [rows[index] for index in ranked[:limit]])
-
-
-def likeness(text: str, others: Sequence[str]) -> list[float]:
-    """How alike `text` is to each of `others`, in [0, 1]: the weight of the pieces of words that
-    both have, over that of all pieces that either has.
-
-    Pieces are three letters, so that "temperatures" is like "temperature". What few of the texts
-    have weighs more than what most have (log of 1 + texts over texts that have it): "the" and
-    "use" tell no two of them apart.
-    """
-    pieces = [_pieces(one) for one in (text, *others)]
-    counts = Counter(piece for one in pieces for piece in one)
-    weights = {piece: math.log(1 + len(pieces) / count) for piece, count in counts.items()}
-
-    def weight(of: Iterable[str]) -> float:
-        return sum(weights[piece] for piece in of)
-
-    own = pieces[0]
-    return [weight(own & one) / weight(own | one) if own or one else 0.0 for one in pieces[1:]]
-
-
-def _pieces(text: str) -> frozenset[str]:
-    words = (f" {word} " for word in words_of(text))
-    return frozenset(word[at : at + 3] for word in words for at in range(len(word) - 2))
-
-
-def words_of(text: str) -> frozenset[str]:
-    """The words of a text, whatever their case."""
-    return frozenset(_WORD.findall(text.casefold()))
-
-
-def overlap(first: frozenset[str], second: frozenset[str]) -> float:
-    """Words in both over words in either, in [0, 1]; 0 without any."""
-    either = first | second
-    return len(first & second) / len(either) if either else 0.0
 
 
 def states_near(connection: Connection, hint_id: str, rule: str, limit: int) -> list[str]:

@@ -21,6 +21,7 @@ from api_proxy.config import ProxyConfig
 from records.store import Store
 from records.types import TurnRecord
 from rollout_bridge.config import RendererConfig
+from rollout_bridge.engine.hold_file import HoldFile
 from rollout_bridge.engine.types import PauseMode
 from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
@@ -144,6 +145,12 @@ async def a_door(deps: ProxyDeps, engine: ScriptedEngine) -> AsyncIterator[Door]
 
 
 @pytest.fixture
+def hold() -> HoldFile | None:
+    """Where the trainer's schedule may hold generation."""
+    return None
+
+
+@pytest.fixture
 async def door(
     store: Store,
     engine: ScriptedEngine,
@@ -151,6 +158,7 @@ async def door(
     clock: Callable[[], float],
     settings: dict[str, Any],
     pause_mode: PauseMode,
+    hold: HoldFile | None,
 ) -> AsyncIterator[Door]:
     deps = ProxyDeps(
         store=store,
@@ -159,6 +167,7 @@ async def door(
         config=ProxyConfig(**settings),
         clock=clock,
         pause_mode=pause_mode,
+        hold=hold,
     )
     async with a_door(deps, engine) as door:
         yield door

@@ -110,9 +110,7 @@ class EmbeddedTrainer:
         self._engines = engines
         self._thread = thread
         self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard)
-        size = config.rollout_batch_size
-        if rehearsal is not None:
-            size -= sum(config.lesson_shares.of(size))
+        size = config.turns_per_step(with_lessons=rehearsal is not None)
         self._holds = Holds(
             store, config, run_folder, batch_size=size, version=self.manifest.version
         )

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from api_proxy.app import ProxyDeps
-from api_proxy.config import ProxyConfig
 from records.keys import Keys
 from records.names import Consent
 from records.store import Store
 from rollout_bridge.engine.hold_file import HoldFile, HoldOrder, HoldWriter
-from rollout_bridge.rendering.rendering import Rendering
-from tests.api_proxy.conftest import Clock, Door, a_door
-from tests.api_proxy.scripted_engine import ScriptedEngine
+from tests.api_proxy.conftest import Clock, Door
 
 HI = [{"role": "user", "content": "Hi."}]
 
@@ -34,24 +28,8 @@ def writer(tmp_path: Path) -> HoldWriter:
 
 
 @pytest.fixture
-async def door(
-    store: Store,
-    engine: ScriptedEngine,
-    rendering: Rendering,
-    clock: Clock,
-    settings: dict[str, Any],
-    tmp_path: Path,
-) -> AsyncIterator[Door]:
-    deps = ProxyDeps(
-        store=store,
-        engine=engine,
-        rendering=rendering,
-        config=ProxyConfig(**settings),
-        clock=clock,
-        hold=HoldFile(tmp_path),
-    )
-    async with a_door(deps, engine) as door:
-        yield door
+def hold(tmp_path: Path) -> HoldFile:
+    return HoldFile(tmp_path)
 
 
 async def figure(door: Door, name: str) -> float:

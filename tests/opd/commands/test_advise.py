@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,18 @@ def test_older_samples_need_decoupled_ppo_unless_it_is_on(values) -> None:
         correction={"importance_level": "none"},
     )
     assert told(on, row)[question].set_these == ()
+
+
+@pytest.mark.parametrize("correction", [{}, {"importance_level": "none"}, {"preset": "geo_rs"}])
+def test_what_it_says_to_set_fits_together_and_leaves_nothing_to_say(values, correction) -> None:
+    row = {"staleness_max": 3, "rollout_corr/kl_fresh": 0.02}
+    run = config(values, correction=correction)
+    lines = [line for one in told(run, row).values() for line in one.set_these]
+    assert len(lines) == 2
+    wanted = tomllib.loads("\n".join(lines))["trainer"]
+    objective = {"name": "hindsight_opd"} | wanted["objective"]
+    changed = config(values, objective=objective, correction=wanted["correction"])
+    assert not any(one.set_these for one in told(changed, row).values())
 
 
 def test_a_mixture_replays_its_routing_by_the_passes_over_a_batch(values) -> None:

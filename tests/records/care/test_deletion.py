@@ -33,11 +33,6 @@ from tests.records.builders import (
 from tests.records.conftest import Clock
 
 
-@pytest.fixture
-def keeper(store: Store, clock: Clock) -> Housekeeping:
-    return Housekeeping(store, clock)
-
-
 async def sizes(store: Store) -> dict[str, int]:
     """Rows of each table, those without rows left out."""
 

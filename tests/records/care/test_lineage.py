@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from sqlalchemy import select
 
 from records.care.housekeeping import Housekeeping
@@ -31,11 +30,6 @@ from tests.records.hints.test_forgetting import ALL_HINTED, of_two_sessions
 from tests.records.hints.test_forgetting import trained as trained_lesson
 from tests.records.hints.test_memory import objected
 from tests.records.lessons.builders import ready_lessons
-
-
-@pytest.fixture
-def keeper(store: Store, clock: Clock) -> Housekeeping:
-    return Housekeeping(store, clock)
 
 
 async def train(store: Store, turn_id: str) -> None:

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, insert
 from records.care.deletion import delete_sessions_op
 from records.errors import StoreConflict
 from records.feedback.feedback import Feedback
+from records.hints.likeness import likeness
 from records.hints.memory import MAX_TEXTS, remember
-from records.hints.reading import likeness
 from records.hints.texts import measuring_texts
 from records.hints.types import (
     Examination,
