@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from opd.report.run_report import metric_rows
+
 HEADINGS = ("schedule", "seed", "updates", "seconds", "per update")
 HEADINGS += ("staleness mean", "max", "stale turns", "held s", "success before", "after")
 
@@ -77,8 +79,7 @@ def run_lab(folder: Path, seed: int, words: Sequence[str], given: argparse.Names
 def row_of(name: str, seed: int, folder: Path) -> tuple[str, ...]:
     """A run's row; what was not measured is a dash."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = [row for row in map(json.loads, lines) if row.get("skipped") is None]
+    steps = [row for row in metric_rows(folder) if row.get("skipped") is None]
     means = [row["staleness_mean"] for row in steps if row.get("staleness_mean") is not None]
     highest = [row["staleness_max"] for row in steps if row.get("staleness_max") is not None]
     held: dict[str, Any] = summary["learning"]["steps"]["generation_held"] or {"seconds": 0.0}
