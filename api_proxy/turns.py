@@ -70,6 +70,7 @@ class ProxyDeps:
     `hold` is where the trainer's schedule may hold generation, None where it never does.
     `waiting` is what turns wait for; None: the idle timeout alone is known.
     `hint_versions` reads, in a thread, what was measured of a hint; None: nobody here knows it.
+    `teacher` answers hinted prompts when a page asks for it; None: it cannot be asked.
     """
 
     store: Store
@@ -82,6 +83,7 @@ class ProxyDeps:
     hold: HoldFile | None = None
     waiting: WaitingLimits | None = None
     hint_versions: Callable[[str], list[HintVersion]] | None = None
+    teacher: GeneratingEngine | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,23 @@
-"""Templates to pages. What is stored is hostile: all of it is escaped, and characters that are not
-seen, or that turn text around, are spelled out. No page runs a script or has a style of its own.
+"""Templates to pages. What is stored is hostile: all of it is escaped and made visible. No page has
+a script or a style in itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import unicodedata
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from api_proxy.access.callers import caller_of
 from api_proxy.access.logins import Login, Logins
 from api_proxy.errors import ApiError
+from api_proxy.pages.seen import seen
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
@@ -27,19 +28,6 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 """Of each page: nothing but our own files, in no frame, kept nowhere."""
-_UNSEEN = {
-    number: f"⟨U+{number:04X}⟩"
-    for number in (*range(0x3000), 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080))
-    if unicodedata.category(chr(number)) in ("Cc", "Cf", "Zl", "Zp") and chr(number) not in "\n\t"
-}
-_UNSEEN.update({number: f"⟨U+{number:04X}⟩" for number in range(0xD800, 0xE000)})
-
-
-def seen(value: Any) -> Any:
-    """Text in which every character is seen; other values as they are. Half a surrogate pair, which
-    cannot be sent, is spelled out too.
-    """
-    return value.translate(_UNSEEN) if isinstance(value, str) else value
 
 
 def day_and_time(seconds: float | None) -> str:
@@ -53,12 +41,17 @@ def _number(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.4g}"
 
 
+def _seen_once(value: Any) -> Any:
+    """What a template made of values was made visible value by value."""
+    return value if isinstance(value, Markup) else seen(value)
+
+
 def _templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("api_proxy.pages"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=seen,
+        finalize=_seen_once,
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,

@@ -18,10 +18,10 @@ from api_proxy.errors import ApiError, invalid
 from api_proxy.pages.rendering import json_reply, page
 from api_proxy.routes.hints_api import answered, page_size, scope_of
 from api_proxy.turns import TurnService
-from records.messages import content_text
+from records.messages import Message, content_text
 from records.names import DropReason, TurnState
 from records.reading.browsing import ListedSession, Place, Said, Wanted
-from records.reading.diagnosis import SessionFacts
+from records.reading.diagnosis import SessionFacts, TurnFacts
 from records.reading.explaining import Limits, explain
 
 router = APIRouter()
@@ -170,20 +170,27 @@ async def _session(request: Request, session_id: str, after: str, limit: str) ->
     }
 
 
-def _turn(service: TurnService, session: SessionFacts, turn: Any, said: Said) -> dict[str, Any]:
+def explained(service: TurnService, session: SessionFacts, turn: TurnFacts) -> dict[str, Any]:
+    """Where a turn stands and why, as `doctor` says it."""
     limits = service.deps.waiting or Limits(
         batch_size=None, idle_timeout_s=service.config.idle_timeout_s, hint_wait_s=None
     )
-    explained = asdict(explain(turn, session, None, limits, service.deps.clock()))
-    del explained["count"]  # of the whole run: doctor counts it
+    found = asdict(explain(turn, session, None, limits, service.deps.clock()))
+    del found["count"]  # of the whole run: doctor counts it
+    return found
+
+
+def _turn(
+    service: TurnService, session: SessionFacts, turn: TurnFacts, said: Said
+) -> dict[str, Any]:
     return {
-        **explained,
+        **explained(service, session, turn),
         "turn_type": turn.turn_type.value,
         "finish_reason": turn.finish_reason,
         "parent_turn_id": said.parent_turn_id,
         "earlier_messages": said.num_earlier if said.parent_turn_id is None else 0,
-        "messages": [_message(one) for one in said.messages],
-        "response": _message(said.response),
+        "messages": [shown_message(one) for one in said.messages],
+        "response": shown_message(said.response),
     }
 
 
@@ -200,7 +207,7 @@ def _mark_branches(turns: list[dict[str, Any]]) -> None:
         previous = turn["turn_id"]
 
 
-def _message(message: Any) -> dict[str, Any]:
+def shown_message(message: Message) -> dict[str, Any]:
     """A message, cut to what a page shows of it."""
     text = content_text(message.get("content"))
     calls = [

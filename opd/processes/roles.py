@@ -65,11 +65,15 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
     from opd.report.hint_versions import hint_versions
     from opd.report.metrics_file import FOLDER
     from rollout_bridge.engine.hold_file import HoldFile
+    from rollout_bridge.engine.types import BACKGROUND_PRIORITY
 
     async with await Store.open(config.store) as store:
         await refuse_open_door(config, store, config_file)
         rendering = _rendering(config)
-        async with _policy_client(config, config_file.parent) as client:
+        async with (
+            _policy_client(config, config_file.parent) as client,
+            _client(config, config.frozen, priority=BACKGROUND_PRIORITY) as teacher,
+        ):
             deps = ProxyDeps(
                 store=store,
                 engine=client,
@@ -80,6 +84,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
                 hold=HoldFile(config_file.parent) if config.trainer.holds_generation else None,
                 waiting=config.waiting,
                 hint_versions=partial(hint_versions, config_file.parent),
+                teacher=teacher,
             )
             await ProxyServer(create_app(deps), config.proxy).serve()
 

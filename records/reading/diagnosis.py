@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select, true, tuple_
+from sqlalchemy import ColumnElement, Connection, func, select, true, tuple_
 
 from records.care.deletion import find_sessions
 from records.feedback.feedback import KeptFeedback, kept_on
@@ -86,8 +86,16 @@ def run_facts(connection: Connection) -> RunFacts:
 def sessions_named(connection: Connection, session: str) -> list[SessionFacts]:
     """The sessions of this id, or of this client's name: one in each scope that uses it."""
     named = find_sessions(connection, session=session)
-    found = [_session(connection, session_id, None, None) for session_id in named]
+    found = [_session(connection, session_id, true(), None) for session_id in named]
     return [one for one in found if one is not None]
+
+
+def session_of_turn(connection: Connection, turn_id: str) -> SessionFacts | None:
+    """A turn's session with this turn alone; None if there is no such turn."""
+    session_id = connection.scalar(select(TurnRow.session_id).where(TurnRow.turn_id == turn_id))
+    if session_id is None:
+        return None
+    return _session(connection, session_id, TurnRow.turn_id == turn_id, None)
 
 
 def session_part(
@@ -96,7 +104,7 @@ def session_part(
     """A session with `limit` of its turns, from behind the turn `after` on; None if there is no
     such session, or it has no such turn.
     """
-    place: tuple[float, str] | None = None
+    where: ColumnElement[bool] = true()
     if after is not None:
         found = select(TurnRow.created_at, TurnRow.turn_id).where(
             TurnRow.turn_id == after, TurnRow.session_id == session_id
@@ -104,14 +112,15 @@ def session_part(
         row = connection.execute(found).one_or_none()
         if row is None:
             return None
-        place = (row.created_at, row.turn_id)
-    return _session(connection, session_id, place, limit)
+        place = tuple_(row.created_at, row.turn_id)
+        where = tuple_(TurnRow.created_at, TurnRow.turn_id) > place
+    return _session(connection, session_id, where, limit)
 
 
 def _session(
     connection: Connection,
     session_id: str,
-    place: tuple[float, str] | None,
+    where: ColumnElement[bool],
     limit: int | None,
 ) -> SessionFacts | None:
     row = connection.execute(
@@ -126,17 +135,16 @@ def _session(
         last_seen=row.last_seen,
         closed_at=row.closed_at,
         close_reason=row.close_reason,
-        turns=tuple(_turns(connection, session_id, place, limit)),
+        turns=tuple(_turns(connection, session_id, where, limit)),
     )
 
 
 def _turns(
     connection: Connection,
     session_id: str,
-    place: tuple[float, str] | None,
+    where: ColumnElement[bool],
     limit: int | None,
 ) -> list[TurnFacts]:
-    behind = tuple_(TurnRow.created_at, TurnRow.turn_id)
     rows = connection.execute(
         select(
             TurnRow.turn_id,
@@ -157,9 +165,7 @@ def _turns(
             awaits_practice(TurnRow).label("awaits_practice"),
         )
         .outerjoin(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
-        .where(
-            TurnRow.session_id == session_id, true() if place is None else behind > tuple_(*place)
-        )
+        .where(TurnRow.session_id == session_id, where)
         .order_by(TurnRow.created_at, TurnRow.turn_id)
         .limit(limit)
     ).all()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from records.hints.types import RehearsalBlock
 from records.lessons.names import LessonDrop
-from records.names import DropReason
+from records.names import DropReason, HintRejection
 
 DROP_WORDS: dict[DropReason, str] = {
     DropReason.INTERNAL_ERROR: "a stage failed on it in a way that nobody foresaw; see its log",
@@ -151,3 +151,12 @@ def side_words(rule: str) -> str:
     """Which rule made a side request of a turn, and how to have it otherwise."""
     other = f"the rule {rule} says so (docs/sessions.md); X-Turn-Type: main overrules it"
     return _SIDE_WORDS.get(rule, other)
+
+
+REJECTION_WORDS: dict[HintRejection, str] = {
+    HintRejection.TOO_LONG: "its hint is longer than judge.max_hint_chars",
+    HintRejection.CONTROL_TEXT: "its hint holds text that a chat template reads as structure",
+    HintRejection.INSTRUCTS_PIPELINE: "its hint gives orders to the judge or the trainer",
+    HintRejection.COPIES_NEXT_STATE: "its hint repeats what came next",
+    HintRejection.NEW_VALUE: "its hint names a value that nobody had said",
+}

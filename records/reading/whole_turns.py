@@ -9,6 +9,7 @@ from sqlalchemy import Connection, select
 
 from records.messages import Message
 from records.queue.scores import load_candidate_scores
+from records.reading.diagnosis import SessionFacts, session_of_turn
 from records.reading.summary import verdicts_of
 from records.tables.loading import load_turns
 from records.tables.models import FeedbackRow, SampleRow, TurnRow
@@ -104,6 +105,13 @@ def whole_turns(connection: Connection, turn_ids: Sequence[str]) -> list[WholeTu
         )
         for turn in turns
     ]
+
+
+def whole_turn(connection: Connection, turn_id: str) -> tuple[SessionFacts, WholeTurn] | None:
+    """A turn, and its session with this turn alone; None if it is not there."""
+    session = session_of_turn(connection, turn_id)
+    found = whole_turns(connection, [turn_id])
+    return (session, found[0]) if session is not None and found else None
 
 
 def given_feedback(

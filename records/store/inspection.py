@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from records.names import DropReason, TurnState
 from records.queue import scores
-from records.reading import browsing, diagnosis, outcomes, summary
+from records.reading import browsing, diagnosis, outcomes, summary, whole_turns
 from records.reading.browsing import Place, Said, SessionsPage, Wanted
 from records.reading.diagnosis import RunFacts, SessionFacts
 from records.reading.outcomes import TurnOutcome
 from records.reading.summary import ExampleTurn, VoteSummary
+from records.reading.whole_turns import WholeTurn
 from records.store.base import StoreBase
 from records.tables.columns import clean_text
 from records.types import Score
@@ -59,6 +60,12 @@ class InspectionStore(StoreBase):
             after=None if after is None else clean_text(after),
             limit=limit,
         )
+
+    async def whole_turn(self, turn_id: str) -> tuple[SessionFacts, WholeTurn] | None:
+        """A turn with all that was made of it, and its session with it alone; None if it is not
+        there.
+        """
+        return await self.read(whole_turns.whole_turn, turn_id=clean_text(turn_id))
 
     async def said(self, turn_ids: Sequence[str]) -> dict[str, Said]:
         """What was said in each of a page of turns."""

@@ -151,6 +151,12 @@ def hold() -> HoldFile | None:
 
 
 @pytest.fixture
+def teacher() -> ScriptedEngine | None:
+    """Who answers hinted prompts when a page asks."""
+    return None
+
+
+@pytest.fixture
 async def door(
     store: Store,
     engine: ScriptedEngine,
@@ -159,6 +165,7 @@ async def door(
     settings: dict[str, Any],
     pause_mode: PauseMode,
     hold: HoldFile | None,
+    teacher: ScriptedEngine | None,
 ) -> AsyncIterator[Door]:
     deps = ProxyDeps(
         store=store,
@@ -168,6 +175,7 @@ async def door(
         clock=clock,
         pause_mode=pause_mode,
         hold=hold,
+        teacher=teacher,
     )
     async with a_door(deps, engine) as door:
         yield door

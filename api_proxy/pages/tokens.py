@@ -1,0 +1,213 @@
+"""One answer token by token: the text of each id, and numbers by which people read why it moved.
+
+Pure functions. A number that is not known is None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from api_proxy.pages.seen import seen
+from records.reading.whole_turns import WholeTurn
+from records.types import UNSCORED, Ids, Logprobs, Score, VersionSpan
+
+Numbers = list[float | None]
+Decode = Callable[[Sequence[int]], str]
+
+MOST_SHOWN = 20_000
+"""Tokens of an answer that a page shows."""
+_STEPS = 4
+"""Strengths of a colour."""
+_NO_TEXT = "\u00b7"
+_UNDECODED = "\ufffd"
+_LONGEST_CHARACTER = 4
+"""Bytes of UTF-8, and so the most ids that can share a character."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """A number for each token [R], None where it is not known. `is_signed`: its sign has a meaning;
+    otherwise what is farther from `nearest` is shown stronger.
+    """
+
+    name: str
+    title: str
+    says: str
+    values: Numbers
+    is_signed: bool = False
+    nearest: float = 0.0
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens without a number."""
+        return sum(value is None for value in self.values)
+
+    @property
+    def scale(self) -> float | None:
+        """What is shown in full strength: the distance that one token in fifty exceeds. None
+        without a number.
+        """
+        known = [abs(value - self.nearest) for value in self.values if value is not None]
+        return float(np.quantile(known, 0.98)) if known else None
+
+
+def signals_of(whole: WholeTurn, score: Score | None) -> list[Signal]:
+    """What is known of the tokens of an answer, under one candidate's score."""
+    turn = whole.turn
+    teacher: Logprobs | None = None
+    if score is not None and score.teacher_version != UNSCORED:
+        teacher = score.teacher_logprobs
+    length = len(turn.response_ids)
+    unknown = np.full(length, np.nan, dtype=np.float32)
+    sample = whole.samples[-1] if whole.samples else None
+    trained = unknown if sample is None else sample.advantages
+    gap = unknown if teacher is None else teacher - turn.rollout_logprobs
+    when = "no step has trained it" if sample is None else f"as version {sample.version} trained it"
+    return [
+        Signal(
+            name="advantage",
+            title="Advantage",
+            says=f"What the step pushed the token by ({when}): above 0 up, below 0 down. A token "
+            "without a number was left out of the step.",
+            values=_numbers(trained),
+            is_signed=True,
+        ),
+        Signal(
+            name="gap",
+            title="Teacher minus policy",
+            says="log q(token | prompt + hint) - log pi(token | prompt) in nats: above 0 the "
+            "teacher, which reads the hint, finds the token likelier than the policy did.",
+            values=_numbers(gap),
+            is_signed=True,
+        ),
+        Signal(
+            name="policy",
+            title="Policy's log-prob",
+            says="In nats, when it was sampled: the farther below 0, the more surprising.",
+            values=_numbers(turn.rollout_logprobs),
+        ),
+        Signal(
+            name="teacher",
+            title="Teacher's log-prob",
+            says="In nats, of the same token under the hinted prompt.",
+            values=_numbers(unknown if teacher is None else teacher),
+        ),
+        Signal(
+            name="version",
+            title="Weights that sampled it",
+            says="The version of the policy.",
+            values=_versions(turn.version_spans, length),
+            nearest=float(min((span.version for span in turn.version_spans), default=0)),
+        ),
+    ]
+
+
+def _numbers(values: Logprobs) -> Numbers:
+    return [None if math.isnan(value) else value for value in values.tolist()]
+
+
+def _versions(spans: Sequence[VersionSpan], length: int) -> Numbers:
+    found: Numbers = [None] * length
+    for span in spans:
+        found[span.start : span.end] = [float(span.version)] * (span.end - span.start)
+    return found
+
+
+def token_texts(ids: Ids, decode: Decode) -> list[str]:
+    """The text of each id. Ids that share a character have it at the first of them; the others are
+    empty.
+    """
+    known: dict[int, str] = {}
+    plain = ids.tolist()
+    texts: list[str] = []
+    at = 0
+    while at < len(plain):
+        token = plain[at]
+        if token not in known:
+            known[token] = decode([token])
+        text, number = known[token], 1
+        if _UNDECODED in text:
+            for together in range(2, _LONGEST_CHARACTER + 1):
+                joined = decode(plain[at : at + together])
+                if at + together <= len(plain) and _UNDECODED not in joined:
+                    text, number = joined, together
+                    break
+        texts += [text, *[""] * (number - 1)]
+        at += number
+    return texts
+
+
+def strengths(signal: Signal) -> list[int | None]:
+    """How strongly each token is coloured, from -4 to 4; None for one without a number."""
+    scale = signal.scale
+    return [
+        None if value is None else _strength(value - signal.nearest, scale or 0.0)
+        for value in signal.values
+    ]
+
+
+def _strength(distance: float, scale: float) -> int:
+    if scale <= 0:
+        return 0
+    step = min(math.ceil(abs(distance) / scale * _STEPS - 0.5), _STEPS)
+    return step if distance > 0 else -step
+
+
+def coloured(
+    texts: Sequence[str], ids: Sequence[int], signals: Sequence[Signal], chosen: Signal
+) -> Markup:
+    """The answer as HTML: a span for each token, coloured by `chosen`, that tells all its numbers
+    when it is pointed at.
+    """
+    titles = [
+        [f"{escape(signal.title)}: {_shown(value)}" for value in signal.values]
+        for signal in signals
+    ]
+    parts: list[str] = []
+    for at, (text, strength, *said) in enumerate(
+        zip(texts, strengths(chosen), *titles, strict=False)
+    ):
+        colour = "no" if strength is None else f"s{'m' if strength < 0 else 'p'}{abs(strength)}"
+        parts.append(
+            f'<span class="t {colour}" title="Token {at + 1}, id {ids[at]}. {"; ".join(said)}">'
+            f"{escape(seen(text) or _NO_TEXT)}</span>"
+        )
+    return Markup("".join(parts))  # each part was escaped
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "not known"
+    return f"{value:.0f}" if value == int(value) and abs(value) >= 1 else f"{value:.4f}"
+
+
+def hinted_part(prompt: Ids, hinted: Ids) -> tuple[int, int]:
+    """How many ids two prompts share at the start, and how many of the rest at the end."""
+    shared = min(len(prompt), len(hinted))
+    differs = np.flatnonzero(prompt[:shared] != hinted[:shared])
+    first = int(differs[0]) if len(differs) else shared
+    rest = shared - first
+    if rest == 0:
+        return first, 0
+    backwards = np.flatnonzero(prompt[::-1][:rest] != hinted[::-1][:rest])
+    return first, int(backwards[0]) if len(backwards) else rest
+
+
+def prompt_change(prompt: Ids, hinted: Ids, decode: Decode, around: int) -> dict[str, Any]:
+    """What a hinted prompt has that the original has not, with `around` ids before and behind."""
+    first, last = hinted_part(prompt, hinted)
+    end = len(prompt) - last
+    return {
+        "ids_before": first,
+        "before": decode(prompt[max(first - around, 0) : first].tolist()),
+        "removed": decode(prompt[first:end].tolist()),
+        "added": decode(hinted[first : len(hinted) - last].tolist()),
+        "behind": decode(prompt[end : end + around].tolist()),
+        "ids_behind": last,
+    }
