@@ -34,6 +34,7 @@ ALLOWED: dict[str, str] = {
     **WAITS,
     "records.reading.explaining.Explanation": "printed whole, as JSON",
     "api_proxy.measured.HintVersion": "written whole into a reply",
+    "api_proxy.pages.tokens.Signal": "shown by a template",
     "opd.evaluation.gap.Gap": "written whole into a report",
     "opd.evaluation.tasks.Check": "of PromptTask",
     "opd.evaluation.tasks.PromptTask": "for suites that people bring: docs/evaluation.md",
