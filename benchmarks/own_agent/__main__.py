@@ -36,7 +36,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ from benchmarks.own_agent.picture import picture
 from benchmarks.own_agent.protocol import Cell, Protocol
 from benchmarks.own_agent.rounds import rounds_table
 from benchmarks.own_agent.scripted import JUDGES
-from benchmarks.own_agent.serving import model_checksum
+from benchmarks.own_agent.serving import end_when_told, model_checksum
 from benchmarks.own_agent.table import table, until_table
 from benchmarks.own_agent.turned import HINTS, TURNED
 from benchmarks.own_agent.wishes import WISHES
@@ -86,10 +85,7 @@ async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """All cells that the arguments name, one after the other. Told to end, it ends what it has
     started.
     """
-    this = asyncio.current_task()
-    assert this is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, this.cancel)
+    end_when_told()
     protocol = Protocol(
         quiet_sessions=arguments.quiet_sessions,
         sessions=arguments.sessions,

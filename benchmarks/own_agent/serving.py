@@ -35,6 +35,14 @@ def model_checksum() -> str:
     return hashlib.sha256((ROOT / MODEL / "model.safetensors").read_bytes()).hexdigest()[:8]
 
 
+def end_when_told() -> None:
+    """Cancel this task at SIGINT or SIGTERM, so that it ends what it has started."""
+    this = asyncio.current_task()
+    assert this is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, this.cancel)
+
+
 class ServeFailed(RuntimeError):
     """`opd serve` ended, or did not answer in time; the message names its log."""
 

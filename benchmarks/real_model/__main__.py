@@ -27,7 +27,7 @@ from benchmarks.own_agent.cell import (
     write_whole,
 )
 from benchmarks.own_agent.judging import NAME, judging
-from benchmarks.own_agent.serving import ROOT, Served, serving, what_became
+from benchmarks.own_agent.serving import ROOT, Served, end_when_told, serving, what_became
 from benchmarks.own_agent.table import markdown
 from benchmarks.real_model.chat import MAX_TOKENS, rates, session
 from benchmarks.real_model.judge import RuleJudge
@@ -72,12 +72,16 @@ def main() -> None:
     if not given.only_table:
         if not (given.model / "config.json").is_file():
             raise SystemExit(f"--model {given.model}: no model is there; ./run.sh models gets one")
-        asyncio.run(_measure(given))
+        try:
+            asyncio.run(_measure(given))
+        except asyncio.CancelledError:
+            raise SystemExit("interrupted; the same command goes on") from None
     results = [json.loads(one.read_text()) for one in sorted(given.out.glob("*.json"))]
     print(markdown(HEADER, [row(one) for one in results if "wish" in one]))
 
 
 async def _measure(given: argparse.Namespace) -> None:
+    end_when_told()
     for weights in given.weights:
         for name in given.wishes:
             path = given.out / f"{name}-{weights}-seed{given.seed}.json"

@@ -13,7 +13,7 @@ from benchmarks.real_model.wishes import WISHES, Wish, new_request
 from examples.tool_lab.evaluate import Rate
 
 MAX_TOKENS = 128
-CONCURRENCY = 8
+CONCURRENCY = 32
 SIDE = {"X-Turn-Type": "side"}
 
 Message = dict[str, str]
