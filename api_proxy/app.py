@@ -18,7 +18,7 @@ from api_proxy.access.keyring import KeyRing
 from api_proxy.access.logins import Logins
 from api_proxy.messages_api.errors import refusal as messages_refusal
 from api_proxy.messages_api.routes import router as messages_router
-from api_proxy.pages import login_routes, memory, sessions, turns
+from api_proxy.pages import login_routes, memory, now, sessions, turns
 from api_proxy.pages.rendering import error_page
 from api_proxy.recording import retention
 from api_proxy.responses_api.routes import refusal as responses_refusal
@@ -75,6 +75,7 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     )
     app.state.service = TurnService(deps)
     app.state.started = deps.clock()
+    app.state.now = now.NowFeed(app.state.service)
     app.state.ring, app.state.logins = ring, Logins(deps.clock)
     app.include_router(router)
     app.include_router(models_router)
@@ -83,6 +84,7 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     app.include_router(hints_router)
     app.include_router(login_routes.router)
     app.include_router(memory.router)
+    app.include_router(now.router)
     app.include_router(sessions.router)
     app.include_router(turns.router)
     app.include_router(messages_router)

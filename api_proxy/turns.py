@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -71,6 +72,8 @@ class ProxyDeps:
     `waiting` is what turns wait for; None: the idle timeout alone is known.
     `hint_versions` reads, in a thread, what was measured of a hint; None: nobody here knows it.
     `teacher` answers hinted prompts when a page asks for it; None: it cannot be asked.
+    `run_status` reads how the whole run stands, as `opd status --json` says it; None: nobody here
+    knows it.
     """
 
     store: Store
@@ -84,6 +87,7 @@ class ProxyDeps:
     waiting: WaitingLimits | None = None
     hint_versions: Callable[[str], list[HintVersion]] | None = None
     teacher: GeneratingEngine | None = None
+    run_status: Callable[[], Awaitable[dict[str, Any]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,8 @@ class TurnService:
         hold = GenerationHold(deps.hold, self.metrics)
         self.places = Places(keys, self.limits, self.metrics, config, hold)
         self.replies = OpenReplies()
+        self.closing = asyncio.Event()
+        """Set when the endpoint is told to stop."""
         self.sessions = Sessions(deps.store, config.idle_timeout_s, config.sweep_interval_s)
         self._side_rules = rules_of(config)
         self._lineage = LineageFinder(
@@ -192,6 +198,7 @@ class TurnService:
 
     async def stop(self) -> None:
         """Begin no more replies, and end those that there are."""
+        self.closing.set()
         self.places.close()
         await self.replies.close(self.config.shutdown_grace_s)
 

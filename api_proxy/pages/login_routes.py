@@ -63,7 +63,7 @@ async def log_in(request: Request) -> Response:
 @router.get(PAGES)
 async def first_page() -> Response:
     """On to the first of the pages."""
-    return RedirectResponse("/ui/sessions", status_code=303)
+    return RedirectResponse("/ui/now", status_code=303)
 
 
 @router.post("/ui/logout")

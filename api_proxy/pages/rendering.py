@@ -37,6 +37,16 @@ def day_and_time(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def span(seconds: float | None) -> str:
+    """A time span in the unit that fits; "" for None."""
+    if seconds is None:
+        return ""
+    for unit, length in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def _number(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.4g}"
 
@@ -58,6 +68,7 @@ def _templates() -> Environment:
     )
     environment.filters["time"] = day_and_time
     environment.filters["number"] = _number
+    environment.filters["span"] = span
     return environment
 
 
@@ -79,6 +90,11 @@ async def page(request: Request, template: str, **values: Any) -> Response:
     return await asyncio.to_thread(_rendered, template, 200, shown)
 
 
+def fragment(template: str, **values: Any) -> str:
+    """A part of a page as HTML."""
+    return _TEMPLATES.get_template(template).render(values)
+
+
 def form_page(template: str, *, status: int = 200, **values: Any) -> Response:
     """A short page for nobody in particular."""
     nobody = {"csrf": "", "is_logged_in": False, "who": "", "path": ""}
@@ -98,5 +114,4 @@ def json_reply(value: Any) -> Response:
 
 
 def _rendered(template: str, status: int, values: dict[str, Any]) -> Response:
-    text = _TEMPLATES.get_template(template).render(values)
-    return HTMLResponse(text, status_code=status, headers=HEADERS)
+    return HTMLResponse(fragment(template, **values), status_code=status, headers=HEADERS)

@@ -64,12 +64,18 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
     from api_proxy.server.server import ProxyServer
     from opd.report.hint_versions import hint_versions
     from opd.report.metrics_file import FOLDER
+    from opd.status.command import with_health
+    from opd.status.facts import read_now
     from rollout_bridge.engine.hold_file import HoldFile
     from rollout_bridge.engine.types import BACKGROUND_PRIORITY
 
     async with await Store.open(config.store) as store:
         await refuse_open_door(config, store, config_file)
         rendering = _rendering(config)
+
+        async def run_status() -> dict[str, Any]:
+            return with_health(await read_now(config, config_file.parent, store))
+
         async with (
             _policy_client(config, config_file.parent) as client,
             _client(config, config.frozen, priority=BACKGROUND_PRIORITY) as teacher,
@@ -85,6 +91,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
                 waiting=config.waiting,
                 hint_versions=partial(hint_versions, config_file.parent),
                 teacher=teacher,
+                run_status=run_status,
             )
             await ProxyServer(create_app(deps), config.proxy).serve()
 

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from opd.status.facts import as_values, read_run
+from opd.status.facts import Now, as_values, read_run
 from opd.status.health import findings
 from opd.status.text import lines
 
@@ -32,5 +33,9 @@ def _shown(config_file: Path, *, as_json: bool, is_repeated: bool) -> str:
     now = read_run(config_file)
     if not as_json:
         return "\n".join(lines(now))
-    values = as_values(now) | {"health": [asdict(one) for one in findings(now)]}
-    return json.dumps(values, ensure_ascii=False, indent=None if is_repeated else 2)
+    return json.dumps(with_health(now), ensure_ascii=False, indent=None if is_repeated else 2)
+
+
+def with_health(now: Now) -> dict[str, Any]:
+    """The facts and what is not well, ready for JSON."""
+    return as_values(now) | {"health": [asdict(one) for one in findings(now)]}

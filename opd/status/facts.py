@@ -23,6 +23,7 @@ from opd.run.config import RunConfig
 from opd.run.recorded_run import load_recorded
 from records.hints.types import HintStatus
 from records.names import DropReason, TurnState
+from records.reading.queues import QUEUES
 from records.reading.summary import VoteSummary
 from records.store import Store
 from rollout_bridge.engine.served import ServedFile
@@ -33,13 +34,6 @@ RATE_OVER_S = 300.0
 """Turns per minute are the mean over so long."""
 WARNINGS_OF_S = 3600.0
 """Warnings of so long are shown."""
-QUEUES = (
-    TurnState.AWAITING_NEXT_STATE,
-    TurnState.JUDGING,
-    TurnState.SCORING,
-    TurnState.READY,
-    TurnState.LEASED,
-)
 _NEWEST_HINTS = 3
 # The sources of a merged hint are those of the hint that it was merged into.
 _SHOWN_STATUSES = [one for one in HintStatus if one not in (HintStatus.MERGED, HintStatus.DELETED)]
@@ -117,23 +111,36 @@ def read_run(config_file: Path) -> Now:
 
 
 async def _read(config: RunConfig, folder: Path) -> Now:
-    endpoint = asyncio.create_task(_endpoint(config))
     async with await Store.open(config.store) as store:
-        found = await _of_store(store, folder)
-        streaks = await told_streaks(store, folder / "config.toml")
-    since = datetime.fromtimestamp(time.time() - WARNINGS_OF_S)
-    logs = folder / "logs"
+        return await read_now(config, folder, store)
+
+
+async def read_now(config: RunConfig, folder: Path, store: Store) -> Now:
+    """How the run in `folder` stands, of a store that is open. Raises StoreError."""
+    endpoint, in_folder, found, streaks = await asyncio.gather(
+        _endpoint(config),
+        asyncio.to_thread(_of_folder, folder),
+        _of_store(store, folder),
+        told_streaks(store, folder / "config.toml"),
+    )
     return Now(
         time=time.time(),
         run=str(folder),
-        why_stopped=why_stopped(folder),
-        endpoint=await endpoint,
-        processes=_ages(folder / FOLDER),
-        counted=_counted(folder / FOLDER / "judge.prom"),
+        endpoint=endpoint,
         always_dropped=tuple(one["words"] for one in streaks),
-        warnings=tuple(LogNotices.since(logs, since).new()),
+        **in_folder,
         **found,
     )
+
+
+def _of_folder(folder: Path) -> dict[str, Any]:
+    since = datetime.fromtimestamp(time.time() - WARNINGS_OF_S)
+    return {
+        "why_stopped": why_stopped(folder),
+        "processes": _ages(folder / FOLDER),
+        "counted": _counted(folder / FOLDER / "judge.prom"),
+        "warnings": tuple(LogNotices.since(folder / "logs", since).new()),
+    }
 
 
 async def _of_store(store: Store, folder: Path) -> dict[str, Any]:
@@ -227,6 +234,10 @@ def as_values(now: Now) -> dict[str, Any]:
             "completion": now.votes.completion_tokens,
         },
         "judge_tokens_per_accepted": tokens_per_accepted(now.votes),
+        "last_step": {
+            "version": step.get("version"),
+            "age_s": None if "time" not in step else now.time - step["time"],
+        },
         "staleness": {"mean": step.get("staleness_mean"), "max": step.get("staleness_max")},
         "gap": figures(row).get("gap"),
         "gap_where_trained": figures(row).get("gap_where_trained"),

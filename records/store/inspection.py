@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from records.names import DropReason, TurnState
 from records.queue import scores
 from records.reading import browsing, diagnosis, outcomes, summary, whole_turns
+from records.reading import queues as reading_queues
 from records.reading.browsing import Place, Said, SessionsPage, Wanted
 from records.reading.diagnosis import RunFacts, SessionFacts
 from records.reading.outcomes import TurnOutcome
+from records.reading.queues import Waiting
 from records.reading.summary import ExampleTurn, VoteSummary
 from records.reading.whole_turns import WholeTurn
 from records.store.base import StoreBase
@@ -23,6 +25,10 @@ class InspectionStore(StoreBase):
     async def counts(self) -> dict[TurnState, int]:
         """Number of turns in each state."""
         return await self.read(summary.counts)
+
+    async def queues(self, scope: str | None) -> dict[TurnState, Waiting]:
+        """The turns of a scope (None: of all) that are on their way, by state."""
+        return await self.read(reading_queues.queues, scope=scope)
 
     async def turns_within(self, seconds: float) -> int:
         """Number of turns that were answered in the last `seconds`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +157,12 @@ def teacher() -> ScriptedEngine | None:
 
 
 @pytest.fixture
+def run_status() -> Callable[[], Awaitable[dict[str, Any]]] | None:
+    """Reads how the whole run stands."""
+    return None
+
+
+@pytest.fixture
 async def door(
     store: Store,
     engine: ScriptedEngine,
@@ -166,6 +172,7 @@ async def door(
     pause_mode: PauseMode,
     hold: HoldFile | None,
     teacher: ScriptedEngine | None,
+    run_status: Callable[[], Awaitable[dict[str, Any]]] | None,
 ) -> AsyncIterator[Door]:
     deps = ProxyDeps(
         store=store,
@@ -176,6 +183,7 @@ async def door(
         pause_mode=pause_mode,
         hold=hold,
         teacher=teacher,
+        run_status=run_status,
     )
     async with a_door(deps, engine) as door:
         yield door

@@ -58,13 +58,20 @@ ROUTES = (
     Route(method="POST", path="/ui/login", is_form=True),
     Route(method="POST", path="/ui/logout", is_form=True),
     Route(method="GET", path="/ui/static/{name}"),
+    Route(method="GET", path="/ui/now"),
+    Route(method="GET", path="/ui/now/events"),
     Route(method="GET", path="/ui/sessions"),
     Route(method="GET", path="/ui/sessions/{session_id}"),
+    Route(method="GET", path="/ui/turns/{turn_id}"),
+    Route(method="POST", path="/ui/turns/{turn_id}/teacher", is_form=True),
     Route(method="GET", path="/ui/memory"),
     Route(method="GET", path="/ui/memory/{hint_id}"),
     Route(method="POST", path="/ui/memory/{hint_id}/delete", is_form=True),
     Route(method="GET", path="/v1/runs/current/sessions"),
     Route(method="GET", path="/v1/runs/current/sessions/{session_id}"),
+    Route(method="GET", path="/v1/runs/current/now"),
+    Route(method="GET", path="/v1/runs/current/turns/{turn_id}"),
+    Route(method="POST", path="/v1/runs/current/turns/{turn_id}/teacher"),
     Route(method="GET", path="/v1/runs/current/memory"),
     Route(method="GET", path="/v1/runs/current/memory/{hint_id}"),
 )
@@ -74,6 +81,7 @@ _HEADERS = ("x-session-id", "x-turn-type", "x-session-done", "x-teacher", "autho
 _QUERY = (
     *("limit", "after", "order", "include", "stream", "starting_after"),
     *("state", "reason", "tenant", "version", "until", "status"),
+    *("signal", "candidate"),
 )
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
@@ -118,7 +126,7 @@ def _json_body(draw: st.DrawFn, model: type[BaseModel]) -> bytes:
 
 
 _form_body = st.one_of(
-    st.dictionaries(st.sampled_from(["key", "csrf", "other"]), texts, max_size=3).map(
+    st.dictionaries(st.sampled_from(["key", "csrf", "candidate", "other"]), texts, max_size=3).map(
         lambda fields: urlencode(fields, errors="surrogatepass").encode()
     ),
     st.binary(max_size=100),

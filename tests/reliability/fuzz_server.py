@@ -18,6 +18,7 @@ import uvicorn
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
+from api_proxy.pages import now
 from api_proxy.server.connections import protocol_of
 from api_proxy.server.event_loop import run as run_loop
 from records.config import StoreConfig
@@ -96,6 +97,7 @@ def served(database: StoreConfig, with_keys: bool = False) -> Iterator[Served]:
     failure: list[BaseException] = []
     engine = AnyReply(rendering)
     keys: list[FuzzKeys] = []
+    now.STREAM_S = 0.1  # else each request for events takes a minute
 
     async def serve() -> None:
         async with await Store.open(database) as store:

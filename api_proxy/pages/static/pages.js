@@ -29,3 +29,9 @@ if (tokens) {
     if (next) show(next);
   });
 }
+const live = document.querySelector("[data-events]");
+if (live) {
+  const events = new EventSource(live.dataset.events);
+  events.onmessage = (event) => { live.innerHTML = JSON.parse(event.data); };
+  window.addEventListener("pagehide", () => events.close());
+}

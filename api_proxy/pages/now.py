@@ -1,0 +1,170 @@
+"""*Now*: how the run stands and what it learns from, kept up to date while somebody looks.
+
+However many look, and however much the store holds, reading costs a small part of a core: what was
+read is shared, and read anew only after fifty times what reading it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+
+from api_proxy.errors import ApiError
+from api_proxy.pages.rendering import HEADERS, fragment, json_reply, page
+from api_proxy.routes.hints_api import answered, scope_of
+from api_proxy.turns import TurnService
+from records.hints.types import HintStatus
+
+router = APIRouter()
+
+LEAST_S = 2.0
+"""Between two readings."""
+_TIMES = 50
+STREAM_S = 60.0
+"""A browser asks anew after so long, and its login is looked at again."""
+_MOST_STREAMS = 100
+_MOST_SCOPES = 100
+_HINTS = 5
+_SHOWN = [one for one in HintStatus if one not in (HintStatus.MERGED, HintStatus.DELETED)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What was read, and as HTML; `until`: when it is read anew (monotonic seconds)."""
+
+    values: dict[str, Any]
+    html: str
+    until: float
+
+
+class NowFeed:
+    """The newest snapshot of each scope that somebody looks at."""
+
+    def __init__(self, service: TurnService) -> None:
+        self._service = service
+        self._snapshots: OrderedDict[str | None, Snapshot] = OrderedDict()
+        self._lock = asyncio.Lock()
+        self.streams = 0
+
+    async def snapshot(self, scope: str | None) -> Snapshot:
+        """What is known of a scope (None: of the run). Raises ApiError 503."""
+        async with self._lock:
+            found = self._snapshots.get(scope)
+            if found is None or time.monotonic() >= found.until:
+                began = time.monotonic()
+                values = await self._read(scope)
+                html = await asyncio.to_thread(fragment, "now_body.html.jinja", now=values)
+                took = time.monotonic() - began
+                until = time.monotonic() + max(LEAST_S, _TIMES * took)
+                found = Snapshot(values=values, html=html, until=until)
+            self._snapshots[scope] = found
+            self._snapshots.move_to_end(scope)
+            while len(self._snapshots) > _MOST_SCOPES:
+                self._snapshots.popitem(last=False)
+        return found
+
+    async def _read(self, scope: str | None) -> dict[str, Any]:
+        deps = self._service.deps
+        store, now = deps.store, deps.clock()
+        latest = await answered(self._service, store.latest_version())
+        queues = await answered(self._service, store.queues(scope))
+        status = None
+        if scope is None and deps.run_status is not None:
+            status = await answered(self._service, deps.run_status())
+        return {
+            "object": "now",
+            "time": now,
+            "version": 0 if latest is None else latest.version,
+            "version_age_s": None if latest is None else max(now - latest.created_at, 0.0),
+            "queues": {
+                state.value: {
+                    "turns": one.turns,
+                    "oldest_s": None if one.since is None else max(now - one.since, 0.0),
+                }
+                for state, one in queues.items()
+            },
+            "learned_from": await self._learned_from(scope),
+            "run": status,
+        }
+
+    async def _learned_from(self, scope: str | None) -> list[dict[str, Any]]:
+        store = self._service.deps.store
+        hints = await answered(
+            self._service, store.hints(scope=scope, statuses=_SHOWN, limit=_HINTS)
+        )
+        words = await answered(self._service, store.newest_words([one.hint_id for one in hints]))
+        return [
+            {
+                "hint_id": one.hint_id,
+                "hint": one.text,
+                "status": one.status.value,
+                "words": words.get(one.hint_id),
+            }
+            for one in hints
+        ]
+
+    async def changes(self, scope: str | None) -> AsyncIterator[str]:
+        """Server-sent events with the page's changing part, until it is time to ask anew."""
+        end = time.monotonic() + STREAM_S
+        sent = ""
+        self.streams += 1
+        try:
+            while time.monotonic() < end and not self._service.closing.is_set():
+                try:
+                    found = await self.snapshot(scope)
+                except ApiError as error:
+                    yield _event(await asyncio.to_thread(_unavailable, error.message))
+                    return
+                if found.html != sent:
+                    sent = found.html
+                    yield _event(sent)
+                wait_s = min(found.until, end) - time.monotonic()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._service.closing.wait(), max(wait_s, 0.1))
+        finally:
+            self.streams -= 1
+
+
+def _event(html: str) -> str:
+    return f"data: {json.dumps(html)}\n\n"
+
+
+def _unavailable(message: str) -> str:
+    return fragment("unavailable.html.jinja", message=message)
+
+
+@router.get("/ui/now")
+async def now_page(request: Request) -> Response:
+    """How the run stands."""
+    feed: NowFeed = request.app.state.now
+    found = await feed.snapshot(scope_of(request))
+    return await page(request, "now.html.jinja", now=found.values)
+
+
+@router.get("/ui/now/events")
+async def now_events(request: Request) -> Response:
+    """The same again and again, as server-sent events."""
+    feed: NowFeed = request.app.state.now
+    if feed.streams >= _MOST_STREAMS:
+        raise ApiError(
+            503, "Too many pages are kept up to date. Reload this one to see it anew.", code="busy"
+        )
+    return StreamingResponse(
+        feed.changes(scope_of(request)), media_type="text/event-stream", headers=HEADERS
+    )
+
+
+@router.get("/v1/runs/current/now")
+async def now_json(request: Request) -> Response:
+    """The same as JSON."""
+    feed: NowFeed = request.app.state.now
+    return json_reply((await feed.snapshot(scope_of(request))).values)
