@@ -18,7 +18,7 @@ from api_proxy.access.keyring import KeyRing
 from api_proxy.access.logins import Logins
 from api_proxy.messages_api.errors import refusal as messages_refusal
 from api_proxy.messages_api.routes import router as messages_router
-from api_proxy.pages import login_routes, memory, now, sessions, turns
+from api_proxy.pages import login_routes, memory, now, sessions, training, turns
 from api_proxy.pages.rendering import error_page
 from api_proxy.recording import retention
 from api_proxy.responses_api.routes import refusal as responses_refusal
@@ -86,6 +86,7 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     app.include_router(memory.router)
     app.include_router(now.router)
     app.include_router(sessions.router)
+    app.include_router(training.router)
     app.include_router(turns.router)
     app.include_router(messages_router)
     app.include_router(responses_router)

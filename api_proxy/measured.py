@@ -1,8 +1,9 @@
-"""What was measured of a hint at a version of the policy, as whoever starts the proxy tells it."""
+"""What was measured of a run, as whoever starts the proxy tells it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,3 +18,20 @@ class HintVersion:
     gap_high: float | None
     followed: int | None
     asked: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One plot: a title, the unit of its y axis and named series over the x values `steps`.
+
+    `marks` are labelled horizontal lines: a value to compare with, or a bound of what is healthy.
+    `says`: what it shows, and what is healthy.
+    """
+
+    title: str
+    unit: str
+    steps: Sequence[float]
+    series: Mapping[str, Sequence[float | None]]
+    step_unit: str = "update"
+    marks: Mapping[str, float] = field(default_factory=dict)
+    says: str = ""

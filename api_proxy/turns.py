@@ -34,7 +34,7 @@ from api_proxy.linking.sessions import Sessions
 from api_proxy.linking.side_turns import Kind, kind_of, rules_of
 from api_proxy.linking.tokens import Prompt, PromptBuilder, TokenCache
 from api_proxy.linking.workers import Workers
-from api_proxy.measured import HintVersion
+from api_proxy.measured import Curve, HintVersion
 from api_proxy.metrics import ProxyMetrics
 from api_proxy.recording.drop_watch import DropWatch
 from api_proxy.recording.recorder import TurnRecorder
@@ -73,7 +73,7 @@ class ProxyDeps:
     `hint_versions` reads, in a thread, what was measured of a hint; None: nobody here knows it.
     `teacher` answers hinted prompts when a page asks for it; None: it cannot be asked.
     `run_status` reads how the whole run stands, as `opd status --json` says it; None: nobody here
-    knows it.
+    knows it. `curves` reads, in a thread, what the run measured step by step.
     """
 
     store: Store
@@ -88,6 +88,7 @@ class ProxyDeps:
     hint_versions: Callable[[str], list[HintVersion]] | None = None
     teacher: GeneratingEngine | None = None
     run_status: Callable[[], Awaitable[dict[str, Any]]] | None = None
+    curves: Callable[[], list[Curve]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

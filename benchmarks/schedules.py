@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from opd.report.run_report import metric_rows
+from opd.report.curves import metric_rows
 
 HEADINGS = ("schedule", "seed", "updates", "seconds", "per update")
 HEADINGS += ("staleness mean", "max", "stale turns", "held s", "success before", "after")

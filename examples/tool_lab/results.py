@@ -14,13 +14,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from api_proxy.measured import Curve
 from examples.tool_lab.evaluate import OTHER_SKILLS, Rate, worst_success
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState
 from examples.tool_lab.measure import as_numbers
 from opd.rehearsal.reported import learning_curves, learning_tables
-from opd.report.page import Curve, write_report
-from opd.report.run_report import example_turns, metric_rows, run_curves
+from opd.report.curves import metric_rows, run_curves
+from opd.report.page import write_report
+from opd.report.run_report import example_turns
 from opd.report.run_summary import run_summary
 from opd.run.config import RunConfig
 from records.names import TurnState

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from opd.report.run_report import metric_rows
+from opd.report.curves import metric_rows
 from opd.run import config as run_config
 from opd.run.config import RunConfig
 from trainer.config import TrainerConfig

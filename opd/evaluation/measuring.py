@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from api_proxy.measured import Curve
 from opd.evaluation import recorded, recorded_results, task_results
 from opd.evaluation.asked import EvalOptions
 from opd.evaluation.attempts import ServedPolicy, SuiteCounts, count_passes, sample_on
@@ -29,7 +30,6 @@ from opd.evaluation.served import frozen_engine, load, policy_engine
 from opd.evaluation.task_results import Table, TaskResults
 from opd.evaluation.tasks import TaskSuite
 from opd.evaluation.weights import VersionWeights
-from opd.report.page import Curve
 from opd.report.progress import ProgressBar
 from opd.run.config import RunConfig
 from records.store import Store

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
+from api_proxy.measured import Curve
 from opd.evaluation.recorded import WinRate
 from opd.evaluation.task_results import Table, estimate_json, shown
-from opd.report.page import Curve
 
 
 def as_json(found: WinRate) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from api_proxy.measured import Curve
 from opd.evaluation.figures.beta_binomial import Fit
 from opd.evaluation.figures.estimates import AdaptivePasses, Paired, Passes
 from opd.evaluation.figures.pass_at_k import mean_pass_at_k
-from opd.report.page import Curve
 from trainer.bootstrap import Estimate
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]

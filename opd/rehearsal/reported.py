@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from api_proxy.measured import Curve
 from opd.rehearsal.saying import MEASURED_WHERE_IT_TRAINS, MOST_HINTS, HintFigures
-from opd.report.page import Curve
 from records.hints.types import Hint, HintStatus, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.reading.drop_words import BLOCK_WORDS, LESSON_WORDS
@@ -114,15 +114,42 @@ def learning_curves(folder: Path) -> list[Curve]:
     }
     keep = [None if row.keep is None else row.keep.value for row in rows]
     plots = [
-        ("Objections per 100 turns", "", {"objections": objections_per_100(rows)}),
-        ("Gap under each hint", "nats", _gaps(rows)),
-        ("Obedience: open wishes done", "share", of_pooled),
-        ("Open wishes done, by the hint that they are against", "share", _done(rows)),
-        ("Gap to the start at states of other kinds", "nats", {"mean": keep}),
+        (
+            "Objections per 100 turns",
+            "",
+            {"objections": objections_per_100(rows)},
+            "How often users object. Healthy: it falls as their wishes are learned.",
+        ),
+        (
+            "Gap under each hint",
+            "nats",
+            _gaps(rows),
+            "What is left to learn of each hint, on requests that never train. Healthy: it falls "
+            "towards 0, and the hint rests.",
+        ),
+        (
+            "Obedience: open wishes done",
+            "share",
+            of_pooled,
+            "How often the policy still does the opposite of what it learned when it is openly "
+            "asked to. Healthy: as high as at the start; training stops below the floor.",
+        ),
+        (
+            "Open wishes done, by the hint that they are against",
+            "share",
+            _done(rows),
+            "The same, hint by hint. Healthy: high.",
+        ),
+        (
+            "Gap to the start at states of other kinds",
+            "nats",
+            {"mean": keep},
+            "How far the policy has moved where nobody objected. Healthy: near 0.",
+        ),
     ]
     return [
-        Curve(title=title, unit=unit, steps=versions, series=series, step_unit="version")
-        for title, unit, series in plots
+        Curve(title=title, unit=unit, steps=versions, series=series, step_unit="version", says=says)
+        for title, unit, series, says in plots
     ]
 
 

@@ -12,8 +12,9 @@ from opd.evaluation.gap import Gap
 from opd.rehearsal.reported import learning_curves, learning_tables
 from opd.replay.modes import ReplayMode
 from opd.replay.taking_in import ImportReport
+from opd.report.curves import metric_rows, run_curves
 from opd.report.page import write_report
-from opd.report.run_report import example_turns, metric_rows, run_curves
+from opd.report.run_report import example_turns
 from records.names import TurnState
 from records.reading.replay_status import ReplayStatus
 from records.store import Store

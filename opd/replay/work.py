@@ -24,7 +24,7 @@ from opd.replay.importing import ImportSettings
 from opd.replay.modes import ReplayMode
 from opd.replay.show import ReplayProgress
 from opd.replay.taking_in import ImportReport, take_in
-from opd.report.run_report import metric_rows
+from opd.report.curves import metric_rows
 from opd.report.run_summary import run_summary
 from opd.run import config as run_config
 from opd.run.checks import run_warnings

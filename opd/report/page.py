@@ -10,10 +10,9 @@ from __future__ import annotations
 import html
 import io
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 from jinja2 import Environment, FileSystemLoader
@@ -22,20 +21,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 from matplotlib.ticker import MaxNLocator
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """One plot: a title, the unit of its y axis and named series over the x values `steps`.
-
-    `marks` are labelled horizontal lines: a value to compare with, or a bound of what is healthy.
-    """
-
-    title: str
-    unit: str
-    steps: Sequence[float]
-    series: dict[str, Sequence[float | None]]
-    step_unit: str = "update"
-    marks: Mapping[str, float] = field(default_factory=dict)
+from api_proxy.measured import Curve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +62,7 @@ def write_report(
         title=title,
         facts=facts,
         tables=tables,
-        plots=[(curve.title, plot_svg(curve)) for curve in curves],
+        plots=[(curve, plot_svg(curve)) for curve in curves],
         examples=(
             None
             if examples is None
@@ -134,20 +120,3 @@ def colored_tokens(example: ReportExample) -> str:
             f'title="advantage {advantage:+.3f} nats">{shown}</span>'
         )
     return "".join(spans)
-
-
-def metric_curve(
-    title: str,
-    unit: str,
-    rows: Sequence[dict[str, Any]],
-    names: dict[str, str],
-    marks: Mapping[str, float] | None = None,
-) -> Curve:
-    """A curve over the metric rows of a run: `names` maps metric keys to labels."""
-    return Curve(
-        title=title,
-        unit=unit,
-        steps=[row["step"] for row in rows],
-        series={label: [row.get(key) for row in rows] for key, label in names.items()},
-        marks=marks or {},
-    )

@@ -134,6 +134,10 @@ class TrainerStore(StoreBase):
         """Versions that the policy went back behind: abandoned, or withdrawn by a rollback."""
         return await self.read(training.versions_given_up)
 
+    async def newest_versions(self, limit: int) -> list[PolicyVersion]:
+        """The newest versions, newest first, those that were given up too."""
+        return await self.read(training.newest_versions, limit=limit)
+
     async def latest_version(self) -> PolicyVersion | None:
         """The newest version that is not abandoned."""
         return await self.read(training.latest_version)

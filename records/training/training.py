@@ -286,6 +286,14 @@ def versions_given_up(connection: Connection) -> set[int]:
     return set(connection.scalars(statement))
 
 
+def newest_versions(connection: Connection, limit: int) -> list[PolicyVersion]:
+    """The newest versions, newest first, those that were given up too."""
+    rows = connection.execute(
+        select(PolicyVersionRow.__table__).order_by(PolicyVersionRow.version.desc()).limit(limit)
+    )
+    return [PolicyVersion(**row._mapping) for row in rows]
+
+
 def latest_version(connection: Connection) -> PolicyVersion | None:
     """The newest version that is not abandoned."""
     row = connection.execute(

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
+from api_proxy.measured import Curve
 from records.store import Store
 from records.types import TurnRecord
 from rollout_bridge.config import RendererConfig
@@ -36,6 +37,9 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
+
+
+Curves = Callable[[], list[Curve]]
 
 
 class Clock:
@@ -163,6 +167,12 @@ def run_status() -> Callable[[], Awaitable[dict[str, Any]]] | None:
 
 
 @pytest.fixture
+def curves() -> Curves | None:
+    """Reads what the run measured step by step."""
+    return None
+
+
+@pytest.fixture
 async def door(
     store: Store,
     engine: ScriptedEngine,
@@ -173,6 +183,7 @@ async def door(
     hold: HoldFile | None,
     teacher: ScriptedEngine | None,
     run_status: Callable[[], Awaitable[dict[str, Any]]] | None,
+    curves: Curves | None,
 ) -> AsyncIterator[Door]:
     deps = ProxyDeps(
         store=store,
@@ -184,6 +195,7 @@ async def door(
         hold=hold,
         teacher=teacher,
         run_status=run_status,
+        curves=curves,
     )
     async with a_door(deps, engine) as door:
         yield door

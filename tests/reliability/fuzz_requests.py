@@ -62,6 +62,7 @@ ROUTES = (
     Route(method="GET", path="/ui/now/events"),
     Route(method="GET", path="/ui/sessions"),
     Route(method="GET", path="/ui/sessions/{session_id}"),
+    Route(method="GET", path="/ui/training"),
     Route(method="GET", path="/ui/turns/{turn_id}"),
     Route(method="POST", path="/ui/turns/{turn_id}/teacher", is_form=True),
     Route(method="GET", path="/ui/memory"),
@@ -70,6 +71,7 @@ ROUTES = (
     Route(method="GET", path="/v1/runs/current/sessions"),
     Route(method="GET", path="/v1/runs/current/sessions/{session_id}"),
     Route(method="GET", path="/v1/runs/current/now"),
+    Route(method="GET", path="/v1/runs/current/training"),
     Route(method="GET", path="/v1/runs/current/turns/{turn_id}"),
     Route(method="POST", path="/v1/runs/current/turns/{turn_id}/teacher"),
     Route(method="GET", path="/v1/runs/current/memory"),
@@ -81,7 +83,7 @@ _HEADERS = ("x-session-id", "x-turn-type", "x-session-done", "x-teacher", "autho
 _QUERY = (
     *("limit", "after", "order", "include", "stream", "starting_after"),
     *("state", "reason", "tenant", "version", "until", "status"),
-    *("signal", "candidate"),
+    *("signal", "candidate", "first", "last"),
 )
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from opd.report.page import Curve, ReportExample, colored_tokens, plot_svg, write_report
-from opd.report.run_report import correction_curves, metric_rows, run_curves
+from api_proxy.measured import Curve
+from opd.report.curves import correction_curves, metric_rows, run_curves
+from opd.report.page import ReportExample, colored_tokens, plot_svg, write_report
 
 
 def example(tokens: list[str], advantages: list[float]) -> ReportExample:

@@ -1,0 +1,113 @@
+"""Curves as SVG, without a style or a script in themselves: what is drawn gets its colours from the
+page's style sheet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from markupsafe import Markup, escape
+
+from api_proxy.measured import Curve
+from api_proxy.pages.seen import seen
+
+WIDTH, HEIGHT = 520, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 10, 10, 30
+_COLOURS = 6
+"""Colours that the style sheet has; more series than that begin again."""
+_TICKS = 4
+_FEW = 40
+"""Up to so many points are drawn as dots, too."""
+
+Point = tuple[float, float]
+
+
+def svg(curve: Curve) -> Markup:
+    """The curve as an SVG element; missing values are gaps. Without a value an empty text."""
+    values = [value for series in curve.series.values() for value in _known(series)]
+    if not values or not curve.steps:
+        return Markup("")
+    low, high = _range([*values, *curve.marks.values()])
+    first, last = float(min(curve.steps)), float(max(curve.steps))
+    span_x, span_y = (last - first) or 1.0, high - low
+
+    def at(step: float, value: float) -> Point:
+        x = _LEFT + (step - first) / span_x * (WIDTH - _LEFT - _RIGHT)
+        return x, HEIGHT - _BOTTOM - (value - low) / span_y * (HEIGHT - _TOP - _BOTTOM)
+
+    parts = [*_grid(curve, low, high, first, last)]
+    for name, value in curve.marks.items():
+        _, y = at(first, value)
+        parts.append(
+            f'<line class="mark" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}">'
+            f"<title>{_text(name)}: {value:.4g}</title></line>"
+        )
+    for number, (name, series) in enumerate(curve.series.items()):
+        colour = f"c{number % _COLOURS}"
+        for piece in _pieces(curve.steps, series):
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*one) for one in piece))
+            parts.append(f'<polyline class="{colour}" points="{points}"/>')
+            if len(curve.steps) <= _FEW or len(piece) == 1:
+                parts += [_dot(colour, name, one, at(*one), curve) for one in piece]
+    label = f"{curve.title}, {curve.step_unit} {first:g} to {last:g}"
+    return Markup(
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{_text(label)}">{"".join(parts)}</svg>'
+    )
+
+
+def _dot(colour: str, name: str, point: Point, place: Point, curve: Curve) -> str:
+    (step, value), (x, y) = point, place
+    says = f"{curve.step_unit} {step:g}, {name}: {value:.4g}"
+    return (
+        f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">'
+        f"<title>{_text(says)}</title></circle>"
+    )
+
+
+def _grid(curve: Curve, low: float, high: float, first: float, last: float) -> Iterator[str]:
+    for number in range(_TICKS + 1):
+        y = HEIGHT - _BOTTOM - number / _TICKS * (HEIGHT - _TOP - _BOTTOM)
+        value = low + number / _TICKS * (high - low)
+        yield f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+    bottom = HEIGHT - 8
+    yield f'<text x="{_LEFT}" y="{bottom}">{first:g}</text>'
+    yield f'<text x="{WIDTH - _RIGHT}" y="{bottom}" text-anchor="end">{last:g}</text>'
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    says = _text(f"{curve.step_unit} ({curve.unit})" if curve.unit else curve.step_unit)
+    yield f'<text x="{middle}" y="{bottom}" text-anchor="middle">{says}</text>'
+
+
+def _text(value: str) -> str:
+    return str(escape(seen(value)))
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """What the y axis covers: a little more than the values."""
+    low, high = min(values), max(values)
+    if low == high:
+        room = abs(low) / 10 or 1.0
+        return low - room, high + room
+    room = (high - low) / 20
+    return low - room, high + room
+
+
+def _pieces(steps: Sequence[float], values: Sequence[float | None]) -> list[list[Point]]:
+    """Runs of points between gaps."""
+    found: list[list[Point]] = []
+    is_open = False
+    for step, value in zip(steps, values, strict=True):
+        if value is None or not math.isfinite(value):
+            is_open = False
+            continue
+        if not is_open:
+            found.append([])
+            is_open = True
+        found[-1].append((float(step), value))
+    return found
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]

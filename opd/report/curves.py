@@ -1,0 +1,187 @@
+"""The plots that tell whether a run learns and stays healthy, from its metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from api_proxy.measured import Curve
+from opd.rehearsal.reported import learning_curves
+from trainer.rehearsal.last_line import METRICS_FILE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plot:
+    """`names` maps keys of a row to labels."""
+
+    title: str
+    unit: str
+    names: Mapping[str, str]
+    says: str
+    marks: Mapping[str, float] = field(default_factory=dict)
+
+
+_PLOTS = (
+    _Plot(
+        title="Teacher minus student",
+        unit="nats",
+        names={"opd/adv_mean": "mean", "opd/adv_std": "standard deviation"},
+        says="How far the teacher, who reads the hint, is from the policy on its own answers, per "
+        "token. Healthy: it comes nearer to 0 while a hint is practised.",
+    ),
+    _Plot(
+        title="|teacher - student|",
+        unit="nats",
+        names={"teacher_student_absdiff": "mean"},
+        says="The same without its sign: what is left to learn. Healthy: it falls.",
+    ),
+    _Plot(
+        title="Loss",
+        unit="",
+        names={"loss": "total", "pg_loss": "policy gradient", "kl_loss": "KL to start"},
+        says="What a step minimises. Samples differ from step to step, so look for jumps, not for "
+        "a fall.",
+    ),
+    _Plot(
+        title="KL to the frozen start",
+        unit="nats",
+        names={"kl_loss": "KL"},
+        says="How far the policy has moved, per token. Healthy: it rises while something is "
+        "learned, and levels off.",
+    ),
+    _Plot(
+        title="Staleness",
+        unit="versions",
+        names={"staleness_mean": "mean", "staleness_max": "max"},
+        says="How many versions older than the policy the samples of a step are. Healthy: below "
+        "trainer.max_staleness.",
+    ),
+    _Plot(
+        title="Engine against trainer",
+        unit="nats",
+        names={"train_rollout_logprob_abs_diff": "mean |difference|"},
+        says="Log-probs of the engine that sampled, against the trainer's. It holds what the "
+        "policy has moved since; at staleness 0 it should be below 0.01.",
+    ),
+    _Plot(
+        title="Gradient norm",
+        unit="",
+        names={"grad_norm": "before clipping"},
+        says="Healthy: without jumps by a factor of ten.",
+    ),
+    _Plot(
+        title="Entropy",
+        unit="nats",
+        names={"entropy_loss": "mean"},
+        says="How open the next token is. Healthy: it does not collapse towards 0.",
+    ),
+    _Plot(
+        title="Seconds of a step",
+        unit="s",
+        names={
+            "seconds/step": "all",
+            "seconds/checkpoint": "checkpoint",
+            "seconds/publish": "publish",
+        },
+        says="Where the time of a step goes.",
+    ),
+)
+_CORRECTION = (
+    _Plot(
+        title="Mean importance weight",
+        unit="",
+        names={
+            "rollout_corr/rollout_is_mean": "applied",
+            "rollout_corr/rollout_is_mean_raw": "before the cap",
+        },
+        marks={"ideal": 1.0},
+        says="Weights that make up for samples of an older policy. Healthy: near 1.",
+    ),
+    _Plot(
+        title="Effective sample size of the weights",
+        unit="share",
+        names={
+            "rollout_corr/rollout_is_eff_sample_size": "applied",
+            "rollout_corr/rollout_is_eff_sample_size_raw": "before the cap",
+        },
+        marks={"good above": 0.5, "too few below": 0.3},
+        says="Which share of the samples really counts. Healthy: above 0.5.",
+    ),
+    _Plot(
+        title="Turns vetoed",
+        unit="share",
+        names={"rollout_corr/rollout_is_veto_fraction": "vetoed"},
+        marks={"too many above": 0.1},
+        says="Turns left out because a token of them had become all but impossible. Healthy: "
+        "below 0.1.",
+    ),
+    _Plot(
+        title="KL of engine and trainer",
+        unit="nats",
+        names={"rollout_corr/kl": "KL", "rollout_corr/k3_kl": "K3"},
+        marks={"ideal": 0.0},
+        says="How far the policy that sampled is from the one that learns, per token. Healthy: "
+        "near 0.",
+    ),
+    _Plot(
+        title="Perplexity, trainer over engine",
+        unit="",
+        names={"rollout_corr/ppl_ratio": "ratio"},
+        marks={"ideal": 1.0},
+        says="The same as a ratio of perplexities. Healthy: near 1.",
+    ),
+    _Plot(
+        title="Chi-squared of engine and trainer",
+        unit="",
+        names={"rollout_corr/chi2_token": "tokens", "rollout_corr/chi2_seq": "turns"},
+        marks={"too far above": 1.0},
+        says="How much the weights spread. Healthy: below 1.",
+    ),
+)
+
+
+def metric_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl, oldest first; none if nothing was trained yet.
+
+    A last line that a killed process left unfinished is not a row.
+    """
+    path = folder / METRICS_FILE
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def run_curves(rows: Sequence[dict[str, Any]]) -> list[Curve]:
+    """The plots that tell at a glance whether a run learns and stays healthy."""
+    trained = [row for row in rows if row.get("skipped") is None]
+    return [_curve(plot, trained) for plot in _PLOTS] + correction_curves(trained)
+
+
+def correction_curves(rows: Sequence[dict[str, Any]]) -> list[Curve]:
+    """The six diagnostic plots of rollout correction, with the bounds of its health warnings."""
+    return [_curve(plot, rows) for plot in _CORRECTION]
+
+
+def _curve(plot: _Plot, rows: Sequence[dict[str, Any]]) -> Curve:
+    return Curve(
+        title=plot.title,
+        unit=plot.unit,
+        steps=[row["step"] for row in rows],
+        series={label: [row.get(key) for row in rows] for key, label in plot.names.items()},
+        marks=plot.marks,
+        says=plot.says,
+    )
+
+
+def training_curves(folder: Path) -> list[Curve]:
+    """All plots of a run that have a value."""
+    found = [*learning_curves(folder), *run_curves(metric_rows(folder))]
+    return [curve for curve in found if any(_has_value(one) for one in curve.series.values())]
+
+
+def _has_value(values: Sequence[float | None]) -> bool:
+    return any(value is not None for value in values)
