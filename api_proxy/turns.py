@@ -73,7 +73,8 @@ class ProxyDeps:
     `hint_versions` reads, in a thread, what was measured of a hint; None: nobody here knows it.
     `teacher` answers hinted prompts when a page asks for it; None: it cannot be asked.
     `run_status` reads how the whole run stands, as `opd status --json` says it; None: nobody here
-    knows it. `curves` reads, in a thread, what the run measured step by step.
+    knows it. `curves` reads, in a thread, what the run measured step by step, and `why_stopped`
+    why training has stopped, None while it goes on.
     """
 
     store: Store
@@ -89,6 +90,7 @@ class ProxyDeps:
     teacher: GeneratingEngine | None = None
     run_status: Callable[[], Awaitable[dict[str, Any]]] | None = None
     curves: Callable[[], list[Curve]] | None = None
+    why_stopped: Callable[[], str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from api_proxy.recording.drop_watch import DropWatch
 from judge.hints.metrics import QuestionMetrics
 from judge.metrics import HintMetrics
 from judge.votes.capacity import Capacity
+from opd.guard.metrics import GuardMetrics
 from opd.report.run_figures import RunFigures, _families
 from opd.report.trainer_metrics import TrainerMetrics
 from records.hints.types import HintStatus
@@ -72,6 +73,7 @@ def families() -> list[Family]:
         ),
         *_of("judge", _judge()),
         *_of("judge", _run()),
+        *_of("judge", GuardMetrics().registry.collect()),
         *_of("trainer", TrainerMetrics().registry.collect()),
     ]
 

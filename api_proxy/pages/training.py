@@ -68,7 +68,11 @@ async def _curves(request: Request, first: str, last: str) -> list[Curve] | None
     if service.deps.curves is None:
         return None
     found = await asyncio.to_thread(service.deps.curves)
-    return [one for one in (_part(curve, begin, end) for curve in found) if one.steps]
+    return [one for one in (_part(curve, begin, end) for curve in found) if _has_value(one)]
+
+
+def _has_value(curve: Curve) -> bool:
+    return any(value is not None for values in curve.series.values() for value in values)
 
 
 def _bound(name: str, value: str, default: float) -> float:

@@ -46,12 +46,15 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
     """Engine and store answer, and requests are taken; 503 names what is not so. `warnings` say of
-    which sessions and keys every turn is dropped, which costs no request anything.
+    which sessions and keys every turn is dropped, and `training_stopped` why the policy learns no
+    more (null while it does); both cost no request anything.
     """
     service: TurnService = request.app.state.service
     engine, answers = await asyncio.gather(_engine_answers(service), _store_answers(service))
     # A store that can be read may still refuse to write: a full disk, a lock.
     store = answers and not service.spool.is_waiting
+    look = service.deps.why_stopped
+    stopped = None if look is None else await asyncio.to_thread(look)
     is_closing = service.replies.is_closing
     is_ready = engine and store and not is_closing
     status = "ok" if is_ready else "shutting_down" if is_closing else "unavailable"
@@ -61,6 +64,7 @@ async def readyz(request: Request) -> JSONResponse:
             "engine": engine,
             "store": store,
             "warnings": service.drop_watch.warnings(),
+            "training_stopped": stopped,
         },
         status_code=200 if is_ready else 503,
         headers={} if is_ready else {"Retry-After": str(service.config.retry_after_s)},

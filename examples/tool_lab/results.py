@@ -19,8 +19,8 @@ from examples.tool_lab.evaluate import OTHER_SKILLS, Rate, worst_success
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState
 from examples.tool_lab.measure import as_numbers
-from opd.rehearsal.reported import learning_curves, learning_tables
-from opd.report.curves import metric_rows, run_curves
+from opd.rehearsal.reported import learning_tables
+from opd.report.curves import metric_rows, training_curves
 from opd.report.page import write_report
 from opd.report.run_report import example_turns
 from opd.report.run_summary import run_summary
@@ -128,7 +128,7 @@ async def save_results(
                 [(name, f"{value:.1f}") for name, value in summary["seconds_by_phase"].items()],
             ),
         ],
-        curves=[_objections_curve(summary), *learning_curves(folder), *run_curves(rows)],
+        curves=[_objections_curve(summary), *training_curves(folder)],
         examples=await example_turns(store, rendering, limit=3),
     )
 

@@ -28,7 +28,7 @@ from opd.report.status import status_line
 from opd.run.checks import run_warnings
 from opd.run.config import EngineConfig, RunConfig
 from opd.run.devices import check_device
-from opd.run.start_checks import check_listening, check_spill, check_store
+from opd.run.start_checks import check_canaries, check_listening, check_spill, check_store
 from records.queue.freshness import Freshness
 from records.store import Store
 from trainer.model.model_config import model_vocab_size
@@ -36,6 +36,7 @@ from trainer.model.model_config import model_vocab_size
 if TYPE_CHECKING:
     from judge.hints.metrics import QuestionMetrics
     from judge.votes.context import Reads
+    from opd.guard.metrics import GuardMetrics
     from rollout_bridge.engine.client import EngineClient
     from rollout_bridge.engine.served import ServedFile
     from rollout_bridge.rendering.rendering import Rendering
@@ -69,6 +70,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
     from opd.status.facts import read_now
     from rollout_bridge.engine.hold_file import HoldFile
     from rollout_bridge.engine.types import BACKGROUND_PRIORITY
+    from trainer.step.stop_order import why_stopped
 
     async with await Store.open(config.store) as store:
         await refuse_open_door(config, store, config_file)
@@ -94,6 +96,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
                 teacher=teacher,
                 run_status=run_status,
                 curves=partial(training_curves, config_file.parent),
+                why_stopped=partial(why_stopped, config_file.parent),
             )
             await ProxyServer(create_app(deps), config.proxy).serve()
 
@@ -111,6 +114,7 @@ def run_judge(
     config = begin(config_file, overrides, exit_with_parent)
     if not exit_with_parent:
         check_store(config.store)
+        check_canaries(config.guard)
     run_until_stopped(
         lambda stop: _with_status(
             config,
@@ -126,6 +130,7 @@ async def _judge_and_score(
 ) -> None:
     from judge.hints.metrics import QuestionMetrics
     from judge.worker import JudgeWorker
+    from opd.guard.metrics import GuardMetrics
     from opd.report.metrics_file import keep_written
     from opd.report.run_figures import RunCollector
     from rollout_bridge.engine.types import BACKGROUND_PRIORITY
@@ -159,18 +164,52 @@ async def _judge_and_score(
             resampler=_resampler(config, store, policy, rendering),
             freshness=freshness_of(config),
         )
-        questions = QuestionMetrics()
+        questions, guard_metrics = QuestionMetrics(), GuardMetrics()
         registries = [one.registry for one in (judge.metrics, scoring.metrics, questions)]
         async with asyncio.TaskGroup() as group:
             run_figures = RunCollector(store, folder)
-            group.create_task(keep_written(folder, "judge", registries, run_figures, stop))
             group.create_task(judge.run(stop))
             if config.replay.mode != "judge-only":
                 group.create_task(scoring.run(stop))
+            if config.guard.is_on:
+                registries.append(guard_metrics.registry)
+                group.create_task(
+                    _guard(config, folder, stop, store, teacher, rendering, reads, guard_metrics)
+                )
             if config.rehearsal.enabled:
                 group.create_task(
                     _rehearse(config, folder, stop, store, teacher, rendering, reads, questions)
                 )
+            group.create_task(keep_written(folder, "judge", registries, run_figures, stop))
+
+
+async def _guard(
+    config: RunConfig,
+    folder: Path,
+    stop: asyncio.Event,
+    store: Store,
+    teacher: EngineClient,
+    rendering: Rendering,
+    reads: Reads,
+    metrics: GuardMetrics,
+) -> None:
+    """Check each version on the canaries, until `stop`."""
+    from judge.hints.questions import HintQuestions
+    from judge.votes.calls import judge_client
+    from opd.guard.starting import guard_worker
+    from opd.rehearsal.starting import Connections
+    from rollout_bridge.engine.types import LESSON_PRIORITY
+
+    asked = judge_config(config)
+    async with (
+        judge_client(asked) as client,
+        _policy_client(config, folder, priority=LESSON_PRIORITY) as policy,
+    ):
+        questions = HintQuestions(client, asked, **reads)
+        to = Connections(
+            store=store, questions=questions, policy=policy, frozen=teacher, rendering=rendering
+        )
+        await guard_worker(config, to, folder=folder, metrics=metrics).run(stop)
 
 
 async def _rehearse(
@@ -313,6 +352,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
             engines={"policy": policy},
             owner=owner_name("trainer"),
             rehearsal=config.rehearsal if config.rehearsal.enabled else None,
+            guarded=config.guard.is_on,
         )
         try:
             sequences = calibration_sequences(

@@ -43,7 +43,7 @@ def rehearsal_worker(
 ) -> RehearsalWorker:
     """Make it; whoever runs it keeps the connections open. `folder` is the run's."""
     settings, scoring = config.rehearsal, config.scoring
-    concurrency = _concurrency(config)
+    concurrency = concurrency_of(config)
     sampler = partial(
         PolicySampler,
         rendering=to.rendering,
@@ -90,7 +90,7 @@ def _desk(scoring: ScoringConfig, to: Connections) -> Desk:
     return Desk(to.rendering, teacher)
 
 
-def _concurrency(config: RunConfig) -> int:
+def concurrency_of(config: RunConfig) -> int:
     """Answers under way at a time. They are begun before requests that wait (LESSON_PRIORITY), so
     traffic of any size leaves them these places of the engine, and they never take more.
     """

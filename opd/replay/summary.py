@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from opd.evaluation.gap import Gap
-from opd.rehearsal.reported import learning_curves, learning_tables
+from opd.rehearsal.reported import learning_tables
 from opd.replay.modes import ReplayMode
 from opd.replay.taking_in import ImportReport
-from opd.report.curves import metric_rows, run_curves
+from opd.report.curves import training_curves
 from opd.report.page import write_report
 from opd.report.run_report import example_turns
 from records.names import TurnState
@@ -224,9 +224,7 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
             *_learned(summary),
         ],
         tables=[table for table in tables if table[2]],
-        curves=[*learning_curves(folder), *run_curves(metric_rows(folder))]
-        if summary["updates"]
-        else [],
+        curves=training_curves(folder) if summary["updates"] else [],
         examples=(
             None
             if summary["mode"] == "judge-only" and not summary["updates"]

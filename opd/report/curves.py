@@ -10,6 +10,7 @@ from typing import Any
 
 from api_proxy.measured import Curve
 from opd.rehearsal.reported import learning_curves
+from trainer.guard.checks import read_checks
 from trainer.rehearsal.last_line import METRICS_FILE
 
 
@@ -178,10 +179,33 @@ def _curve(plot: _Plot, rows: Sequence[dict[str, Any]]) -> Curve:
 
 
 def training_curves(folder: Path) -> list[Curve]:
-    """All plots of a run that have a value."""
-    found = [*learning_curves(folder), *run_curves(metric_rows(folder))]
-    return [curve for curve in found if any(_has_value(one) for one in curve.series.values())]
+    """All plots of a run."""
+    of_guard = _guard_curves(folder)
+    return [*learning_curves(folder), *of_guard, *run_curves(metric_rows(folder))]
 
 
-def _has_value(values: Sequence[float | None]) -> bool:
-    return any(value is not None for value in values)
+def _guard_curves(folder: Path) -> list[Curve]:
+    rows = read_checks(folder)
+    if not rows:
+        return []
+    plots: list[tuple[str, str, dict[str, list[float | None]], str]] = [
+        (
+            "Canaries",
+            "share",
+            {"right": [row.passed / row.asked if row.asked else None for row in rows]},
+            "Answers to the run's canaries that are as they must be. Healthy: as high as at the "
+            "start, version 0.",
+        ),
+        (
+            "Canaries: distance from the start",
+            "nats",
+            {"KL": [row.kl for row in rows], "surprise": [row.surprise for row in rows]},
+            "How far answers have moved, and how open they are, per token. Healthy: KL stays "
+            "below guard.max_kl, and surprise does not collapse.",
+        ),
+    ]
+    versions = [row.version for row in rows]
+    return [
+        Curve(title=title, unit=unit, steps=versions, series=series, step_unit="version", says=says)
+        for title, unit, series, says in plots
+    ]

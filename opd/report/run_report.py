@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from judge.votes.prompts import message_text
-from opd.rehearsal.reported import learning_curves, learning_tables
-from opd.report.curves import metric_rows, run_curves
+from opd.rehearsal.reported import learning_tables
+from opd.report.curves import metric_rows, training_curves
 from opd.report.page import ReportExample, write_report
 from opd.report.run_summary import write_run_summary
 from records.reading.drop_words import DROP_WORDS
@@ -50,7 +50,7 @@ async def write_run_report(folder: Path, title: str, store: Store, rendering: Re
             ),
             *await learning_tables(store, folder),
         ],
-        curves=learning_curves(folder) + run_curves(rows),
+        curves=training_curves(folder),
         examples=await example_turns(store, rendering, limit=EXAMPLES),
     )
     return path

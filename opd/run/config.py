@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, m
 from api_proxy.config import ProxyConfig
 from judge.config import JudgeConfig
 from opd.cluster.config import ClusterConfig
+from opd.guard.config import GuardConfig
 from opd.replay.config import ReplayConfig
 from opd.run.checks import check_rehearsal, check_run
 from records.config import StoreConfig
@@ -117,6 +118,8 @@ class RunConfig(BaseModel):
     """What becomes of recorded sessions."""
     rehearsal: RehearsalConfig = Field(default_factory=RehearsalConfig)
     """What becomes of accepted hints beyond the turn that each came from."""
+    guard: GuardConfig = Field(default_factory=GuardConfig)
+    """What each version is checked on, and when the run goes back."""
     handover: HandoverConfig = Field(default_factory=HandoverConfig)
     """How turns are handed to slime's trainer; only for `opd slime`."""
     cluster: ClusterConfig | None = None

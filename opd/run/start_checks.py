@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 
+from opd.guard.canaries import read_canaries
+from opd.guard.config import GuardConfig
 from opd.models.folder import check_model
 from opd.processes.supervisor import listen_problem
 from opd.run.config import EngineConfig, RunConfig
@@ -22,6 +24,7 @@ def check_start(config: RunConfig, *, serves: bool) -> None:
     check_device("trainer.device", config.trainer.device)
     check_engines(config)
     check_store(config.store)
+    check_canaries(config.guard)
     if serves and config.store.spill_path.parent.is_dir():  # else of a new run, as the store
         check_spill(config.store)
 
@@ -34,6 +37,12 @@ def check_engines(config: RunConfig) -> None:
         if engine.embedded.model != config.model:
             check_model(engine.embedded.model)
     check_model(config.model)
+
+
+def check_canaries(guard: GuardConfig) -> None:
+    """Raise StartupError for a file of canaries that cannot be used."""
+    if guard.canaries is not None:
+        read_canaries(guard.canaries)
 
 
 def check_store(config: StoreConfig) -> None:

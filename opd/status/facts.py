@@ -27,6 +27,7 @@ from records.reading.queues import QUEUES
 from records.reading.summary import VoteSummary
 from records.store import Store
 from rollout_bridge.engine.served import ServedFile
+from trainer.guard.checks import Checked, last_check
 from trainer.rehearsal.figures import figures
 from trainer.step.stop_order import why_stopped
 
@@ -89,6 +90,8 @@ class Now:
     figures: RunFigures
     learned_from: tuple[LearnedFrom, ...]
     why_stopped: str | None
+    check: Checked | None
+    """What the newest version that was checked did with the canaries; None: there are none."""
     endpoint: Endpoint
     processes: dict[str, float]
     counted: dict[str, float]
@@ -137,6 +140,7 @@ def _of_folder(folder: Path) -> dict[str, Any]:
     since = datetime.fromtimestamp(time.time() - WARNINGS_OF_S)
     return {
         "why_stopped": why_stopped(folder),
+        "check": last_check(folder),
         "processes": _ages(folder / FOLDER),
         "counted": _counted(folder / FOLDER / "judge.prom"),
         "warnings": tuple(LogNotices.since(folder / "logs", since).new()),
@@ -244,6 +248,15 @@ def as_values(now: Now) -> dict[str, Any]:
         "obedience": None
         if pooled is None
         else {"value": pooled.value, "start": pooled.before, "floor": pooled.floor},
+        "canaries": None
+        if now.check is None
+        else {
+            "version": now.check.version,
+            "passed": now.check.passed,
+            "asked": now.check.asked,
+            "kl": now.check.kl,
+            "breaches": now.check.breaches,
+        },
         "learned_from": [
             {"hint_id": one.hint_id, "hint": one.hint, "status": one.status, "words": one.words}
             for one in now.learned_from

@@ -106,6 +106,11 @@ def _learning(now: Now) -> Iterator[str]:
             f"open wishes done {pooled.value:.2f} (start {pooled.before:.2f}, at least "
             f"{pooled.floor:.2f})",
         )
+    if (check := now.check) is not None:
+        far = "" if check.kl is None else f"; {check.kl:.3f} nats a token from the start"
+        yield _row(
+            "canaries", f"{check.passed} of {check.asked} right at version {check.version}{far}"
+        )
 
 
 def _learned_from(now: Now) -> Iterator[str]:

@@ -39,6 +39,7 @@ from trainer.checkpoints.restore import (
 )
 from trainer.config import TrainerConfig, lessons_problem
 from trainer.errors import CheckpointError, StartupError, TrainerError
+from trainer.guard.waiting import CheckWait
 from trainer.model.heap import give_back
 from trainer.model.teacher_models import EmaTeacher
 from trainer.model.token_states import LogprobModel
@@ -93,6 +94,7 @@ class EmbeddedTrainer:
         owner: str,
         rehearsal: RehearsalConfig | None,
         publication: Publication,
+        guarded: bool,
     ):
         self.store = store
         self.config = config
@@ -104,6 +106,7 @@ class EmbeddedTrainer:
         self.updater = updater
         self.owner = owner
         self._lessons = LessonMix(store, config, run_folder, rehearsal)
+        self._check = CheckWait(run_folder, is_on=guarded)
         self._publication = publication
         self.publisher = publication.publisher
         self._served = Served(run_folder, checkpoints, self.publisher, self._weights_of)
@@ -135,9 +138,11 @@ class EmbeddedTrainer:
         engines: Mapping[str, TrainedEngine],
         owner: str = "trainer",
         rehearsal: RehearsalConfig | None = None,
+        guarded: bool = False,
     ) -> EmbeddedTrainer:
         """Load the newest intact checkpoint (or the start `model`), make the store equal to its
-        chain, and bring the engines to its version. With `rehearsal` batches hold lessons.
+        chain, and bring the engines to its version. With `rehearsal` batches hold lessons. Where it
+        is `guarded`, each version waits for the guard's check before it is trained further.
 
         Raises CheckpointError for a folder of another run, StartupError for an unsupported model
         or objective.
@@ -169,6 +174,7 @@ class EmbeddedTrainer:
                 owner=owner,
                 rehearsal=rehearsal,
                 publication=publication,
+                guarded=guarded,
             )
         except BaseException:
             thread.shutdown()
@@ -362,7 +368,9 @@ class EmbeddedTrainer:
         if size == 0 or num_turns + await self._lessons.num_ready() < size:
             self._holds.no_batch()
             return None
-        if not finishes and await self._lessons.awaits_measurement(self.version):
+        if self._check.awaits(self.version) or (
+            not finishes and await self._lessons.awaits_measurement(self.version)
+        ):
             self._holds.batch_is_full()
             return None
         await self._expire()

@@ -81,6 +81,11 @@ def _refuse(values: dict[str, Any]) -> None:
         problems.append(
             "rehearsal.enabled: slime cannot train lessons yet, only turns; set it to false"
         )
+    if "canaries" in _section(values, "guard"):
+        problems.append(
+            "guard.canaries: slime's versions are not checked yet; remove it, and compare "
+            "checkpoints with opd eval"
+        )
     judge = _section(values, "judge")
     if "base_url" in judge and "judge" in _section(values, "cluster"):
         problems.append("judge.base_url and cluster.judge are both set: choose one judge")

@@ -13,12 +13,15 @@ from records.names import DropReason, TurnState
 from records.store import Store
 from rollout_bridge.engine.served import ServedFile
 from tests.records.new_store import new_store
+from tests.trainer.guard.test_checks import a_check
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.tiny import VOCAB, conversation, make_ready, random_sequences, save_model, states
 from trainer.checkpoints.manifest import Manifest
 from trainer.config import LoraConfig, TrainerConfig
 from trainer.errors import CheckpointError, TrainerError
+from trainer.guard.checks import add_check
 from trainer.step.loop import EmbeddedTrainer
+from trainer.step.rollback_order import order_rollback
 from trainer.step.stop_order import StopOrder, order_stop
 
 BATCH = 4
@@ -46,7 +49,7 @@ def samples(sessions: int, *, first: int = 0, **options) -> list:
 
 
 @asynccontextmanager
-async def opened(run, folder, engine=None, **options):
+async def opened(run, folder, engine=None, *, guarded=False, **options):
     engine = engine or LocalEngine(str(folder))
     engine.served = ServedFile(run)
     run.mkdir(exist_ok=True)
@@ -57,6 +60,7 @@ async def opened(run, folder, engine=None, **options):
             run_folder=run,
             model=str(folder),
             engines={"policy": engine},
+            guarded=guarded,
         )
         try:
             yield trainer, store, engine
@@ -101,6 +105,28 @@ async def test_a_full_batch_becomes_a_version_that_the_engine_serves(folder, tmp
     assert line["hint/dropped_internal_error"] == line["guard/abandoned_turns"] == 0
     assert line["guard/engines_behind"] == 0
     assert line["teacher/latency"] == 0.0
+
+
+async def test_a_guarded_version_is_not_trained_further_before_it_was_checked(folder, tmp_path):
+    async with opened(tmp_path, folder, guarded=True) as (trainer, store, engine):
+        await make_ready(store, samples(4))
+        assert await trainer.step() is not None, "the start needs no check"
+        assert await trainer.step() is None
+        add_check(tmp_path, a_check(1))
+        assert await trainer.step() is not None
+        # What the guard orders when version 2 fails.
+        order_rollback(tmp_path, 1)
+        order_stop(tmp_path, StopOrder(reason="the guard withdrew version 2"))
+        await trainer.run(asyncio.Event())
+        ended = asyncio.Event()
+        serving = asyncio.create_task(trainer.serve_on(ended, when_done=False))
+        async with asyncio.timeout(30):
+            while trainer.version != 3:
+                await asyncio.sleep(0.01)
+        ended.set()
+        await serving
+        assert trainer.manifest.restores == 1
+        assert engine.version == "3"
 
 
 async def test_the_trainers_forward_equals_the_engine_after_each_step(folder, tmp_path):

@@ -1,0 +1,182 @@
+"""Asks a model all canaries, and measures its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Protocol
+
+import numpy as np
+
+from opd.guard.canaries import Canary, Function, load_function
+from opd.guard.limits import repeated_share
+from opd.rehearsal.policy_sampler import Answer, PolicySampler
+from opd.rehearsal.together import all_or_none
+from records.messages import Message, content_text
+from records.types import Ids, Logprobs
+from rollout_bridge.rendering.rendering import Rendering
+from trainer.guard.checks import Checked
+
+logger = logging.getLogger(__name__)
+
+
+class Scorer(Protocol):
+    """The frozen start model. Raises EngineError."""
+
+    async def score(self, input_ids: Ids, start: int) -> Logprobs: ...
+
+
+class Judge(Protocol):
+    """Says whether an answer does what words ask; None: no majority. Raises ServiceUnavailable."""
+
+    async def followed(
+        self,
+        words: str,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        response: Message,
+    ) -> bool | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One answer: whether it is right (None: not decided), and its numbers."""
+
+    canary: str
+    is_right: bool | None
+    ids: Sequence[int]
+    surprise: float | None
+    kl_sum: float | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Asker:
+    """Asks canaries. A function that hung once is not called again by this process."""
+
+    canaries: Sequence[Canary]
+    rendering: Rendering
+    start: Scorer
+    judge: Judge
+    timeout_s: float
+    _hung: set[str] = field(default_factory=set)
+    _prompts: dict[str, Ids] = field(default_factory=dict)
+
+    async def ask(self, model: PolicySampler, *, version: int, samples: int) -> Checked:
+        """`samples` answers to each canary. Raises EngineError, ServiceUnavailable."""
+        began = time.monotonic()
+        answers = await all_or_none(
+            [self._ask(model, canary) for canary in self.canaries for _ in range(samples)]
+        )
+        decided = [one for one in answers if one.is_right is not None]
+        tokens = sum(len(one.ids) for one in answers)
+        kls = [one.kl_sum for one in answers if one.kl_sum is not None]
+        surprises = [one.surprise for one in answers if one.surprise is not None]
+        return Checked(
+            version=version,
+            time=time.time(),
+            passed=sum(bool(one.is_right) for one in decided),
+            asked=len(decided),
+            failed=dict(Counter(one.canary for one in decided if not one.is_right)),
+            kl=sum(kls) / tokens if kls and tokens else None,
+            tokens=tokens / len(answers) if answers else None,
+            surprise=fmean(surprises) if surprises else None,
+            repeated=fmean(repeated_share(one.ids) for one in answers) if answers else None,
+            took_s=time.monotonic() - began,
+        )
+
+    async def _ask(self, model: PolicySampler, canary: Canary) -> _Asked:
+        prompt = self._prompts.get(canary.name)
+        if prompt is None:
+            prompt = self.rendering.prompt_ids(canary.conversation, canary.tools)
+            self._prompts[canary.name] = prompt
+        answer = await model.answer(prompt, canary.tools)
+        ids = np.asarray(answer.rollout.ids, dtype=np.int32)
+        own = np.asarray(answer.rollout.logprobs, dtype=np.float32)
+        kl_sum = None
+        if len(ids):
+            start = await self.start.score(np.concatenate([prompt, ids]), len(prompt))
+            kl_sum = float((own - start).sum())
+        return _Asked(
+            canary=canary.name,
+            is_right=await self._is_right(canary, answer),
+            ids=ids.tolist(),
+            surprise=float(-own.mean()) if len(own) else None,
+            kl_sum=kl_sum,
+        )
+
+    async def _is_right(self, canary: Canary, answer: Answer) -> bool | None:
+        text = answer_text(answer.message)
+        if canary.contains is not None:
+            return canary.contains in text
+        if canary.matches is not None:
+            return re.search(canary.matches, text) is not None
+        if canary.function is not None:
+            return await self._called(canary.name, canary.function, text)
+        assert canary.follows is not None
+        return await self.judge.followed(
+            canary.follows, canary.conversation, canary.tools, answer.message
+        )
+
+    async def _called(self, name: str, path: str, text: str) -> bool | None:
+        """What the user's function says; None where it fails, or hangs."""
+        if path in self._hung:
+            return None
+        try:
+            return await _in_daemon(load_function(path), text, self.timeout_s)
+        except TimeoutError:
+            self._hung.add(path)
+            logger.error(
+                "canary %s: %s took more than %g s; it is not called again until the run restarts",
+                name,
+                path,
+                self.timeout_s,
+            )
+        except Exception as error:
+            logger.warning("canary %s: %s raised %s: %s", name, path, type(error).__name__, error)
+        return None
+
+
+async def _in_daemon(function: Function, text: str, timeout_s: float) -> bool:
+    """Call a function in a thread that may hang without keeping the process. Raises TimeoutError,
+    and what the function raises.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[bool] = loop.create_future()
+
+    def tell(result: bool | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(bool(result))
+
+    def call() -> None:
+        try:
+            result, error = function(text), None
+        except Exception as raised:
+            result, error = None, raised
+        try:
+            loop.call_soon_threadsafe(tell, result, error)
+        except RuntimeError:
+            return  # the loop has ended
+
+    threading.Thread(target=call, daemon=True, name="canary").start()
+    async with asyncio.timeout(timeout_s):
+        return await done
+
+
+def answer_text(message: Message) -> str:
+    """What a canary's check reads: the content, then a line for each call."""
+    calls = [
+        f"{call['function']['name']}({call['function']['arguments']})"
+        for call in message.get("tool_calls") or ()
+    ]
+    return "\n".join([content_text(message.get("content")), *calls]).strip()

@@ -1,0 +1,71 @@
+"""Which limits a version breaks, against what the start model did. Numbers in, sentences out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from opd.guard.config import GuardConfig
+from trainer.guard.checks import Checked
+from trainer.rehearsal.estimates import Rate
+
+_NGRAM = 4
+
+
+def breaches(config: GuardConfig, start: Checked, now: Checked) -> list[str]:
+    """What is wrong with a version, in sentences; empty for one that may serve."""
+    return [*_passed(config, start, now), *_drift(config, start, now)]
+
+
+def _passed(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
+    if not start.asked or not now.asked:
+        return
+    wanted = config.least_passed * start.passed / start.asked
+    if Rate(hits=now.passed, count=now.asked).interval[1] < wanted:
+        worst = sorted(now.failed.items(), key=lambda one: -one[1])[:3]
+        names = ", ".join(f"{name} ({number})" for name, number in worst)
+        yield (
+            f"{now.passed} of {now.asked} answers to canaries are right, at least {wanted:.0%} are "
+            f"wanted (guard.least_passed); wrong most often: {names}"
+        )
+
+
+def _drift(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
+    if config.max_kl is not None and now.kl is not None and now.kl > config.max_kl:
+        yield (
+            f"answers to canaries are {now.kl:.2f} nats a token from the start model, at most "
+            f"{config.max_kl:g} are allowed (guard.max_kl)"
+        )
+    if config.max_longer is not None and start.tokens and now.tokens is not None:
+        ratio = now.tokens / start.tokens
+        if not 1 / config.max_longer <= ratio <= config.max_longer:
+            yield (
+                f"answers to canaries have {now.tokens:.0f} tokens, the start's "
+                f"{start.tokens:.0f}: more than {config.max_longer:g} times as many, or as few "
+                "(guard.max_longer)"
+            )
+    if config.least_entropy is not None and start.surprise and now.surprise is not None:
+        share = now.surprise / start.surprise
+        if share < config.least_entropy:
+            yield (
+                f"answers have {share:.0%} of the start's entropy, at least "
+                f"{config.least_entropy:.0%} are wanted (guard.least_entropy)"
+            )
+    if (
+        config.max_repeated is not None
+        and now.repeated is not None
+        and start.repeated is not None
+        and now.repeated - start.repeated > config.max_repeated
+    ):
+        yield (
+            f"{now.repeated:.0%} of an answer repeats what it has said, the start's "
+            f"{start.repeated:.0%}; at most {config.max_repeated:.0%} more is allowed "
+            "(guard.max_repeated)"
+        )
+
+
+def repeated_share(ids: Sequence[int]) -> float:
+    """Share of the sequences of four ids that stand in `ids` a second time or more."""
+    grams = Counter(zip(*(ids[at:] for at in range(_NGRAM)), strict=False))
+    total = grams.total()
+    return 1 - len(grams) / total if total else 0.0

@@ -1,0 +1,40 @@
+"""What the guard counts, for `/metrics`."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from trainer.guard.checks import Checked
+
+
+class GuardMetrics:
+    """Of the version that was checked last; what was not measured has no sample."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.withdrawn = Counter(
+            "guard_withdrawn", "Versions that the guard withdrew.", registry=self.registry
+        )
+        self._values = Gauge(
+            "guard_check",
+            "What the version that was checked last did with the canaries, by figure.",
+            ["of"],
+            registry=self.registry,
+        )
+
+    def set(self, row: Checked) -> None:
+        """Show this check."""
+        self._values.clear()
+        values = {
+            "version": row.version,
+            "passed_share": row.passed / row.asked if row.asked else None,
+            "kl_nats": row.kl,
+            "tokens": row.tokens,
+            "surprise_nats": row.surprise,
+            "repeated_share": row.repeated,
+            "breaches": len(row.breaches),
+            "seconds": row.took_s,
+        }
+        for name, value in values.items():
+            if value is not None:
+                self._values.labels(name).set(value)

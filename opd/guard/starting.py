@@ -1,0 +1,49 @@
+"""Makes the guard of a run from its configuration and its connections."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+from opd.guard.asking import Asker
+from opd.guard.canaries import read_canaries
+from opd.guard.metrics import GuardMetrics
+from opd.guard.worker import GuardWorker
+from opd.rehearsal.policy_sampler import PolicySampler
+from opd.rehearsal.starting import Connections, concurrency_of
+from opd.run.config import RunConfig
+from rollout_bridge.scoring.policy_scores import served_version
+
+
+def guard_worker(
+    config: RunConfig, to: Connections, *, folder: Path, metrics: GuardMetrics
+) -> GuardWorker:
+    """Make it; whoever runs it keeps the connections open. Raises StartupError for the canaries."""
+    assert config.guard.canaries is not None
+    sampler = partial(
+        PolicySampler,
+        rendering=to.rendering,
+        temperature=1.0,
+        max_new_tokens=config.guard.max_new_tokens,
+        context_length=config.scoring.context_length,
+        pause_mode=config.trainer.pause_mode,
+        proxy=config.proxy,
+        places=asyncio.Semaphore(concurrency_of(config)),
+    )
+    asker = Asker(
+        canaries=read_canaries(config.guard.canaries),
+        rendering=to.rendering,
+        start=to.frozen,
+        judge=to.questions,
+        timeout_s=config.guard.check_timeout_s,
+    )
+    return GuardWorker(
+        asker,
+        config.guard,
+        policy=sampler(to.policy),
+        start=sampler(to.frozen),
+        version=partial(served_version, to.policy),
+        folder=folder,
+        metrics=metrics,
+    )

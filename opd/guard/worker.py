@@ -1,0 +1,145 @@
+"""The guard: asks each version the run's canaries, and orders the way back where one is too bad.
+
+A version serves while it is checked, and the trainer takes no step from it until it has passed. One
+that fails is withdrawn: the trainer publishes the newest version that passed again, as a version of
+its own, and training stops until somebody says otherwise (`opd policy resume`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from opd.guard.asking import Asker
+from opd.guard.config import GuardConfig
+from opd.guard.limits import breaches
+from opd.guard.metrics import GuardMetrics
+from opd.rehearsal.policy_sampler import PolicySampler
+from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.worker import ServiceUnavailable
+from trainer.guard.checks import Checked, add_check, read_checks
+from trainer.step.rollback_order import order_rollback
+from trainer.step.stop_order import StopOrder, order_stop, read_stop
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+START = 0
+
+
+class GuardWorker:
+    """Checks versions one after the other. `policy` samples from what serves, `start` from the
+    frozen start model, both at temperature 1; `version` asks what serves.
+    """
+
+    def __init__(
+        self,
+        asker: Asker,
+        config: GuardConfig,
+        *,
+        policy: PolicySampler,
+        start: PolicySampler,
+        version: Callable[[], Awaitable[int]],
+        folder: Path,
+        metrics: GuardMetrics,
+    ) -> None:
+        self._asker, self._config, self._folder = asker, config, folder
+        self._policy, self._start_model, self._version = policy, start, version
+        self._metrics = metrics
+        rows = read_checks(folder)
+        self._start = next((row for row in rows if row.version == START), None)
+        self._passed = [row.version for row in rows if not row.breaches]
+        self._last = rows[-1] if rows else None
+        if rows:
+            metrics.set(rows[-1])
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set."""
+        failures = 0
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                pause_s = POLL_S
+                look = asyncio.create_task(self.look())
+                await asyncio.wait([look, stopping], return_when=asyncio.FIRST_COMPLETED)
+                if not look.done():
+                    look.cancel()
+                    await asyncio.gather(look, return_exceptions=True)
+                    return
+                try:
+                    look.result()
+                    failures = 0
+                except (EngineError, ServiceUnavailable) as error:
+                    failures += 1
+                    pause_s = min(POLL_S * 2.0 ** min(failures, 30), _LONGEST_PAUSE_S)
+                    logger.warning("the guard waits %.0f s: %s", pause_s, error)
+                await asyncio.wait([stopping], timeout=pause_s)
+        finally:
+            stopping.cancel()
+
+    async def look(self) -> None:
+        """Check what serves, if it was not. Raises EngineError, ServiceUnavailable."""
+        if self._start is None:
+            self._start = await self._ask_start()
+        version = await self._version()
+        if not self._is_due(version):
+            return
+        found = await self._asker.ask(self._policy, version=version, samples=self._config.samples)
+        if await self._version() != version:
+            return  # another one has sampled a part of it
+        problems = breaches(self._config, self._start, found)
+        found = found.model_copy(update={"breaches": problems})
+        if problems:
+            self._go_back(found)
+        else:
+            self._passed.append(version)
+        # Only now: the trainer goes on once it reads of it.
+        add_check(self._folder, found)
+        self._last = found
+        self._metrics.set(found)
+        logger.info(
+            "version %d: %d of %d answers to canaries are right", version, found.passed, found.asked
+        )
+
+    def _is_due(self, version: int) -> bool:
+        """Whether what serves is to be checked. One that failed is, again, once somebody took the
+        order to stop away.
+        """
+        if version == START or version in self._passed:
+            return False
+        is_last = self._last is not None and self._last.version == version
+        return not is_last or read_stop(self._folder) is None
+
+    async def _ask_start(self) -> Checked:
+        found = await self._asker.ask(
+            self._start_model, version=START, samples=self._config.start_samples
+        )
+        if found.asked == 0:
+            logger.error("no answer to a canary could be checked: canaries guard nothing")
+        elif found.passed < found.asked / 2:
+            worst = ", ".join(sorted(found.failed, key=lambda name: -found.failed[name])[:3])
+            logger.warning(
+                "the start model does %d of %d canaries only (most seldom: %s): they guard little",
+                found.passed,
+                found.asked,
+                worst,
+            )
+        add_check(self._folder, found)
+        self._last, self._passed = found, [*self._passed, START]
+        self._metrics.set(found)
+        return found
+
+    def _go_back(self, found: Checked) -> None:
+        """Order the stop and the rollback. An order to stop that is there already stays. The start
+        has no checkpoint to train on from: it serves, and that is all.
+        """
+        good = max(one for one in self._passed if one < found.version)
+        reason = f"the guard withdrew version {found.version}: {'; '.join(found.breaches)}"
+        logger.error("%s; version %d serves again", reason, good)
+        if good != START:
+            order_rollback(self._folder, good)
+        order_stop(self._folder, StopOrder(reason=reason, serve_version=good))
+        self._metrics.withdrawn.inc()

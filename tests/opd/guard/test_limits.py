@@ -1,0 +1,66 @@
+"""Which limits a version breaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from opd.guard.config import GuardConfig
+from opd.guard.limits import breaches, repeated_share
+from trainer.guard.checks import Checked
+
+
+def checked(**values: Any) -> Checked:
+    usual = {
+        "version": 1,
+        "time": 0.0,
+        "passed": 95,
+        "asked": 100,
+        "kl": 0.1,
+        "tokens": 20.0,
+        "surprise": 0.5,
+        "repeated": 0.1,
+    }
+    return Checked(**(usual | values))
+
+
+START = checked(version=0, passed=96)
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({}, []),
+        ({"passed": 80, "failed": {"a": 15, "b": 5}}, []),  # the interval reaches 0.864
+        ({"passed": 75, "failed": {"a": 20, "b": 5}}, ["least_passed"]),
+        ({"kl": 1.01}, ["max_kl"]),
+        ({"tokens": 61.0}, ["max_longer"]),
+        ({"tokens": 6.0}, ["max_longer"]),
+        ({"surprise": 0.04}, ["least_entropy"]),
+        ({"repeated": 0.41}, ["max_repeated"]),
+        ({"kl": None, "tokens": None, "surprise": None, "repeated": None, "asked": 0}, []),
+        ({"passed": 0, "kl": 9.0, "surprise": 0.0}, ["least_passed", "max_kl", "least_entropy"]),
+    ],
+)
+def test_what_is_broken_is_said(values: dict[str, Any], names: list[str]) -> None:
+    found = breaches(GuardConfig(), START, checked(**values))
+    assert [name for name in names if not any(f"guard.{name}" in one for one in found)] == []
+    assert len(found) == len(names)
+
+
+def test_the_worst_canaries_are_named() -> None:
+    [said] = breaches(GuardConfig(), START, checked(passed=70, failed={"a": 5, "b": 25}))
+    assert "wrong most often: b (25), a (5)" in said
+
+
+def test_limits_can_be_taken_away() -> None:
+    none = GuardConfig(max_kl=None, max_longer=None, least_entropy=None, max_repeated=None)
+    assert breaches(none, START, checked(kl=9.0, tokens=900.0, surprise=0.0, repeated=1.0)) == []
+
+
+def test_repetition_is_that_of_four_tokens() -> None:
+    assert repeated_share([1, 2, 3]) == 0.0
+    assert repeated_share([1, 2, 3, 4, 5]) == 0.0
+    assert repeated_share([1] * 11) == pytest.approx(7 / 8)
+    assert repeated_share([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(1 / 5)

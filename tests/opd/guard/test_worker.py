@@ -1,0 +1,297 @@
+"""The guard checks each version once, and orders the way back from one that is too bad. The start
+model is the real one; a version is what a test says it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api_proxy.config import ProxyConfig
+from opd.guard.asking import Asker, answer_text
+from opd.guard.canaries import Canary
+from opd.guard.config import GuardConfig
+from opd.guard.metrics import GuardMetrics
+from opd.guard.worker import GuardWorker
+from opd.rehearsal.policy_sampler import PolicySampler
+from rollout_bridge.config import RendererConfig
+from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.engine.errors import EngineUnavailable
+from rollout_bridge.rendering.rendering import Rendering
+from tests.api_proxy.scripted_engine import Line, ScriptedEngine
+from tests.examples.shipped import MODEL
+from trainer.guard.checks import last_check, read_checks
+from trainer.step.rollback_order import read_rollback
+from trainer.step.stop_order import STOP_FILE, StopOrder, order_stop, read_stop
+
+GREETING = Canary(name="greeting", prompt="Hello.", matches=r"\w")
+BAD = "### ### ### ### ### ### ### ###"
+
+
+class Silent:
+    """A judge that has no majority."""
+
+    async def followed(self, words: str, messages: Any, tools: Any, response: Any) -> bool | None:
+        return None
+
+
+class Policy:
+    """What serves: its version, and what it says from now on."""
+
+    def __init__(self, rendering: Rendering) -> None:
+        self.engine = ScriptedEngine()
+        self.version = 0
+        self._rendering = rendering
+
+    async def served(self) -> int:
+        return self.version
+
+    def says(self, *texts: str | Exception, logprob: float = -0.5) -> None:
+        for text in texts:
+            if isinstance(text, Exception):
+                self.engine.script.append(text)
+                continue
+            ids = self._rendering.tokenizer.encode(text, add_special_tokens=False)
+            ids = [*ids, self._rendering.stop_token_ids[0]]
+            self.engine.script.append(Line(ids=ids, logprob=logprob))
+
+
+@pytest.fixture(scope="module")
+def rendering() -> Rendering:
+    return Rendering.load(str(MODEL), RendererConfig(name="qwen3", enable_thinking=False))
+
+
+@pytest.fixture
+async def start(lab_engine: str) -> AsyncIterator[EngineClient]:
+    async with EngineClient(lab_engine) as client:
+        yield client
+
+
+@pytest.fixture
+def policy(rendering: Rendering) -> Policy:
+    return Policy(rendering)
+
+
+Make = Any
+
+
+@pytest.fixture
+def make(rendering: Rendering, start: EngineClient, policy: Policy, tmp_path: Path) -> Make:
+    """A guard of this folder, as after a restart."""
+
+    def made(*canaries: Canary, **settings: Any) -> GuardWorker:
+        def sampler(engine: Any) -> PolicySampler:
+            return PolicySampler(
+                engine,
+                rendering,
+                temperature=1.0,
+                max_new_tokens=16,
+                context_length=None,
+                pause_mode="retract",
+                proxy=ProxyConfig(),
+            )
+
+        usual = {"samples": 2, "start_samples": 4, "max_kl": None, "max_longer": None}
+        config = GuardConfig(**(usual | settings))
+        asker = Asker(
+            canaries=canaries or (GREETING,),
+            rendering=rendering,
+            start=start,
+            judge=Silent(),
+            timeout_s=config.check_timeout_s,
+        )
+        return GuardWorker(
+            asker,
+            config,
+            policy=sampler(policy.engine),
+            start=sampler(start),
+            version=policy.served,
+            folder=tmp_path,
+            metrics=GuardMetrics(),
+        )
+
+    return made
+
+
+async def test_a_version_that_passes_is_checked_once(
+    make: Make, policy: Policy, tmp_path: Path
+) -> None:
+    guard = make()
+    await guard.look()
+    [begun] = read_checks(tmp_path)
+    assert (begun.version, begun.asked, begun.passed) == (0, 4, 4)
+    policy.version = 1
+    policy.says("Good day.", "Hello!")
+    await guard.look()
+    await guard.look()
+    found = last_check(tmp_path)
+    assert found is not None
+    assert (found.version, found.passed, found.asked, found.breaches) == (1, 2, 2, [])
+    assert found.kl is not None
+    assert found.surprise == pytest.approx(0.5)
+    assert read_stop(tmp_path) is None
+    # A guard that restarts knows what was checked.
+    await make().look()
+    assert len(read_checks(tmp_path)) == 2
+
+
+async def test_a_version_that_fails_is_withdrawn_and_training_stops(
+    make: Make, policy: Policy, tmp_path: Path
+) -> None:
+    guard = make(samples=8)
+    await guard.look()
+    policy.version = 1
+    policy.says(*["Hello."] * 8)
+    await guard.look()
+    policy.version = 2
+    policy.says(*[BAD] * 8)
+    await guard.look()
+    assert read_rollback(tmp_path) == 1
+    order = read_stop(tmp_path)
+    assert order is not None
+    assert "withdrew version 2" in order.reason
+    assert "guard.least_passed" in order.reason
+    assert order.serve_version == 1
+    found = last_check(tmp_path)
+    assert found is not None
+    assert found.failed == {"greeting": 8}
+    # The rollback is a version of its own, and the next way back leads to it.
+    policy.version = 3
+    policy.says(*["Hello."] * 8)
+    await guard.look()
+    policy.version = 4
+    policy.says(*[BAD] * 8)
+    await make(samples=8).look()
+    assert read_rollback(tmp_path) == 3
+
+
+async def test_drift_is_a_breach_too(make: Make, policy: Policy, tmp_path: Path) -> None:
+    guard = make(max_kl=0.5)
+    await guard.look()
+    policy.version = 1
+    policy.says("qz xv qz", "xq zv", logprob=-0.01)
+    await guard.look()
+    found = last_check(tmp_path)
+    assert found is not None
+    assert found.kl is not None
+    assert found.kl > 0.5
+    assert any("guard.max_kl" in one for one in found.breaches)
+
+
+async def test_a_version_that_changes_meanwhile_is_not_judged_by_a_mixture(
+    make: Make, policy: Policy, tmp_path: Path
+) -> None:
+    guard = make()
+    await guard.look()
+    versions = iter([1, 2])
+
+    async def served() -> int:
+        return next(versions)
+
+    guard._version = served
+    policy.says(BAD, BAD)
+    await guard.look()
+    assert [row.version for row in read_checks(tmp_path)] == [0]
+    assert read_stop(tmp_path) is None
+
+
+async def test_an_order_to_stop_that_is_there_stays(
+    make: Make, policy: Policy, tmp_path: Path
+) -> None:
+    guard = make(samples=8)
+    await guard.look()
+    order_stop(tmp_path, StopOrder(reason="somebody else"))
+    policy.version = 1
+    policy.says(*[BAD] * 8)
+    await guard.look()
+    order = read_stop(tmp_path)
+    assert order is not None
+    assert order.reason == "somebody else"
+    assert read_rollback(tmp_path) is None, "the start cannot be trained on from"
+
+
+async def test_a_version_that_failed_is_checked_again_once_training_is_resumed(
+    make: Make, policy: Policy, tmp_path: Path
+) -> None:
+    guard = make(samples=8)
+    policy.version = 1
+    policy.says(*[BAD] * 8)
+    await guard.look()
+    await guard.look()
+    assert len(read_checks(tmp_path)) == 2
+    (tmp_path / STOP_FILE).unlink()
+    policy.says(*["Hello."] * 8)
+    await guard.look()
+    assert [row.breaches == [] for row in read_checks(tmp_path)] == [True, False, True]
+
+
+async def test_an_engine_that_fails_is_asked_again(
+    make: Make, policy: Policy, tmp_path: Path
+) -> None:
+    guard = make(samples=1)
+    stop = asyncio.Event()
+    policy.version = 1
+    policy.says(EngineUnavailable("down"), "Hello.")
+    running = asyncio.create_task(guard.run(stop))
+    async with asyncio.timeout(60):
+        while len(read_checks(tmp_path)) < 2:
+            await asyncio.sleep(0.05)
+    stop.set()
+    await running
+    assert [row.version for row in read_checks(tmp_path)] == [0, 1]
+
+
+RELEASE = threading.Event()
+
+
+def hangs(text: str) -> bool:
+    return RELEASE.wait(30) or True
+
+
+def fails(text: str) -> bool:
+    raise RuntimeError("no idea")
+
+
+def is_short(text: str) -> bool:
+    return len(text) < 1000
+
+
+async def test_functions_decide_and_those_that_hang_or_fail_decide_nothing(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = {name: f"{__name__}:{name}" for name in ("hangs", "fails", "is_short")}
+    canaries = [Canary(name=name, prompt="Hello.", function=path) for name, path in paths.items()]
+    guard = make(*canaries, start_samples=2, check_timeout_s=0.2)
+    try:
+        await guard.look()
+    finally:
+        RELEASE.set()
+    [found] = read_checks(tmp_path)
+    assert (found.asked, found.passed) == (2, 2)
+    assert "took more than 0.2 s" in caplog.text
+    assert "raised RuntimeError: no idea" in caplog.text
+
+
+async def test_a_start_without_an_answer_that_can_be_checked_is_said(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await make(Canary(name="a", prompt="Hello.", follows="Be kind."), start_samples=1).look()
+    assert "canaries guard nothing" in caplog.text
+
+
+async def test_a_start_that_fails_its_canaries_is_said(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await make(Canary(name="odd", prompt="Hello.", contains="\u2603"), start_samples=1).look()
+    assert "does 0 of 1 canaries only (most seldom: odd)" in caplog.text
+
+
+def test_calls_are_part_of_what_is_checked() -> None:
+    call = {"function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    message = {"role": "assistant", "content": "Looking.", "tool_calls": [call]}
+    assert answer_text(message) == 'Looking.\nweather({"city": "Oslo"})'

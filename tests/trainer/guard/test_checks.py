@@ -1,0 +1,53 @@
+"""RUN/guard.jsonl, and what waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer.guard import waiting
+from trainer.guard.checks import FILE, Checked, add_check, last_check, read_checks
+from trainer.guard.waiting import CheckWait
+
+
+def a_check(version: int) -> Checked:
+    return Checked(
+        version=version,
+        time=1.0,
+        passed=1,
+        asked=2,
+        kl=None,
+        tokens=3.0,
+        surprise=0.5,
+        repeated=0.0,
+    )
+
+
+def test_lines_are_read_back_and_an_unfinished_one_is_cut(tmp_path: Path) -> None:
+    assert read_checks(tmp_path) == []
+    assert last_check(tmp_path) is None
+    add_check(tmp_path, a_check(0))
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"version": 1, "ti')
+    assert last_check(tmp_path) == a_check(0)
+    add_check(tmp_path, a_check(1))
+    assert read_checks(tmp_path) == [a_check(0), a_check(1)]
+
+
+def test_a_version_waits_for_its_check_and_the_start_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "_SAY_EVERY_S", 0.0)
+    wait = CheckWait(tmp_path, is_on=True)
+    assert not wait.awaits(0)
+    assert wait.awaits(1)
+    add_check(tmp_path, a_check(0))
+    assert wait.awaits(1)
+    assert "the guard has not checked version 1" in caplog.text
+    add_check(tmp_path, a_check(1).model_copy(update={"breaches": ["too bad"]}))
+    assert wait.awaits(1)
+    add_check(tmp_path, a_check(1))
+    assert not wait.awaits(1)
+    assert wait.awaits(2)
+    assert not CheckWait(tmp_path, is_on=False).awaits(2)

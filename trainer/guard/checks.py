@@ -1,0 +1,69 @@
+"""RUN/guard.jsonl: a line for each version that was checked, the start (version 0) first.
+
+Whoever checks writes it; the trainer takes no step from a version that has no line yet, and status
+and pages show the newest one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from trainer.rehearsal.last_line import last_line
+
+FILE = "guard.jsonl"
+
+
+class Checked(BaseModel):
+    """What a version did with the canaries. `passed` of `asked` answers did what their canary
+    wants. `kl` is the mean of log pi - log pi_start per token of the answers, `surprise` that of
+    -log pi (an estimate of the entropy), both in nats. `tokens` is the mean length of an answer,
+    `repeated` the share of its sequences of four tokens that it has already. None: no answer could
+    be measured. `breaches` say which limits were broken.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int
+    time: float
+    passed: int
+    asked: int
+    kl: float | None
+    tokens: float | None
+    surprise: float | None
+    repeated: float | None
+    failed: dict[str, int] = {}
+    """Answers that failed, by canary; those without any have no entry."""
+    breaches: list[str] = []
+    took_s: float = 0.0
+
+
+def read_checks(folder: Path) -> list[Checked]:
+    """All lines, oldest first; a last one that a killed process left unfinished is none."""
+    path = folder / FILE
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [Checked.model_validate_json(line) for line in lines if line.endswith("\n")]
+
+
+def last_check(folder: Path) -> Checked | None:
+    """The newest line, without reading those before it."""
+    line = last_line(folder / FILE)
+    return None if line is None else Checked.model_validate_json(line)
+
+
+def add_check(folder: Path, row: Checked) -> None:
+    """Write a line; it is in the file when this returns. What a killed process left unfinished is
+    ended first, so that the line stands alone.
+    """
+    path = folder / FILE
+    with path.open("ab+") as file:
+        size = file.seek(0, 2)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                content = path.read_bytes()
+                file.truncate(content.rfind(b"\n") + 1)
+        file.write(row.model_dump_json().encode() + b"\n")
