@@ -1,6 +1,6 @@
 """The user's canaries: one JSON object a line, read and checked before anything starts.
 
-    {"name": "fahrenheit", "prompt": "How warm is it in Oslo? In Fahrenheit.", "contains": " F"}
+    {"name": "one-word", "prompt": "Who wrote Faust? One word.", "matches": "^\\\\S+$"}
 
 In place of `prompt` there may be `messages`, and `tools`. What the answer must be is one of
 `contains` (a text), `matches` (a regular expression, searched for), `function` ("module:name",

@@ -31,13 +31,13 @@ class GuardConfig(BaseModel):
     """A version must pass this share of what the start model passed; it fails when the upper bound
     of its 95% interval is below.
     """
-    max_kl: NonNegativeFloat | None = 1.0
+    max_kl: NonNegativeFloat = 1.0
     """Nats per token that answers may be from the start model, on average."""
-    max_longer: float | None = Field(default=3.0, gt=1)
+    max_longer: float = Field(default=3.0, gt=1)
     """Answers may be so many times as long as the start's, or as short."""
-    least_entropy: float | None = Field(default=0.1, ge=0, le=1)
+    least_entropy: float = Field(default=0.1, ge=0, le=1)
     """Share of the start's surprise per token that must be left."""
-    max_repeated: float | None = Field(default=0.3, ge=0, le=1)
+    max_repeated: float = Field(default=0.3, ge=0, le=1)
     """Share of repeated sequences of four tokens that may come on top of the start's."""
     check_timeout_s: float = Field(default=10.0, gt=0)
     """Longest time that a function of the user may take for one answer."""

