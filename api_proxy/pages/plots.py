@@ -13,7 +13,7 @@ from api_proxy.measured import Curve
 from api_proxy.pages.seen import seen
 
 WIDTH, HEIGHT = 520, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 10, 10, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 10, 10, 30
 _COLOURS = 6
 """Colours that the style sheet has; more series than that begin again."""
 _TICKS = 4
