@@ -59,6 +59,32 @@ def rollback(
 
 
 @app.command(cls=RunCommand)
+def show(run: RunFolder, version: Annotated[int, typer.Option(help="The version.")]) -> None:
+    """Say what is known of a version: its step, and what was measured of it."""
+
+    def look() -> None:
+        from opd.commands.policy_versions import show as shown
+
+        typer.echo(shown(config_file(run), version))
+
+    guarded(look)
+
+
+@app.command(cls=RunCommand)
+def pin(
+    run: RunFolder, version: Annotated[int, typer.Option(help="The version that is to serve.")]
+) -> None:
+    """Serve a version and let training rest, until `policy resume`."""
+
+    def order() -> None:
+        from opd.commands.policy_versions import pin as pinned
+
+        typer.echo(pinned(config_file(run), version))
+
+    guarded(order)
+
+
+@app.command(cls=RunCommand)
 def resume(run: RunFolder) -> None:
     """Let training go on after a stop."""
 

@@ -1,4 +1,5 @@
-"""The versions of a run: which there are, going back to one, and going on after a stop.
+"""The versions of a run: which there are, what is known of one, going back, and going on after a
+stop.
 
 Reads manifests, and leaves orders that the trainer follows; it changes no checkpoint itself.
 """
@@ -6,14 +7,30 @@ Reads manifests, and leaves orders that the trainer follows; it changes no check
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from opd.report.curves import metric_rows
 from opd.run import config as run_config
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest, chain_to, withdrawn
 from trainer.errors import CheckpointError, StartupError
+from trainer.guard.checks import read_checks
+from trainer.rehearsal.figures import figures
+from trainer.rehearsal.journal import read_rows
 from trainer.step.rollback_order import order_rollback
-from trainer.step.stop_order import STOP_FILE, why_stopped
+from trainer.step.stop_order import STOP_FILE, StopOrder, order_stop, why_stopped
+
+_SHOWN_METRICS = (
+    "loss",
+    "opd/adv_mean",
+    "kl_loss",
+    "grad_norm",
+    "entropy_loss",
+    "staleness_mean",
+    "seconds/step",
+)
+"""Of the step that made the version."""
 
 
 def list_versions(config_file: Path) -> str:
@@ -49,6 +66,65 @@ def roll_back(config_file: Path, version: int) -> str:
         f"rollback to version {version} is ordered: the trainer follows between two steps, or when "
         "the run starts"
     )
+
+
+def pin(config_file: Path, version: int) -> str:
+    """Order that `version` serves and training rests; returns a line on what happens next.
+
+    Raises StartupError for a version without weights, and where training is stopped already.
+    """
+    checkpoints, chain = _chain(config_file)
+    folder = config_file.parent
+    if (reason := why_stopped(folder)) is not None:
+        raise StartupError(f"{folder}: training has stopped already: {reason}; resume it first")
+    kept = [link.version for link in chain if checkpoints.has_weights(link.version)]
+    if version not in kept:
+        names = ", ".join(map(str, kept))
+        raise StartupError(
+            f"--version: the weights of version {version} are not kept; choose one of: {names}"
+        )
+    order_stop(folder, StopOrder(reason=f"version {version} is pinned", serve_version=version))
+    return (
+        f"version {version} serves from the trainer's next look on, and training rests; "
+        f"opd policy resume --run {folder} goes on"
+    )
+
+
+def show(config_file: Path, version: int) -> str:
+    """What is known of one version, a line each. Raises StartupError for one that is not there."""
+    checkpoints, chain = _chain(config_file)
+    link = next((one for one in chain if one.version == version), None)
+    if link is None:
+        raise StartupError(f"--version: version {version} is not in the chain of this run")
+    folder = config_file.parent
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(link.created_at))
+    facts: list[tuple[str, object]] = [
+        ("version", version),
+        ("step", link.step),
+        ("made", when),
+        ("turns", len(link.turn_ids)),
+        ("lessons", len(link.lesson_ids)),
+        ("weights", "kept" if checkpoints.has_weights(version) else "deleted"),
+    ]
+    facts += [("restores", link.restores)] if link.restores is not None else []
+    facts += [("withdrawn", "yes")] if version in withdrawn(chain) else []
+    facts += _measured(folder, version)
+    return "\n".join(f"{name:<24}{value}" for name, value in facts)
+
+
+def _measured(folder: Path, version: int) -> Iterator[tuple[str, object]]:
+    """What the step, the rehearsal and the guard have measured of it, as far as they did."""
+    step = next((one for one in metric_rows(folder) if one.get("version") == version), {})
+    for key in _SHOWN_METRICS:
+        if step.get(key) is not None:
+            yield key, f"{step[key]:.4g}"
+    for row in read_rows(folder):
+        if row.version == version:
+            yield from ((name, f"{value:.4g}") for name, value in figures(row).items())
+    for check in read_checks(folder):
+        if check.version == version:
+            yield "canaries right", f"{check.passed} of {check.asked}"
+            yield from (("breach", breach) for breach in check.breaches)
 
 
 def resume(config_file: Path) -> str:

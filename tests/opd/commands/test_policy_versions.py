@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -5,8 +6,12 @@ from typer.testing import CliRunner
 
 from opd.cli.app import app
 from tests.opd.commands.test_policy_export import trained_run
+from tests.trainer.guard.test_checks import a_check
+from tests.trainer.rehearsal.test_journal import a_row
 from tests.trainer.tiny import save_model
 from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.guard.checks import add_check
+from trainer.rehearsal.journal import Journal
 from trainer.step.rollback_order import read_rollback
 from trainer.step.stop_order import StopOrder, order_stop, read_stop
 
@@ -54,3 +59,38 @@ def test_resume_takes_the_stop_away_and_repeats_its_reason(run):
     done = policy("resume", run)
     assert "obedience fell" in done.output
     assert read_stop(run) is None
+
+
+def test_pin_serves_a_version_whose_weights_are_kept(run):
+    refused = policy("pin", run, "--version", "1")
+    assert refused.exit_code != 0
+    assert "choose one of: 0, 2" in " ".join(refused.output.split())
+    assert read_stop(run) is None
+    done = policy("pin", run, "--version", "2")
+    assert done.exit_code == 0, done.output
+    assert read_stop(run) == StopOrder(reason="version 2 is pinned", serve_version=2)
+    again = policy("pin", run, "--version", "0")
+    assert "version 2 is pinned" in " ".join(again.output.split())
+    assert again.exit_code != 0
+    assert policy("resume", run).exit_code == 0
+    assert policy("pin", run, "--version", "0").exit_code == 0
+
+
+def test_show_says_what_was_measured_of_a_version(run):
+    rows = [{"version": 1, "loss": 3.0}, {"version": 2, "loss": 0.5, "grad_norm": None}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (run / "metrics.jsonl").write_text(text, encoding="utf-8")
+    Journal(run).add(a_row(2))
+    add_check(run, a_check(2).model_copy(update={"breaches": ["too bad"]}))
+    shown = policy("show", run, "--version", "2")
+    assert shown.exit_code == 0, shown.output
+    facts = dict(line.split(maxsplit=1) for line in shown.output.splitlines())
+    assert facts["loss"] == "0.5"
+    assert facts["weights"] == "kept"
+    assert "grad_norm" not in facts
+    assert facts["canaries"] == "right          1 of 2"
+    assert facts["breach"] == "too bad"
+    assert "gap" in facts
+    unknown = policy("show", run, "--version", "9")
+    assert unknown.exit_code != 0
+    assert "not in the chain" in unknown.output
