@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from markupsafe import Markup, escape
 
 from api_proxy.measured import Curve
-from api_proxy.pages.seen import seen
+from api_proxy.pages.words import seen
 
 WIDTH, HEIGHT = 520, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 10, 10, 30

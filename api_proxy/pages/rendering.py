@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request
@@ -17,7 +16,7 @@ from markupsafe import Markup
 from api_proxy.access.callers import caller_of
 from api_proxy.access.logins import Login, Logins
 from api_proxy.errors import ApiError
-from api_proxy.pages.seen import seen
+from api_proxy.pages.words import day_and_time, number, seen, span
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
@@ -28,27 +27,6 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 """Of each page: nothing but our own files, in no frame, kept nowhere."""
-
-
-def day_and_time(seconds: float | None) -> str:
-    """Unix seconds in words (UTC); "never" for None."""
-    if seconds is None:
-        return "never"
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def span(seconds: float | None) -> str:
-    """A time span in the unit that fits; "" for None."""
-    if seconds is None:
-        return ""
-    for unit, length in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _number(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.4g}"
 
 
 def _seen_once(value: Any) -> Any:
@@ -67,7 +45,7 @@ def _templates() -> Environment:
         auto_reload=False,
     )
     environment.filters["time"] = day_and_time
-    environment.filters["number"] = _number
+    environment.filters["number"] = number
     environment.filters["span"] = span
     return environment
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from api_proxy.pages.seen import seen
+from api_proxy.pages.words import seen
 from records.reading.whole_turns import WholeTurn
 from records.types import UNSCORED, Ids, Logprobs, Score, VersionSpan
 

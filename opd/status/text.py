@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from api_proxy.pages.words import span
 from opd.status.facts import Now, tokens_per_accepted
 from opd.status.health import findings
 from records.names import TurnState
@@ -33,14 +34,6 @@ def lines(now: Now) -> list[str]:
     ]
 
 
-def age(seconds: float) -> str:
-    """A time span in the unit that fits."""
-    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def _row(name: str, text: str) -> str:
     return f"{name:<15}{text}"
 
@@ -48,7 +41,7 @@ def _row(name: str, text: str) -> str:
 def _head(now: Now) -> Iterator[str]:
     yield f"{now.run}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now.time))}"
     made = now.version_made_at
-    since = "" if made is None else f", {age(now.time - made)} old"
+    since = "" if made is None else f", {span(now.time - made)} old"
     where = now.endpoint.url if now.endpoint.ready is not None else "not serving"
     yield _row("version", f"{now.served_version}{since}; {where}")
 
@@ -63,7 +56,7 @@ def _traffic(now: Now) -> Iterator[str]:
     )
     for state, queue in now.queues.items():
         if queue.turns:
-            oldest = "" if queue.oldest_s is None else f", the oldest for {age(queue.oldest_s)}"
+            oldest = "" if queue.oldest_s is None else f", the oldest for {span(queue.oldest_s)}"
             yield _row("  waiting", f"{queue.turns} for {_WAITS_FOR[state]}{oldest}")
     reasons = [f"{number} {reason.value}" for reason, number in now.drops.items()]
     if reasons:
@@ -92,7 +85,7 @@ def _learning(now: Now) -> Iterator[str]:
     if step:
         mean, most = step.get("staleness_mean"), step.get("staleness_max")
         stale = "" if mean is None else f"; samples {mean:.1f} versions stale, at most {most:.0f}"
-        yield _row("last step", f"{step['version']}, {age(now.time - step['time'])} ago{stale}")
+        yield _row("last step", f"{step['version']}, {span(now.time - step['time'])} ago{stale}")
     else:
         yield _row("last step", "none yet")
     measured = figures(row)

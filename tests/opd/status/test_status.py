@@ -15,13 +15,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner, Result
 
+from api_proxy.pages.words import span
 from judge.metrics import HintMetrics
 from opd.cli.app import app
 from opd.report.metrics_file import write_metrics
 from opd.run import config as run_config
 from opd.status.facts import Endpoint, Now, Queue, read_run
 from opd.status.health import LATE_AFTER_S, SILENT_AFTER_S, findings
-from opd.status.text import age
 from records.names import TurnState
 from records.store import Store
 from tests.records.builders import a_session, a_verdict, a_vote, turn_in
@@ -176,4 +176,4 @@ def test_a_judge_that_died_is_noticed(config_file: Path) -> None:
 
 
 def test_ages_are_in_the_unit_that_fits() -> None:
-    assert [age(one) for one in (5, 125, 7300, 200_000)] == ["5 s", "2 min", "2 h", "2 d"]
+    assert [span(one) for one in (5, 125, 7300, 200_000)] == ["5 s", "2 min", "2 h", "2 d"]
