@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from opd.run.devices import check_device
 from opd.run.start_checks import check_canaries, check_listening, check_spill, check_store
 from records.queue.freshness import Freshness
 from records.store import Store
+from trainer.errors import ConfigError
 from trainer.model.model_config import model_vocab_size
 
 if TYPE_CHECKING:
@@ -69,7 +71,6 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
     from opd.status.command import with_health
     from opd.status.facts import read_now
     from rollout_bridge.engine.hold_file import HoldFile
-    from rollout_bridge.engine.types import BACKGROUND_PRIORITY
     from trainer.step.stop_order import why_stopped
 
     async with await Store.open(config.store) as store:
@@ -79,10 +80,11 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
         async def run_status() -> dict[str, Any]:
             return with_health(await read_now(config, config_file.parent, store))
 
-        async with (
-            _policy_client(config, config_file.parent) as client,
-            _client(config, config.frozen, priority=BACKGROUND_PRIORITY) as teacher,
-        ):
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(_policy_client(config, config_file.parent))
+            teacher = _asked_by_pages(config)
+            if teacher is not None:
+                await stack.enter_async_context(teacher)
             deps = ProxyDeps(
                 store=store,
                 engine=client,
@@ -99,6 +101,19 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
                 why_stopped=partial(why_stopped, config_file.parent),
             )
             await ProxyServer(create_app(deps), config.proxy).serve()
+
+
+def _asked_by_pages(config: RunConfig) -> EngineClient | None:
+    """The teacher; None for an endpoint that stands alone, without an engine for it."""
+    from rollout_bridge.engine.types import BACKGROUND_PRIORITY
+
+    if not config.frozen.is_set:
+        return None
+    try:
+        return _client(config, config.frozen, priority=BACKGROUND_PRIORITY)
+    except ConfigError as error:
+        logger.warning("pages cannot ask the teacher: %s", error)
+        return None
 
 
 def run_judge(

@@ -70,6 +70,11 @@ class EngineConfig(BaseModel):
             raise ConfigError(f"engine: embedded.{error}") from None
 
     @property
+    def is_set(self) -> bool:
+        """Whether there is an engine."""
+        return self.url is not None or self.embedded is not None
+
+    @property
     def base_url(self) -> str:
         """Where the engine answers."""
         if self.url is not None:

@@ -17,7 +17,7 @@ from trainer.guard.checks import read_checks
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1200)]
 
-CANARIES = Path(__file__).parents[2] / "examples" / "tool_lab" / "canaries.jsonl"
+CANARIES = Path(__file__).parents[2] / "examples" / "canaries" / "tool_lab.jsonl"
 
 
 async def test_a_hundredfold_learning_rate_is_stopped_within_two_versions(tmp_path: Path) -> None:

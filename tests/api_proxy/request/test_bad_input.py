@@ -217,6 +217,7 @@ async def test_not_ready_without_engine_or_store(door: Door, monkeypatch) -> Non
         "engine": False,
         "store": False,
         "warnings": [],
+        "training_stopped": None,
     }
 
 
