@@ -46,8 +46,8 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
     """Engine and store answer, and requests are taken; 503 names what is not so. `warnings` say of
-    which sessions and keys every turn is dropped, and `training_stopped` why the policy learns no
-    more (null while it does); both cost no request anything.
+    which sessions and keys every turn is dropped, and `training_stopped` in a few words why the
+    policy learns no more (null while it does); both cost no request anything.
     """
     service: TurnService = request.app.state.service
     engine, answers = await asyncio.gather(_engine_answers(service), _store_answers(service))
@@ -64,7 +64,8 @@ async def readyz(request: Request) -> JSONResponse:
             "engine": engine,
             "store": store,
             "warnings": service.drop_watch.warnings(),
-            "training_stopped": stopped,
+            # Who has no key reads this, too: no more than what stopped it.
+            "training_stopped": None if stopped is None else stopped.partition(":")[0],
         },
         status_code=200 if is_ready else 503,
         headers={} if is_ready else {"Retry-After": str(service.config.retry_after_s)},

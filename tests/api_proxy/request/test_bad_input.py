@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,6 +16,7 @@ from records.names import TurnState
 from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
 from tests.api_proxy.conftest import WEATHER, Door
 from tests.records.looking import list_turns
+from trainer.step.stop_order import StopOrder, order_stop, why_stopped
 
 USER = {"role": "user", "content": "hi"}
 
@@ -219,6 +223,14 @@ async def test_not_ready_without_engine_or_store(door: Door, monkeypatch) -> Non
         "warnings": [],
         "training_stopped": None,
     }
+
+
+async def test_readiness_says_what_stopped_training_and_no_more(door: Door, tmp_path: Path) -> None:
+    service = door.app.state.service
+    order_stop(tmp_path, StopOrder(reason="the guard withdrew version 2: secret-canary (3)"))
+    service.deps = replace(service.deps, why_stopped=partial(why_stopped, tmp_path))
+    response = await door.client.get("/readyz")
+    assert response.json()["training_stopped"] == "the guard withdrew version 2"
 
 
 async def test_a_store_that_fails_costs_no_reply(door: Door, monkeypatch) -> None:
