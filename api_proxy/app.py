@@ -82,12 +82,8 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     app.include_router(text_router)
     app.include_router(feedback_router)
     app.include_router(hints_router)
-    app.include_router(login_routes.router)
-    app.include_router(memory.router)
-    app.include_router(now.router)
-    app.include_router(sessions.router)
-    app.include_router(training.router)
-    app.include_router(turns.router)
+    for pages in (login_routes, memory, now, sessions, training, turns):
+        app.include_router(pages.router)
     app.include_router(messages_router)
     app.include_router(responses_router)
     shapes = errors.ErrorShapes(

@@ -73,27 +73,33 @@ class NowFeed:
         return found
 
     async def _read(self, scope: str | None) -> dict[str, Any]:
+        """An admin's own part is in the run's status already, where there is one."""
         deps = self._service.deps
         store, now = deps.store, deps.clock()
         latest = await answered(self._service, store.latest_version())
-        queues = await answered(self._service, store.queues(scope))
-        status = None
-        if scope is None and deps.run_status is not None:
-            status = await answered(self._service, deps.run_status())
-        return {
+        found: dict[str, Any] = {
             "object": "now",
             "time": now,
             "version": 0 if latest is None else latest.version,
             "version_age_s": None if latest is None else max(now - latest.created_at, 0.0),
-            "queues": {
-                state.value: {
-                    "turns": one.turns,
-                    "oldest_s": None if one.since is None else max(now - one.since, 0.0),
-                }
-                for state, one in queues.items()
-            },
+        }
+        if scope is None and deps.run_status is not None:
+            status = await answered(self._service, deps.run_status())
+            own = {name: status.pop(name) for name in ("queues", "learned_from")}
+            return {**found, **own, "run": status}
+        queues = await answered(self._service, store.queues(scope))
+        waiting = {
+            state.value: {
+                "turns": one.turns,
+                "oldest_s": None if one.since is None else max(now - one.since, 0.0),
+            }
+            for state, one in queues.items()
+        }
+        return {
+            **found,
+            "queues": waiting,
             "learned_from": await self._learned_from(scope),
-            "run": status,
+            "run": None,
         }
 
     async def _learned_from(self, scope: str | None) -> list[dict[str, Any]]:
@@ -115,7 +121,7 @@ class NowFeed:
     async def changes(self, scope: str | None) -> AsyncIterator[str]:
         """Server-sent events with the page's changing part, until it is time to ask anew."""
         end = time.monotonic() + STREAM_S
-        sent = ""
+        sent: Snapshot | None = None
         self.streams += 1
         try:
             while time.monotonic() < end and not self._service.closing.is_set():
@@ -124,9 +130,9 @@ class NowFeed:
                 except ApiError as error:
                     yield _event(await asyncio.to_thread(_unavailable, error.message))
                     return
-                if found.html != sent:
-                    sent = found.html
-                    yield _event(sent)
+                if found is not sent:
+                    sent = found
+                    yield _event(found.html)
                 wait_s = min(found.until, end) - time.monotonic()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._service.closing.wait(), max(wait_s, 0.1))

@@ -67,7 +67,9 @@ def signals_of(whole: WholeTurn, score: Score | None) -> list[Signal]:
     unknown = np.full(length, np.nan, dtype=np.float32)
     sample = whole.samples[-1] if whole.samples else None
     trained = unknown if sample is None else sample.advantages
-    gap = unknown if teacher is None else teacher - turn.rollout_logprobs
+    # Log-probs of another temperature than the teacher's 1 are no part of a difference.
+    is_alike = turn.sampling.get("temperature") == 1.0
+    gap = unknown if teacher is None or not is_alike else teacher - turn.rollout_logprobs
     when = "no step has trained it" if sample is None else f"as version {sample.version} trained it"
     return [
         Signal(
@@ -82,7 +84,8 @@ def signals_of(whole: WholeTurn, score: Score | None) -> list[Signal]:
             name="gap",
             title="Teacher minus policy",
             says="log q(token | prompt + hint) - log pi(token | prompt) in nats: above 0 the "
-            "teacher, which reads the hint, finds the token likelier than the policy did.",
+            "teacher, which reads the hint, finds the token likelier than the policy did. Not "
+            "known for an answer that was sampled at another temperature than 1.",
             values=_numbers(gap),
             is_signed=True,
         ),

@@ -38,6 +38,8 @@ Text = Annotated[str, Query(max_length=100)]
 
 _MOST_PROMPT = 20_000
 """Characters of a prompt that are shown, its last."""
+_MOST_MESSAGES = 100
+"""Messages of a prompt that are shown, its last."""
 _AROUND = 60
 """Ids that are shown before and behind what a hint changes."""
 _MOST_ANSWER = 512
@@ -67,18 +69,17 @@ async def turn_json(request: Request, turn_id: str, candidate: Text = "0") -> Re
     session, whole = await _found(request, turn_id)
     service: TurnService = request.app.state.service
     score = _score(whole, candidate)
-    texts = await asyncio.to_thread(token_texts, whole.turn.response_ids, _decode(service))
-    signals = signals_of(whole, score)
-    return json_reply(
-        {
-            **await asyncio.to_thread(_turn, service, session, whole, score),
-            "tokens": {
-                "ids": whole.turn.response_ids.tolist(),
-                "texts": texts,
-                "signals": {one.name: one.values for one in signals},
-            },
+
+    def shown() -> Response:
+        ids = whole.turn.response_ids
+        tokens = {
+            "ids": ids.tolist(),
+            "texts": token_texts(ids, _decode(service)),
+            "signals": {one.name: one.values for one in signals_of(whole, score)},
         }
-    )
+        return json_reply({**_turn(service, session, whole, score), "tokens": tokens})
+
+    return await asyncio.to_thread(shown)
 
 
 @router.post("/v1/runs/current/turns/{turn_id}/teacher")
@@ -94,7 +95,7 @@ async def _turn_page(
     session, whole = await _found(request, turn_id)
     service: TurnService = request.app.state.service
     score = _score(whole, candidate)
-    signals = signals_of(whole, score)
+    signals = await asyncio.to_thread(signals_of, whole, score)
     chosen = _chosen(signals, signal)
     answer = await _teacher_answer(request, whole, score) if asks_teacher else None
 
@@ -155,7 +156,8 @@ def _turn(
         "response_tokens": len(turn.response_ids),
         "prompt": prompt[-_MOST_PROMPT:],
         "prompt_cut_characters": max(len(prompt) - _MOST_PROMPT, 0),
-        "messages": [shown_message(one) for one in turn.messages],
+        "earlier_messages": max(len(turn.messages) - _MOST_MESSAGES, 0),
+        "messages": [shown_message(one) for one in turn.messages[-_MOST_MESSAGES:]],
         "tools": [_tool_name(one) for one in turn.tools],
         "response": shown_message(turn.response),
         "next_state": [shown_message(one) for one in turn.next_state],
@@ -249,7 +251,7 @@ async def _teacher_answer(
             code="no_teacher",
         )
     params = SamplingParams(
-        temperature=float(whole.turn.sampling.get("temperature") or 1.0),
+        temperature=1.0,  # that at which it scores
         max_new_tokens=_MOST_ANSWER,
         stop_token_ids=tuple(service.deps.rendering.stop_token_ids),
     )

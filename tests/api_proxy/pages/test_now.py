@@ -87,16 +87,22 @@ async def test_it_is_read_once_for_all_who_look(
     monkeypatch.setattr(now, "LEAST_S", 3600.0)
     await door.client.get(NOW)
     reads = 0
-    queues = door.store.queues
+    counts = door.store.counts
 
-    async def counted(scope: str | None) -> Any:
+    async def counted() -> Any:
         nonlocal reads
         reads += 1
-        return await queues(scope)
+        return await counts()
 
-    monkeypatch.setattr(door.store, "queues", counted)
+    monkeypatch.setattr(door.store, "counts", counted)
     await asyncio.gather(*(door.client.get(NOW) for _ in range(5)))
     assert reads == 0
+    door.app.state.now = now.NowFeed(door.app.state.service)
+    await asyncio.gather(*(door.client.get(NOW) for _ in range(5)))
+    once = reads
+    assert once > 0
+    await door.client.get(NOW)
+    assert reads == once
 
 
 async def test_it_is_read_less_often_where_reading_takes_long(
@@ -150,10 +156,10 @@ async def test_too_many_open_pages_are_refused(door: Door) -> None:
 async def test_a_store_that_does_not_answer_is_said(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def down(scope: str | None) -> Any:
+    async def down() -> Any:
         raise StoreUnavailable("locked")
 
-    monkeypatch.setattr(door.store, "queues", down)
+    monkeypatch.setattr(door.store, "latest_version", down)
     page = await door.client.get("/ui/now")
     assert page.status_code == 503
     assert "The store does not answer" in page.text

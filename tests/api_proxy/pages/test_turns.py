@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -37,11 +39,11 @@ def teacher() -> ScriptedEngine:
     return ScriptedEngine()
 
 
-async def trained(door: Door, hint: str = "use Celsius", text: str = "") -> str:
+async def trained(door: Door, hint: str = "use Celsius", text: str = "", **changes: Any) -> str:
     """A turn that was trained under a hint; the teacher read it in two more ids."""
     store = door.store
     [mark] = door.rendering.tokenizer.encode("!", add_special_tokens=False)
-    turn = a_turn(await a_session(store, "anonymous"))
+    turn = a_turn(await a_session(store, "anonymous"), **changes)
     await store.record_turn(turn, scope="anonymous")
     assert await store.set_next_state(turn.turn_id, [REPLY])
     assert await claimed(store, TurnState.JUDGING) == [turn.turn_id]
@@ -79,6 +81,25 @@ async def test_each_token_has_its_numbers(door: Door) -> None:
     by_policy = (await door.client.get(f"/ui/turns/{turn_id}?signal=policy")).text
     assert '<option value="policy" selected>' in by_policy
     assert 'class="t sm4" title="Token 1' in by_policy
+
+
+async def test_log_probs_of_two_temperatures_make_no_gap(door: Door) -> None:
+    turn_id = await trained(door, sampling={"temperature": 0.7})
+    signals = (await door.client.get(f"{PATH}/{turn_id}")).json()["tokens"]["signals"]
+    assert signals["gap"] == [None, None, None]
+    assert None not in signals["teacher"] + signals["policy"]
+
+
+async def test_a_long_prompt_is_cut_and_said_to_be(door: Door) -> None:
+    messages = [{"role": "user", "content": f"number {number}."} for number in range(130)]
+    turn_id = await trained(door, messages=messages)
+    found = (await door.client.get(f"{PATH}/{turn_id}")).json()
+    assert (found["earlier_messages"], len(found["messages"])) == (30, 100)
+    page = (await door.client.get(f"/ui/turns/{turn_id}")).text
+    assert "130 messages" in page
+    assert "The first 30 are not shown." in page
+    assert "number 129." in page
+    assert "number 29." not in page
 
 
 async def test_votes_say_why_their_hints_were_taken_or_not(door: Door) -> None:
