@@ -83,6 +83,7 @@ class Asker:
             time=time.time(),
             passed=sum(bool(one.is_right) for one in decided),
             asked=len(decided),
+            undecided=len(answers) - len(decided),
             failed=dict(Counter(one.canary for one in decided if not one.is_right)),
             kl=sum(kls) / tokens if kls and tokens else None,
             tokens=tokens / len(answers) if answers else None,

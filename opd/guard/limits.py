@@ -10,6 +10,8 @@ from trainer.guard.checks import Checked
 from trainer.rehearsal.estimates import Rate
 
 _NGRAM = 4
+_MOST_UNDECIDED = 0.5
+"""Share of answers of which nobody says whether they are right, above which a version fails."""
 
 
 def breaches(config: GuardConfig, start: Checked, now: Checked) -> list[str]:
@@ -18,7 +20,14 @@ def breaches(config: GuardConfig, start: Checked, now: Checked) -> list[str]:
 
 
 def _passed(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
-    if not start.asked or not now.asked:
+    if not start.asked:
+        return
+    if now.undecided > _MOST_UNDECIDED * (now.asked + now.undecided):
+        yield (
+            f"of {now.asked + now.undecided} answers to canaries {now.undecided} could not be "
+            "checked: the judge had no majority, or a function failed (see the log)"
+        )
+    if not now.asked:
         return
     wanted = config.least_passed * start.passed / start.asked
     if Rate(hits=now.passed, count=now.asked).interval[1] < wanted:

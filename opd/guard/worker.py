@@ -21,7 +21,7 @@ from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.worker import ServiceUnavailable
 from trainer.guard.checks import Checked, add_check, read_checks
 from trainer.step.rollback_order import order_rollback
-from trainer.step.stop_order import StopOrder, order_stop, read_stop
+from trainer.step.stop_order import StopOrder, read_stop, stop_and_serve
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class GuardWorker:
         self._metrics = metrics
         rows = read_checks(folder)
         self._start = next((row for row in rows if row.version == START), None)
-        self._passed = [row.version for row in rows if not row.breaches]
+        self._passed = {row.version for row in rows if not row.breaches}
         self._last = rows[-1] if rows else None
         if rows:
             metrics.set(rows[-1])
@@ -95,7 +95,7 @@ class GuardWorker:
         if problems:
             self._go_back(found)
         else:
-            self._passed.append(version)
+            self._passed.add(version)
         # Only now: the trainer goes on once it reads of it.
         add_check(self._folder, found)
         self._last = found
@@ -128,18 +128,20 @@ class GuardWorker:
                 worst,
             )
         add_check(self._folder, found)
-        self._last, self._passed = found, [*self._passed, START]
+        self._last = found
+        self._passed.add(START)
         self._metrics.set(found)
         return found
 
     def _go_back(self, found: Checked) -> None:
-        """Order the stop and the rollback. An order to stop that is there already stays. The start
-        has no checkpoint to train on from: it serves, and that is all.
+        """Order the stop, then the rollback: killed in between, the last good version serves, and a
+        resumed run has this one checked again. The start has no checkpoint to train on from: it
+        serves, and that is all.
         """
         good = max(one for one in self._passed if one < found.version)
         reason = f"the guard withdrew version {found.version}: {'; '.join(found.breaches)}"
         logger.error("%s; version %d serves again", reason, good)
+        stop_and_serve(self._folder, StopOrder(reason=reason, serve_version=good))
         if good != START:
             order_rollback(self._folder, good)
-        order_stop(self._folder, StopOrder(reason=reason, serve_version=good))
         self._metrics.withdrawn.inc()

@@ -188,46 +188,24 @@ async def _judge_and_score(
                 group.create_task(scoring.run(stop))
             if config.guard.is_on:
                 registries.append(guard_metrics.registry)
+            if config.guard.is_on or config.rehearsal.enabled:
                 group.create_task(
-                    _guard(config, folder, stop, store, teacher, rendering, reads, guard_metrics)
-                )
-            if config.rehearsal.enabled:
-                group.create_task(
-                    _rehearse(config, folder, stop, store, teacher, rendering, reads, questions)
+                    _practise_and_guard(
+                        config,
+                        folder,
+                        stop,
+                        store,
+                        teacher,
+                        rendering,
+                        reads,
+                        questions,
+                        guard_metrics,
+                    )
                 )
             group.create_task(keep_written(folder, "judge", registries, run_figures, stop))
 
 
-async def _guard(
-    config: RunConfig,
-    folder: Path,
-    stop: asyncio.Event,
-    store: Store,
-    teacher: EngineClient,
-    rendering: Rendering,
-    reads: Reads,
-    metrics: GuardMetrics,
-) -> None:
-    """Check each version on the canaries, until `stop`."""
-    from judge.hints.questions import HintQuestions
-    from judge.votes.calls import judge_client
-    from opd.guard.starting import guard_worker
-    from opd.rehearsal.starting import Connections
-    from rollout_bridge.engine.types import LESSON_PRIORITY
-
-    asked = judge_config(config)
-    async with (
-        judge_client(asked) as client,
-        _policy_client(config, folder, priority=LESSON_PRIORITY) as policy,
-    ):
-        questions = HintQuestions(client, asked, **reads)
-        to = Connections(
-            store=store, questions=questions, policy=policy, frozen=teacher, rendering=rendering
-        )
-        await guard_worker(config, to, folder=folder, metrics=metrics).run(stop)
-
-
-async def _rehearse(
+async def _practise_and_guard(
     config: RunConfig,
     folder: Path,
     stop: asyncio.Event,
@@ -236,11 +214,15 @@ async def _rehearse(
     rendering: Rendering,
     reads: Reads,
     metrics: QuestionMetrics,
+    guard_metrics: GuardMetrics,
 ) -> None:
-    """Examine new hints and practise those that are rules, until `stop`."""
+    """Until `stop`: examine new hints and practise those that are rules, and check each version on
+    the canaries, as far as the run does either.
+    """
     from judge.hints.examiner import HintExaminer
     from judge.hints.questions import HintQuestions
     from judge.votes.calls import judge_client
+    from opd.guard.starting import guard_worker
     from opd.rehearsal.heartbeat import Heartbeat
     from opd.rehearsal.starting import Connections, rehearsal_worker, source_check
     from rollout_bridge.engine.types import LESSON_PRIORITY
@@ -257,6 +239,11 @@ async def _rehearse(
         to = Connections(
             store=store, questions=questions, policy=policy, frozen=teacher, rendering=rendering
         )
+        if config.guard.is_on:
+            guard = guard_worker(config, to, folder=folder, metrics=guard_metrics)
+            group.create_task(guard.run(stop))
+        if not config.rehearsal.enabled:
+            return
         examiner = HintExaminer(
             store, questions, asked, owner_name("examiner"), check=source_check(config, to)
         )

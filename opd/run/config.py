@@ -134,6 +134,11 @@ class RunConfig(BaseModel):
     def _sections_fit(self) -> RunConfig:
         check_run(self.trainer, self.scoring, self.judge)
         check_rehearsal(self.rehearsal, self.scoring, self.trainer)
+        if self.guard.is_on and self.trainer.keep_checkpoints < 2:
+            raise ValueError(
+                "guard.canaries goes back to the version before: set trainer.keep_checkpoints to 2 "
+                "or more"
+            )
         keeps_base = self.trainer.lora is not None and self.trainer.publish == "adapter"
         if self.is_one_server and not keeps_base:
             raise ValueError(

@@ -17,10 +17,11 @@ FILE = "guard.jsonl"
 
 class Checked(BaseModel):
     """What a version did with the canaries. `passed` of `asked` answers did what their canary
-    wants. `kl` is the mean of log pi - log pi_start per token of the answers, `surprise` that of
-    -log pi (an estimate of the entropy), both in nats. `tokens` is the mean length of an answer,
-    `repeated` the share of its sequences of four tokens that it has already. None: no answer could
-    be measured. `breaches` say which limits were broken.
+    wants; of `undecided` ones the judge or the user's function did not say. `kl` is the mean of
+    log pi - log pi_start per token of the answers, `surprise` that of -log pi (an estimate of the
+    entropy), both in nats. `tokens` is the mean length of an answer, `repeated` the share of its
+    sequences of four tokens that it has already. None: no answer could be measured. `breaches` say
+    which limits were broken.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -29,6 +30,7 @@ class Checked(BaseModel):
     time: float
     passed: int
     asked: int
+    undecided: int = 0
     kl: float | None
     tokens: float | None
     surprise: float | None

@@ -26,23 +26,30 @@ class StopOrder:
 
 def order_stop(folder: Path, order: StopOrder) -> None:
     """Write it, whole or not at all; one that is there already stays."""
-    path = folder / STOP_FILE
-    if path.exists():
-        return
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(asdict(order)) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    if not (folder / STOP_FILE).exists():
+        _write(folder, order)
 
 
 def serve_newest(folder: Path) -> None:
     """A stop order goes on without its `serve_version`: the newest version is to serve."""
     order = read_stop(folder)
-    if order is None or order.serve_version is None:
-        return
-    path = folder / STOP_FILE
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(asdict(StopOrder(reason=order.reason))) + "\n", "utf-8")
-    os.replace(temporary, path)
+    if order is not None and order.serve_version is not None:
+        _write(folder, StopOrder(reason=order.reason))
+
+
+def stop_and_serve(folder: Path, order: StopOrder) -> None:
+    """As `order_stop`, but what is to serve replaces that of an order which is there already, with
+    its reason.
+    """
+    known = read_stop(folder)
+    reason = order.reason if known is None else known.reason
+    _write(folder, StopOrder(reason=reason, serve_version=order.serve_version))
+
+
+def _write(folder: Path, order: StopOrder) -> None:
+    temporary = (folder / STOP_FILE).with_suffix(".new")
+    temporary.write_text(json.dumps(asdict(order)) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / STOP_FILE)
 
 
 def read_stop(folder: Path) -> StopOrder | None:

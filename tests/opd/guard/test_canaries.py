@@ -11,7 +11,7 @@ import pytest
 from opd.guard.canaries import Canary, load_function, read_canaries
 from opd.run import config as run_config
 from opd.run.start_checks import check_canaries
-from trainer.errors import StartupError
+from trainer.errors import ConfigError, StartupError
 
 GOOD = {"name": "a", "prompt": "Hi", "contains": "Hi"}
 
@@ -82,6 +82,8 @@ def test_a_start_reads_them_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StartupError, match="line 1: no JSON object"):
         check_canaries(config.guard)
     assert not run_config.build({**values, "guard": {}}).guard.is_on
+    with pytest.raises(ConfigError, match=r"trainer\.keep_checkpoints to 2 or more"):
+        run_config.build({**values, "trainer": {"keep_checkpoints": 1}})
 
 
 def test_a_function_is_found_by_its_path() -> None:

@@ -200,7 +200,7 @@ async def test_a_version_that_changes_meanwhile_is_not_judged_by_a_mixture(
     assert read_stop(tmp_path) is None
 
 
-async def test_an_order_to_stop_that_is_there_stays(
+async def test_an_order_to_stop_that_is_there_keeps_its_reason(
     make: Make, policy: Policy, tmp_path: Path
 ) -> None:
     guard = make(samples=8)
@@ -211,7 +211,7 @@ async def test_an_order_to_stop_that_is_there_stays(
     await guard.look()
     order = read_stop(tmp_path)
     assert order is not None
-    assert order.reason == "somebody else"
+    assert order == StopOrder(reason="somebody else", serve_version=0)
     assert read_rollback(tmp_path) is None, "the start cannot be trained on from"
 
 
