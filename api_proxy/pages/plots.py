@@ -1,5 +1,5 @@
 """Curves as SVG, without a style or a script in themselves: what is drawn gets its colours from the
-page's style sheet.
+page's style sheet. Reports are drawn by matplotlib, which is too large for the endpoint's process.
 """
 
 from __future__ import annotations
