@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-_MOST_EVENTS = 16
+_MOST_EVENTS = 8
 """Each may begin a request, whose first step takes about a millisecond."""
 
 

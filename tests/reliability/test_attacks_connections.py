@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
 
 USER = {"role": "user", "content": "hi"}
 NUM_IDLE = 10_000
+NUM_ATTEMPTS = 3
 LONGEST_S = 0.05
 
 
@@ -265,31 +266,43 @@ def test_ten_thousand_idle_connections_do_no_harm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["close", "reset", "ask"])
 def test_ten_thousand_at_once_leave_the_loop_alone(tmp_path: Path, how: str) -> None:
-    """They hang up in order or not, or all send a request."""
+    """They hang up in order or not, or all send a request. The attack is the same each time: what
+    holds the loop does so again, what another process took from this one does not.
+    """
     with many_open_files(), attacked(tmp_path) as proxy:
-        was_idle = is_idle()
-        sockets = [connection(proxy) for _ in range(NUM_IDLE)]
-        try:
-            for _ in range(2):
-                assert ask(proxy, "other").status_code == 200
-                proxy.heart()
-            for sock in sockets:
-                if how == "ask":
-                    sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                    continue
-                if how == "reset":
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                sock.close()
+        for attempt in range(NUM_ATTEMPTS):
+            was_idle = is_idle()
+            heart = _all_at_once(proxy, how)
+            try:
+                return check_loop(heart, was_idle)
+            except AssertionError:
+                if attempt == NUM_ATTEMPTS - 1:
+                    raise
+
+
+def _all_at_once(proxy: Attacked, how: str) -> dict[str, Any]:
+    sockets = [connection(proxy) for _ in range(NUM_IDLE)]
+    try:
+        for _ in range(2):
+            assert ask(proxy, "other").status_code == 200
+            proxy.heart()
+        for sock in sockets:
             if how == "ask":
-                assert all(b"200" in sock.recv(4_096) for sock in sockets)
-            deadline = time.monotonic() + 60
-            while how != "ask" and len(psutil.Process(proxy.pid).net_connections()) > 100:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
-            check_loop(proxy.heart(), was_idle)
-        finally:
-            for sock in sockets:
-                sock.close()
+                sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                continue
+            if how == "reset":
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+        if how == "ask":
+            assert all(b"200" in sock.recv(4_096) for sock in sockets)
+        deadline = time.monotonic() + 60
+        while how != "ask" and len(psutil.Process(proxy.pid).net_connections()) > 100:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        return proxy.heart()
+    finally:
+        for sock in sockets:
+            sock.close()
 
 
 def check_loop(heart: dict[str, Any], was_idle: bool) -> None:
