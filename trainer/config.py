@@ -196,8 +196,8 @@ class TrainerConfig(BaseModel):
     """Precision of the forward pass; what trains and its optimiser state are float32 in both."""
     device: str = "cpu"
     """Torch device."""
-    threads: PositiveInt = 1
-    """Threads of torch on the CPU."""
+    threads: PositiveInt | None = None
+    """Threads of torch on the CPU; unset: one for a small model, else all cores."""
     seed: int = 0
     """Seed of everything random in the trainer."""
 

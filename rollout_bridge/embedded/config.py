@@ -36,8 +36,8 @@ class EmbeddedEngineConfig(BaseModel):
     """Round the weights of `model` to bfloat16 before they are computed with in `dtype`: those are
     what a trainer holds that keeps a frozen base in it. A run sets it for its own engines.
     """
-    threads: int = Field(default=1, ge=1)
-    """Threads torch computes with on a CPU."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads torch computes with on a CPU; unset: one for a small model, else all cores."""
     max_batch: int = Field(default=64, ge=1)
     """Most requests decoded together."""
     context_length: int | None = Field(default=None, ge=2)

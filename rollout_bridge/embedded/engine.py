@@ -26,6 +26,7 @@ from rollout_bridge.embedded.model.rows import Rows
 from rollout_bridge.embedded.model.runner import ModelRunner
 from rollout_bridge.embedded.model.sampling import Sampler
 from rollout_bridge.embedded.model.self_check import check_cached_forward
+from rollout_bridge.embedded.model.threads import set_threads
 from rollout_bridge.embedded.scheduling.request import EngineRequest, Finish
 from rollout_bridge.embedded.scheduling.scheduler import Scheduler
 from rollout_bridge.embedded.server.prompts import Prompts
@@ -42,11 +43,11 @@ class Engine:
     """Loads the model on construction; raises UnsupportedModel when it cannot be served."""
 
     def __init__(self, config: EmbeddedEngineConfig):
-        torch.set_num_threads(config.threads)
         self.config = config
         self.model_path = config.model
         self.tokenizer = loading.load_tokenizer(config)
         self._model = loading.load_model(config)
+        set_threads(config.threads, self._model)
         self.context_length = loading.context_length(self._model, config)
         self.stop_token_ids = frozenset(model_stop_ids(config.model, self.tokenizer))
         runner = ModelRunner(self._model, self.context_length)

@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from rollout_bridge.embedded.model.threads import set_threads
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.config import HeldDtype, TrainerConfig
@@ -30,9 +31,9 @@ def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest)
     Raises StartupError for an unsupported model, or one that `trainer.memory_gb` does not hold.
     """
     map_large_blocks()
-    torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     policy = _load_policy(config, checkpoints, manifest)
+    set_threads(config.threads, policy.base_model)
     reference: StateModel | None = None
     if config.beta_kl > 0:
         reference = _start(config, checkpoints, policy)
