@@ -73,8 +73,10 @@ class ProxyConfig(BaseModel):
     """
     sweep_interval_s: float = Field(default=30.0, gt=0)
     """Pause between two searches for idle sessions."""
-    train_length_cut: bool = False
-    """Let replies that were cut at their token budget train."""
+    train_length_cut: bool = True
+    """Let replies that were cut at their token budget train: answers that run on are what a user
+    corrects (docs/learning.md, "A pretrained model").
+    """
     train_modified: Literal["drop", "keep"] = "drop"
     """Turns that were not sampled from the plain softmax: temperature 0, top-p, forced prefix..."""
     train_mixed_version: bool = False

@@ -40,8 +40,6 @@ Weights = Literal["lora", "full"]
 MODEL = ROOT / "runs" / "models" / "smollm2-135m-instruct"
 SETTINGS = (
     f"rehearsal.max_new_tokens={MAX_TOKENS}",
-    # Its answers run on: four of five are cut. What is cut cannot be taught to end otherwise.
-    "proxy.train_length_cut=true",
 )
 HEADER = (
     "wish", "weights", "held: start → end", "the start with the hint", "of the way",

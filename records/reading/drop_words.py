@@ -16,7 +16,7 @@ DROP_WORDS: dict[DropReason, str] = {
     DropReason.ABORTED: "the engine broke the reply off",
     DropReason.CLIENT_DISCONNECTED: "the client closed its connection before the reply's end",
     DropReason.LENGTH_CUT: (
-        "the reply was cut at its token limit; proxy.train_length_cut lets such turns train"
+        "the reply was cut at its token limit, and proxy.train_length_cut is false"
     ),
     DropReason.EMPTY_RESPONSE: "the reply is empty",
     DropReason.SENSITIVE: (

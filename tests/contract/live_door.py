@@ -210,7 +210,7 @@ async def live_door(
             store=store,
             engine=client,
             rendering=rendering,
-            config=ProxyConfig(train_length_cut=True, **settings),
+            config=ProxyConfig(**settings),
             pause_mode=mode,
         )
         listener = socket.create_server(("127.0.0.1", 0))

@@ -237,7 +237,7 @@ def test_recordings_are_learned_from_to_the_end(tmp_path: Path) -> None:
 def test_the_policy_answers_recorded_prompts_anew(tmp_path: Path) -> None:
     sessions, votes = short_recordings(tmp_path, [YES, NO, YES])
     options = ["--set", "trainer.rollout_batch_size=2", "--set", "replay.held_out=0.0"]
-    options += ["--set", "replay.max_new_tokens=32", "--set", "proxy.train_length_cut=true"]
+    options += ["--set", "replay.max_new_tokens=32"]
     folder = tmp_path / "run"
     done = replay(folder, sessions, "--votes", votes, "--mode", "resample", *options)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -104,7 +104,7 @@ HELLO = Reply(content="Hello", reasoning=None, tool_calls=())
         ({"finish_reason": "abort"}, {}, None, DropReason.ABORTED),
         ({"finish_reason": "abort"}, {"is_cut": True}, None, DropReason.SHUTDOWN),
         ({}, {"is_cut": True}, None, None),
-        ({"finish_reason": "length"}, {}, None, DropReason.LENGTH_CUT),
+        ({"finish_reason": "length"}, {}, None, None),
         ({"logprobs": [-0.1, float("nan")]}, {}, None, DropReason.ROLLOUT_LOGPROBS_INVALID),
         ({"logprobs": [-0.1, float("-inf")]}, {}, None, DropReason.ROLLOUT_LOGPROBS_INVALID),
         ({}, {}, DropReason.UNKNOWN_VERSION, DropReason.UNKNOWN_VERSION),
@@ -222,3 +222,13 @@ class OneReply:
             prompt_tokens=len(input_ids),
             cached_tokens=self._cached,
         )
+
+
+def test_replies_cut_by_length_do_not_train_where_the_user_says_so() -> None:
+    config = ProxyConfig(train_length_cut=False)
+    around = Circumstances(
+        turn_type=TurnType.MAIN, may_train=True, is_ambiguous=False, distribution_modified=None
+    )
+    cut = rollout(finish_reason="length")
+    assert drop_reason(cut, HELLO, around, None, config) is DropReason.LENGTH_CUT
+    assert drop_reason(rollout(), HELLO, around, None, config) is None

@@ -222,7 +222,7 @@ async def test_temperature_zero_is_recorded_but_does_not_train(door: Door) -> No
     assert turn.drop_reason is DropReason.DISTRIBUTION_MODIFIED
 
 
-@pytest.mark.parametrize("settings", [{"train_modified": "keep", "train_length_cut": True}])
+@pytest.mark.parametrize("settings", [{"train_modified": "keep"}])
 async def test_what_may_train_is_configured(door: Door) -> None:
     door.will_say("ok", door.line("Hello", end=False, finish_reason="length"))
     _, modified = await door.say([USER], temperature=0)
@@ -232,6 +232,7 @@ async def test_what_may_train_is_configured(door: Door) -> None:
     assert cut.state is TurnState.AWAITING_NEXT_STATE
 
 
+@pytest.mark.parametrize("settings", [{"train_length_cut": False}])
 async def test_length_cut(door: Door) -> None:
     door.will_say(door.line("Hello, wor", end=False, finish_reason="length"))
     response = await door.post([USER], max_tokens=4)
@@ -349,7 +350,7 @@ async def test_reply_that_is_broken_off_where_the_context_ends_is_cut(door: Door
     door.will_say(line, EngineRejected(400, "too long"))
     message, turn = await door.say([USER], max_tokens=10)
     assert turn.response_ids.tolist() == line.ids[:4]
-    assert (turn.finish_reason, turn.drop_reason) == ("length", DropReason.LENGTH_CUT)
+    assert (turn.finish_reason, turn.drop_reason) == ("length", None)
     assert door.rendering.decode(line.ids[:4]).startswith(message["content"])
     door.will_say(line, EngineRejected(400, "for no reason"))
     assert (await door.post([USER], max_tokens=100)).status_code == 400
