@@ -18,7 +18,7 @@ from api_proxy.access.keyring import KeyRing
 from api_proxy.access.logins import Logins
 from api_proxy.messages_api.errors import refusal as messages_refusal
 from api_proxy.messages_api.routes import router as messages_router
-from api_proxy.pages import login_routes, memory, now, sessions, training, turns
+from api_proxy.pages import login_routes, memory, now, review, sessions, training, turns
 from api_proxy.pages.rendering import error_page
 from api_proxy.recording import retention
 from api_proxy.responses_api.routes import refusal as responses_refusal
@@ -82,7 +82,7 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     app.include_router(text_router)
     app.include_router(feedback_router)
     app.include_router(hints_router)
-    for pages in (login_routes, memory, now, sessions, training, turns):
+    for pages in (login_routes, memory, now, review, sessions, training, turns):
         app.include_router(pages.router)
     app.include_router(messages_router)
     app.include_router(responses_router)

@@ -38,6 +38,9 @@ class ProxyMetrics:
         self.feedback = self._counter(
             "opd_feedback", "Feedback taken, by what became of it.", "outcome"
         )
+        self.reviews = self._counter(
+            "opd_reviews", "Hints that people decided on, by what they decided.", "decision"
+        )
         self.next_states = self._counter("opd_next_states", "Turns that got their next state.")
         self.side_turns = self._counter(
             "opd_side_turns", "Requests beside the conversation, by the rule that says so.", "rule"

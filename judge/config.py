@@ -73,6 +73,12 @@ class JudgeConfig(BaseModel):
     """Reward of a turn from its votes: the majority's 1, 0 or -1 (`verdict`), their mean (`votes`),
     or none. With a reward, turns without a hint train too.
     """
+    review: Literal["none", "sampled", "all"] = "none"
+    """Which accepted hints wait for a person, who approves, edits or rejects them at /ui/review,
+    before anything trains on them.
+    """
+    review_share: float = Field(default=0.1, gt=0, le=1)
+    """Share of the accepted hints that wait under `review = "sampled"`, drawn by the turn's id."""
     recorded_votes_only: bool = False
     """Turns of a recording that came without votes are dropped (`no_recorded_votes`) and not shown
     to the judge.

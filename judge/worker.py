@@ -28,7 +28,7 @@ from judge.votes.context import (
     estimate_tokens,
     fit_judge_prompt,
 )
-from judge.votes.decision import decide
+from judge.votes.decision import decide, is_reviewed
 from judge.votes.recorded import NAME as RECORDED_VOTES
 from judge.votes.recorded import recorded_ballot
 from judge.votes.screening import Evidence, screened
@@ -52,6 +52,8 @@ class JudgeStore(FreshStore, Protocol):
         verdict: Verdict,
         drop: DropReason | None,
         num_reactions: int | None = None,
+        *,
+        review: bool = False,
     ) -> bool: ...
 
 
@@ -185,7 +187,10 @@ class JudgeWorker:
             said=turn.feedback_reward,
             judge=judge,
         )
-        if await self._store.commit_verdict(self._owner, verdict, drop, turn.num_reactions):
+        review = is_reviewed(turn.turn_id, self._config)
+        if await self._store.commit_verdict(
+            self._owner, verdict, drop, turn.num_reactions, review=review
+        ):
             if drop is None and turn.for_hint_alone:
                 drop = DropReason.HINT_ONLY  # the store's word
             self.metrics.count(verdict, drop)

@@ -21,12 +21,14 @@ class TurnState(StrEnum):
     """Where a turn stands. A turn is inserted, with its tokens, when its reply is complete.
 
     awaiting_next_state -> judging -> scoring -> ready -> leased -> trained, or dropped from any.
-    `judging` and `scoring` mean "waiting for that worker, or claimed by one". A turn that got a
-    reward and no hint skips `scoring`.
+    `judging` and `scoring` mean "waiting for that worker, or claimed by one". Between them a turn
+    is `reviewing` if a person is to see its hint first. A turn that got a reward and no hint skips
+    `scoring`.
     """
 
     AWAITING_NEXT_STATE = "awaiting_next_state"
     JUDGING = "judging"
+    REVIEWING = "reviewing"
     SCORING = "scoring"
     READY = "ready"
     LEASED = "leased"
@@ -69,6 +71,8 @@ class DropReason(StrEnum):
     # HINT_ONLY: it did, and the hint is all that comes of it.
     OVER_CAPACITY = "over_capacity"
     HINT_ONLY = "hint_only"
+    # Decided by a person.
+    REVIEW_REJECTED = "review_rejected"
     # Decided by the scoring worker.
     NO_USER_MESSAGE = "no_user_message"
     HINT_AGREES = "hint_agrees"
@@ -110,6 +114,7 @@ REJUDGEABLE = frozenset(
         DropReason.NO_RECORDED_VOTES,
         DropReason.OVER_CAPACITY,
         DropReason.HINT_ONLY,
+        DropReason.REVIEW_REJECTED,
         DropReason.HINT_AGREES,
     }
 )
@@ -125,6 +130,15 @@ UNJUDGED = frozenset(
     }
 )
 """Drops of turns on which no judge said anything: no share of accepted turns counts them."""
+
+
+class ReviewDecision(StrEnum):
+    """What a person made of a hint of the judge. The set is closed."""
+
+    APPROVED = "approved"
+    EDITED = "edited"
+    """Approved in other words."""
+    REJECTED = "rejected"
 
 
 class FeedbackOutcome(StrEnum):

@@ -38,9 +38,7 @@ from opd.commands.policy_export import export_version
 
 Weights = Literal["lora", "full"]
 MODEL = ROOT / "runs" / "models" / "smollm2-135m-instruct"
-SETTINGS = (
-    f"rehearsal.max_new_tokens={MAX_TOKENS}",
-)
+SETTINGS = (f"rehearsal.max_new_tokens={MAX_TOKENS}",)
 HEADER = (
     "wish", "weights", "held: start → end", "the start with the hint", "of the way",
     "open opposite: start → end", "of before", "other kinds, usual: start → end",

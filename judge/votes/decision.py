@@ -6,6 +6,7 @@ with neither, the turn is dropped.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from judge.config import JudgeConfig, RewardKind
@@ -83,3 +84,13 @@ def reward_of(votes: Sequence[Vote], kind: RewardKind, said: float | None = None
 
 def _reward_vote(vote: Vote) -> int | None:
     return vote.score if vote.score is not None else parse_reward(vote.text)
+
+
+def is_reviewed(turn_id: str, config: JudgeConfig) -> bool:
+    """Whether a hint of this turn waits for a person: the same each time the turn is judged."""
+    if config.review == "none":
+        return False
+    if config.review == "all":
+        return True
+    drawn = int.from_bytes(hashlib.sha256(turn_id.encode()).digest()[:8]) / 2**64
+    return drawn < config.review_share

@@ -60,6 +60,7 @@ ALLOWED = frozenset(
         DropReason.NO_RECORDED_VOTES,
         DropReason.OVER_CAPACITY,
         DropReason.HINT_ONLY,
+        DropReason.REVIEW_REJECTED,
         DropReason.NO_USER_MESSAGE,
         DropReason.HINT_AGREES,
         DropReason.HINT_ENDED,

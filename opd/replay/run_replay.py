@@ -81,6 +81,11 @@ def replay(request: ReplayRequest, folder: Path, console: Console) -> dict[str, 
 def _check(config: RunConfig) -> None:
     if config.rehearsal.enabled and config.replay.mode == "judge-only":
         raise StartupError("--rehearse: nothing trains in mode judge-only; choose another")
+    if config.judge.review != "none":
+        raise StartupError(
+            "judge.review: a replay has no endpoint at which a person could see its hints; leave "
+            "it out, or replay --into a run that serves"
+        )
     check_start(config, serves=False)
 
 

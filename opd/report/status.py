@@ -11,6 +11,7 @@ STATUS_WIDTH = 80
 _WAITING = {
     TurnState.AWAITING_NEXT_STATE: "for what follows",
     TurnState.JUDGING: "judge",
+    TurnState.REVIEWING: "a person",
     TurnState.SCORING: "teacher",
     TurnState.READY: "batch",
     TurnState.LEASED: "step",

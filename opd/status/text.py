@@ -16,6 +16,7 @@ _MOST_REASONS = 4
 _WAITS_FOR = {
     TurnState.AWAITING_NEXT_STATE: "what follows",
     TurnState.JUDGING: "the judge",
+    TurnState.REVIEWING: "a person (/ui/review)",
     TurnState.SCORING: "the teacher",
     TurnState.READY: "a batch",
     TurnState.LEASED: "the step's end",

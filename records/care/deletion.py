@@ -25,6 +25,7 @@ from records.tables.models import (
     FeedbackRow,
     NodeRow,
     RecordingRow,
+    ReviewRow,
     SampleRow,
     ScoreRow,
     SessionRow,
@@ -39,10 +40,10 @@ from records.tables.models import (
 from records.tables.sql import chunks
 
 _OF_A_TURN = (
-    *(SampleRow, ScoreRow, VoteRow, VerdictRow, FeedbackRow),
+    *(SampleRow, ScoreRow, VoteRow, VerdictRow, ReviewRow, FeedbackRow),
     *(SideSamplesRow, ExpertsRow, RecordingRow, TokensRow),
 )
-_JUDGEMENT = (ScoreRow, VoteRow, VerdictRow)
+_JUDGEMENT = (ScoreRow, VoteRow, VerdictRow, ReviewRow)
 NEWEST_NAMED = 4096
 """Sessions among whose names the one is looked for that was meant."""
 WRITING_LOCK = 7_203_115_064_981_238

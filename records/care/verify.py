@@ -163,6 +163,10 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
             ),
         ),
         (
+            "wait for a person without a hint",
+            and_(state == TurnState.REVIEWING, ~verdict.where(VerdictRow.hint.is_not(None))),
+        ),
+        (
             "can be trained on without a score or a reward",
             and_(state.in_((TurnState.READY, TurnState.LEASED)), ~taught),
         ),

@@ -18,7 +18,14 @@ from records.messages import Message
 from records.names import REJUDGEABLE, DropReason, FeedbackOutcome, TurnState
 from records.queue.round_robin import late_no_more
 from records.tables.columns import content_hash
-from records.tables.models import FeedbackRow, ScoreRow, TurnRow, VerdictRow, VoteRow
+from records.tables.models import (
+    FeedbackRow,
+    ReviewRow,
+    ScoreRow,
+    TurnRow,
+    VerdictRow,
+    VoteRow,
+)
 
 MAX_PER_TURN = 32
 """More is refused: the judge reads all of it."""
@@ -124,7 +131,7 @@ def _outcome(turn: Row[Any], now: float) -> tuple[FeedbackOutcome, str | None]:
         if reason not in (DropReason.NO_NEXT_STATE, DropReason.OVER_CAPACITY):
             return FeedbackOutcome.JUDGED_AGAIN, None
     is_claimed = turn.claim_until is not None and turn.claim_until >= now
-    is_judged = turn.state in (TurnState.SCORING, TurnState.READY)
+    is_judged = turn.state in (TurnState.REVIEWING, TurnState.SCORING, TurnState.READY)
     if is_judged or (turn.state is TurnState.JUDGING and is_claimed):
         return FeedbackOutcome.JUDGED_AGAIN, None
     return FeedbackOutcome.TO_BE_JUDGED, None
@@ -140,7 +147,7 @@ def judge_again(
     """
     if state is not TurnState.JUDGING:
         values |= {"claim_owner": None, "claim_until": None}
-        for model in (ScoreRow, VoteRow, VerdictRow):
+        for model in (ScoreRow, VoteRow, VerdictRow, ReviewRow):
             connection.execute(delete(model).where(model.turn_id == turn_id))
     connection.execute(
         update(TurnRow)

@@ -24,7 +24,14 @@ from records.lessons.dropping import drop_of_hint_op, erase_of_hint
 from records.lessons.names import LessonDrop
 from records.lessons.rows import LessonRow, LessonSampleRow
 from records.names import DropReason, TurnState
-from records.tables.models import SampleRow, ScoreRow, TurnRow, VerdictRow, VoteRow
+from records.tables.models import (
+    ReviewRow,
+    SampleRow,
+    ScoreRow,
+    TurnRow,
+    VerdictRow,
+    VoteRow,
+)
 from records.tables.sql import chunks
 
 _WAITING = (TurnState.SCORING, TurnState.READY)
@@ -178,6 +185,11 @@ def _erase_verdicts(connection: Connection, hint_id: str) -> None:
         .values(hint="", candidates=None)
     )
     connection.execute(update(VoteRow).where(VoteRow.turn_id.in_(turns)).values(hint="", text=""))
+    connection.execute(
+        update(ReviewRow)
+        .where(ReviewRow.turn_id.in_(turns), ReviewRow.hint.is_not(None))
+        .values(proposed="", hint="")
+    )
     connection.execute(
         delete(ScoreRow).where(ScoreRow.turn_id.in_(turns), ScoreRow.turn_id.not_in(leased))
     )

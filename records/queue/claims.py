@@ -103,7 +103,8 @@ def _update_held(connection: Connection, owner: str, turn_ids: Sequence[str], **
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedTurn:
     """A verdict and what it makes of its turn: dropped for `drop`, or scoring with a hint, or
-    ready with a reward alone. `num_reactions` of its next state were judged; None: not said.
+    ready with a reward alone. With `review` a person sees the hint first. `num_reactions` of its
+    next state were judged; None: not said.
     """
 
     owner: str
@@ -111,10 +112,17 @@ class JudgedTurn:
     drop: DropReason | None
     now: float
     num_reactions: int | None = None
+    review: bool = False
+
+    @property
+    def is_proposal(self) -> bool:
+        """Whether its hint waits for a person."""
+        return self.review and self.drop is None and bool(self.verdict.hint)
 
 
 def verdict_op(connection: Connection, judged: Sequence[JudgedTurn]) -> list[bool]:
-    """judging -> scoring, ready or dropped; stores verdicts and votes. False for a lost claim.
+    """judging -> scoring, reviewing, ready or dropped; stores verdicts and votes. False for a lost
+    claim.
 
     What is judged for its hint alone would train no more: dropped as hint_only, with its verdict.
     A verdict on less than there is to judge by now is not kept, and frees the turn: feedback came.
@@ -150,8 +158,10 @@ def verdict_op(connection: Connection, judged: Sequence[JudgedTurn]) -> list[boo
 
 
 def _accepted(one: JudgedTurn) -> Verdict:
-    """The verdict, without its hint where the turn was dropped all the same."""
-    if one.drop is None or one.verdict.hint is None:
+    """The verdict, without its hint where the turn was dropped all the same, or a person has yet to
+    see it.
+    """
+    if one.verdict.hint is None or (one.drop is None and not one.is_proposal):
         return one.verdict
     return replace(one.verdict, hint=None, candidates=())
 
@@ -201,6 +211,8 @@ def _move_after_judging(
     one: JudgedTurn, unscored: Collection[str], late: Collection[str]
 ) -> dict[str, Any]:
     turn_id, reason = one.verdict.turn_id, one.drop
+    if one.is_proposal:
+        return {"key": turn_id, "to": TurnState.REVIEWING, "reason": None, "now": one.now}
     if reason is None and turn_id in late:
         reason = DropReason.HINT_ONLY
     state = TurnState.SCORING if one.verdict.hint or turn_id in unscored else TurnState.READY

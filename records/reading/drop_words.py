@@ -58,6 +58,7 @@ DROP_WORDS: dict[DropReason, str] = {
     DropReason.HINT_ONLY: (
         "too old to train when the judge came to it (trainer.max_staleness); its hint is kept"
     ),
+    DropReason.REVIEW_REJECTED: "a person rejected its hint",
     DropReason.RESAMPLED: "the policy answered its prompt anew, and that answer took its place",
     DropReason.HELD_OUT: "its session is kept from training, to measure on (replay.held_out)",
     DropReason.NO_USER_MESSAGE: "its prompt has no user message to which a hint could be added",

@@ -119,6 +119,8 @@ def _waiting(
         if is_held:
             return "votes", f"waits for the judge's votes: {turn.claim_owner} is asking for them"
         return "votes", "waits for the judge's votes" + _queue(run, TurnState.JUDGING)
+    if turn.state is TurnState.REVIEWING:
+        return "review", "waits for a person to approve, edit or reject its hint, at /ui/review"
     if turn.state is TurnState.SCORING:
         if is_held:
             return "scoring", f"waits for the teacher's score: {turn.claim_owner} is at it"

@@ -12,6 +12,7 @@ from records.tables.models import TurnRow
 QUEUES = (
     TurnState.AWAITING_NEXT_STATE,
     TurnState.JUDGING,
+    TurnState.REVIEWING,
     TurnState.SCORING,
     TurnState.READY,
     TurnState.LEASED,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from records.feedback import reviews
+from records.feedback.reviews import Answer, Proposal, Review
 from records.hints import changes, ending, reading
 from records.hints.types import (
     DeletedHint,
@@ -16,6 +18,7 @@ from records.hints.types import (
     HintStatus,
     RehearsalBlock,
 )
+from records.names import ReviewDecision
 from records.store.base import StoreBase
 from records.tables import loading
 from records.types import TurnRecord
@@ -218,6 +221,29 @@ class HintStore(StoreBase):
         return await self.write(
             changes.set_status_op, hint_id=hint_id, status=status, detail=detail, now=self._clock()
         )
+
+    async def proposals(
+        self, *, scope: str | None = None, limit: int = 20, after: str | None = None
+    ) -> list[Proposal]:
+        """Hints that wait for a person, those of the newest turns first, from behind the turn
+        `after` on.
+        """
+        return await self.read(reviews.proposals, scope=scope, limit=limit, after=after)
+
+    async def review(self, answer: Answer, scope: str | None = None) -> Review | None:
+        """Approve or reject a turn's hint. None if there is no such turn.
+
+        Raises StoreConflict for a turn that waits for no review, or was judged again since.
+        """
+        return await self.write(reviews.review_op, answer=answer, scope=scope, now=self._clock())
+
+    async def review_of(self, turn_id: str) -> Review | None:
+        """What a person decided on a turn's hint; None if nobody did."""
+        return await self.read(reviews.review_of, turn_id=turn_id)
+
+    async def review_decisions(self, scope: str | None = None) -> dict[ReviewDecision, int]:
+        """How often people decided what, on the hints of a scope (None: of all)."""
+        return await self.read(reviews.decisions, scope=scope)
 
     async def delete_hint(self, hint_id: str, scope: str | None = None) -> DeletedHint | None:
         """Delete a hint, of this scope if one is given; None if there is no such hint."""

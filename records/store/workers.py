@@ -98,9 +98,12 @@ class WorkerStore(StoreBase):
         verdict: Verdict,
         drop: DropReason | None,
         num_reactions: int | None = None,
+        *,
+        review: bool = False,
     ) -> bool:
         """judging -> scoring, ready (a reward and no hint), or dropped(drop), or, if it was
-        claimed by `claim_late` and has a hint or reward, dropped(hint_only).
+        claimed by `claim_late` and has a hint or reward, dropped(hint_only). With `review` a turn
+        with a hint is reviewing instead, and its hint enters the memory when a person approves it.
 
         False, and nothing written, if the claim is lost, or if the turn has more than the
         `num_reactions` that were judged: then it is judged again. Raises ValueError for a verdict
@@ -114,6 +117,7 @@ class WorkerStore(StoreBase):
             drop=drop,
             now=self._clock(),
             num_reactions=num_reactions,
+            review=review,
         )
         return await self.writer.run_bulk(claims.verdict_op, judged, "verdict")
 

@@ -21,7 +21,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from records.names import Consent, DropReason, FeedbackOutcome, HintRejection, TurnState, TurnType
+from records.names import (
+    Consent,
+    DropReason,
+    FeedbackOutcome,
+    HintRejection,
+    ReviewDecision,
+    TurnState,
+    TurnType,
+)
 from records.tables.columns import (
     CleanText,
     ExpertsBlob,
@@ -236,6 +244,22 @@ class VerdictRow(Base):
     created_at: Mapped[float] = mapped_column(Double)
     candidates: Mapped[Any] = mapped_column(JsonText, nullable=True)
     reward: Mapped[float | None] = mapped_column(Double)
+
+
+class ReviewRow(Base):
+    """What a person decided on the hint of a turn: `proposed` by the judge, `hint` as it stands now
+    (NULL: rejected).
+    """
+
+    __tablename__ = "reviews"
+    turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
+    scope: Mapped[str] = mapped_column(CleanText)
+    decision: Mapped[ReviewDecision] = mapped_column(enum_column(ReviewDecision))
+    proposed: Mapped[str] = mapped_column(CleanText)
+    hint: Mapped[str | None] = mapped_column(CleanText)
+    author: Mapped[str] = mapped_column(CleanText)
+    created_at: Mapped[float] = mapped_column(Double)
+    __table_args__ = (Index(None, "scope", "decision"),)
 
 
 class VoteRow(Base):

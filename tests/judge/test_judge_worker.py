@@ -390,3 +390,24 @@ async def test_all_candidates_are_stored_with_the_verdict(store, judge_server, j
     )
     assert (verdict.reward, verdict.selection) == (1.0, "shortest_first")
     assert (await store.counts())[TurnState.SCORING] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"review": "all"}, TurnState.REVIEWING),
+        ({"review": "sampled", "review_share": 1.0}, TurnState.REVIEWING),
+        ({"review": "sampled", "review_share": 1e-9}, TurnState.SCORING),
+        ({"review": "none"}, TurnState.SCORING),
+    ],
+)
+async def test_hints_wait_for_a_person_where_that_is_asked_for(
+    store, judge_server, judge_config, reply, settings, expected
+):
+    judge_server.behave = lambda number, _body: reply.answer(POSITIVE)
+    turn_id = await judging_turn(store)
+    await run_until_left_judging(store, JudgeWorker(store, judge_config(**settings), "judge-1"))
+    turn = await store.turn(turn_id)
+    assert turn is not None
+    assert turn.state is expected
+    assert len(await store.hints()) == (expected is TurnState.SCORING)

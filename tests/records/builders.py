@@ -151,7 +151,13 @@ async def turn_in(store: Store, state: TurnState, **changes: Any) -> str:
     if state is TurnState.DROPPED:
         return await recorded(store, **{"drop_reason": DropReason.ABORTED, **changes})
     turn_id = await recorded(store, **changes)
-    for step in list(TurnState)[: list(TurnState).index(state)]:
+    if state is TurnState.REVIEWING:
+        await advance(store, turn_id, TurnState.AWAITING_NEXT_STATE)
+        assert await claimed(store, TurnState.JUDGING) == [turn_id]
+        assert await store.commit_verdict(OWNER, a_verdict(turn_id), None, review=True)
+        return turn_id
+    steps = [step for step in TurnState if step is not TurnState.REVIEWING]
+    for step in steps[: steps.index(state)]:
         await advance(store, turn_id, step)
     if state in (TurnState.JUDGING, TurnState.SCORING):
         assert await claimed(store, state) == [turn_id]

@@ -100,6 +100,7 @@ HINT_DROPS = (
     DropReason.JUDGE_PROMPT_TOO_LONG,
     DropReason.OVER_CAPACITY,
     DropReason.HINT_ONLY,
+    DropReason.REVIEW_REJECTED,
     DropReason.NO_USER_MESSAGE,
     DropReason.HINT_AGREES,
     DropReason.HINT_ENDED,

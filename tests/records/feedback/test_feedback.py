@@ -25,7 +25,7 @@ from tests.records.builders import (
 from tests.records.conftest import Clock
 from tests.records.looking import feedback_of, verdict_of
 
-AWAITING, JUDGING, SCORING, READY, LEASED, TRAINED, DROPPED = TurnState
+AWAITING, JUDGING, REVIEWING, SCORING, READY, LEASED, TRAINED, DROPPED = TurnState
 SAID = Feedback(text="It was wrong.")
 MESSAGE = {"role": "feedback", "content": "It was wrong."}
 
@@ -47,6 +47,7 @@ async def next_state_of(store: Store, turn_id: str) -> list[dict]:
     [
         (AWAITING, FeedbackOutcome.TO_BE_JUDGED, JUDGING),
         (JUDGING, FeedbackOutcome.JUDGED_AGAIN, JUDGING),  # claimed: somebody is judging it
+        (REVIEWING, FeedbackOutcome.JUDGED_AGAIN, JUDGING),
         (SCORING, FeedbackOutcome.JUDGED_AGAIN, JUDGING),
         (READY, FeedbackOutcome.JUDGED_AGAIN, JUDGING),
         (LEASED, FeedbackOutcome.TOO_LATE, LEASED),

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Connection, delete, update
 
 from records.errors import StoreConflict
+from records.feedback.reviews import Answer
 from records.names import DropReason, TurnState
 from records.store import Store
 from records.tables.models import PolicyVersionRow, SampleRow, TurnRow
@@ -24,7 +25,7 @@ from tests.records.builders import (
     turn_in,
 )
 
-AWAITING, JUDGING, SCORING, READY, LEASED, TRAINED, DROPPED = TurnState
+AWAITING, JUDGING, REVIEWING, SCORING, READY, LEASED, TRAINED, DROPPED = TurnState
 
 Action = Callable[[Store, str], Awaitable[object]]
 
@@ -43,6 +44,21 @@ async def commit_step(store: Store, turn_id: str) -> object:
     return True
 
 
+async def _decided(store: Store, turn_id: str, *, is_approved: bool) -> object:
+    [waiting] = await store.proposals() or [None]
+    answer = Answer(
+        turn_id=turn_id,
+        judged_at=0.0 if waiting is None else waiting.judged_at,
+        is_approved=is_approved,
+        hint=None,
+        author="a person",
+    )
+    try:
+        return await store.review(answer) is not None
+    except StoreConflict:
+        return False
+
+
 ACTIONS: dict[str, tuple[Action, dict[TurnState, TurnState]]] = {
     "set_next_state": (lambda s, t: s.set_next_state(t, [REPLY]), {AWAITING: JUDGING}),
     "close_session": (close, {AWAITING: DROPPED}),
@@ -50,10 +66,16 @@ ACTIONS: dict[str, tuple[Action, dict[TurnState, TurnState]]] = {
         lambda s, t: s.commit_verdict(OWNER, a_verdict(t), None),
         {JUDGING: SCORING},
     ),
+    "commit_verdict, to be reviewed": (
+        lambda s, t: s.commit_verdict(OWNER, a_verdict(t), None, review=True),
+        {JUDGING: REVIEWING},
+    ),
     "commit_verdict without hint": (
         lambda s, t: s.commit_verdict(OWNER, a_verdict(t, None), DropReason.NO_HINT),
         {JUDGING: DROPPED},
     ),
+    "approve": (lambda s, t: _decided(s, t, is_approved=True), {REVIEWING: SCORING}),
+    "reject": (lambda s, t: _decided(s, t, is_approved=False), {REVIEWING: DROPPED}),
     "commit_score": (lambda s, t: s.commit_scores(OWNER, [a_score(t)]), {SCORING: READY}),
     "drop by worker": (
         lambda s, t: s.drop(OWNER, t, DropReason.TEACHER_MISALIGNED),

@@ -1,0 +1,207 @@
+"""What people decide on the judge's hints before they train: approve, edit or reject.
+
+A hint that waits for a person is in no memory and teaches nothing. Approved, it enters the memory
+and its turn goes on to the teacher, in one transaction; a turn that is too old to train by then is
+dropped there as any other is, and its hint stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+from sqlalchemy import ColumnElement, Connection, func, select, true, tuple_, update
+from sqlalchemy.orm import aliased
+
+from records.errors import StoreConflict
+from records.feedback.feedback import load as load_feedback
+from records.hints.memory import remember, words_of
+from records.messages import Message
+from records.names import DropReason, ReviewDecision, TurnState
+from records.reading.summary import verdicts_of
+from records.tables.columns import clean_text
+from records.tables.models import NodeRow, ReviewRow, TurnRow, VerdictRow
+from records.tables.sql import upsert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A hint that waits for a person: `asked` is the message that was answered, `words` is what
+    followed the answer. `num_positive` of `num_votes` votes, cast at `judged_at`, were for a hint.
+    """
+
+    turn_id: str
+    session_id: str
+    scope: str
+    created_at: float
+    asked: Message
+    answer: Message
+    words: str
+    hint: str
+    judged_at: float
+    num_votes: int
+    num_positive: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a person says of a turn's hint, as it was judged at `judged_at`: approved as it is or as
+    `hint`, or not approved.
+    """
+
+    turn_id: str
+    judged_at: float
+    is_approved: bool
+    hint: str | None
+    author: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    """A decision, at `created_at` (unix seconds). `hint` as it stands now; None: rejected."""
+
+    turn_id: str
+    decision: ReviewDecision
+    proposed: str
+    hint: str | None
+    author: str
+    created_at: float
+
+
+def proposals(
+    connection: Connection, scope: str | None, limit: int, after: str | None
+) -> list[Proposal]:
+    """Hints that wait, of a scope (None: of all), those of the newest turns first, from behind the
+    turn `after` on.
+    """
+    place = (TurnRow.created_at, TurnRow.turn_id)
+    behind: ColumnElement[bool] = true()
+    if after is not None:
+        last = connection.execute(select(*place).where(TurnRow.turn_id == after)).one_or_none()
+        if last is None:
+            return []
+        behind = tuple_(*place) < tuple_(*last)
+    asked, answer = aliased(NodeRow), aliased(NodeRow)
+    rows = connection.execute(
+        select(
+            TurnRow.turn_id,
+            TurnRow.session_id,
+            TurnRow.scope,
+            TurnRow.created_at,
+            TurnRow.next_state,
+            VerdictRow.created_at.label("judged_at"),
+            asked.body.label("asked"),
+            answer.body.label("answer"),
+        )
+        .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
+        .join(asked, asked.node_id == TurnRow.prompt_node_id)
+        .join(answer, answer.node_id == TurnRow.response_node_id)
+        .where(
+            TurnRow.state == TurnState.REVIEWING,
+            true() if scope is None else TurnRow.scope == scope,
+            behind,
+        )
+        .order_by(*(column.desc() for column in place))
+        .limit(limit)
+    ).all()
+    turn_ids = [row.turn_id for row in rows]
+    verdicts = verdicts_of(connection, turn_ids)
+    feedback = load_feedback(connection, turn_ids)
+    return [
+        Proposal(
+            turn_id=row.turn_id,
+            session_id=row.session_id,
+            scope=row.scope,
+            created_at=row.created_at,
+            asked=row.asked,
+            answer=row.answer,
+            words=words_of([*(row.next_state or ()), *feedback.get(row.turn_id, ([], None))[0]]),
+            hint=verdicts[row.turn_id].hint or "",
+            judged_at=row.judged_at,
+            num_votes=len(verdicts[row.turn_id].votes),
+            num_positive=sum(vote.score == 1 for vote in verdicts[row.turn_id].votes),
+        )
+        for row in rows
+    ]
+
+
+def review_op(
+    connection: Connection, answer: Answer, scope: str | None, now: float
+) -> Review | None:
+    """reviewing -> scoring, and the hint enters the memory; -> dropped if it is not approved.
+
+    None if there is no such turn (of the scope, if one is given). Raises StoreConflict for a turn
+    that waits for nobody, or that was judged again since.
+    """
+    turn = connection.execute(
+        select(TurnRow.scope, TurnRow.state, VerdictRow.created_at.label("judged_at"))
+        .outerjoin(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
+        .where(
+            TurnRow.turn_id == answer.turn_id, true() if scope is None else TurnRow.scope == scope
+        )
+        .with_for_update(of=TurnRow)
+    ).one_or_none()
+    if turn is None:
+        return None
+    if turn.state is not TurnState.REVIEWING:
+        raise StoreConflict(f"The turn does not wait for a review: it is {turn.state.value}.")
+    if turn.judged_at != answer.judged_at:
+        raise StoreConflict("The turn was judged again; look at its new hint.")
+    verdict = verdicts_of(connection, [answer.turn_id])[answer.turn_id]
+    review = _review(answer, verdict.hint or "", now)
+    upsert(connection, ReviewRow, [{**asdict(review), "scope": turn.scope}])
+    is_rejected = review.hint is None
+    connection.execute(
+        update(TurnRow)
+        .where(TurnRow.turn_id == answer.turn_id)
+        .values(
+            state=TurnState.DROPPED if is_rejected else TurnState.SCORING,
+            drop_reason=DropReason.REVIEW_REJECTED if is_rejected else None,
+            updated_at=now,
+        )
+    )
+    if is_rejected:
+        return review
+    if review.decision is ReviewDecision.EDITED:
+        connection.execute(
+            update(VerdictRow)
+            .where(VerdictRow.turn_id == answer.turn_id)
+            .values(hint=review.hint, candidates=[review.hint])
+        )
+    remember(connection, [replace(verdict, hint=review.hint, candidates=())], now)
+    return review
+
+
+def _review(answer: Answer, proposed: str, now: float) -> Review:
+    hint = proposed if answer.hint is None else clean_text(answer.hint)
+    decision = ReviewDecision.APPROVED if hint == proposed else ReviewDecision.EDITED
+    return Review(
+        turn_id=answer.turn_id,
+        decision=decision if answer.is_approved else ReviewDecision.REJECTED,
+        proposed=proposed,
+        hint=hint if answer.is_approved else None,
+        author=answer.author,
+        created_at=now,
+    )
+
+
+def review_of(connection: Connection, turn_id: str) -> Review | None:
+    """What a person decided on a turn's hint; None if nobody did."""
+    row = connection.execute(
+        select(ReviewRow.__table__).where(ReviewRow.turn_id == turn_id)
+    ).one_or_none()
+    if row is None:
+        return None
+    values = row._asdict()
+    del values["scope"]
+    return Review(**values)
+
+
+def decisions(connection: Connection, scope: str | None) -> dict[ReviewDecision, int]:
+    """How often people decided what, on the hints of a scope (None: of all)."""
+    rows = connection.execute(
+        select(ReviewRow.decision, func.count().label("number"))
+        .where(true() if scope is None else ReviewRow.scope == scope)
+        .group_by(ReviewRow.decision)
+    )
+    found = {row.decision: row.number for row in rows}
+    return {decision: found.get(decision, 0) for decision in ReviewDecision}
