@@ -188,9 +188,10 @@ class TrainerConfig(BaseModel):
     stored so, else float32. bfloat16 rounds a checkpoint of higher precision, for the run's own
     engines as well. Products are computed in `dtype` in either case.
     """
-    gradient_checkpointing: bool = True
+    gradient_checkpointing: bool | None = None
     """Keep the input of each layer alone for the backward pass, which computes the rest again: a
-    fraction of the memory, a third more time for a step's gradients; the same results.
+    fraction of the memory, a third more time for a step's gradients; the same results. Unset: not
+    for a small model.
     """
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass; what trains and its optimiser state are float32 in both."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from opd.plan.shape import ModelShape
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from trainer.config import HeldDtype, TrainerConfig
+from trainer.model.model_config import recomputes
 
 GIB = 2**30
 MIB = 2**20
@@ -157,7 +158,7 @@ def _pass(shape: ModelShape, config: TrainerConfig, load: Load) -> float:
     tokens = _pass_tokens(config, load)
     layer = tokens * shape.layer_values() * _FLOAT
     layers = shape.num_layers * tokens * shape.width * _FLOAT
-    if not config.gradient_checkpointing:
+    if not recomputes(config, shape.width):
         layers = shape.num_layers * layer
     matrix = max(shape.width * shape.inner, 8192 * shape.width) * _FLOAT
     tiles = 3 * min(_TILE, tokens * shape.vocab_size) * _FLOAT

@@ -17,7 +17,10 @@ from torch import Tensor
 
 from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence
+from trainer.model.shared_prefix import shared_length
 
+_BEGINNING = 64
+"""Tokens; sequences that have them in common begin with the same system prompt."""
 # Truncating the distribution leaves the reported log-probs those of the full one; other changes
 # (penalties, temperature 0, biases) report something that no forward pass can be compared with.
 COMPARABLE_MODIFICATIONS = frozenset({"top_p", "top_k", "min_p"})
@@ -36,11 +39,13 @@ class MicroBatch:
     turn_ids_BT: Tensor
     temperatures_BT: Tensor
     sequences: tuple[PackedSequence, ...]
+    num_shared: int = 0
+    """Leading tokens of all rows that go through the model once."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens that go through the model, padding included."""
-        return self.ids_BT.numel()
+        return self.ids_BT.numel() - self.num_shared * (len(self.ids_BT) - 1)
 
     def spread(self, turns: Sequence[Tensor], *, fill: float) -> Tensor:
         """Per-turn values [R] or [R, K] (indexed as the batch's samples) at their tokens' places:
@@ -66,25 +71,48 @@ class MicroBatch:
 
 
 def plan_micro_batches(
-    sequences: Sequence[PackedSequence], max_tokens: int
+    sequences: Sequence[PackedSequence], max_tokens: int, *, shares: bool = False
 ) -> list[list[PackedSequence]]:
-    """Groups of at most `max_tokens` padded tokens, longest first; a longer one stands alone."""
+    """Groups of at most `max_tokens` padded tokens, those that begin alike together, the longest
+    first; a longer one stands alone. With `shares` what a group begins with counts once.
+    """
     groups: list[list[PackedSequence]] = []
-    for sequence in sorted(sequences, key=lambda sequence: -len(sequence.ids)):
-        # Sorted by length, so the first of a group is the one all others are padded to.
-        if groups and (len(groups[-1]) + 1) * len(groups[-1][0].ids) <= max_tokens:
-            groups[-1].append(sequence)
-        else:
-            groups.append([sequence])
+    shared = longest = 0
+    for sequence in sorted(sequences, key=lambda one: (_beginning(one), -len(one.ids))):
+        if groups:
+            common = min(shared, _shared(groups[-1][0], sequence)) if shares else 0
+            most = max(longest, len(sequence.ids))
+            if common + (len(groups[-1]) + 1) * (most - common) <= max_tokens:
+                groups[-1].append(sequence)
+                shared, longest = common, most
+                continue
+        groups.append([sequence])
+        shared, longest = sequence.spans[0].start - 1, len(sequence.ids)
     return groups
+
+
+def _beginning(sequence: PackedSequence) -> bytes:
+    """Equal for sequences whose first tokens are: one agent's system prompt."""
+    return sequence.ids[:_BEGINNING].tobytes()
+
+
+def _shared(one: PackedSequence, other: PackedSequence) -> int:
+    """Leading tokens of both that are alike and before the state that scores a trained one."""
+    length = min(one.spans[0].start, other.spans[0].start) - 1
+    differs = np.flatnonzero(one.ids[:length] != other.ids[:length])
+    return int(differs[0]) if len(differs) else length
 
 
 def build_micro_batch(
     sequences: Sequence[PackedSequence],
     device: torch.device | str = "cpu",
     temperatures: Sequence[float] | None = None,
+    *,
+    shares: bool = False,
 ) -> MicroBatch:
-    """Tensors for `sequences`; `temperatures` of the turns that their spans name default to 1."""
+    """Tensors for `sequences`; `temperatures` of the turns that their spans name default to 1.
+    `shares`: the model computes what they begin with once.
+    """
     shape = (len(sequences), max(len(sequence.ids) for sequence in sequences))
     ids = np.zeros(shape, dtype=np.int64)
     turn_ids = np.full(shape, -1, dtype=np.int64)
@@ -95,12 +123,14 @@ def build_micro_batch(
             turn_ids[row, span.start : span.end] = span.turn
             if temperatures is not None:
                 scale[row, span.start : span.end] = temperatures[span.turn]
+    ids_BT, mask_BT = torch.from_numpy(ids), torch.from_numpy((turn_ids >= 0).astype(np.float32))
     return MicroBatch(
-        ids_BT=torch.from_numpy(ids).to(device),
-        mask_BT=torch.from_numpy((turn_ids >= 0).astype(np.float32)).to(device),
+        ids_BT=ids_BT.to(device),
+        mask_BT=mask_BT.to(device),
         turn_ids_BT=torch.from_numpy(turn_ids).to(device),
         temperatures_BT=torch.from_numpy(scale).to(device),
         sequences=tuple(sequences),
+        num_shared=shared_length(ids_BT, mask_BT) if shares else 0,
     )
 
 

@@ -14,7 +14,7 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.config import HeldDtype, TrainerConfig
 from trainer.model.heap import map_large_blocks
-from trainer.model.model_config import held_dtype
+from trainer.model.model_config import config_value, held_dtype, recomputes
 from trainer.model.policy import Policy, WithoutAdapters
 from trainer.model.teacher_models import EmaTeacher, StateModel, TrustRegionTeacher
 from trainer.model.token_states import LogprobModel
@@ -117,7 +117,7 @@ def _load_policy(config: TrainerConfig, checkpoints: Checkpoints, manifest: Mani
         lora=config.lora,
         seed=config.seed,
         base_dtype="float32" if config.lora is None else held_dtype(path, config.base_dtype),
-        recompute=config.gradient_checkpointing,
+        recompute=recomputes(config, config_value(path, "hidden_size")),
     )
 
 

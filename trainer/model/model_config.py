@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rollout_bridge.embedded.model.supported import (
+    SMALL_BELOW,
     context_limit,
     unsupported,
     unsupported_as_stated,
 )
-from trainer.config import HeldDtype
+from trainer.config import HeldDtype, TrainerConfig
 from trainer.errors import ConfigError
 
 _FILE, _TEXT_PART = "config.json", "text_config"
@@ -112,3 +113,12 @@ def _of_the_hub(model: str) -> Path:
         return Path(hf_hub_download(model, _FILE))
     except HFValidationError as error:
         raise ValueError(str(error)) from None
+
+
+def recomputes(config: TrainerConfig, hidden_size: int | None) -> bool:
+    """Whether layers are computed again for their gradients: as configured, else unless the model
+    is small.
+    """
+    if config.gradient_checkpointing is not None:
+        return config.gradient_checkpointing
+    return hidden_size is None or hidden_size >= SMALL_BELOW

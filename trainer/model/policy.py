@@ -21,6 +21,7 @@ from trainer.config import HeldDtype, LoraConfig
 from trainer.errors import StartupError
 from trainer.model.frozen_weights import hold_in_bfloat16
 from trainer.model.recomputation import recompute_layers
+from trainer.model.shared_prefix import shared_length, states_behind
 from trainer.model.token_states import PLAIN, Head, TokenLogprobs, TokenRequest, token_logprobs
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ _PROBE_TOLERANCE = 1e-3
 
 class Policy:
     """A causal LM whose forward pass may run in bfloat16; dropout is always off. What trains is
-    float32, what is frozen may be held in bfloat16.
+    float32, what is frozen may be held in bfloat16. It `recomputes` layers for their gradients, and
+    `shares_prefixes`, what rows begin with, where its model can.
     """
 
     def __init__(self, model: nn.Module, *, dtype: str, chunk_tokens: int):
@@ -42,7 +44,9 @@ class Policy:
         self._decoder: nn.Module = base.get_decoder()
         self._head: nn.Module = base.get_output_embeddings()
         self._scale, self._softcap = _after_head(base.config)
+        self.recomputes = False
         self._check_head()
+        self.shares_prefixes = self._check_sharing()
 
     @classmethod
     def load(
@@ -81,7 +85,8 @@ class Policy:
 
     def recompute_layers(self) -> None:
         """Keep each layer's input alone for the backward pass, which computes the rest again."""
-        if not recompute_layers(self._decoder):
+        self.recomputes = bool(recompute_layers(self._decoder))
+        if not self.recomputes:
             logger.warning(
                 "%s: no decoder layer is known that can be computed again; "
                 "trainer.gradient_checkpointing saves no memory",
@@ -133,10 +138,11 @@ class Policy:
         wanted_BT = mask_BT > 0
         if bool(wanted_BT[:, 0].any()):
             raise ValueError("the first token of a sequence has no log-prob")
+        shared = shared_length(ids_BT, mask_BT) if self.shares_prefixes else 0
         # The last token predicts nothing that is asked for.
         with self._autocast():
-            hidden_BTH = self._decoder(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state
-        hidden_NH = hidden_BTH[wanted_BT[:, 1:]]
+            hidden_BTH = states_behind(self._decoder, ids_BT[:, :-1], shared)
+        hidden_NH = hidden_BTH[wanted_BT[:, 1 + shared :]]
         return hidden_NH if self._scale == 1 else hidden_NH * self._scale
 
     @property
@@ -151,6 +157,20 @@ class Policy:
         if self._autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self._autocast_dtype)
+
+    @torch.no_grad()
+    def _check_sharing(self) -> bool:
+        """Whether states behind a shared prefix are those of whole rows."""
+        ids_BT = torch.arange(16, device=self.device).remainder(self.vocab_size).reshape(2, 8)
+        ids_BT[1, :4] = ids_BT[0, :4]
+        try:
+            with self._autocast():
+                whole, behind = (states_behind(self._decoder, ids_BT, n) for n in (0, 4))
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            logger.info("what rows have in common is computed for each of them: %s", error)
+            return False
+        tolerance = _PROBE_TOLERANCE if self._autocast_dtype is None else 0.5
+        return torch.allclose(whole[:, 4:].float(), behind.float(), atol=tolerance, rtol=tolerance)
 
     @torch.no_grad()
     def _check_head(self) -> None:

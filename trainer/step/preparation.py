@@ -54,9 +54,18 @@ class BatchPreparation:
         them.
         """
         packed = merge_turns(samples) if sequences is None else sequences
-        groups = plan_micro_batches(packed, self.config.micro_batch_tokens)
+        shares = self.policy.shares_prefixes
+        # Layers that are computed again keep inputs alone: each row's keys count as much.
+        groups = plan_micro_batches(
+            packed,
+            self.config.micro_batch_tokens,
+            shares=shares and not self.policy.recomputes,
+        )
         temperatures = [sample.temperature if comparable(sample) else 1.0 for sample in samples]
-        batches = [build_micro_batch(group, self.policy.device, temperatures) for group in groups]
+        batches = [
+            build_micro_batch(group, self.policy.device, temperatures, shares=shares)
+            for group in groups
+        ]
         before = self._score_before(batches)
         gaps = version_gaps if version_gaps is not None else [0] * len(samples)
         views = view_turns(

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+SMALL_BELOW = 512
+"""Hidden size of models that are not small: such gain from threads, and need memory spared."""
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers that are served, by transformers' names."""
 _OTHER_LAYERS = (

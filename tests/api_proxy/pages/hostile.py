@@ -14,5 +14,13 @@ HOSTILE = (
 
 def assert_harmless(page: str) -> None:
     """Nothing of these texts stands in a page as anything but text."""
-    for part in ("<script>", "<img", "</textarea></title>", "' onmouseover", "<!-- ]", "\u202e", "\x1b"):
+    for part in (
+        "<script>",
+        "<img",
+        "</textarea></title>",
+        "' onmouseover",
+        "<!-- ]",
+        "\u202e",
+        "\x1b",
+    ):
         assert part not in page, part

@@ -127,6 +127,46 @@ def test_micro_batches_respect_the_budget_and_lose_nothing(lengths, budget):
         assert padded <= budget or len(group) == 1
 
 
+@settings(max_examples=60)
+@given(
+    common=st.integers(0, 200),
+    tails=st.lists(st.integers(2, 40), min_size=1, max_size=12),
+    budget=st.integers(1, 600),
+)
+def test_what_a_group_begins_with_counts_once(common, tails, budget):
+    sequences = [
+        PackedSequence(
+            ids=np.concatenate([np.zeros(common, np.int32), np.full(n, i + 1, np.int32)]),
+            spans=(TurnSpan(turn=i, start=common + 1, end=common + n),),
+        )
+        for i, n in enumerate(tails)
+    ]
+    groups = plan_micro_batches(sequences, budget, shares=True)
+    assert sum(map(len, groups)) == len(tails)
+    for group in groups:
+        batch = build_micro_batch(group, shares=True)
+        longest = max(len(sequence.ids) for sequence in group)
+        assert common + len(group) * (longest - common) <= budget or len(group) == 1
+        shared = common if common * (len(group) - 1) >= 64 else 0
+        assert batch.num_tokens == shared + len(group) * (longest - shared)
+
+
+def test_turns_of_one_agent_come_together():
+    agents = [np.full(80, agent, np.int32) for agent in (1, 2)]
+    sequences = [
+        PackedSequence(
+            ids=np.concatenate([agents[i % 2], np.full(5 + i, 3, np.int32)]),
+            spans=(TurnSpan(turn=i, start=81, end=84),),
+        )
+        for i in range(6)
+    ]
+    groups = plan_micro_batches(sequences, 160, shares=True)
+    assert [{span.turn % 2 for one in group for span in one.spans} for group in groups] == [
+        {0},
+        {1},
+    ]
+
+
 def test_incomparable_rollouts_have_no_temperature_and_no_logprobs():
     greedy = sample(ids(1), ids(2, 3), temperature=0.0, modified="temperature_0")
     nucleus = sample(ids(1), ids(2, 3), temperature=0.7, modified="top_p")
