@@ -186,6 +186,7 @@ def compare(samples: Sequence[ReadySample], model: Path, max_tokens: int, rounds
     policy = Policy.load(
         str(model), device="cpu", dtype="float32", chunk_tokens=config.logprob_chunk_tokens
     )
+    policy.shares_prefixes = False  # merging alone is measured; the rest: benchmarks.shared_prefix
     updater = Updater(policy, None, config)
     ways: dict[str, Way] = {"merged": merge_turns, "a sequence per turn": separate_turns}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
