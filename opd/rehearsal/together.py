@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 async def all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -19,3 +20,9 @@ async def all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+async def both(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U]) -> tuple[T, U]:
+    """The results of two of different kinds, as `all_or_none`."""
+    found: list[Any] = await all_or_none([one, other])
+    return found[0], found[1]

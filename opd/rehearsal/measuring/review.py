@@ -13,6 +13,7 @@ from opd.rehearsal.measuring.measuring import Measurer, Wish, wishes_in_turn
 from opd.rehearsal.needs import RehearsalStore
 from opd.rehearsal.preparing.keeping import Keeping
 from opd.rehearsal.preparing.preparing import PreparedHint
+from opd.rehearsal.together import all_or_none, both
 from records.hints.types import Hint, HintStatus
 from records.lessons.names import LessonDrop
 from records.types import TurnRecord
@@ -102,21 +103,30 @@ class Review:
         lists = [_wishes(one) for one in hints]
         count = max(config.obedience_samples, _LEAST_OF_A_HINT * sum(map(bool, lists)))
         wishes = wishes_in_turn(lists, count, version)
-        of_hints = await self._measurer.obedience(wishes)
+        spare = [_spare_wishes(one) for one in hints] if config.without_counter else []
+        spare_wishes = wishes_in_turn(spare, _UNGUARDED, version)
+        measured = self._to_measure(hints, version)
+        # All at once: an engine answers many in little more time than a few.
+        [of_hints, unguarded], [keep, *gaps] = await both(
+            all_or_none([self._measurer.obedience(each) for each in (wishes, spare_wishes)]),
+            all_or_none(
+                [
+                    self._measurer.gap(kept, None, config.keep_samples, version),
+                    *(self._gap(one, version) for one in measured),
+                ]
+            ),
+        )
         obedience = summed(list(of_hints.values()))
         obeys = obedience is None or is_obedient(obedience, config.obedience_floor)
-        spare = [_spare_wishes(one) for one in hints] if config.without_counter else []
-        unguarded = await self._measurer.obedience(wishes_in_turn(spare, _UNGUARDED, version))
         rows = [
-            await self.hint(one, version, of_hints.get(one.hint.hint_id), version_obeys=obeys)
-            for one in self._to_measure(hints, version)
+            await self._hint(one, gap, of_hints.get(one.hint.hint_id), version_obeys=obeys)
+            for one, gap in zip(measured, gaps, strict=True)
         ]
         earlier = [row.obedience for row in self._rows if row.obedience is not None]
         so_far = [one.obedience() for one in earlier]
         so_far += [obedience] if obedience is not None else []
         latest = so_far[-config.obedience_versions :]
         together = pooled(latest, floor=config.obedience_floor)
-        keep = await self._measurer.gap(kept, None, config.keep_samples, version)
         returned, going_back = await self._returned_now(hints, ended, version)
         votes, turns = await self._store.vote_summary(), await self._store.counts()
         lessons = await self._store.lesson_counts()
@@ -147,20 +157,26 @@ class Review:
         self._returned.update(returned)
         return row
 
-    async def hint(
+    async def hint(self, one: PreparedHint, version: int) -> MeasuredHint:
+        """Measure one hint that became ready since its version was measured."""
+        return await self._hint(one, await self._gap(one, version))
+
+    async def _gap(self, one: PreparedHint, version: int) -> Gap | None:
+        number = self._config.gap_samples
+        return await self._measurer.gap(one.measured_at, one.hint.text, number, version)
+
+    async def _hint(
         self,
         one: PreparedHint,
-        version: int,
+        gap: Gap | None,
         obedience: Obedience | None = None,
         *,
         version_obeys: bool = True,
     ) -> MeasuredHint:
-        """Measure one hint, and store its gap and what follows from it. `obedience`: open wishes
-        against it at this version, which is not in the journal yet; `version_obeys`: the version
-        does open wishes.
+        """Store a hint's gap and what follows from it. `obedience`: open wishes against it at this
+        version, which is not in the journal yet; `version_obeys`: the version does open wishes.
         """
         hint, config = one.hint, self._config
-        gap = await self._measurer.gap(one.measured_at, hint.text, config.gap_samples, version)
         is_first = hint.first_gap is None
         first_gap = gap.value if is_first and gap is not None else hint.first_gap
         if gap is not None:
