@@ -25,6 +25,7 @@ from api_proxy.pages.tokens import (
 )
 from api_proxy.routes.hints_api import answered, scope_of
 from api_proxy.turns import TurnService
+from records.feedback.reviews import Review
 from records.reading.diagnosis import SessionFacts
 from records.reading.drop_words import REJECTION_WORDS
 from records.reading.whole_turns import WholeTurn
@@ -68,6 +69,7 @@ async def turn_json(request: Request, turn_id: str, candidate: Text = "0") -> Re
     """The same as JSON."""
     session, whole = await _found(request, turn_id)
     service: TurnService = request.app.state.service
+    review = await answered(service, service.deps.store.review_of(turn_id))
     score = _score(whole, candidate)
 
     def shown() -> Response:
@@ -77,7 +79,8 @@ async def turn_json(request: Request, turn_id: str, candidate: Text = "0") -> Re
             "texts": token_texts(ids, _decode(service)),
             "signals": {one.name: one.values for one in signals_of(whole, score)},
         }
-        return json_reply({**_turn(service, session, whole, score), "tokens": tokens})
+        turn = _turn(service, session, whole, score)
+        return json_reply({**turn, "review": _review(review), "tokens": tokens})
 
     return await asyncio.to_thread(shown)
 
@@ -94,6 +97,7 @@ async def _turn_page(
 ) -> Response:
     session, whole = await _found(request, turn_id)
     service: TurnService = request.app.state.service
+    review = await answered(service, service.deps.store.review_of(turn_id))
     score = _score(whole, candidate)
     signals = await asyncio.to_thread(signals_of, whole, score)
     chosen = _chosen(signals, signal)
@@ -112,6 +116,7 @@ async def _turn_page(
         request,
         "turn.html.jinja",
         **await asyncio.to_thread(shown),
+        review=_review(review),
         signals=signals,
         chosen=chosen,
         candidate=candidate,
@@ -192,6 +197,10 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "reward": verdict.reward,
         "votes": [_vote(one, verdict) for one in verdict.votes],
     }
+
+
+def _review(review: Review | None) -> dict[str, Any] | None:
+    return None if review is None else {**asdict(review), "decision": review.decision.value}
 
 
 def _vote(vote: Vote, verdict: Verdict) -> dict[str, Any]:
