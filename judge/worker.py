@@ -191,7 +191,7 @@ class JudgeWorker:
         if await self._store.commit_verdict(
             self._owner, verdict, drop, turn.num_reactions, review=review
         ):
-            if drop is None and turn.for_hint_alone:
+            if drop is None and turn.for_hint_alone and not (review and verdict.hint):
                 drop = DropReason.HINT_ONLY  # the store's word
             self.metrics.count(verdict, drop)
         else:

@@ -86,25 +86,25 @@ async def static_file(name: str) -> Response:
     return FileResponse(_FILES / name, media_type=_STATIC[name], headers=headers)
 
 
-async def checked_form(request: Request) -> dict[str, str]:
+async def checked_form(request: Request, most_bytes: int = _MOST_BYTES) -> dict[str, str]:
     """The fields of a form that changes something. Raises ApiError 403 unless a page of ours, of
     this login, sent it.
     """
     refuse_foreign_form(request)
-    fields = await form_of(request)
+    fields = await form_of(request, most_bytes)
     logins: Logins = request.app.state.logins
     if not logins.is_csrf(request.state.login, fields.get("csrf", "")):
         raise ApiError(403, _FOREIGN, code="foreign_origin")
     return fields
 
 
-async def form_of(request: Request) -> dict[str, str]:
+async def form_of(request: Request, most_bytes: int = _MOST_BYTES) -> dict[str, str]:
     """The fields of a short form, each once. Raises ApiError 400, 408 or 413."""
     service: TurnService = request.app.state.service
 
     def check(num_bytes: int) -> None:
-        if num_bytes > _MOST_BYTES:
-            raise ApiError(413, f"The form is longer than {_MOST_BYTES} bytes.")
+        if num_bytes > most_bytes:
+            raise ApiError(413, f"The form is longer than {most_bytes} bytes.")
 
     raw = await body_of(request, check, service.config.body_timeout_s)
     try:

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from api_proxy.access.admission import body_of
 from api_proxy.access.callers import caller_of
@@ -32,6 +32,9 @@ _NOBODY = "who has no key"
 """The author where there are no keys."""
 
 
+_TEXT = StringConstraints(strip_whitespace=True, min_length=1, max_length=_MOST_CHARS)
+
+
 class Decision(BaseModel):
     """What a person decides; `judged_at` is that of the hint that they saw. `hint` is what it is to
     say instead.
@@ -41,7 +44,7 @@ class Decision(BaseModel):
 
     approve: bool
     judged_at: float
-    hint: Annotated[str, Field(min_length=1, max_length=_MOST_CHARS)] | None = None
+    hint: Annotated[str, _TEXT] | None = None
 
 
 @router.get("/ui/review")
@@ -70,7 +73,7 @@ async def decide_by_form(request: Request, turn_id: str) -> Response:
     """Approve or reject, by the page's form. Text as it was shown approves the hint as it is: a
     page shows characters that nobody sees by their names.
     """
-    fields = await checked_form(request)
+    fields = await checked_form(request, 2 * _MOST_BYTES)  # the text as it was shown, and as it is
     text, shown = (fields.get(name, "").replace("\r\n", "\n") for name in ("hint", "shown"))
     answers = {"approve": True, "reject": False}
     if (answer := fields.get("decision", "")) not in answers:
@@ -79,7 +82,7 @@ async def decide_by_form(request: Request, turn_id: str) -> Response:
         {
             "approve": answers[answer],
             "judged_at": _number(fields.get("judged_at", "")),
-            "hint": None if text == shown or not answers[answer] else text.strip(),
+            "hint": None if text == shown or not answers[answer] else text,
         }
     )
     await _decide(request, turn_id, decision)

@@ -1,8 +1,8 @@
 """The judge, asked about hints: m votes on each question, and what they come to.
 
 An answer is what more than half of the votes say that decide; None where there is no such majority,
-or where the question does not fit into the judge's context. Texts are written once by each vote.
-Knows no store.
+or where the question does not fit into the judge's context. Once more than half of m agree, the
+others are not asked. Texts are written once by each vote. Knows no store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from judge.votes.context import (
     fitted,
 )
 from judge.votes.parsing import last_decision
-from judge.votes.voting import Ballot
+from judge.votes.voting import Ballot, IsDecided
 from records.messages import Message
 from records.types import TurnRecord, Vote
 from rollout_bridge.rendering.control_text import ControlTexts
@@ -121,7 +121,10 @@ class HintQuestions:
         read: Callable[[Vote], Answer | None],
         routing_key: str | None = None,
     ) -> Answer | None:
-        ballot = await self._ballot(shown, messages, self._config, routing_key)
+        def agree(votes: Sequence[Vote]) -> bool:
+            return len({read(vote) for vote in votes}) == 1 and read(votes[0]) is not None
+
+        ballot = await self._ballot(shown, messages, self._config, routing_key, agree)
         answer = None if ballot is None else majority([read(vote) for vote in ballot.votes])
         self.metrics.count(name, ballot, answer)
         return answer
@@ -147,13 +150,14 @@ class HintQuestions:
         messages: Sequence[Message],
         config: JudgeConfig,
         routing_key: str | None,
+        is_decided: IsDecided | None = None,
     ) -> Ballot | None:
         """The votes on one question; None where it does not fit."""
 
         def fit(max_tokens: int) -> JudgePrompt:
             return fitted(shown, messages, max_tokens, self._count_tokens, self._control_texts)
 
-        asked = await ask(self._client, config, fit, self._count_tokens, routing_key)
+        asked = await ask(self._client, config, fit, self._count_tokens, routing_key, is_decided)
         if self._on_answer is not None:
             self._on_answer()
         return asked.ballot if asked.too_long is None else None

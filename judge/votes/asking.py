@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from judge.config import JudgeConfig
 from judge.votes.context import CountTokens, JudgePrompt, JudgePromptTooLong
-from judge.votes.voting import Ballot, cast_votes
+from judge.votes.voting import Ballot, IsDecided, cast_votes
 from rollout_bridge.worker import ServiceUnavailable
 
 
@@ -49,8 +49,10 @@ async def ask(
     fit: Callable[[int], JudgePrompt],
     count_tokens: CountTokens,
     routing_key: str | None = None,
+    is_decided: IsDecided | None = None,
 ) -> Asked:
-    """Ask for `config.votes` votes on the prompt that `fit` makes for a limit in tokens.
+    """Ask for `config.votes` votes on the prompt that `fit` makes for a limit in tokens; for fewer,
+    see `cast_votes`, if the first ones decide.
 
     `fit` raises JudgePromptTooLong; it runs in a thread, since counting the tokens of a long
     conversation would hold up all others. Raises JudgeUnavailable if no vote got an answer.
@@ -63,7 +65,9 @@ async def ask(
         except JudgePromptTooLong as error:
             return Asked(ballot=ballot, num_omitted=num_omitted, too_long=str(error))
         num_omitted = prompt.num_omitted
-        ballot = await cast_votes(client, prompt.messages, config, routing_key=routing_key)
+        ballot = await cast_votes(
+            client, prompt.messages, config, routing_key=routing_key, is_decided=is_decided
+        )
         # The judge's context may be smaller than configured, or the estimate was too low.
         max_tokens = prompt.num_tokens(count_tokens) // 2
     if ballot.all_failed:

@@ -1,9 +1,10 @@
 """m votes on one turn, asked of any OpenAI-compatible server.
 
 The first vote leads: the others are asked once it has its first token. By then the prompt, which is
-the same for all of them, is in the server's prefix cache, and the votes share one prefill. A judge
-that stays away is the worker loop's affair. A vote whose text holds no decision abstains; a vote
-whose call failed says why. Knows no store.
+the same for all of them, is in the server's prefix cache, and the votes share one prefill. Where a
+majority decides, votes that can change nothing are not asked for. A judge that stays away is the
+worker loop's affair. A vote whose text holds no decision abstains; a vote whose call failed says
+why. Knows no store.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from openai import AsyncOpenAI
 
@@ -20,6 +22,8 @@ from judge.config import JudgeConfig
 from judge.votes.calls import JudgeCall, JudgeCallError, JudgeReply
 from judge.votes.parsing import parse_answer
 from records.types import Vote
+
+IsDecided: TypeAlias = Callable[[Sequence[Vote]], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +55,13 @@ async def cast_votes(
     config: JudgeConfig,
     *,
     routing_key: str | None = None,
+    is_decided: IsDecided | None = None,
 ) -> Ballot:
     """Ask for `config.votes` votes. A failed call is a vote with an `error`; nothing is raised for
     it. `routing_key` keeps them, behind SGLang's router, on one server.
+
+    With `is_decided` a majority of the votes is asked for first, and the others if it says that
+    these do not decide the question.
     """
     led = asyncio.Event()
     call = JudgeCall(
@@ -69,9 +77,13 @@ async def cast_votes(
             await asyncio.wait_for(led.wait(), config.shared_prefill_wait_s)
         return await _cast_vote(call, index)
 
+    most = config.votes
+    first = most if is_decided is None else most // 2 + 1
     outcomes = await asyncio.gather(
-        _cast_vote(call, 0), *(follow(index) for index in range(1, config.votes))
+        _cast_vote(call, 0), *(follow(index) for index in range(1, first))
     )
+    if is_decided is not None and not is_decided([outcome.vote for outcome in outcomes]):
+        outcomes += await asyncio.gather(*(_cast_vote(call, index) for index in range(first, most)))
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     waits = [error.retry_after_s for error in errors if error.retry_after_s is not None]
     return Ballot(

@@ -84,12 +84,19 @@ ALLOWED = frozenset(
 
 
 def why_unusable(
-    turn_type: TurnType, drop_reason: DropReason | None, *, is_held_out: bool
+    turn_type: TurnType,
+    drop_reason: DropReason | None,
+    finish_reason: str | None,
+    *,
+    is_held_out: bool,
 ) -> LeftOut | None:
-    """Why a turn is in no data set at all; None if it may be."""
+    """Why a turn is in no data set at all; None if it may be. A reply that was cut at its token
+    limit trains here, where each token has a teacher; as an example it would teach to break off.
+    """
     if turn_type is not TurnType.MAIN:
         return LeftOut.NOT_MAIN
-    if is_held_out or (drop_reason is not None and drop_reason not in ALLOWED):
+    is_cut = finish_reason == "length"
+    if is_cut or is_held_out or (drop_reason is not None and drop_reason not in ALLOWED):
         return LeftOut.NOT_TO_TRAIN
     return None
 
@@ -102,7 +109,9 @@ def why_not_demonstrated(whole: WholeTurn) -> LeftOut | None:
     """
     turn = whole.turn
     is_held_out = turn.recording is not None and turn.recording.held_out
-    reason = why_unusable(turn.turn_type, turn.drop_reason, is_held_out=is_held_out)
+    reason = why_unusable(
+        turn.turn_type, turn.drop_reason, turn.finish_reason, is_held_out=is_held_out
+    )
     if reason is not None:
         return reason
     if not whole.num_followed:

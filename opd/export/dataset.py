@@ -70,7 +70,12 @@ class DatasetFolder:
         rated = rated_turns(connection, wanted)
         usable: list[RatedTurn] = []
         for turn in rated:
-            reason = why_unusable(turn.turn_type, turn.drop_reason, is_held_out=turn.is_held_out)
+            reason = why_unusable(
+                turn.turn_type,
+                turn.drop_reason,
+                turn.finish_reason,
+                is_held_out=turn.is_held_out,
+            )
             if reason is None:
                 usable.append(turn)
             else:

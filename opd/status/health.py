@@ -25,7 +25,12 @@ _SLOW = {
         "teacher",
         "raise scoring.loop.concurrency, or give the teacher an engine of its own (frozen.url)",
     ),
+    TurnState.REVIEWING: (
+        "person who decides on their hints",
+        "decide at /ui/review, or ask for less (judge.review)",
+    ),
 }
+_LATE_AFTER_S = {TurnState.REVIEWING: 86_400.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +110,7 @@ def _judge(now: Now) -> Iterator[Finding]:
 def _queues(now: Now) -> Iterator[Finding]:
     for state, (who, remedy) in _SLOW.items():
         oldest_s = now.queues[state].oldest_s
-        if oldest_s is not None and oldest_s > LATE_AFTER_S:
+        if oldest_s is not None and oldest_s > _LATE_AFTER_S.get(state, LATE_AFTER_S):
             turns = now.queues[state].turns
             yield Finding(
                 what=f"{turns} turns wait for the {who}, the oldest for {oldest_s / 60:.0f} min",

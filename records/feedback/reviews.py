@@ -161,12 +161,12 @@ def review_op(
     )
     if is_rejected:
         return review
-    if review.decision is ReviewDecision.EDITED:
-        connection.execute(
-            update(VerdictRow)
-            .where(VerdictRow.turn_id == answer.turn_id)
-            .values(hint=review.hint, candidates=[review.hint])
-        )
+    # Nobody saw the hints of other votes, so none of them may take its place.
+    connection.execute(
+        update(VerdictRow)
+        .where(VerdictRow.turn_id == answer.turn_id)
+        .values(hint=review.hint, candidates=[review.hint])
+    )
     remember(connection, [replace(verdict, hint=review.hint, candidates=())], now)
     return review
 

@@ -32,8 +32,8 @@ MEANT = frozenset(
     }
 )
 """Reasons that say nothing of what went wrong."""
-ANSWERED = frozenset({DropReason.NO_HINT, DropReason.NEUTRAL_REWARD})
-"""Reasons that are an answer of the judge: the turn went its way."""
+ANSWERED = frozenset({DropReason.NO_HINT, DropReason.NEUTRAL_REWARD, DropReason.REVIEW_REJECTED})
+"""Reasons that are an answer of the judge or a person: the turn went its way."""
 
 
 @dataclass(slots=True)

@@ -30,9 +30,10 @@ class Limits:
 class Explanation:
     """What became of one turn.
 
-    `waits_for`: next_state, votes, scoring, hint, batch or lease. `count` is the number of turns of
-    the run that were dropped for the same reason. `echo_changes`: what the client changed of the
-    answer before it went on. `lessons`: what became of lessons practised at its state, by kind.
+    `waits_for`: next_state, votes, review, scoring, hint, batch or lease. `count` is the number of
+    turns of the run that were dropped for the same reason. `echo_changes`: what the client changed
+    of the answer before it went on. `lessons`: what became of lessons practised at its state, by
+    kind.
     """
 
     turn_id: str

@@ -31,6 +31,7 @@ class RatedTurn:
     answer: str
     turn_type: TurnType
     drop_reason: DropReason | None
+    finish_reason: str | None
     is_held_out: bool
     reward: float | None
 
@@ -45,6 +46,7 @@ def rated_turns(connection: Connection, wanted: Wanted) -> list[RatedTurn]:
             TurnRow.response_node_id,
             TurnRow.turn_type,
             TurnRow.drop_reason,
+            TurnRow.finish_reason,
             RecordingRow.held_out,
         )
         .outerjoin(RecordingRow, RecordingRow.turn_id == TurnRow.turn_id)
@@ -65,6 +67,7 @@ def rated_turns(connection: Connection, wanted: Wanted) -> list[RatedTurn]:
             answer=row.response_node_id,
             turn_type=row.turn_type,
             drop_reason=row.drop_reason,
+            finish_reason=row.finish_reason,
             is_held_out=bool(row.held_out),
             reward=rewards.get(row.turn_id),
         )

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from records.names import REJUDGEABLE, DropReason, TurnState
 from records.queue.claims import holds
-from records.tables.models import RecordingRow, TurnRow, VerdictRow
+from records.tables.models import RecordingRow, ReviewRow, TurnRow, VerdictRow
 from records.tables.sql import chunks, rows_in, table_of
 from records.turns import sessions
 from records.turns import turn_writes as turns
@@ -116,6 +116,7 @@ def votes_op(connection: Connection, imported: Sequence[ImportedVotes]) -> list[
             _SET_VOTES, [{"key": one.turn_id, "votes": list(one.votes)} for one in taken]
         )
         for part in chunks([one.turn_id for one in taken]):
+            connection.execute(delete(ReviewRow).where(ReviewRow.turn_id.in_(part)))
             connection.execute(
                 update(TurnRow)
                 .where(TurnRow.turn_id.in_(part), TurnRow.next_state.is_not(None))

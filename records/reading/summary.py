@@ -234,11 +234,18 @@ def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
 
 
 def hinted_turn_ids(connection: Connection) -> list[str]:
-    """Turns of the main conversations that a verdict has a hint for, oldest first."""
+    """Turns of the main conversations that a verdict has a hint for, oldest first; without those
+    whose hint a person rejected, or has yet to see.
+    """
     statement = (
         select(TurnRow.turn_id)
         .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
-        .where(VerdictRow.hint != "", TurnRow.turn_type == TurnType.MAIN)
+        .where(
+            VerdictRow.hint != "",
+            TurnRow.turn_type == TurnType.MAIN,
+            TurnRow.state != TurnState.REVIEWING,
+            TurnRow.drop_reason.is_distinct_from(DropReason.REVIEW_REJECTED),
+        )
         .order_by(TurnRow.created_at, TurnRow.turn_id)
     )
     return list(connection.scalars(statement))

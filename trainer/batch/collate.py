@@ -8,6 +8,7 @@ is about token t; the logit row t-1 scores it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence
 from trainer.model.shared_prefix import shared_length
 
+_MOST_COPIES = 4
 _BEGINNING = 64
 """Tokens; sequences that have them in common begin with the same system prompt."""
 # Truncating the distribution leaves the reported log-probs those of the full one; other changes
@@ -73,16 +75,25 @@ class MicroBatch:
 def plan_micro_batches(
     sequences: Sequence[PackedSequence], max_tokens: int, *, shares: bool = False
 ) -> list[list[PackedSequence]]:
-    """Groups of at most `max_tokens` padded tokens, those that begin alike together, the longest
-    first; a longer one stands alone. With `shares` what a group begins with counts once.
+    """Groups of at most `max_tokens` padded tokens, the longest first; a longer one stands alone.
+    With `shares` those that begin alike come together, and what a group begins with counts once:
+    each row has keys and values of it, so that a group has at most four times as many with them.
     """
     groups: list[list[PackedSequence]] = []
     shared = longest = 0
-    for sequence in sorted(sequences, key=lambda one: (_beginning(one), -len(one.ids))):
+    begin = Counter(map(_beginning, sequences))
+
+    def place(one: PackedSequence) -> tuple[bytes, int]:
+        beginning = _beginning(one)
+        return (beginning if shares and begin[beginning] > 1 else b""), -len(one.ids)
+
+    for sequence in sorted(sequences, key=place):
         if groups:
             common = min(shared, _shared(groups[-1][0], sequence)) if shares else 0
             most = max(longest, len(sequence.ids))
-            if common + (len(groups[-1]) + 1) * (most - common) <= max_tokens:
+            padded = (len(groups[-1]) + 1) * most
+            fits = padded - common * len(groups[-1]) <= max_tokens
+            if fits and padded <= _MOST_COPIES * max_tokens:
                 groups[-1].append(sequence)
                 shared, longest = common, most
                 continue

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from rollout_bridge.embedded.model.supported import context_limit
 from trainer.config import HeldDtype, LoraConfig
 from trainer.errors import StartupError
 from trainer.model.frozen_weights import hold_in_bfloat16
@@ -44,6 +45,7 @@ class Policy:
         self._decoder: nn.Module = base.get_decoder()
         self._head: nn.Module = base.get_output_embeddings()
         self._scale, self._softcap = _after_head(base.config)
+        self._position_limit = context_limit(base.config.get_text_config().to_dict())
         self.recomputes = False
         self._check_head()
         self.shares_prefixes = self._check_sharing()
@@ -138,7 +140,9 @@ class Policy:
         wanted_BT = mask_BT > 0
         if bool(wanted_BT[:, 0].any()):
             raise ValueError("the first token of a sequence has no log-prob")
-        shared = shared_length(ids_BT, mask_BT) if self.shares_prefixes else 0
+        # Of a longer text, positions mean something else than of its beginning alone.
+        is_short = self._position_limit is None or ids_BT.shape[1] <= self._position_limit
+        shared = shared_length(ids_BT, mask_BT) if self.shares_prefixes and is_short else 0
         # The last token predicts nothing that is asked for.
         with self._autocast():
             hidden_BTH = states_behind(self._decoder, ids_BT[:, :-1], shared)

@@ -55,11 +55,12 @@ class BatchPreparation:
         """
         packed = merge_turns(samples) if sequences is None else sequences
         shares = self.policy.shares_prefixes
-        # Layers that are computed again keep inputs alone: each row's keys count as much.
+        # Layers that are computed again keep inputs alone, and each row's keys count as much; what
+        # was measured for `memory_gb` is a row that shares nothing.
         groups = plan_micro_batches(
             packed,
             self.config.micro_batch_tokens,
-            shares=shares and not self.policy.recomputes,
+            shares=shares and not self.policy.recomputes and self.config.memory_gb is None,
         )
         temperatures = [sample.temperature if comparable(sample) else 1.0 for sample in samples]
         batches = [

@@ -82,7 +82,7 @@ async def test_json_decides_too(door: Door, store: Store) -> None:
     body = {"approve": True, "judged_at": one["judged_at"]}
     for wrong, status in (
         ({}, 400),
-        ({**body, "hint": ""}, 400),
+        ({**body, "hint": " "}, 400),
         ({**body, "hint": "x" * 4001}, 400),
         ({**body, "hint": "x" * 60_000}, 413),
         ({**body, "approve": "yes"}, 400),
@@ -96,6 +96,15 @@ async def test_json_decides_too(door: Door, store: Store) -> None:
     reply = (await door.client.post(path, json=body)).json()
     assert (reply["decision"], reply["hint"], reply["proposed"]) == ("approved", HINT, HINT)
     assert (await door.client.post(f"{path}x", json=body)).status_code == 404
+
+
+async def test_long_hints_of_any_script_can_be_decided_on(door: Door, store: Store) -> None:
+    turn_id = (await proposed(store)).turn_id
+    page, [one] = (await door.client.get("/ui/review")).text, await waiting(door)
+    long = "摄" * 4000
+    form = form_of(one, page, shown=long, hint=long[:-1])
+    assert (await door.client.post(f"/ui/review/{turn_id}", data=form)).status_code == 303
+    assert [len(hint.text) for hint in await store.hints()] == [3999]
 
 
 async def test_an_empty_hint_is_refused(door: Door, store: Store) -> None:

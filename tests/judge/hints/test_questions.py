@@ -51,7 +51,25 @@ async def ask(judge_server, judge_config):
 async def test_the_last_box_says_how_hints_stand(ask, judge_server, reply, text, expected) -> None:
     judge_server.replies(reply.answer(text))
     assert await ask.relation(HINT, "Answer in Fahrenheit.") is expected
-    assert len(judge_server.requests) == 3
+    # Two that agree decide; who abstains does not.
+    assert len(judge_server.requests) == (3 if expected is None else 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "asked"),
+    [
+        ((1, 1, -1), True, 2),
+        ((1, -1, -1), False, 3),
+        ((1, -1, 1), True, 3),
+        ((-1, -1, 1), False, 2),
+    ],
+)
+async def test_votes_that_change_nothing_are_not_asked_for(
+    ask, judge_server, reply, said, expected, asked
+) -> None:
+    judge_server.behave = lambda number, _: reply.answer(f"\\boxed{{{said[number]}}}")
+    assert await ask.is_rule(HINT, "I wanted Celsius.") is expected
+    assert len(judge_server.requests) == asked
 
 
 async def test_each_question_is_its_own_prompt(ask, judge_server, reply) -> None:
@@ -64,9 +82,9 @@ async def test_each_question_is_its_own_prompt(ask, judge_server, reply) -> None
     assert await ask.outsides(HINT, []) == ["I want Fahrenheit."]
     systems = [request["messages"][0]["content"] for request in judge_server.requests]
     wanted = [prompts.RULE, prompts.APPLIES, prompts.FOLLOWED]
-    assert systems[:9] == [system for system in wanted for _ in range(3)]
-    assert systems[9:] == [prompts.OPPOSITE] * 4 + [prompts.OUTSIDE]
-    assert {request["temperature"] for request in judge_server.requests[9:]} == {1.0}
+    assert systems[:6] == [system for system in wanted for _ in range(2)]
+    assert systems[6:] == [prompts.OPPOSITE] * 4 + [prompts.OUTSIDE]
+    assert {request["temperature"] for request in judge_server.requests[6:]} == {1.0}
 
 
 async def test_texts_are_kept_once(ask, judge_server, reply) -> None:

@@ -74,6 +74,17 @@ async def test_an_approved_hint_enters_the_memory_and_its_turn_goes_on(store: St
     assert await store.review_of(waiting.turn_id) == review
 
 
+async def test_only_the_hint_that_was_seen_is_approved(store: Store) -> None:
+    turn_id = await turn_in(store, TurnState.JUDGING)
+    verdict = replace(a_verdict(turn_id), candidates=(HINT, "Nobody saw this one."))
+    assert await store.commit_verdict(OWNER, verdict, None, review=True)
+    [waiting] = await store.proposals()
+    assert await store.review(answer_to(waiting)) is not None
+    found = await verdict_of(store, turn_id)
+    assert found is not None
+    assert found.candidates == (HINT,)
+
+
 async def test_an_edited_hint_takes_the_place_of_the_judges(store: Store) -> None:
     waiting = await proposed(store)
     review = await store.review(answer_to(waiting, hint="Always use Celsius."))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rollout_bridge.embedded.model.threads import set_threads
+from rollout_bridge.embedded.model.threads import allowed_cores, set_threads
 
 CHOSEN_BY_TORCH = 3
 
@@ -35,3 +36,13 @@ def test_threads(hidden_size: int, asked: int | None, expected: int) -> None:
     )
     set_threads(asked, LlamaForCausalLM(config))
     assert torch.get_num_threads() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("max 100000\n", None), ("250000 100000\n", 3), ("1000 100000\n", 1), ("", None)],
+)
+def test_what_a_container_may_use(tmp_path: Path, text: str, cores: int | None) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert allowed_cores(tmp_path / "cpu.max") == cores
+    assert allowed_cores(tmp_path / "missing") is None
