@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +13,10 @@ import orjson
 import pytest
 
 from records.config import RedactionConfig
-from tests.reliability.attacked import JSON, Attacked, attacked, is_idle
+from tests.reliability.attacked import JSON, Attacked, attacked, is_idle, longest_s
 from tests.reliability.attacks import ATTACKS, CHAT, MESSAGES, USER, Attack
 
-LONGEST_S = 0.05
-"""Of one callback in CPU time; on an idle machine also how late a beat may be."""
-REPEATS = 3
+REPEATS = 6
 NOISE_S = 0.02
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
@@ -54,20 +53,22 @@ def test_too_much_is_refused_by_name_and_the_loop_goes_on(proxy: Attacked, name:
         assert body["error"]["code"] == attack.code
     time.sleep(0.3)
     heart = proxy.heart()
-    assert heart["callback_cpu_s"] <= LONGEST_S, heart
+    assert heart["callback_cpu_s"] <= longest_s(), heart
     if was_idle and is_idle():
-        assert heart["late_p999_s"] <= LONGEST_S, (heart, time.perf_counter() - before_s)
+        assert heart["late_p999_s"] <= longest_s(), (heart, time.perf_counter() - before_s)
 
 
 @pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.within])
 def test_twice_as_much_costs_twice_as_much_at_most(proxy: Attacked, name: str) -> None:
     attack = ATTACKS[name]
-    costs_s = {}
-    for number in (attack.within // 2, attack.within):
-        answer(proxy, attack, number)
-        costs_s[number] = min(cost_s(proxy, attack, number) for _ in range(REPEATS))
-    half_s, whole_s = costs_s.values()
-    assert whole_s <= 3 * half_s + NOISE_S, costs_s
+    half_s = whole_s = math.inf
+    # In turn, so that a processor that is slow for a while is so for both.
+    for _ in range(REPEATS):
+        half_s = min(half_s, cost_s(proxy, attack, attack.within // 2))
+        whole_s = min(whole_s, cost_s(proxy, attack, attack.within))
+        if whole_s <= 3 * half_s + NOISE_S:
+            return
+    raise AssertionError((half_s, whole_s))
 
 
 def cost_s(proxy: Attacked, attack: Attack, number: int) -> float:
@@ -91,7 +92,7 @@ def test_many_large_requests_at_once_leave_the_loop_alone(proxy: Attacked) -> No
     with ThreadPoolExecutor(12) as threads:
         found = list(threads.map(lambda _: answer(proxy, attack, 3_000)[0], range(24)))
     assert found == [200] * 24
-    assert proxy.heart()["callback_cpu_s"] <= LONGEST_S
+    assert proxy.heart()["callback_cpu_s"] <= longest_s()
 
 
 SUMMARY_TASK = "Your task is to create a detailed summary of the conversation so far, paying close"
@@ -110,7 +111,7 @@ def test_a_long_text_is_searched_for_summaries_beside_the_loop(tmp_path: Path) -
         fields = {"model": "policy", "max_tokens": 8, "messages": [long]}
         assert proxy.client.post(CHAT, json=fields).status_code == 400
         heart = proxy.heart()
-    assert heart["callback_cpu_s"] <= LONGEST_S, heart
+    assert heart["callback_cpu_s"] <= longest_s(), heart
 
 
 LOOKED_THROUGH = {
@@ -144,7 +145,8 @@ def test_texts_full_of_findings_leave_the_loop_alone(tmp_path: Path) -> None:
             texts = [(text * most)[:most] for text in LOOKED_THROUGH.values()]
             assert list(threads.map(send, texts)) == [400] * len(texts)
         heart = proxy.heart()
-        assert proxy.metric('opd_findings_total{kind="email",mode="redact"}') >= most // 20
-    assert heart["beat_cpu_p999_s"] <= LONGEST_S, heart
+        found = 'opd_findings_total{kind="email",mode="redact"}'
+        assert proxy.wait_for_metric(found, most // 20) >= most // 20
+    assert heart["beat_cpu_p999_s"] <= longest_s(), heart
     if was_idle and is_idle():
-        assert heart["late_p999_s"] <= LONGEST_S, heart
+        assert heart["late_p999_s"] <= longest_s(), heart
