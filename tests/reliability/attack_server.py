@@ -65,7 +65,6 @@ class Heart:
         self._cpu_s: list[float] = []
         self._longest_s = 0.0
         self._longest = ""
-        self.report()  # the first one takes as long as a slow callback
         self._task = asyncio.create_task(self._beat())
         run = events.Handle._run
 
