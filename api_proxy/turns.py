@@ -371,7 +371,8 @@ class TurnService:
                 )
         except (StoreError, TimeoutError) as error:
             self.metrics.failed_lookups.inc()
-            logger.error("request not linked yet, the store does not answer: %s", error)
+            why = error if isinstance(error, StoreError) else "within proxy.record_timeout_s"
+            logger.error("request not linked yet, the store does not answer: %s", why)
             return deferred
         except RecursionError:
             raise invalid("The messages are nested too deeply.", "messages") from None

@@ -28,7 +28,7 @@ Cursor = Annotated[str | None, Query()]
 _MOST_CHARS = 4000
 """Of a hint that a person writes."""
 _MOST_BYTES = 12 * _MOST_CHARS + 1024
-_NOBODY = "who has no key"
+_NOBODY = "Somebody without a key"
 """The author where there are no keys."""
 
 

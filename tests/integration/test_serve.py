@@ -27,8 +27,8 @@ from tests.records.looking import votes_of
 
 ROOT = Path(__file__).parents[2]
 MAX_CPU = 2.7
-"""Processor time until requests are answered, in loads of what an engine needs: 1.9, and 4.5 with
-everything started first. Seconds of either differ from machine to machine."""
+"""Processor time until requests are answered, in loads of an engine's code: 1.9. With everything
+started first it is 2.4 times as much. Seconds differ from machine to machine."""
 
 
 def engine_load_s() -> float:

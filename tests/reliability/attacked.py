@@ -16,9 +16,8 @@ from typing import Any
 import httpx
 
 JSON = {"content-type": "application/json"}
-_LONGEST_S = 0.05
-_USUAL_S = 0.05
-"""CPU time of what `longest_s` computes."""
+LONGEST_S = 0.05
+"""Of one callback in CPU time; on an idle machine also how late a beat may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +50,6 @@ class Attacked:
 def is_idle() -> bool:
     """Whether nothing else keeps this machine busy, so that times can be trusted."""
     return os.getloadavg()[0] < 0.4 * (os.cpu_count() or 1)
-
-
-def longest_s() -> float:
-    """How long a callback of the event loop may take, in CPU seconds: 50 ms, and more where this
-    machine is slower now than those that it was set on. Processors that are shared vary twofold.
-    """
-    taken_s = []
-    for _ in range(3):
-        begun_s, total = time.thread_time(), 0
-        for number in range(500_000):
-            total += number * number
-        taken_s.append(time.thread_time() - begun_s)
-    return _LONGEST_S * max(min(taken_s) / _USUAL_S, 1.0)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +12,10 @@ import orjson
 import pytest
 
 from records.config import RedactionConfig
-from tests.reliability.attacked import JSON, Attacked, attacked, is_idle, longest_s
+from tests.reliability.attacked import JSON, LONGEST_S, Attacked, attacked, is_idle
 from tests.reliability.attacks import ATTACKS, CHAT, MESSAGES, USER, Attack
 
-REPEATS = 6
+REPEATS = 5
 NOISE_S = 0.02
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
@@ -54,22 +53,19 @@ def test_too_much_is_refused_by_name_and_the_loop_goes_on(proxy: Attacked, name:
         assert body["error"]["code"] == attack.code
     time.sleep(0.3)
     heart = proxy.heart()
-    assert heart["callback_cpu_s"] <= longest_s(), heart
+    assert heart["callback_cpu_s"] <= LONGEST_S, heart
     if was_idle and is_idle():
-        assert heart["late_p999_s"] <= longest_s(), (heart, time.perf_counter() - before_s)
+        assert heart["late_p999_s"] <= LONGEST_S, (heart, time.perf_counter() - before_s)
 
 
 @pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.within])
 def test_twice_as_much_costs_twice_as_much_at_most(proxy: Attacked, name: str) -> None:
     attack = ATTACKS[name]
-    half_s = whole_s = math.inf
+    numbers = (attack.within // 2, attack.within)
     # In turn, so that a processor that is slow for a while is so for both.
-    for _ in range(REPEATS):
-        half_s = min(half_s, cost_s(proxy, attack, attack.within // 2))
-        whole_s = min(whole_s, cost_s(proxy, attack, attack.within))
-        if whole_s <= 3 * half_s + NOISE_S:
-            return
-    raise AssertionError((half_s, whole_s))
+    costs_s = [[cost_s(proxy, attack, number) for number in numbers] for _ in range(REPEATS)]
+    half_s, whole_s = map(min, zip(*costs_s, strict=True))
+    assert whole_s <= 3 * half_s + NOISE_S, costs_s
 
 
 def cost_s(proxy: Attacked, attack: Attack, number: int) -> float:
@@ -93,7 +89,7 @@ def test_many_large_requests_at_once_leave_the_loop_alone(proxy: Attacked) -> No
     with ThreadPoolExecutor(12) as threads:
         found = list(threads.map(lambda _: answer(proxy, attack, 3_000)[0], range(24)))
     assert found == [200] * 24
-    assert proxy.heart()["callback_cpu_s"] <= longest_s()
+    assert proxy.heart()["callback_cpu_s"] <= LONGEST_S
 
 
 SUMMARY_TASK = "Your task is to create a detailed summary of the conversation so far, paying close"
@@ -112,7 +108,7 @@ def test_a_long_text_is_searched_for_summaries_beside_the_loop(tmp_path: Path) -
         fields = {"model": "policy", "max_tokens": 8, "messages": [long]}
         assert proxy.client.post(CHAT, json=fields).status_code == 400
         heart = proxy.heart()
-    assert heart["callback_cpu_s"] <= longest_s(), heart
+    assert heart["callback_cpu_s"] <= LONGEST_S, heart
 
 
 LOOKED_THROUGH = {
@@ -135,7 +131,8 @@ def test_texts_full_of_findings_leave_the_loop_alone(tmp_path: Path) -> None:
         content = orjson.dumps(fields)
         return httpx.post(f"{url}{CHAT}", content=content, headers=JSON, timeout=600).status_code
 
-    with attacked(tmp_path) as proxy:
+    # However busy the machine is, they are looked through before they are answered.
+    with attacked(tmp_path, record_timeout_s=600) as proxy:
         url = f"http://127.0.0.1:{proxy.port}"
         opening = {"model": "policy", "max_tokens": 8, "messages": [USER]}
         assert proxy.client.post(CHAT, json=opening).status_code == 200
@@ -146,8 +143,7 @@ def test_texts_full_of_findings_leave_the_loop_alone(tmp_path: Path) -> None:
             texts = [(text * most)[:most] for text in LOOKED_THROUGH.values()]
             assert list(threads.map(send, texts)) == [400] * len(texts)
         heart = proxy.heart()
-        found = 'opd_findings_total{kind="email",mode="redact"}'
-        assert proxy.wait_for_metric(found, most // 20) >= most // 20
-    assert heart["beat_cpu_p999_s"] <= longest_s(), heart
+        assert proxy.metric('opd_findings_total{kind="email",mode="redact"}') >= most // 20
+    assert heart["beat_cpu_p999_s"] <= LONGEST_S, heart
     if was_idle and is_idle():
-        assert heart["late_p999_s"] <= longest_s(), heart
+        assert heart["late_p999_s"] <= LONGEST_S, heart
