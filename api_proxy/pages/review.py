@@ -19,7 +19,7 @@ from api_proxy.pages.sessions import shown_message
 from api_proxy.routes.hints_api import answered, page_size, scope_of
 from api_proxy.turns import TurnService
 from records.errors import StoreConflict, StoreError
-from records.feedback.reviews import Answer, Proposal, Review
+from records.feedback.reviews import HintDecision, HintReview, Proposal
 
 router = APIRouter()
 
@@ -35,7 +35,7 @@ _NOBODY = "Somebody without a key"
 _TEXT = StringConstraints(strip_whitespace=True, min_length=1, max_length=_MOST_CHARS)
 
 
-class Decision(BaseModel):
+class DecisionRequest(BaseModel):
     """What a person decides; `judged_at` is that of the hint that they saw. `hint` is what it is to
     say instead.
     """
@@ -135,7 +135,7 @@ def _shown(one: Proposal) -> dict[str, Any]:
     }
 
 
-async def _decide(request: Request, turn_id: str, decision: Decision) -> Review:
+async def _decide(request: Request, turn_id: str, decision: DecisionRequest) -> HintReview:
     """Write it down. Raises ApiError 404, 409 or 503."""
     service: TurnService = request.app.state.service
     store, key = service.deps.store, caller_of(request).key
@@ -144,7 +144,7 @@ async def _decide(request: Request, turn_id: str, decision: Decision) -> Review:
         written = [{"role": "user", "content": hint}]
         [clean] = await answered(service, store.redact(store.redactor.messages, written))
         hint = str(clean["content"])
-    answer = Answer(
+    decided = HintDecision(
         turn_id=turn_id,
         judged_at=decision.judged_at,
         is_approved=decision.approve,
@@ -152,7 +152,7 @@ async def _decide(request: Request, turn_id: str, decision: Decision) -> Review:
         author=_NOBODY if key is None else key.name or key.key_id,
     )
     try:
-        review = await store.review(answer, scope_of(request))
+        review = await store.review(decided, scope_of(request))
     except StoreConflict as error:
         raise ApiError(409, str(error), code="not_reviewable") from error
     except StoreError as error:
@@ -164,10 +164,10 @@ async def _decide(request: Request, turn_id: str, decision: Decision) -> Review:
     return review
 
 
-def _checked(fields: dict[str, Any]) -> Decision:
+def _checked(fields: dict[str, Any]) -> DecisionRequest:
     """Raises ApiError 400."""
     try:
-        return Decision.model_validate(fields)
+        return DecisionRequest.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])[:100] if first["loc"] else None

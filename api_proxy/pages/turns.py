@@ -25,7 +25,7 @@ from api_proxy.pages.tokens import (
 )
 from api_proxy.routes.hints_api import answered, scope_of
 from api_proxy.turns import TurnService
-from records.feedback.reviews import Review
+from records.feedback.reviews import HintReview
 from records.reading.diagnosis import SessionFacts
 from records.reading.drop_words import REJECTION_WORDS
 from records.reading.whole_turns import WholeTurn
@@ -199,7 +199,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _review(review: Review | None) -> dict[str, Any] | None:
+def _review(review: HintReview | None) -> dict[str, Any] | None:
     return None if review is None else {**asdict(review), "decision": review.decision.value}
 
 

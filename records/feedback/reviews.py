@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from sqlalchemy import ColumnElement, Connection, func, select, true, tuple_, update
 from sqlalchemy.orm import aliased
 
-from records.errors import StoreConflict
+from records.errors import StoreConflict, StoreCorrupt
 from records.feedback.feedback import load as load_feedback
 from records.hints.memory import remember, words_of
 from records.messages import Message
@@ -21,6 +21,7 @@ from records.reading.summary import verdicts_of
 from records.tables.columns import clean_text
 from records.tables.models import NodeRow, ReviewRow, TurnRow, VerdictRow
 from records.tables.sql import upsert
+from records.types import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HintDecision:
     """What a person says of a turn's hint, as it was judged at `judged_at`: approved as it is or as
     `hint`, or not approved.
     """
@@ -56,7 +57,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Review:
+class HintReview:
     """A decision, at `created_at` (unix seconds). `hint` as it stands now; None: rejected."""
 
     turn_id: str
@@ -115,7 +116,7 @@ def proposals(
             asked=row.asked,
             answer=row.answer,
             words=words_of([*(row.next_state or ()), *feedback.get(row.turn_id, ([], None))[0]]),
-            hint=verdicts[row.turn_id].hint or "",
+            hint=_hint_of(verdicts[row.turn_id]),
             judged_at=row.judged_at,
             num_votes=len(verdicts[row.turn_id].votes),
             num_positive=sum(vote.score == 1 for vote in verdicts[row.turn_id].votes),
@@ -125,8 +126,8 @@ def proposals(
 
 
 def review_op(
-    connection: Connection, answer: Answer, scope: str | None, now: float
-) -> Review | None:
+    connection: Connection, decided: HintDecision, scope: str | None, now: float
+) -> HintReview | None:
     """reviewing -> scoring, and the hint enters the memory; -> dropped if it is not approved.
 
     None if there is no such turn (of the scope, if one is given). Raises StoreConflict for a turn
@@ -136,7 +137,7 @@ def review_op(
         select(TurnRow.scope, TurnRow.state, VerdictRow.created_at.label("judged_at"))
         .outerjoin(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
         .where(
-            TurnRow.turn_id == answer.turn_id, true() if scope is None else TurnRow.scope == scope
+            TurnRow.turn_id == decided.turn_id, true() if scope is None else TurnRow.scope == scope
         )
         .with_for_update(of=TurnRow)
     ).one_or_none()
@@ -144,15 +145,15 @@ def review_op(
         return None
     if turn.state is not TurnState.REVIEWING:
         raise StoreConflict(f"The turn does not wait for a review: it is {turn.state.value}.")
-    if turn.judged_at != answer.judged_at:
+    if turn.judged_at != decided.judged_at:
         raise StoreConflict("The turn was judged again; look at its new hint.")
-    verdict = verdicts_of(connection, [answer.turn_id])[answer.turn_id]
-    review = _review(answer, verdict.hint or "", now)
+    verdict = verdicts_of(connection, [decided.turn_id])[decided.turn_id]
+    review = _review(decided, _hint_of(verdict), now)
     upsert(connection, ReviewRow, [{**asdict(review), "scope": turn.scope}])
     is_rejected = review.hint is None
     connection.execute(
         update(TurnRow)
-        .where(TurnRow.turn_id == answer.turn_id)
+        .where(TurnRow.turn_id == decided.turn_id)
         .values(
             state=TurnState.DROPPED if is_rejected else TurnState.SCORING,
             drop_reason=DropReason.REVIEW_REJECTED if is_rejected else None,
@@ -164,27 +165,34 @@ def review_op(
     # Nobody saw the hints of other votes, so none of them may take its place.
     connection.execute(
         update(VerdictRow)
-        .where(VerdictRow.turn_id == answer.turn_id)
+        .where(VerdictRow.turn_id == decided.turn_id)
         .values(hint=review.hint, candidates=[review.hint])
     )
     remember(connection, [replace(verdict, hint=review.hint, candidates=())], now)
     return review
 
 
-def _review(answer: Answer, proposed: str, now: float) -> Review:
-    hint = proposed if answer.hint is None else clean_text(answer.hint)
+def _hint_of(verdict: Verdict) -> str:
+    """Raises StoreCorrupt: a turn waits for a person who has nothing to decide on."""
+    if not verdict.hint:
+        raise StoreCorrupt(f"turn {verdict.turn_id} waits for a review without a hint")
+    return verdict.hint
+
+
+def _review(decided: HintDecision, proposed: str, now: float) -> HintReview:
+    hint = proposed if decided.hint is None else clean_text(decided.hint)
     decision = ReviewDecision.APPROVED if hint == proposed else ReviewDecision.EDITED
-    return Review(
-        turn_id=answer.turn_id,
-        decision=decision if answer.is_approved else ReviewDecision.REJECTED,
+    return HintReview(
+        turn_id=decided.turn_id,
+        decision=decision if decided.is_approved else ReviewDecision.REJECTED,
         proposed=proposed,
-        hint=hint if answer.is_approved else None,
-        author=answer.author,
+        hint=hint if decided.is_approved else None,
+        author=decided.author,
         created_at=now,
     )
 
 
-def review_of(connection: Connection, turn_id: str) -> Review | None:
+def review_of(connection: Connection, turn_id: str) -> HintReview | None:
     """What a person decided on a turn's hint; None if nobody did."""
     row = connection.execute(
         select(ReviewRow.__table__).where(ReviewRow.turn_id == turn_id)
@@ -193,7 +201,7 @@ def review_of(connection: Connection, turn_id: str) -> Review | None:
         return None
     values = row._asdict()
     del values["scope"]
-    return Review(**values)
+    return HintReview(**values)
 
 
 def decisions(connection: Connection, scope: str | None) -> dict[ReviewDecision, int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from records.feedback import reviews
-from records.feedback.reviews import Answer, Proposal, Review
+from records.feedback.reviews import HintDecision, HintReview, Proposal
 from records.hints import changes, ending, reading
 from records.hints.types import (
     DeletedHint,
@@ -230,14 +230,14 @@ class HintStore(StoreBase):
         """
         return await self.read(reviews.proposals, scope=scope, limit=limit, after=after)
 
-    async def review(self, answer: Answer, scope: str | None = None) -> Review | None:
+    async def review(self, decided: HintDecision, scope: str | None = None) -> HintReview | None:
         """Approve or reject a turn's hint. None if there is no such turn.
 
         Raises StoreConflict for a turn that waits for no review, or was judged again since.
         """
-        return await self.write(reviews.review_op, answer=answer, scope=scope, now=self._clock())
+        return await self.write(reviews.review_op, decided=decided, scope=scope, now=self._clock())
 
-    async def review_of(self, turn_id: str) -> Review | None:
+    async def review_of(self, turn_id: str) -> HintReview | None:
         """What a person decided on a turn's hint; None if nobody did."""
         return await self.read(reviews.review_of, turn_id=turn_id)
 

@@ -9,7 +9,7 @@ import pytest
 from records.care.deletion import delete_sessions_op
 from records.errors import StoreConflict
 from records.feedback.feedback import Feedback
-from records.feedback.reviews import Answer, Proposal
+from records.feedback.reviews import HintDecision, Proposal
 from records.names import DropReason, ReviewDecision, TurnState
 from records.store import Store
 from records.types import Verdict
@@ -41,8 +41,8 @@ async def proposed(store: Store, scope: str = SCOPE) -> Proposal:
     return found
 
 
-def answer_to(one: Proposal, *, is_approved: bool = True, hint: str | None = None) -> Answer:
-    return Answer(
+def answer_to(one: Proposal, *, is_approved: bool = True, hint: str | None = None) -> HintDecision:
+    return HintDecision(
         turn_id=one.turn_id,
         judged_at=one.judged_at,
         is_approved=is_approved,

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, delete, update
 
 from records.errors import StoreConflict
-from records.feedback.reviews import Answer
+from records.feedback.reviews import HintDecision
 from records.names import DropReason, TurnState
 from records.store import Store
 from records.tables.models import PolicyVersionRow, SampleRow, TurnRow
@@ -46,7 +46,7 @@ async def commit_step(store: Store, turn_id: str) -> object:
 
 async def _decided(store: Store, turn_id: str, *, is_approved: bool) -> object:
     [waiting] = await store.proposals() or [None]
-    answer = Answer(
+    answer = HintDecision(
         turn_id=turn_id,
         judged_at=0.0 if waiting is None else waiting.judged_at,
         is_approved=is_approved,
