@@ -1,6 +1,7 @@
 """Merged sequences (`rollout_bridge.merging`) -> micro-batches of tensors.
 
-Context between the turns of a sequence is mask 0. Models, losses and the store are unknown here.
+Context between the turns of a sequence is mask 0. Losses and the store are unknown here; of models
+only that they compute what rows begin with once.
 
 Shapes: T tokens of a sequence; B rows, T padded tokens of a micro-batch. Element t of every array
 is about token t; the logit row t-1 scores it.
@@ -16,11 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from records.tables.arrays import shared_prefix
 from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence
 from trainer.model.shared_prefix import shared_length
 
 _MOST_COPIES = 4
+"""Times `max_tokens` that the rows of a group may hold keys and values of."""
 _BEGINNING = 64
 """Tokens; sequences that have them in common begin with the same system prompt."""
 # Truncating the distribution leaves the reported log-probs those of the full one; other changes
@@ -109,9 +112,7 @@ def _beginning(sequence: PackedSequence) -> bytes:
 
 def _shared(one: PackedSequence, other: PackedSequence) -> int:
     """Leading tokens of both that are alike and before the state that scores a trained one."""
-    length = min(one.spans[0].start, other.spans[0].start) - 1
-    differs = np.flatnonzero(one.ids[:length] != other.ids[:length])
-    return int(differs[0]) if len(differs) else length
+    return min(shared_prefix(one.ids, other.ids), one.spans[0].start - 1, other.spans[0].start - 1)
 
 
 def build_micro_batch(
