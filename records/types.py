@@ -254,6 +254,28 @@ class PolicyScore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PastAnswer:
+    """An earlier answer to a prompt, sampled by `version`; `length` counts its tokens."""
+
+    version: int
+    reward: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptHistory:
+    """Rewarded answers to one prompt beside a batch: the `recent` ones, newest first, and the
+    `first` ever, oldest first, which the batch's own may be among.
+    """
+
+    recent: tuple[PastAnswer, ...] = ()
+    first: tuple[PastAnswer, ...] = ()
+
+
+NO_HISTORY = PromptHistory()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadySample:
     """One turn ready to train: ids and log-probs of one turn, never padded, lengths checked.
 
@@ -261,8 +283,9 @@ class ReadySample:
     temperature 1 under the selected `hint`: NaN where no engine scored the turn, and the hint ""
     where it has none. `teachings` are all candidates, the selected hint's first; a turn that has
     only a `reward` has none. `after_tool`: the response follows a tool result. `step_index` counts
-    the policy's earlier turns in its conversation. `routed_experts`
-    [P + R - 1, layers, topk].
+    the policy's earlier turns in its conversation. `is_cut`: the response ends at its token limit.
+    `scope` is whose turn it is, `history` what was answered to its prompt before, where somebody
+    asked for it. `routed_experts` [P + R - 1, layers, topk].
 
     Of a `lesson`, `turn_id` and `session_id` are the lesson's id and `hint_id` names the hint of
     the memory that it was made for; its one teaching has the prompt that the teacher read, hinted
@@ -289,6 +312,9 @@ class ReadySample:
     recording_kind: RecordingKind | None = None
     lesson: LessonKind | None = None
     hint_id: str | None = None
+    is_cut: bool = False
+    scope: str = ""
+    history: PromptHistory = NO_HISTORY
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.rollout_logprobs), len(self.teacher_logprobs)}

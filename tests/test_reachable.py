@@ -25,8 +25,6 @@ WAITS: dict[str, str] = {
     "trainer.objectives.policy.stepwise.step_rewards": "waits for: step-wise rewards",
     "trainer.rewards.episodes": "waits for: V(prefix) process rewards",
     "trainer.rewards.grpo.pass_at_k_rewards": "waits for: pass@k rewards",
-    "trainer.rewards.length.ANCHOR_PASS_RATE": "waits for: next_anchor",
-    "trainer.rewards.length.next_anchor": "waits for: next_anchor",
     "trainer.rewards.process_value": "waits for: V(prefix) process rewards, marginal utility",
     "trainer.rewards.token_preserving": "waits for: token-preserving GRPO",
 }

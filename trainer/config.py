@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from records.training.prompt_history import HistoryWindow
 from records.training.share import LessonShares, Share
 from trainer.correction_config import CorrectionConfig
 from trainer.objectives.aggregation_names import AggregationMode
@@ -158,6 +159,11 @@ class TrainerConfig(BaseModel):
     beta_entropy: float = 0.0
     """Weight of the entropy bonus; at 0 the entropy is computed for the metrics only."""
 
+    prompt_history_versions: int = Field(default=32, ge=0)
+    """Where a turn is compared with others of its prompt, earlier rewarded answers to it count, if
+    they were sampled at most so many versions before; 0: those of the same version as the batch's
+    newest turn.
+    """
     max_staleness: int = Field(default=4, ge=0)
     """Ready turns older than this many versions expire. `schedule` may let fewer."""
     schedule: Schedule = "async"
@@ -263,6 +269,16 @@ class TrainerConfig(BaseModel):
     def holds_generation(self) -> bool:
         """Whether the schedule ever holds requests."""
         return self.schedule != "async"
+
+    @property
+    def history(self) -> HistoryWindow | None:
+        """What to read of a prompt's earlier answers; None: nothing."""
+        objective = self.objective
+        if not (objective.compares_prompts or objective.needs_first_answers):
+            return None
+        return HistoryWindow(
+            versions=self.prompt_history_versions, first=objective.needs_first_answers
+        )
 
     @property
     def share(self) -> Share:

@@ -63,6 +63,10 @@ class CorrectionConfig(BaseModel):
     """Cap of a weight."""
     importance_lower: float | None = Field(default=None, ge=0)
     """If set, weights outside both bounds become 0 instead of being capped (IcePop)."""
+    post_tool_upper: PositiveFloat | None = None
+    """If set, the cap of weights of answers to a tool result, at most `importance_upper`: there
+    ratios run away first (ALGORITHMS 6.8).
+    """
     is_mask_mode: bool = False
     """Leave weights above the cap as they are, for use with rejection."""
     batch_normalize: bool = False
@@ -86,17 +90,21 @@ class CorrectionConfig(BaseModel):
         if "verl_semantics" in self.model_fields_set:
             raise ValueError("verl_semantics says what options by verl's names mean: set verl, too")
         if self.importance_level == "none" and (
-            self.batch_normalize or self.is_mask_mode or self.importance_lower is not None
+            self.batch_normalize
+            or self.is_mask_mode
+            or self.importance_lower is not None
+            or self.post_tool_upper is not None
         ):
             raise ValueError(
-                "importance_level none applies no weights: unset batch_normalize, is_mask_mode and "
-                "importance_lower, or set importance_level"
+                "importance_level none applies no weights: unset batch_normalize, is_mask_mode, "
+                "importance_lower and post_tool_upper, or set importance_level"
             )
         return RolloutCorrectionSettings(
             mode=self.mode,
             importance_level=None if self.importance_level == "none" else self.importance_level,
             importance_upper=self.importance_upper,
             importance_lower=self.importance_lower,
+            post_tool_upper=self.post_tool_upper,
             is_mask_mode=self.is_mask_mode,
             batch_normalize=self.batch_normalize,
             rejections=tuple(

@@ -144,6 +144,25 @@ _CORRECTION = (
 )
 
 
+_LENGTH = _Plot(
+    title="Length of answers",
+    unit="tokens",
+    names={"length/mean": "mean", "length/p90": "nine of ten below"},
+    says="Healthy: it changes only where a hint or a penalty asks for it.",
+)
+_LENGTH_BY_REWARD = _Plot(
+    title="Length by difficulty",
+    unit="tokens",
+    names={
+        "length/easy_mean": "prompts that mostly pass",
+        "length/hard_mean": "prompts that mostly fail",
+        "length/correct_mean": "right answers",
+        "length/wrong_mean": "wrong answers",
+    },
+    says="Hard prompts may take longer answers. Healthy: easy ones do not grow along with them.",
+)
+
+
 def metric_rows(folder: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, oldest first; none if nothing was trained yet.
 
@@ -159,7 +178,11 @@ def metric_rows(folder: Path) -> list[dict[str, Any]]:
 def run_curves(rows: Sequence[dict[str, Any]]) -> list[Curve]:
     """The plots that tell at a glance whether a run learns and stays healthy."""
     trained = [row for row in rows if row.get("skipped") is None]
-    return [_curve(plot, trained) for plot in _PLOTS] + correction_curves(trained)
+    plots = [*_PLOTS, _LENGTH]
+    # Right and wrong exist only with rewards.
+    if any(name in row for row in trained for name in _LENGTH_BY_REWARD.names):
+        plots.append(_LENGTH_BY_REWARD)
+    return [_curve(plot, trained) for plot in plots] + correction_curves(trained)
 
 
 def correction_curves(rows: Sequence[dict[str, Any]]) -> list[Curve]:

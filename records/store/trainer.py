@@ -11,6 +11,7 @@ from records.queue.freshness import Untrained
 from records.reading import summary
 from records.store.base import StoreBase
 from records.training import ready_samples, reconcile, training
+from records.training.prompt_history import HistoryWindow
 from records.training.reconcile import Chain, ReconcileReport
 from records.training.share import UNCAPPED, LessonShares, Share
 from records.types import PolicyVersion, ReadySample, SampleResult
@@ -28,13 +29,15 @@ class TrainerStore(StoreBase):
         whole_sessions: bool = False,
         share: Share = UNCAPPED,
         lessons: LessonShares | None = None,
+        history: HistoryWindow | None = None,
     ) -> list[ReadySample]:
         """`count` ready turns -> leased, or [] if there are fewer, or fewer within the `share` that
         one scope may have. Round robin by scope, the oldest of each first.
 
         With shares for `lessons` a part of the batch are counter- and keep-lessons, and lessons of
         hints fill up the turns. With `whole_sessions` all other ready turns of their sessions are
-        leased with them, beyond any share.
+        leased with them, beyond any share. With `history` each turn says what was answered to its
+        prompt before.
         """
         if count < 1:
             raise ValueError(f"a lease asks for at least one turn, got {count}")
@@ -55,7 +58,7 @@ class TrainerStore(StoreBase):
         )
         self.last_scopes[TurnState.READY] = taken.last_scope
         return [
-            *await self.read(ready_samples.load_samples, turn_ids=taken.turn_ids),
+            *await self.read(ready_samples.load_samples, turn_ids=taken.turn_ids, window=history),
             *await self.read(reading.load_samples, lesson_ids=taken.lesson_ids),
         ]
 

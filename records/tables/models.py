@@ -155,7 +155,8 @@ class TurnRow(Base):
     __table_args__ = (
         Index(None, "state", "priority", "scope", "created_at"),
         Index(None, "session_id", "created_at"),
-        Index(None, "prompt_node_id"),
+        # What the policy answered to a prompt, version by version.
+        Index(None, "prompt_node_id", "newest_version"),
         Index(None, "response_node_id"),
         Index(None, "scope", "fingerprint", "created_at"),
         Index(None, "scope", "calls_key", "created_at"),

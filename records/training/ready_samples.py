@@ -17,12 +17,16 @@ from records.queue.side_samples import load_side_samples
 from records.tables.loading import TokenTriple, load_recordings, load_tokens, version_spans
 from records.tables.models import ExpertsRow, NodeRow, TurnRow, VerdictRow
 from records.tables.sql import chunks
+from records.training.prompt_history import HistoryWindow, load_histories
 from records.turns.recording import REPLAY_PRIORITY, Recording
-from records.types import Experts, ReadySample, SideSamples
+from records.types import NO_HISTORY, Experts, PromptHistory, ReadySample, SideSamples
 
 
-def load_samples(connection: Connection, turn_ids: Sequence[str]) -> list[ReadySample]:
-    """The samples of these turns, in the order asked for.
+def load_samples(
+    connection: Connection, turn_ids: Sequence[str], window: HistoryWindow | None = None
+) -> list[ReadySample]:
+    """The samples of these turns, in the order asked for; with a `window` also what was answered to
+    their prompts before.
 
     Raises StoreCorrupt for a turn with neither a score nor a reward.
     """
@@ -34,6 +38,7 @@ def load_samples(connection: Connection, turn_ids: Sequence[str]) -> list[ReadyS
     steps = _step_indices(connection, turn_ids)
     recorded = [turn_id for turn_id in turn_ids if rows[turn_id].priority == REPLAY_PRIORITY]
     recordings = load_recordings(connection, recorded)
+    histories = {} if window is None else load_histories(connection, rows, window)
     return [
         _sample(
             rows[turn_id],
@@ -43,6 +48,7 @@ def load_samples(connection: Connection, turn_ids: Sequence[str]) -> list[ReadyS
             side_samples=drawn.get(turn_id),
             step_index=steps[turn_id],
             recording=recordings.get(turn_id),
+            history=histories.get(turn_id, NO_HISTORY),
         )
         for turn_id in turn_ids
     ]
@@ -96,6 +102,7 @@ def _sample(
     side_samples: SideSamples | None,
     step_index: int,
     recording: Recording | None,
+    history: PromptHistory,
 ) -> ReadySample:
     if not scores and row.reward is None:
         raise StoreCorrupt(f"turn {row.turn_id} is leased without a score or a reward")
@@ -120,4 +127,7 @@ def _sample(
         side_samples=side_samples,
         step_index=step_index,
         recording_kind=None if recording is None else recording.kind,
+        is_cut=row.finish_reason == "length",
+        scope=row.scope,
+        history=history,
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from records.types import Experts, Logprobs, ReadySample
+from records.types import NO_HISTORY, Experts, Logprobs, PromptHistory, ReadySample
 from rollout_bridge.merging import PackedSequence, TurnSpan
 
 
@@ -26,7 +26,7 @@ from rollout_bridge.merging import PackedSequence, TurnSpan
 class TurnTraits:
     """What turns are compared by; every rank of the trainer has those of the whole batch.
 
-    `prompt_key` is equal for equal prompts, `num_tokens` are the response's.
+    `prompt_key` is equal for equal prompts of one scope, `num_tokens` are the response's.
     """
 
     turn_id: str
@@ -34,6 +34,8 @@ class TurnTraits:
     step_index: int
     prompt_key: bytes
     num_tokens: int
+    is_cut: bool = False
+    history: PromptHistory = NO_HISTORY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +162,16 @@ def _facts(sample: ReadySample) -> TurnTraits:
         turn_id=sample.turn_id,
         reward=sample.reward,
         step_index=sample.step_index,
-        prompt_key=hashlib.blake2b(sample.prompt_ids.tobytes(), digest_size=16).digest(),
+        prompt_key=_prompt_key(sample),
         num_tokens=len(sample.response_ids),
+        is_cut=sample.is_cut,
+        history=sample.history,
     )
+
+
+def _prompt_key(sample: ReadySample) -> bytes:
+    scope = hashlib.blake2b(sample.scope.encode(), digest_size=16).digest()
+    return hashlib.blake2b(scope + sample.prompt_ids.tobytes(), digest_size=16).digest()
 
 
 def _carried(
@@ -174,7 +183,14 @@ def _carried(
             "response"
         )
     # Scores of other hints and routing would only be carried to be thrown away.
-    slim = replace(sample, teachings=sample.teachings[:1], routed_experts=None, side_samples=None)
+    # What turns are compared by travels once, in the facts of the batch.
+    slim = replace(
+        sample,
+        teachings=sample.teachings[:1],
+        routed_experts=None,
+        side_samples=None,
+        history=NO_HISTORY,
+    )
     return CarriedTurn(
         index=span.turn, start=span.start, end=span.end, version_gap=version_gap, sample=slim
     )

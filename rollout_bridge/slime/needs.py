@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from records.names import DropReason
+from records.training.prompt_history import HistoryWindow
 from records.types import ReadySample
 
 
@@ -26,6 +27,17 @@ class SampleNeeds(BaseModel):
     """A reward's advantage depends on more than the reward, so that 0 can teach."""
     top_k: int = Field(ge=0)
     """The teacher's most probable tokens at each position."""
+    past_versions: int | None = Field(default=None, ge=0)
+    """Earlier answers to its prompt, of so many versions before; unset: none."""
+    first_answers: bool = False
+    """With `past_versions`: the first answers to its prompt, too."""
+
+    @property
+    def history(self) -> HistoryWindow | None:
+        """What to read of a prompt's earlier answers; None: nothing."""
+        if self.past_versions is None:
+            return None
+        return HistoryWindow(versions=self.past_versions, first=self.first_answers)
 
     def lacking(self, sample: ReadySample) -> DropReason | None:
         """Why a sample cannot train; None if it can."""

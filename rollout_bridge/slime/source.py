@@ -259,6 +259,7 @@ class TurnSource:
             count=count,
             ttl_s=self._settings.lease_ttl_s,
             share=UNCAPPED if is_late else self._settings.share,
+            history=self._settings.needs.history,
         )
         usable = []
         for sample in leased:

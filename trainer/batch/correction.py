@@ -99,7 +99,10 @@ class Correction:
     def _turns(
         self, train: dict[int, Tensor], views: Sequence[TurnView]
     ) -> dict[int, TurnCorrection]:
-        result = self._correct(train, {turn: views[turn].rollout for turn in train})
+        after_tool = None
+        if self.settings.post_tool_upper is not None:
+            after_tool = {turn: views[turn].after_tool for turn in train}
+        result = self._correct(train, {turn: views[turn].rollout for turn in train}, after_tool)
         corrected = {}
         for row, (turn, values) in enumerate(train.items()):
             length = len(values)
@@ -113,7 +116,7 @@ class Correction:
         self,
         train: dict[int, Tensor],
         rollout: dict[int, Tensor],
-        after_tool: dict[int, Tensor] | None = None,
+        after_tool: dict[int, Tensor] | None,
         fresh: dict[int, Tensor] | None = None,
     ) -> CorrectionResult:
         turns = list(train)

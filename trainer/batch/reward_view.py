@@ -1,22 +1,31 @@
 """What rewards say of the turns of a batch: their advantages, and which turns a teacher may act on.
 
-Turns are compared with each other, so this needs the whole batch; it needs no tokens.
+Turns are compared with each other and with earlier answers to their prompts, so this needs the
+whole batch; it needs no tokens.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from records.types import ReadySample
+from trainer.batch.prompt_groups import (
+    EASY_PASS_RATE,
+    RewardFacts,
+    pass_rates,
+    prompt_anchor,
+    rates_among,
+    reward_tensor,
+    with_past,
+)
+from trainer.objectives.option_base import TeacherReach
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 from trainer.objectives.policy.eligibility import eligible_samples, underperforming_share
 from trainer.objectives.policy.stepwise import stepwise_advantages
-from trainer.rewards.groups import group_ids, group_pass_rates
+from trainer.rewards.groups import group_ids
 from trainer.rewards.grpo import grpo_passk_advantages
 from trainer.rewards.length import (
     ANCHOR_COEF,
@@ -29,51 +38,40 @@ from trainer.rewards.length import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardFacts:
-    """A turn as rewards compare it; `prompt_key` is equal for equal prompts, `length` counts the
-    tokens of the response.
+def reward_advantages(
+    facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int = 0
+) -> list[float]:
+    """The reward's advantage of each turn; a turn without a reward has none, which adds 0. `step`
+    counts the steps before this one.
     """
-
-    reward: float | None
-    step_index: int
-    prompt_key: Hashable
-    length: int
-
-
-def reward_facts(samples: Sequence[ReadySample]) -> list[RewardFacts]:
-    """Those of ready samples, in order."""
-    return [
-        RewardFacts(
-            reward=sample.reward,
-            step_index=sample.step_index,
-            prompt_key=sample.prompt_ids.tobytes(),
-            length=len(sample.response_ids),
-        )
-        for sample in samples
-    ]
-
-
-def reward_advantages(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[float]:
-    """The reward's advantage of each turn; a turn without a reward has none, which adds 0."""
     if "reward" not in options.needs:
         return [0.0] * len(facts)
     known = [one for one in facts if one.reward is not None]
-    found = iter(_of_known(known, options))
-    return [0.0 if one.reward is None else next(found) for one in facts]
+    found = iter(_of_known(known, options, step))
+    advantages = [0.0 if one.reward is None else next(found) for one in facts]
+    return [
+        0.0 if silences(one, options) else value
+        for one, value in zip(facts, advantages, strict=True)
+    ]
 
 
-def _of_known(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[float]:
+def silences(one: RewardFacts, options: ObjectiveOptions) -> bool:
+    """Whether the turn teaches nothing because it was cut off at its token limit."""
+    return isinstance(options, TeacherReach) and options.zero_cut_answers and one.is_cut
+
+
+def _of_known(facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int) -> list[float]:
     """Advantages of turns that have a reward."""
-    rewards = torch.tensor([one.reward for one in facts], dtype=torch.float64)
     if not isinstance(options, HindsightOpd) or not facts:
-        return rewards.tolist()
-    rewards = _less_length(rewards, facts, options)
+        return reward_tensor(facts).tolist()
+    everything = with_past(facts)
+    rewards = _less_length(everything, options, step)
     if options.reward_baseline == "none":
-        return rewards.tolist()
-    groups = group_ids([_group(one, options.reward_baseline) for one in facts])
+        return rewards[: len(facts)].tolist()
+    groups = group_ids([_group(one, options.reward_baseline) for one in everything])
     compare = _ahead if options.reward_baseline == "passk" else stepwise_advantages
-    return compare(rewards, groups, divide_by_std=options.divide_by_std).tolist()
+    found = compare(rewards, groups, divide_by_std=options.divide_by_std)
+    return found[: len(facts)].tolist()
 
 
 def _ahead(rewards: Tensor, groups: Tensor, *, divide_by_std: bool) -> Tensor:
@@ -90,59 +88,114 @@ def _ahead(rewards: Tensor, groups: Tensor, *, divide_by_std: bool) -> Tensor:
     return advantages
 
 
-def _less_length(rewards: Tensor, facts: Sequence[RewardFacts], options: HindsightOpd) -> Tensor:
-    """Rewards after what lengths take from them [N]; a reward above 0 is a right answer's."""
+def _less_length(facts: Sequence[RewardFacts], options: HindsightOpd, step: int) -> Tensor:
+    """Rewards after what lengths take from them [N], of turns and the earlier answers behind them.
+    A reward above 0 is a right answer's.
+    """
+    rewards = reward_tensor(facts)
+    if options.length_penalty == "none":
+        return rewards
     lengths = torch.tensor([one.length for one in facts], dtype=rewards.dtype)
-    coef = options.length_coef
+    coef = _LENGTH_COEFS[options.length_penalty]
+    coef = options.length_coef if options.length_coef is not None else coef
+    if options.length_warmup_steps > 0:
+        coef *= min(1.0, step / options.length_warmup_steps)
     if options.length_penalty == "uniform":
-        return uniform_penalty(rewards, lengths, coef=UNIFORM_COEF if coef is None else coef)
-    if options.length_penalty == "anchor":
-        assert options.length_anchor is not None
-        anchors = torch.full_like(lengths, options.length_anchor)
-        return anchor_penalty(rewards, lengths, anchors, coef=ANCHOR_COEF if coef is None else coef)
-    if options.length_penalty == "group":
-        coef = GROUP_COEF if coef is None else coef
-        groups = group_ids([one.prompt_key for one in facts])
-        found = rewards.clone()
-        for group in groups.unique():
-            own = groups == group
-            found[own] = group_penalty(rewards[own], lengths[own], rewards[own], coef=coef)
+        found = uniform_penalty(rewards, lengths, coef=coef)
+    elif options.length_penalty == "anchor":
+        found = anchor_penalty(rewards, lengths, _anchors(facts, options), coef=coef)
+    else:
+        found = _group_penalties(rewards, lengths, facts, coef)
+    if options.length_min_pass_rate is None:
         return found
-    return rewards
+    is_easy = rates_among(facts) >= options.length_min_pass_rate
+    return torch.where(is_easy, found, rewards)
+
+
+_LENGTH_COEFS = {"uniform": UNIFORM_COEF, "group": GROUP_COEF, "anchor": ANCHOR_COEF}
+
+
+def _group_penalties(
+    rewards: Tensor, lengths: Tensor, facts: Sequence[RewardFacts], coef: float
+) -> Tensor:
+    groups = group_ids([one.prompt_key for one in facts])
+    found = rewards.clone()
+    for group in groups.unique():
+        own = groups == group
+        found[own] = group_penalty(rewards[own], lengths[own], rewards[own], coef=coef)
+    return found
+
+
+def _anchors(facts: Sequence[RewardFacts], options: HindsightOpd) -> Tensor:
+    """Tokens that an answer to each turn's prompt may have at no cost [N]; NaN: any number."""
+    if options.length_anchor != "first_pass":
+        assert options.length_anchor is not None
+        return torch.full((len(facts),), float(options.length_anchor), dtype=torch.float64)
+    found: dict[Hashable, float | None] = {}
+    for one in facts:
+        if one.prompt_key not in found:
+            found[one.prompt_key] = prompt_anchor(one.history.first)
+    anchors = [found[one.prompt_key] for one in facts]
+    return torch.tensor(
+        [math.nan if anchor is None else anchor for anchor in anchors], dtype=torch.float64
+    )
 
 
 def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> dict[str, float]:
-    """`length/` metrics of a batch's responses. With rewards also by correctness, and with a
-    comparison among turns the share of the rewarded ones that had one to be compared with.
+    """`length/` metrics of a batch's responses. With rewards also by correctness and by difficulty,
+    and with a comparison among turns the share of the rewarded ones that had one to be compared
+    with.
     """
     lengths = torch.tensor([one.length for one in facts])
     if "reward" not in options.needs:
         return length_metrics(lengths)
-    rewards = [math.nan if one.reward is None else one.reward for one in facts]
-    metrics = length_metrics(lengths, torch.tensor(rewards))
+    metrics = length_metrics(lengths, reward_tensor(facts))
+    metrics |= _by_difficulty(lengths, pass_rates(facts))
     if isinstance(options, HindsightOpd):
         known = [one for one in facts if one.reward is not None]
         if options.reward_baseline != "none":
             metrics["reward/compared_frac"] = _compared(known, options.reward_baseline)
         if options.length_penalty == "group":
             metrics["length/compared_frac"] = _compared(known, "prompt")
+        if options.length_anchor == "first_pass":
+            anchored = torch.isfinite(_anchors(facts, options)).double()
+            metrics["length/anchored_frac"] = _mean(anchored)
+    if options.compares_prompts:
+        metrics["reward/past_answers"] = float(len(with_past(facts)) - len(facts))
     return metrics
+
+
+def _by_difficulty(lengths: Tensor, rates: Tensor) -> dict[str, float]:
+    """Mean lengths of answers to prompts that pass often, and to those that do not."""
+    return {
+        "length/easy_mean": _mean(lengths[rates >= EASY_PASS_RATE].double()),
+        "length/hard_mean": _mean(lengths[rates < EASY_PASS_RATE].double()),
+    }
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if len(values) else math.nan
 
 
 def _compared(facts: Sequence[RewardFacts], baseline: str) -> float:
     if not facts:
         return math.nan
-    groups = group_ids([_group(one, baseline) for one in facts])
-    return float((groups.bincount()[groups] > 1).double().mean())
+    groups = group_ids([_group(one, baseline) for one in with_past(facts)])
+    return float((groups.bincount()[groups[: len(facts)]] > 1).double().mean())
 
 
 def eligible_turns(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[bool]:
-    """Failed turns of prompts that rarely pass (ALGORITHMS 7.2); all without `mix = replace`."""
+    """Turns that the teacher may act on: failed ones of prompts that rarely pass (ALGORITHMS 7.2),
+    all without `mix = replace`; none that teach nothing because they were cut off.
+    """
+    loud = [not silences(one, options) for one in facts]
     threshold = _threshold(options)
     if threshold is None:
-        return [True] * len(facts)
-    rewards, rates, _ = _pass_rates(facts)
-    return eligible_samples(rewards, rates, pass_rate_threshold=threshold).tolist()
+        return loud
+    eligible = eligible_samples(
+        reward_tensor(facts), pass_rates(facts), pass_rate_threshold=threshold
+    )
+    return [one and other for one, other in zip(eligible.tolist(), loud, strict=True)]
 
 
 def eligibility_metrics(
@@ -152,24 +205,13 @@ def eligibility_metrics(
     threshold = _threshold(options)
     if threshold is None:
         return {}
-    _, rates, groups = _pass_rates(facts)
-    share = underperforming_share(rates, groups, pass_rate_threshold=threshold)
+    groups = group_ids([one.prompt_key for one in facts])
+    share = underperforming_share(pass_rates(facts), groups, pass_rate_threshold=threshold)
     return {"opd/frac_underperforming_prompts": share}
 
 
 def _threshold(options: ObjectiveOptions) -> float | None:
-    return options.pass_rate_threshold if isinstance(options, HindsightOpd) else None
-
-
-def _pass_rates(facts: Sequence[RewardFacts]) -> tuple[Tensor, Tensor, Tensor]:
-    """Rewards, the pass rates of their prompts (NaN without a reward), and the prompts; all [N]."""
-    rewards = torch.tensor([float("nan") if one.reward is None else one.reward for one in facts])
-    groups = group_ids([one.prompt_key for one in facts])
-    known = torch.isfinite(rewards)
-    rates = torch.full_like(rewards, float("nan"))
-    if bool(known.any()):
-        rates[known] = group_pass_rates(rewards[known], groups[known])
-    return rewards, rates, groups
+    return options.pass_rate_threshold if isinstance(options, TeacherReach) else None
 
 
 def _group(one: RewardFacts, baseline: str) -> Hashable:

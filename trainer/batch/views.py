@@ -20,11 +20,13 @@ from torch import Tensor
 from records.lessons.names import LessonKind
 from records.types import ReadySample
 from trainer.batch.collate import comparable
-from trainer.batch.reward_view import eligible_turns, reward_advantages, reward_facts
+from trainer.batch.prompt_groups import reward_facts
+from trainer.batch.reward_view import eligible_turns, reward_advantages
 from trainer.batch.teach import Taught, TeachingPlan, TurnSupport, teach
 from trainer.batch.turn_scores import TurnScores
 from trainer.objectives.hint_choice import HintChoice
-from trainer.objectives.options import HindsightOpd, ObjectiveOptions
+from trainer.objectives.option_base import TeacherReach
+from trainer.objectives.options import ObjectiveOptions
 
 _HOLDING = (LessonKind.COUNTER, LessonKind.KEEP)
 
@@ -65,9 +67,10 @@ def view_turns(
     student: Sequence[TurnScores] | None,
     version_gaps: Sequence[int],
     hold_weight: float,
+    step: int,
 ) -> list[TurnView]:
     """A view of each sample, in order; `version_gaps` are steps between sampling and now,
-    `hold_weight` is `trainer.lesson_hold_weight`.
+    `hold_weight` is `trainer.lesson_hold_weight`, `step` counts the steps before this one.
     """
     facts = reward_facts(samples)
     return [
@@ -75,7 +78,7 @@ def view_turns(
         for sample, taught, reward, eligible, version_gap in zip(
             samples,
             teach(samples, plan, student),
-            reward_advantages(facts, plan.options),
+            reward_advantages(facts, plan.options, step),
             eligible_turns(facts, plan.options),
             version_gaps,
             strict=True,
@@ -96,9 +99,9 @@ def view_turn(
     lessons that hold the policy to the start.
     """
     like = taught.logprobs
-    horizon = options.horizon if isinstance(options, HindsightOpd) else None
+    horizon = options.horizon if isinstance(options, TeacherReach) else None
     reward = torch.full_like(like, reward_advantage)
-    if isinstance(options, HindsightOpd) and options.mix == "replace":
+    if isinstance(options, TeacherReach) and options.mix == "replace":
         reward = reward * float(not (taught.valid and eligible))
     rollout = torch.full_like(like, float("nan"))
     if comparable(sample):

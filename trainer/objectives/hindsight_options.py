@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from trainer.objectives.option_base import Need, Options
+from trainer.objectives.option_base import Need, TeacherReach
 from trainer.objectives.validation import check_loss_mode
 
 
-class HindsightOpd(Options):
+class HindsightOpd(TeacherReach):
     """Policy gradient with the teacher's gap as advantage (policy_gradient.py; ALGORITHMS 2.3)."""
 
     name: Literal["hindsight_opd"] = "hindsight_opd"
@@ -44,12 +44,6 @@ class HindsightOpd(Options):
     """Weight of the teacher's gap; 0 leaves rewards alone (binary RL)."""
     reward_coef: float = Field(default=0.0, ge=0)
     """Weight of the reward's advantage; above 0 the run needs `judge.reward`."""
-    mix: Literal["sum", "replace"] = "sum"
-    """Add both advantages, or take the teacher's where a turn is eligible (ALGORITHMS 7.2)."""
-    pass_rate_threshold: float | None = Field(default=None, ge=0, le=1)
-    """With `mix = replace`: prompts that pass at most this often are eligible. Required there."""
-    horizon: PositiveInt | None = None
-    """The teacher's advantage acts on the first tokens of a response only."""
     normalise: bool = False
     """Standardise the teacher's gaps over the batch (ALGORITHMS 7.3); for rewards there is
     `reward_baseline`.
@@ -64,8 +58,16 @@ class HindsightOpd(Options):
     """What a response's length takes from its reward, before the baseline (ALGORITHMS 8.8)."""
     length_coef: PositiveFloat | None = None
     """Its weight; unset is the source's: uniform 1e-4, group 0.1, anchor 0.01."""
-    length_anchor: PositiveInt | None = None
-    """`anchor`: tokens that a response may have at no cost. Required there."""
+    length_anchor: PositiveInt | Literal["first_pass"] | None = None
+    """`anchor`: tokens that a response may have at no cost, or first_pass: for each prompt the mean
+    length of its answers when nine of ten first passed, and none before. Required there.
+    """
+    length_warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the penalty rises linearly from 0: from the start it slows learning down."""
+    length_min_pass_rate: float | None = Field(default=None, gt=0, le=1)
+    """The penalty acts on answers to prompts that pass at least this often, so that hard ones may
+    be thought about; unset: on all.
+    """
     opsm_delta: PositiveFloat | None = None
     """Off-policy sequence mask: tokens with negative advantage of turns that moved further."""
     opsm_scope: Literal["token", "turn"] = "token"
@@ -98,6 +100,21 @@ class HindsightOpd(Options):
         )
 
     @property
+    def compares_prompts(self) -> bool:
+        """For a pass rate, and where an answer is compared with others to its prompt."""
+        return (
+            self.mix == "replace"
+            or self.reward_baseline in ("prompt", "passk")
+            or self.length_penalty == "group"
+            or self.length_min_pass_rate is not None
+        )
+
+    @property
+    def needs_first_answers(self) -> bool:
+        """For each prompt's own anchor."""
+        return self.length_anchor == "first_pass"
+
+    @property
     def needs_batch_statistics(self) -> bool:
         """For standardised advantages and M2PO's clip."""
         return self.normalise or self.surrogate == "m2po"
@@ -107,10 +124,6 @@ class HindsightOpd(Options):
         check_loss_mode(self.estimator, use_policy_gradient=True)
         if self.opd_coef == 0 and self.reward_coef == 0:
             raise ValueError("opd_coef and reward_coef are both 0: nothing to learn; set one")
-        if self.mix == "replace" and (self.pass_rate_threshold is None or self.reward_coef == 0):
-            raise ValueError("mix = replace needs pass_rate_threshold and reward_coef above 0")
-        if self.mix == "sum" and self.pass_rate_threshold is not None:
-            raise ValueError("pass_rate_threshold acts with mix = replace only; set that too")
         if self.dual_clip is not None and self.surrogate not in ("ppo", "gspo_sequence"):
             raise ValueError(f"dual_clip has no meaning with surrogate {self.surrogate}; unset it")
         if self.reward_baseline != "none" and self.reward_coef == 0:
@@ -129,9 +142,11 @@ class HindsightOpd(Options):
     def _check_length(self) -> None:
         if self.length_penalty != "none" and self.reward_coef == 0:
             raise ValueError("length_penalty takes from a reward: set reward_coef above 0")
-        if self.length_penalty == "none" and self.length_coef is not None:
-            raise ValueError("length_coef has no meaning without length_penalty; set that too")
+        if self.length_penalty == "none":
+            for name in ("length_coef", "length_warmup_steps", "length_min_pass_rate"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} has no meaning without length_penalty; set that too")
         if (self.length_penalty == "anchor") != (self.length_anchor is not None):
             raise ValueError(
-                "length_penalty = anchor and length_anchor, in tokens, need each other"
+                "length_penalty = anchor and length_anchor (tokens, or first_pass) need each other"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 Need: TypeAlias = Literal["teacher_scalar", "teacher_topk", "teacher_in_trainer", "reward"]
 SupportKind: TypeAlias = Literal["none", "student", "teacher", "overlap", "samples"]
@@ -56,6 +56,16 @@ class Options(BaseModel):
         return False
 
     @property
+    def compares_prompts(self) -> bool:
+        """Whether earlier answers to a turn's prompt count."""
+        return False
+
+    @property
+    def needs_first_answers(self) -> bool:
+        """Whether the first answers to a turn's prompt count, however old."""
+        return False
+
+    @property
     def needs_batch_statistics(self) -> bool:
         """Whether figures of the whole batch are needed before the step."""
         return False
@@ -69,3 +79,38 @@ class Options(BaseModel):
     def chooses_hints(self) -> bool:
         """Whether several hint candidates are scored and one is chosen."""
         return False
+
+
+class TeacherReach(Options):
+    """Of objectives on sampled tokens: where the teacher acts, and where a reward does (7.2)."""
+
+    mix: Literal["sum", "replace"] = "sum"
+    """Let both act, or the teacher alone where a turn is eligible and the reward elsewhere
+    (ALGORITHMS 7.2).
+    """
+    pass_rate_threshold: float | None = Field(default=None, ge=0, le=1)
+    """With `mix = replace`: failed answers to prompts that pass at most this often are eligible.
+    Required there.
+    """
+    horizon: PositiveInt | None = None
+    """The teacher acts on the first tokens of a response only."""
+    zero_cut_answers: bool = False
+    """An answer that was cut off at its token limit teaches nothing: neither teacher nor reward."""
+
+    @property
+    def compares_rewards(self) -> bool:
+        """For a pass rate."""
+        return self.mix == "replace"
+
+    @property
+    def compares_prompts(self) -> bool:
+        """For a pass rate."""
+        return self.mix == "replace"
+
+    @model_validator(mode="after")
+    def _check_reach(self) -> TeacherReach:
+        if self.mix == "replace" and (self.pass_rate_threshold is None or self.reward_coef == 0):
+            raise ValueError("mix = replace needs pass_rate_threshold and reward_coef above 0")
+        if self.mix == "sum" and self.pass_rate_threshold is not None:
+            raise ValueError("pass_rate_threshold acts with mix = replace only; set that too")
+        return self

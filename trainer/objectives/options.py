@@ -13,12 +13,12 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from trainer.objectives.distributions.kl_names import validate_kl_loss_name
 from trainer.objectives.hindsight_options import HindsightOpd
-from trainer.objectives.option_base import Need, Options, SupportKind
+from trainer.objectives.option_base import Need, Options, SupportKind, TeacherReach
 
 DEFAULT_SKEW = 0.5
 
 
-class SupervisedOpd(Options):
+class SupervisedOpd(TeacherReach):
     """The estimator of the KL to the teacher itself as the loss (ALGORITHMS 2.4, GKD)."""
 
     name: Literal["supervised_opd"]

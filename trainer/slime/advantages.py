@@ -30,7 +30,7 @@ from trainer.objectives.distributions.kl import distillation_advantage
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.policy_gradient import advantages as policy_advantages
 from trainer.slime.agreement import agree, before_step
-from trainer.slime.batch_metrics import batch_metrics
+from trainer.slime.batch_metrics import BatchReport, batch_metrics
 from trainer.slime.checks import RankFigures, check_taught, take_carriers
 from trainer.slime.ranks import Ranks
 from trainer.slime.row_states import compared, device_of, new_step, row_states
@@ -39,10 +39,13 @@ from trainer.slime.rows import RowBatch, Step, attach, joined, parted, row_batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAdvantages:
-    """What the hook puts into slime's rollout data: advantages [r] of each row, and metrics."""
+    """What the hook puts into slime's rollout data: advantages [r] of each row, and metrics; and
+    what it warns of.
+    """
 
     advantages: list[Tensor]
     metrics: dict[str, float]
+    warnings: tuple[str, ...]
 
 
 @torch.no_grad()
@@ -64,14 +67,16 @@ def prepare(
     weights_BT = _weights(clean, step)
     advantages_BT = _advantages(clean, trainer)
     moments = _settle(local, clean, weights_BT, advantages_BT, step, ranks)
-    metrics = _metrics(carriers[0].batch, everything, moments, step)
-    check_taught(metrics)
+    report = _report(carriers[0].batch, everything, moments, step)
+    check_taught(report.metrics)
     if args.loss_type == "policy_loss":
         advantages_BT = advantages_BT * _row_scale(args, rollout_data, local, weights_BT, step)
     for values, state in zip(rollout_data["rollout_log_probs"], states, strict=True):
         attach(values, state)
     return RankAdvantages(
-        advantages=parted(local.rows(advantages_BT), states, ranks), metrics=metrics
+        advantages=parted(local.rows(advantages_BT), states, ranks),
+        metrics=report.metrics,
+        warnings=report.warnings,
     )
 
 
@@ -97,17 +102,19 @@ def _settle(
     return [moment for _, moment in shares]
 
 
-def _metrics(
+def _report(
     facts: BatchFacts, everything: RankFigures, moments: list[dict[str, float]], step: Step
-) -> dict[str, float]:
-    return batch_metrics(
+) -> BatchReport:
+    report = batch_metrics(
         everything.turns,
         facts,
         Correction(step.trainer.correction.settings()),
         moments=moments,
         tokens=step.counts.tokens,
         num_nonfinite=everything.nonfinite,
-    ) | reward_metrics(compared(facts), step.trainer.objective)
+    )
+    rewarded = reward_metrics(compared(facts), step.trainer.objective)
+    return replace(report, metrics=report.metrics | rewarded)
 
 
 def _advantages(clean: TokenBatch, trainer: TrainerConfig) -> Tensor:

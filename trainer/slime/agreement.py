@@ -104,6 +104,7 @@ def _figures(
             is_comparable=comparable(turn.sample),
             temperature=turn.sample.temperature,
             after_tool=turn.sample.after_tool,
+            version_gap=turn.version_gap,
         )
         for place, turn in _carried(local)
     ]

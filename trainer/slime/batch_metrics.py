@@ -31,6 +31,15 @@ class TurnFigures:
     is_comparable: bool
     temperature: float
     after_tool: bool
+    version_gap: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """Metrics of a batch, and its health warnings, a line each."""
+
+    metrics: dict[str, float]
+    warnings: tuple[str, ...]
 
 
 def batch_metrics(
@@ -41,8 +50,9 @@ def batch_metrics(
     moments: Sequence[Mapping[str, float]],
     tokens: float,
     num_nonfinite: float,
-) -> dict[str, float]:
+) -> BatchReport:
     """Metrics of the whole batch; the same keys for every batch, NaN where nothing was measured."""
+    corrected = _corrected(turns, correction)
     names = ("adv", "adv_squared", "adv_positive", "gap_abs", "tokens_with_teacher")
     sums = {name: sum(moment[name] for moment in moments) for name in names}
     taught = sums["tokens_with_teacher"]
@@ -50,7 +60,7 @@ def batch_metrics(
     mean = sums["adv"] / count
     variance = max(sums["adv_squared"] / count - mean * mean, 0.0)
     number = len(turns)
-    return _correction_metrics(turns, correction) | {
+    metrics = corrected.metrics | {
         "opd/adv_mean": mean,
         "opd/adv_std": math.sqrt(variance),
         "opd/adv_abs_max": max((moment["adv_abs_max"] for moment in moments), default=0.0),
@@ -71,18 +81,47 @@ def batch_metrics(
         "batch/tokens": tokens,
         "batch/sequences": float(facts.num_rows),
     }
+    return BatchReport(metrics=metrics, warnings=corrected.warnings)
 
 
-def _correction_metrics(turns: Sequence[TurnFigures], correction: Correction) -> dict[str, float]:
+def _corrected(turns: Sequence[TurnFigures], correction: Correction) -> BatchReport:
     """Trainer against rollout engine over the whole batch, where the two can be compared."""
-    found: dict[str, float] = {}
-    if turns:
-        rows = CorrectionRows(
-            train={turn.index: turn.old for turn in turns},
-            rollout={turn.index: turn.rollout for turn in turns},
-            after_tool={
-                turn.index: torch.full_like(turn.old, float(turn.after_tool)) for turn in turns
-            },
-        )
-        found = correction.report(rows).metrics
-    return {name: found.get(name, math.nan) for name in sorted(correction.expected_keys)}
+    names = sorted(_reported(_ANY_TURN, correction).metrics)
+    if not turns:
+        return BatchReport(metrics=dict.fromkeys(names, math.nan), warnings=())
+    found = _reported(turns, correction)
+    metrics = {name: found.metrics.get(name, math.nan) for name in names}
+    return BatchReport(metrics=metrics, warnings=found.warnings)
+
+
+def _reported(turns: Sequence[TurnFigures], correction: Correction) -> BatchReport:
+    rows = CorrectionRows()
+    for turn in turns:
+        rows.train[turn.index] = turn.old
+        rows.rollout[turn.index] = turn.rollout
+        rows.after_tool[turn.index] = torch.full_like(turn.old, float(turn.after_tool))
+        rows.fresh[turn.index] = torch.full_like(turn.old, float(turn.version_gap == 0))
+    result = correction.report(rows)
+    # What the guards count is counted here, over more than what can be compared.
+    metrics = {
+        name: value for name, value in result.metrics.items() if not name.startswith("guard/")
+    }
+    return BatchReport(metrics=metrics, warnings=result.warnings)
+
+
+_ONE_TOKEN = torch.zeros(1)
+_ANY_TURN = (
+    TurnFigures(
+        index=0,
+        old=_ONE_TOKEN,
+        rollout=_ONE_TOKEN,
+        teacher=_ONE_TOKEN,
+        opd_valid=_ONE_TOKEN,
+        num_rejected=0.0,
+        is_comparable=True,
+        temperature=1.0,
+        after_tool=False,
+        version_gap=0,
+    ),
+)
+"""A batch that tells which metrics a correction reports."""

@@ -11,6 +11,7 @@ here and which flags go with it.
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Callable
 from functools import lru_cache
@@ -26,6 +27,8 @@ from trainer.slime.loss import micro_batch_loss
 from trainer.slime.plan import check_args
 from trainer.slime.ranks import MegatronRanks
 
+logger = logging.getLogger(__name__)
+
 
 def advantage_hook(args: Any, rollout_data: dict[str, Any]) -> None:
     """Sets `advantages` and `returns` of this rank's rows, and metrics of the batch.
@@ -34,7 +37,11 @@ def advantage_hook(args: Any, rollout_data: dict[str, Any]) -> None:
     """
     trainer = _trainer(args)
     check_args(args, trainer)
-    prepared = prepare(args, rollout_data, trainer, MegatronRanks())
+    ranks = MegatronRanks()
+    prepared = prepare(args, rollout_data, trainer, ranks)
+    if ranks.is_first:
+        for warning in prepared.warnings:
+            logger.warning("%s", warning)
     rollout_data["advantages"] = prepared.advantages
     rollout_data["returns"] = [values.clone() for values in prepared.advantages]
     taken = prepared.metrics.keys() & rollout_data.keys()

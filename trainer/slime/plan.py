@@ -63,6 +63,11 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
             "correction.batch_normalize needs what slime does not give before its first "
             "micro-batch, log-probs at each sample's temperature: set it to false"
         )
+    if isinstance(objective, HindsightOpd) and objective.length_warmup_steps > 0:
+        return (
+            "slime's hooks are not told how many steps were taken: set "
+            "objective.length_warmup_steps = 0"
+        )
     if isinstance(objective, HindsightOpd) and objective.surrogate == "m2po":
         return (
             "surrogate m2po needs what slime does not give before its first micro-batch, "
@@ -73,12 +78,14 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
 
 def sample_needs(trainer: TrainerConfig) -> SampleNeeds:
     """What a turn must bring to be trained on; for slime's `hindsight_needs`."""
-    objective = trainer.objective
+    objective, history = trainer.objective, trainer.history
     return SampleNeeds(
         teacher="teacher_scalar" in objective.needs,
         reward="reward" in objective.needs,
         compared=objective.compares_rewards,
         top_k=objective.support_size if objective.support == "teacher" else 0,
+        past_versions=None if history is None else history.versions,
+        first_answers=history is not None and history.first,
     )
 
 

@@ -20,6 +20,8 @@ class Ranks(Protocol):
     """What the hooks ask of the other processes."""
 
     context_size: int
+    is_first: bool
+    """Whether this process speaks for all."""
 
     def scoring_places(self, args: Any, batch: dict[str, Any], num_places: int) -> list[Tensor]:
         """For each row, which of this rank's `num_places` rows of logits score its tokens of the
@@ -71,6 +73,7 @@ class MegatronRanks:
         self._context: Any = cp_utils
         self._loss: Any = loss
         self.context_size: int = mpu.get_context_parallel_world_size()
+        self.is_first: bool = torch.distributed.get_rank() == 0
 
     def scoring_places(self, args: Any, batch: dict[str, Any], num_places: int) -> list[Tensor]:
         """As `Ranks.scoring_places`."""

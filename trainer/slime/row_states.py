@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from rollout_bridge.slime.carrier import BatchFacts, CarriedTurn, RowCarrier
-from trainer.batch.reward_view import RewardFacts, eligible_turns, reward_advantages
+from trainer.batch.prompt_groups import RewardFacts
+from trainer.batch.reward_view import eligible_turns, reward_advantages
 from trainer.batch.teach import TeachingPlan, teach, unteachable
 from trainer.batch.views import TurnView, view_turn
 from trainer.config import TrainerConfig
@@ -54,6 +55,8 @@ def compared(facts: BatchFacts) -> list[RewardFacts]:
             step_index=one.step_index,
             prompt_key=one.prompt_key,
             length=one.num_tokens,
+            is_cut=one.is_cut,
+            history=one.history,
         )
         for one in facts.turns
     ]

@@ -382,6 +382,7 @@ class EmbeddedTrainer:
             # At its end a run trains what there is, whosever it is.
             share=UNCAPPED if finishes else self.config.share,
             lessons=self._lessons.shares(is_full=num_turns >= size, finishes=finishes),
+            history=self.config.history,
         )
         if not samples:
             self._holds.no_batch()

@@ -49,9 +49,10 @@ class BatchPreparation:
         samples: Sequence[ReadySample],
         version_gaps: Sequence[int] | None = None,
         sequences: Sequence[PackedSequence] | None = None,
+        step: int = 0,
     ) -> PreparedBatch:
         """Micro-batches, and what teacher, reference and the student before the step say of
-        them.
+        them; `step` counts the steps before this one.
         """
         packed = merge_turns(samples) if sequences is None else sequences
         shares = self.policy.shares_prefixes
@@ -70,7 +71,12 @@ class BatchPreparation:
         before = self._score_before(batches)
         gaps = version_gaps if version_gaps is not None else [0] * len(samples)
         views = view_turns(
-            samples, self.plan, before, gaps, hold_weight=self.config.lesson_hold_weight
+            samples,
+            self.plan,
+            before,
+            gaps,
+            hold_weight=self.config.lesson_hold_weight,
+            step=step,
         )
         if self.config.epochs_per_batch > 1 and self.config.objective.support == "teacher":
             views = self._remember_supports(batches, views)

@@ -137,7 +137,7 @@ class Updater:
         """
         started = time.perf_counter()
         lr = self._set_learning_rate(rate * learning_rate_at(step, self.config))
-        prepared = self.preparation.prepare(samples, version_gaps, sequences)
+        prepared = self.preparation.prepare(samples, version_gaps, sequences, step)
         lost = frozenset(index for index, view in enumerate(prepared.views) if view.lacks_scores)
         if lost:
             return self._update_without(lost, samples, step, version_gaps, rate)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from records.types import ReadySample
 from trainer.batch.collate import comparable
 from trainer.batch.correction import Correction
-from trainer.batch.reward_view import eligibility_metrics, reward_facts, reward_metrics
+from trainer.batch.prompt_groups import reward_facts
+from trainer.batch.reward_view import eligibility_metrics, reward_metrics
 from trainer.batch.statistics import BatchTotals
 from trainer.batch.teach import TeachingPlan, has_teacher
 from trainer.batch.views import hint_choice_metrics

@@ -105,3 +105,11 @@ def test_the_six_plots_of_rollout_correction_are_drawn_with_their_bounds() -> No
     assert weights.series["before the cap"] == [None, None, None]
     assert "stroke-dasharray" in plot_svg(weights)
     assert set(curves) <= {curve.title for curve in run_curves(rows)}
+
+
+def test_lengths_are_drawn_by_difficulty_where_there_are_rewards() -> None:
+    rows = [{"step": 0, "length/mean": 12.0}]
+    assert "Length by difficulty" not in {curve.title for curve in run_curves(rows)}
+    rewarded = [{"step": 0, "length/easy_mean": 9.0, "length/hard_mean": 30.0}]
+    [curve] = [one for one in run_curves(rewarded) if one.title == "Length by difficulty"]
+    assert curve.series["prompts that mostly fail"] == [30.0]

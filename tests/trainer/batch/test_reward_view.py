@@ -8,12 +8,38 @@ import statistics
 import pytest
 from pydantic import ValidationError
 
-from trainer.batch.reward_view import RewardFacts, reward_advantages, reward_metrics
+from records.types import NO_HISTORY, PastAnswer, PromptHistory
+from trainer.batch.prompt_groups import RewardFacts, pass_rates
+from trainer.batch.reward_view import (
+    eligibility_metrics,
+    eligible_turns,
+    reward_advantages,
+    reward_metrics,
+)
 from trainer.objectives.options import HindsightOpd, SupervisedOpd
 
 
-def turn(reward: float | None, length: int = 1, prompt: str = "a", step: int = 0) -> RewardFacts:
-    return RewardFacts(reward=reward, step_index=step, prompt_key=prompt, length=length)
+def turn(
+    reward: float | None,
+    length: int = 1,
+    prompt: str = "a",
+    step: int = 0,
+    *,
+    history: PromptHistory = NO_HISTORY,
+    is_cut: bool = False,
+) -> RewardFacts:
+    return RewardFacts(
+        reward=reward,
+        step_index=step,
+        prompt_key=prompt,
+        length=length,
+        history=history,
+        is_cut=is_cut,
+    )
+
+
+def answers(*rewards: float, version: int = 1, length: int = 10) -> tuple[PastAnswer, ...]:
+    return tuple(PastAnswer(version=version, reward=reward, length=length) for reward in rewards)
 
 
 def options(**values: object) -> HindsightOpd:
@@ -69,6 +95,8 @@ def test_pass_at_k_pays_the_lead_of_the_best_answer_to_a_prompt() -> None:
         ({"length_coef": 0.1}, "length_coef has no meaning"),
         ({"length_penalty": "uniform", "reward_coef": 0.0}, "takes from a reward"),
         ({"divide_by_std": False}, "acts on a reward_baseline only"),
+        ({"length_warmup_steps": 3}, "length_warmup_steps has no meaning"),
+        ({"length_min_pass_rate": 0.5}, "length_min_pass_rate has no meaning"),
     ],
 )
 def test_what_is_refused(values: dict[str, object], said: str) -> None:
@@ -96,3 +124,84 @@ def test_turns_with_nobody_to_be_compared_with_are_counted() -> None:
     assert reward_metrics(BATCH, options(reward_baseline="passk"))["reward/compared_frac"] == 0.75
     nobody = reward_metrics([turn(None)], options(reward_baseline="prompt"))
     assert math.isnan(nobody["reward/compared_frac"])
+
+
+def test_a_turn_alone_in_its_batch_is_compared_with_earlier_answers_to_its_prompt() -> None:
+    alone = turn(1.0, history=PromptHistory(recent=answers(0.0, 0.0, 1.0)))
+    other = turn(1.0, prompt="b")
+    plain = options(reward_baseline="prompt", divide_by_std=False)
+    assert reward_advantages([alone, other], plain) == pytest.approx([0.5, 0.0])
+    lead = options(reward_baseline="passk", divide_by_std=False)
+    # The best is one of two equally good ones.
+    assert reward_advantages([alone], lead) == [0.0]
+    best = turn(2.0, history=PromptHistory(recent=answers(0.0, 1.5)))
+    assert reward_advantages([best], lead) == pytest.approx([0.5])
+    found = reward_metrics([alone, other], plain)
+    assert (found["reward/compared_frac"], found["reward/past_answers"]) == (0.5, 3.0)
+
+
+def test_earlier_answers_count_once_for_a_prompt_that_a_batch_has_twice() -> None:
+    history = PromptHistory(recent=answers(-1.0, -1.0))
+    batch = [turn(1.0, history=history), turn(1.0, history=history)]
+    assert pass_rates(batch).tolist() == [0.5, 0.5]
+
+
+def test_failures_of_prompts_that_rarely_pass_learn_from_the_teacher() -> None:
+    set_ = options(mix="replace", pass_rate_threshold=0.25)
+    seldom = PromptHistory(recent=answers(-1.0, -1.0, 1.0))
+    often = PromptHistory(recent=answers(1.0, 1.0, -1.0))
+    batch = [
+        turn(-1.0, prompt="a", history=seldom),
+        turn(-1.0, prompt="b", history=often),
+        turn(1.0, prompt="c", history=seldom),
+    ]
+    # Of four answers to a one passed, of b two, and c's own passed.
+    assert eligible_turns(batch, set_) == [True, False, False]
+    assert eligibility_metrics(batch, set_)["opd/frac_underperforming_prompts"] == pytest.approx(
+        1 / 3
+    )
+
+
+def test_k2_takes_the_place_of_the_reward_where_a_turn_is_eligible() -> None:
+    k2 = SupervisedOpd(
+        name="supervised_opd", reward_coef=1.0, mix="replace", pass_rate_threshold=0.0, horizon=4
+    )
+    assert eligible_turns([turn(-1.0), turn(1.0, prompt="b")], k2) == [True, False]
+    with pytest.raises(ValidationError, match="mix = replace needs"):
+        SupervisedOpd(name="supervised_opd", mix="replace")
+
+
+def test_an_anchor_is_the_length_at_which_a_prompt_first_passed_often() -> None:
+    never = answers(*[1.0, -1.0] * 4, version=1, length=10)
+    passed = answers(*[1.0] * 8, version=2, length=20)
+    shorter = answers(*[1.0] * 8, version=3, length=5)
+    history = PromptHistory(first=never + passed + shorter)
+    set_ = options(length_penalty="anchor", length_anchor="first_pass")
+    batch = [turn(1.0, 40, history=history), turn(1.0, 40, "b")]
+    # Twice as long as 20 tokens; b has no anchor yet.
+    assert reward_advantages(batch, set_) == pytest.approx([0.99, 1.0])
+    assert reward_metrics(batch, set_)["length/anchored_frac"] == 0.5
+    # Seven answers are too few for a pass rate.
+    few = PromptHistory(first=answers(*[1.0] * 7))
+    assert reward_advantages([turn(1.0, 40, history=few)], set_) == [1.0]
+
+
+def test_a_penalty_warms_up_and_may_spare_hard_prompts() -> None:
+    warm = options(length_penalty="uniform", length_coef=0.01, length_warmup_steps=4)
+    assert reward_advantages([turn(1.0, 10)], warm, step=0) == [1.0]
+    assert reward_advantages([turn(1.0, 10)], warm, step=2) == pytest.approx([0.95])
+    assert reward_advantages([turn(1.0, 10)], warm, step=9) == pytest.approx([0.9])
+    easy = options(length_penalty="uniform", length_coef=0.01, length_min_pass_rate=0.5)
+    hard = turn(1.0, 10, history=PromptHistory(recent=answers(-1.0, -1.0)))
+    assert reward_advantages([hard, turn(1.0, 10, "b")], easy) == pytest.approx([1.0, 0.9])
+    found = reward_metrics([hard, turn(1.0, 30, "b")], easy)
+    assert (found["length/hard_mean"], found["length/easy_mean"]) == (10.0, 30.0)
+
+
+def test_a_cut_answer_teaches_nothing_if_it_is_to_be_so() -> None:
+    batch = [turn(1.0, is_cut=True), turn(-1.0, prompt="b")]
+    assert reward_advantages(batch, options()) == [1.0, -1.0]
+    assert eligible_turns(batch, options()) == [True, True]
+    silent = options(zero_cut_answers=True)
+    assert reward_advantages(batch, silent) == [0.0, -1.0]
+    assert eligible_turns(batch, silent) == [False, True]

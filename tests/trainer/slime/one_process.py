@@ -24,6 +24,7 @@ class OneProcess:
     """The ranks of a job that has one of each: all of it here."""
 
     context_size = 1
+    is_first = True
 
     def scoring_places(self, args: Any, batch: dict[str, Any], num_places: int) -> list[Tensor]:
         """As `Ranks.scoring_places`: one row behind the other, and padding behind the last."""

@@ -118,6 +118,27 @@ def test_what_the_batch_says_of_itself(policy, samples):
     assert "prompt" not in data
 
 
+def test_a_batch_reports_all_of_rollout_correction_and_what_is_wrong_with_it(policy, samples):
+    data = tiny_data(policy, samples)
+    prepared = prepare(arguments(), data, config_of(), OneProcess())
+    names = {name for name in prepared.metrics if name.startswith("rollout_corr/")}
+    assert {"rollout_corr/post_tool/kl", "rollout_corr/other/kl", "rollout_corr/kl_fresh"} <= names
+    assert len(names) > 40
+    padding = PackedSequence(ids=np.zeros(2, dtype=np.int32), spans=())
+    nothing = prepare(
+        arguments(), rollout_data([], [padding], policy.model), config_of(), OneProcess()
+    )
+    # slime takes the same keys from every batch.
+    assert names == {name for name in nothing.metrics if name.startswith("rollout_corr/")}
+    assert nothing.warnings == ()
+
+    moved = [
+        replace(one, rollout_logprobs=one.rollout_logprobs - np.float32(1.0)) for one in samples
+    ]
+    warned = prepare(arguments(), tiny_data(policy, moved), config_of(), OneProcess()).warnings
+    assert any("trainer and rollout engine are far apart" in line for line in warned)
+
+
 def test_a_turn_without_a_teacher_learns_from_its_reward(policy, samples):
     nothing = np.full_like(samples[0].teacher_logprobs, np.nan)
     untaught = replace(samples[0], teacher_logprobs=nothing, teachings=(), hint="", reward=1.0)

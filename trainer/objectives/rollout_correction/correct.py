@@ -71,8 +71,9 @@ def correct_rollout(
     the sample's temperature. `settings.traits.train_logprobs` says which ones to pass.
 
     With turn ids (-1: no policy token) a sequence is a turn, else a row. `after_tool_BT` is 1 at
-    tokens after tool output and adds metrics for them and for the others; `fresh_BT` is 1 at tokens
-    that the newest weights sampled (None: all), for `kl_fresh`.
+    tokens after tool output: it adds metrics for them and for the others, and `post_tool_upper`
+    bounds their weights. `fresh_BT` is 1 at tokens that the newest weights sampled (None: all), for
+    `kl_fresh`.
 
     At mask 1, a rollout log-prob of NaN means "not comparable": weight 1, in no metric and in no
     statistic, but it vetoes its sequence where a veto is set. An infinite one rejects its sequence.
@@ -90,9 +91,11 @@ def correct_rollout(
     metrics = off_policy_metrics(tokens)
     is_fresh_BT = selection.compared_BT if fresh_BT is None else fresh_BT > 0
     metrics |= fresh_metrics(tokens, is_fresh_BT[selection.compared_BT])
+    after_tool_N = None
     if after_tool_BT is not None:
-        metrics |= tool_metrics(tokens, after_tool_BT[selection.compared_BT] > 0)
-    weights_BT, weight_report = _weights(tokens, selection, mask_BT, settings)
+        after_tool_N = after_tool_BT[selection.compared_BT] > 0
+        metrics |= tool_metrics(tokens, after_tool_N)
+    weights_BT, weight_report = _weights(tokens, selection, after_tool_N, settings)
     rejections = [
         reject(tokens, rule, clamp_before_sum=settings.clamp_before_sum)
         for rule in settings.rejections
@@ -118,15 +121,18 @@ def correct_rollout(
 def _weights(
     tokens: ComparedTokens,
     selection: TokenSelection,
-    mask_BT: Tensor,
+    after_tool_N: Tensor | None,
     settings: RolloutCorrectionSettings,
 ) -> tuple[Tensor | None, Metrics]:
     """Weights [B, T] if the mode applies them, and their metrics in any case."""
     if settings.importance_level is None:
         return None, {}
     raw = raw_ratios(tokens, settings.importance_level)
-    applied = applied_weights(raw, tokens, settings)
+    applied = applied_weights(raw, tokens, settings, after_tool_N)
     metrics = weight_metrics(raw, applied, tokens, settings)
+    if settings.post_tool_upper is not None and after_tool_N is not None:
+        bounded_N = raw.token_N[after_tool_N] > settings.post_tool_upper
+        metrics[PREFIX + "post_tool/bounded_fraction"] = fraction(bounded_N)
     weight_N = applied.token_N
     if settings.batch_normalize:
         factor = batch_norm_factor(applied, tokens)

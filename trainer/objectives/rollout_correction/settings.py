@@ -106,6 +106,9 @@ class RolloutCorrectionSettings:
     importance_lower: float | None = None
     """If set, weights outside [lower, upper] become 0 instead of truncated; the mask stays."""
 
+    post_tool_upper: float | None = None
+    """If set, the upper bound of weights behind a tool result, where ratios run away first."""
+
     is_mask_mode: bool = False
     """Leave weights above the upper bound as they are, for use with a rejection rule."""
 
@@ -131,6 +134,7 @@ class RolloutCorrectionSettings:
                 f"importance_upper must be positive and finite, got {self.importance_upper}"
             )
         self._check_lower()
+        self._check_post_tool()
         if self.veto_threshold is not None and not self.veto_threshold > 0:
             raise ValueError(
                 f"veto_threshold must be above 0, got {self.veto_threshold}; None turns it off"
@@ -149,6 +153,19 @@ class RolloutCorrectionSettings:
             )
         if self.is_mask_mode:
             raise ValueError("importance_lower zeroes weights, is_mask_mode keeps them: choose one")
+
+    def _check_post_tool(self) -> None:
+        if self.post_tool_upper is None:
+            return
+        if not self.low_bound < self.post_tool_upper <= self.importance_upper:
+            raise ValueError(
+                f"post_tool_upper must be above {self.low_bound:g} and at most importance_upper "
+                f"{self.importance_upper}, got {self.post_tool_upper}"
+            )
+        if self.is_mask_mode or self.importance_level is None:
+            raise ValueError(
+                "post_tool_upper bounds weights: unset is_mask_mode and set importance_level"
+            )
 
     @property
     def traits(self) -> ModeTraits:

@@ -60,22 +60,46 @@ def raw_ratios(tokens: ComparedTokens, level: Level) -> Ratios:
 
 
 def applied_weights(
-    raw: Ratios, tokens: ComparedTokens, settings: RolloutCorrectionSettings
+    raw: Ratios,
+    tokens: ComparedTokens,
+    settings: RolloutCorrectionSettings,
+    after_tool_N: Tensor | None = None,
 ) -> Ratios:
-    """Truncated to the upper bound; 0 outside both bounds; or as they are in mask mode."""
+    """Truncated to the upper bound; 0 outside both bounds; or as they are in mask mode.
 
-    def apply(ratio: Tensor) -> Tensor:
+    Where `after_tool_N` is true the upper bound is `post_tool_upper`, if there is one; a sequence
+    of which a token is there has that bound as a whole.
+    """
+    upper_N, upper_S = _upper_bounds(raw, tokens, settings, after_tool_N)
+
+    def apply(ratio: Tensor, upper: Tensor) -> Tensor:
         if settings.is_mask_mode:
             return ratio
         if settings.importance_lower is None:
-            return ratio.clamp(max=settings.importance_upper)
-        inside = (ratio >= settings.importance_lower) & (ratio <= settings.importance_upper)
+            return torch.minimum(ratio, upper)
+        inside = (ratio >= settings.importance_lower) & (ratio <= upper)
         return torch.where(inside, ratio, torch.zeros_like(ratio))
 
-    weight_N = apply(raw.token_N)
+    weight_N = apply(raw.token_N, upper_N)
     if raw.by_sequence:
-        return Ratios(token_N=weight_N, sequence_S=apply(raw.sequence_S), log_S=raw.log_S)
+        return Ratios(token_N=weight_N, sequence_S=apply(raw.sequence_S, upper_S), log_S=raw.log_S)
     return Ratios(token_N=weight_N, sequence_S=tokens.mean_by_sequence(weight_N), log_S=None)
+
+
+def _upper_bounds(
+    raw: Ratios,
+    tokens: ComparedTokens,
+    settings: RolloutCorrectionSettings,
+    after_tool_N: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The upper bound of the weight of each token [N] and of each sequence [S]."""
+    upper_N = torch.full_like(raw.token_N, settings.importance_upper)
+    upper_S = torch.full_like(raw.sequence_S, settings.importance_upper)
+    if settings.post_tool_upper is None or after_tool_N is None:
+        return upper_N, upper_S
+    upper_N[after_tool_N] = settings.post_tool_upper
+    upper_S[tokens.sequence_N[after_tool_N]] = settings.post_tool_upper
+    return (upper_S[tokens.sequence_N] if raw.by_sequence else upper_N), upper_S
 
 
 def batch_norm_factor(weights: Ratios, tokens: ComparedTokens) -> Tensor:

@@ -236,3 +236,45 @@ def test_bad_input():
         correct_rollout(TRAIN[0], ROLLOUT[0], MASK[0], preset("token_is"))
     with pytest.raises(ValueError, match="no turn id"):
         correct_rollout(TRAIN, ROLLOUT, MASK, preset("token_is"), torch.full((3, 4), -1))
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_weights_behind_a_tool_result_have_a_bound_of_their_own(level):
+    rollout = torch.full((2, 2), -9.0)
+    train = rollout + torch.tensor([[3.0, 1.1], [3.0, 1.1]]).log()
+    after_tool = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    settings = RolloutCorrectionSettings(
+        importance_level=level, importance_upper=2.0, post_tool_upper=1.2
+    )
+    result = correct_rollout(
+        train, rollout, torch.ones_like(train), settings, after_tool_BT=after_tool
+    )
+    wanted = [[2.0, 1.1], [1.2, 1.1]] if level == "token" else [[2.0, 2.0], [1.2, 1.2]]
+    torch.testing.assert_close(result.weights_BT, torch.tensor(wanted))
+    share = result.metrics["rollout_corr/post_tool/bounded_fraction"]
+    assert share == (0.5 if level == "token" else 1.0)
+
+
+def test_two_bounds_zero_weights_beyond_the_one_behind_a_tool_result():
+    rollout = torch.full((1, 2), -9.0)
+    train = rollout + torch.tensor([[1.5, 1.1]]).log()
+    settings = RolloutCorrectionSettings(
+        importance_level="token", importance_lower=0.5, post_tool_upper=1.2
+    )
+    ones = torch.ones_like(train)
+    result = correct_rollout(train, rollout, ones, settings, after_tool_BT=ones)
+    torch.testing.assert_close(result.weights_BT, torch.tensor([[0.0, 1.1]]))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"post_tool_upper": 3.0},
+        {"post_tool_upper": 0.5},
+        {"post_tool_upper": 1.5, "is_mask_mode": True},
+        {"post_tool_upper": 1.5, "importance_level": None},
+    ],
+)
+def test_a_bound_behind_a_tool_result_that_cannot_act_is_refused(values):
+    with pytest.raises(ValueError, match="post_tool_upper"):
+        RolloutCorrectionSettings(**{"importance_level": "token", **values})

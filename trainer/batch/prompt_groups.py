@@ -1,0 +1,119 @@
+"""Turns beside earlier answers to their prompts: how often a prompt passes, and how long an answer
+to it may be.
+
+An answer passes if its reward is above 0. It knows no tokens and no options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from records.types import NO_HISTORY, PastAnswer, PromptHistory, ReadySample
+from trainer.rewards.groups import group_ids, group_pass_rates
+from trainer.rewards.length import next_anchor
+
+ANCHOR_ANSWERS = 8
+"""Answers that a pass rate is taken of for an anchor; versions are pooled until there are as many.
+"""
+EASY_PASS_RATE = 0.5
+"""A prompt that passes at least this often counts as easy in metrics."""
+_NO_STEP = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFacts:
+    """A turn as rewards compare it; `prompt_key` is equal for equal prompts of one scope, `length`
+    counts the tokens of the response.
+    """
+
+    reward: float | None
+    step_index: int
+    prompt_key: Hashable
+    length: int
+    is_cut: bool = False
+    history: PromptHistory = NO_HISTORY
+
+
+def reward_facts(samples: Sequence[ReadySample]) -> list[RewardFacts]:
+    """Those of ready samples, in order."""
+    return [
+        RewardFacts(
+            reward=sample.reward,
+            step_index=sample.step_index,
+            prompt_key=(sample.scope, sample.prompt_ids.tobytes()),
+            length=len(sample.response_ids),
+            is_cut=sample.is_cut,
+            history=sample.history,
+        )
+        for sample in samples
+    ]
+
+
+def with_past(facts: Sequence[RewardFacts]) -> list[RewardFacts]:
+    """The turns, and behind them the earlier answers to their prompts."""
+    answers: dict[Hashable, tuple[PastAnswer, ...]] = {}
+    for one in facts:
+        answers.setdefault(one.prompt_key, one.history.recent)
+    past = [
+        RewardFacts(
+            reward=answer.reward,
+            step_index=_NO_STEP,
+            prompt_key=prompt_key,
+            length=answer.length,
+        )
+        for prompt_key, found in answers.items()
+        for answer in found
+    ]
+    return [*facts, *past]
+
+
+def pass_rates(facts: Sequence[RewardFacts]) -> Tensor:
+    """Of each turn's prompt, earlier answers among them [N]; NaN of a turn without a reward."""
+    return rates_among(with_past(facts))[: len(facts)]
+
+
+def rates_among(everything: Sequence[RewardFacts]) -> Tensor:
+    """The pass rate of each prompt among these alone [N]; NaN of a turn without a reward."""
+    rewards = reward_tensor(everything)
+    known = torch.isfinite(rewards)
+    rates = torch.full_like(rewards, float("nan"))
+    if bool(known.any()):
+        groups = group_ids([one.prompt_key for one in everything])
+        rates[known] = group_pass_rates(rewards[known], groups[known])
+    return rates
+
+
+def reward_tensor(facts: Sequence[RewardFacts]) -> Tensor:
+    """Float64 [N]; NaN of a turn without a reward."""
+    values = [float("nan") if one.reward is None else one.reward for one in facts]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def prompt_anchor(first: Sequence[PastAnswer]) -> float | None:
+    """The mean length of the answers to a prompt when it first passes often (ALGORITHMS 8.8); None
+    before. `first` are the first answers to it, oldest first.
+    """
+    anchor = None
+    for answers in _pooled(first):
+        passed = sum(answer.reward > 0 for answer in answers)
+        anchor = next_anchor(
+            anchor,
+            pass_rate=passed / len(answers),
+            mean_length=sum(answer.length for answer in answers) / len(answers),
+        )
+    return anchor
+
+
+def _pooled(answers: Sequence[PastAnswer]) -> Iterator[list[PastAnswer]]:
+    """Answers of whole versions, at least ANCHOR_ANSWERS together."""
+    together: list[PastAnswer] = []
+    for _, of_version in groupby(answers, key=lambda one: one.version):
+        together += of_version
+        if len(together) >= ANCHOR_ANSWERS:
+            yield together
+            together = []
