@@ -271,6 +271,11 @@ class TrainerConfig(BaseModel):
         return self.schedule != "async"
 
     @property
+    def needs_start(self) -> bool:
+        """Whether the policy is compared with the frozen start in every step."""
+        return self.beta_kl > 0 or self.objective.charges_kl
+
+    @property
     def history(self) -> HistoryWindow | None:
         """What to read of a prompt's earlier answers; None: nothing."""
         objective = self.objective

@@ -110,7 +110,7 @@ def trainer_parts(
     """Of the trainer; `held`: what frozen weights are held in."""
     on_gpu = config.device.startswith("cuda")
     frozen = shape.num_parameters * (_HALF if held == "bfloat16" else _FLOAT)
-    needs_start = config.beta_kl > 0 or config.teacher.kind in ("frozen", "trust_region")
+    needs_start = config.needs_start or config.teacher.kind in ("frozen", "trust_region")
     if config.lora is None:
         trained = shape.num_parameters
         kinds = "float32, with gradients and AdamW's two moments"

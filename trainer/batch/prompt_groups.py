@@ -28,7 +28,8 @@ _NO_STEP = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFacts:
     """A turn as rewards compare it; `prompt_key` is equal for equal prompts of one scope, `length`
-    counts the tokens of the response.
+    counts the tokens of the response. `start_kl`: the nats by which the policy gives the response
+    more than the frozen start does, where that was asked for.
     """
 
     reward: float | None
@@ -37,10 +38,14 @@ class RewardFacts:
     length: int
     is_cut: bool = False
     history: PromptHistory = NO_HISTORY
+    start_kl: float = 0.0
 
 
-def reward_facts(samples: Sequence[ReadySample]) -> list[RewardFacts]:
+def reward_facts(
+    samples: Sequence[ReadySample], start_kls: Sequence[float] | None = None
+) -> list[RewardFacts]:
     """Those of ready samples, in order."""
+    kls = [0.0] * len(samples) if start_kls is None else start_kls
     return [
         RewardFacts(
             reward=sample.reward,
@@ -49,8 +54,9 @@ def reward_facts(samples: Sequence[ReadySample]) -> list[RewardFacts]:
             length=len(sample.response_ids),
             is_cut=sample.is_cut,
             history=sample.history,
+            start_kl=start_kl,
         )
-        for sample in samples
+        for sample, start_kl in zip(samples, kls, strict=True)
     ]
 
 

@@ -64,8 +64,11 @@ def _of_known(facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int
     """Advantages of turns that have a reward."""
     if not isinstance(options, HindsightOpd) or not facts:
         return reward_tensor(facts).tolist()
-    everything = with_past(facts)
+    everything = list(facts) if options.charges_kl else with_past(facts)
     rewards = _less_length(everything, options, step)
+    if options.charges_kl:
+        nats = torch.tensor([one.start_kl for one in facts], dtype=rewards.dtype)
+        rewards = rewards - options.reward_kl_coef * nats
     if options.reward_baseline == "none":
         return rewards[: len(facts)].tolist()
     groups = group_ids([_group(one, options.reward_baseline) for one in everything])
@@ -153,10 +156,13 @@ def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> d
     metrics |= _by_difficulty(lengths, pass_rates(facts))
     if isinstance(options, HindsightOpd):
         known = [one for one in facts if one.reward is not None]
+        others = known if options.charges_kl else with_past(known)
         if options.reward_baseline != "none":
-            metrics["reward/compared_frac"] = _compared(known, options.reward_baseline)
+            metrics["reward/compared_frac"] = _compared(known, others, options.reward_baseline)
         if options.length_penalty == "group":
-            metrics["length/compared_frac"] = _compared(known, "prompt")
+            metrics["length/compared_frac"] = _compared(known, others, "prompt")
+        if options.charges_kl:
+            metrics["reward/start_kl"] = _mean(torch.tensor([one.start_kl for one in facts]))
         if options.length_anchor == "first_pass":
             anchored = torch.isfinite(_anchors(facts, options)).double()
             metrics["length/anchored_frac"] = _mean(anchored)
@@ -177,10 +183,11 @@ def _mean(values: Tensor) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def _compared(facts: Sequence[RewardFacts], baseline: str) -> float:
+def _compared(facts: Sequence[RewardFacts], others: Sequence[RewardFacts], baseline: str) -> float:
+    """The share of `facts`, which `others` begin with, that are compared with any of these."""
     if not facts:
         return math.nan
-    groups = group_ids([_group(one, baseline) for one in with_past(facts)])
+    groups = group_ids([_group(one, baseline) for one in others])
     return float((groups.bincount()[groups[: len(facts)]] > 1).double().mean())
 
 

@@ -68,11 +68,13 @@ def view_turns(
     version_gaps: Sequence[int],
     hold_weight: float,
     step: int,
+    start_kls: Sequence[float] | None = None,
 ) -> list[TurnView]:
     """A view of each sample, in order; `version_gaps` are steps between sampling and now,
     `hold_weight` is `trainer.lesson_hold_weight`, `step` counts the steps before this one.
+    `start_kls` are the nats of each sample that a reward pays for.
     """
-    facts = reward_facts(samples)
+    facts = reward_facts(samples, start_kls)
     return [
         view_turn(sample, taught, reward, eligible, version_gap, plan.options, hold_weight)
         for sample, taught, reward, eligible, version_gap in zip(

@@ -35,7 +35,7 @@ def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest)
     policy = _load_policy(config, checkpoints, manifest)
     set_threads(config.threads, policy.base_model)
     reference: StateModel | None = None
-    if config.beta_kl > 0:
+    if config.needs_start:
         reference = _start(config, checkpoints, policy)
     teacher = _teacher(config, checkpoints, policy, reference)
     config, longest = fitting(config, policy)

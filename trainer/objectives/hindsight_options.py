@@ -68,6 +68,11 @@ class HindsightOpd(TeacherReach):
     """The penalty acts on answers to prompts that pass at least this often, so that hard ones may
     be thought about; unset: on all.
     """
+    reward_kl_coef: float = Field(default=0.0, ge=0)
+    """What the reward loses for each nat by which the policy before the step gives a response more
+    than the frozen start does, summed over its tokens, before the baseline (ALGORITHMS 8.9). Then
+    earlier answers to a prompt, whose nats are not known, do not count.
+    """
     opsm_delta: PositiveFloat | None = None
     """Off-policy sequence mask: tokens with negative advantage of turns that moved further."""
     opsm_scope: Literal["token", "turn"] = "token"
@@ -96,7 +101,10 @@ class HindsightOpd(TeacherReach):
     def compares_rewards(self) -> bool:
         """With other turns, for a baseline or a pass rate, or with the response's length."""
         return (
-            self.mix == "replace" or self.reward_baseline != "none" or self.length_penalty != "none"
+            self.mix == "replace"
+            or self.reward_baseline != "none"
+            or self.length_penalty != "none"
+            or self.charges_kl
         )
 
     @property
@@ -108,6 +116,11 @@ class HindsightOpd(TeacherReach):
             or self.length_penalty == "group"
             or self.length_min_pass_rate is not None
         )
+
+    @property
+    def charges_kl(self) -> bool:
+        """With `reward_kl_coef`."""
+        return self.reward_kl_coef > 0
 
     @property
     def needs_first_answers(self) -> bool:
@@ -128,6 +141,8 @@ class HindsightOpd(TeacherReach):
             raise ValueError(f"dual_clip has no meaning with surrogate {self.surrogate}; unset it")
         if self.reward_baseline != "none" and self.reward_coef == 0:
             raise ValueError("reward_baseline needs reward_coef above 0")
+        if self.charges_kl and self.reward_coef == 0:
+            raise ValueError("reward_kl_coef takes from a reward: set reward_coef above 0")
         if self.surrogate in ("unclipped", "pure_is", "m2po") and self._moved_clips():
             raise ValueError(f"surrogate {self.surrogate} takes no clip_low, clip_high; unset them")
         if not self.divide_by_std and self.reward_baseline == "none":

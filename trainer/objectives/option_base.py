@@ -61,6 +61,11 @@ class Options(BaseModel):
         return False
 
     @property
+    def charges_kl(self) -> bool:
+        """Whether a reward pays for the distance from the frozen start."""
+        return False
+
+    @property
     def needs_first_answers(self) -> bool:
         """Whether the first answers to a turn's prompt count, however old."""
         return False

@@ -63,6 +63,11 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
             "correction.batch_normalize needs what slime does not give before its first "
             "micro-batch, log-probs at each sample's temperature: set it to false"
         )
+    if objective.charges_kl:
+        return (
+            "slime's hooks get no log-probs of the start before the step: set "
+            "objective.reward_kl_coef = 0, and beta_kl for a KL in the loss"
+        )
     if isinstance(objective, HindsightOpd) and objective.length_warmup_steps > 0:
         return (
             "slime's hooks are not told how many steps were taken: set "

@@ -25,12 +25,15 @@ from trainer.model.token_states import LogprobModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedBatch:
-    """A batch before its first gradient: everything here is detached."""
+    """A batch before its first gradient: everything here is detached. `start_kls` are the nats by
+    which the policy gives each response more than the frozen start does, where rewards pay for it.
+    """
 
     batches: list[MicroBatch]
     views: list[TurnView]
     before: list[TurnScores] | None
     reference: list[Tensor | None]
+    start_kls: list[float] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,8 @@ class BatchPreparation:
             for group in groups
         ]
         before = self._score_before(batches)
+        reference = [self._reference_logprobs(batch) for batch in batches]
+        start_kls = self._start_kls(batches, before, reference)
         gaps = version_gaps if version_gaps is not None else [0] * len(samples)
         views = view_turns(
             samples,
@@ -77,6 +82,7 @@ class BatchPreparation:
             gaps,
             hold_weight=self.config.lesson_hold_weight,
             step=step,
+            start_kls=start_kls,
         )
         if self.config.epochs_per_batch > 1 and self.config.objective.support == "teacher":
             views = self._remember_supports(batches, views)
@@ -84,7 +90,8 @@ class BatchPreparation:
             batches=batches,
             views=views,
             before=before,
-            reference=[self._reference_logprobs(batch) for batch in batches],
+            reference=reference,
+            start_kls=start_kls,
         )
 
     @property
@@ -95,6 +102,7 @@ class BatchPreparation:
             or self.config.objective.support in ("student", "overlap")
             or self.config.objective.chooses_hints
             or self.config.objective.needs_batch_statistics
+            or self.config.objective.charges_kl
             or self.correction.needs_whole_batch
         )
 
@@ -104,6 +112,22 @@ class BatchPreparation:
         objective = self.config.objective
         wants_top = objective.support in ("student", "overlap") or objective.chooses_hints
         return score_batches(self.policy, batches, top_k=self.plan.support_size if wants_top else 0)
+
+    def _start_kls(
+        self,
+        batches: Sequence[MicroBatch],
+        before: Sequence[TurnScores] | None,
+        reference: Sequence[Tensor | None],
+    ) -> list[float] | None:
+        if not self.config.objective.charges_kl:
+            return None
+        assert before is not None
+        found: dict[int, float] = {}
+        for batch, start_BT in zip(batches, reference, strict=True):
+            assert start_BT is not None
+            for turn, start in batch.gather(start_BT).items():
+                found[turn] = float((before[turn].logprobs - start).sum())
+        return [found[turn] for turn in range(len(found))]
 
     def _remember_supports(
         self, batches: Sequence[MicroBatch], views: Sequence[TurnView]

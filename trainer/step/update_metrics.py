@@ -44,7 +44,7 @@ def batch_metrics(
     tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
     batches, options = prepared.batches, config.objective
     taught = sum(has_teacher(sample, plan) for sample in samples)
-    compared = reward_facts(samples)
+    compared = reward_facts(samples, prepared.start_kls)
     facts = eligibility_metrics(compared, options) | reward_metrics(compared, options)
     if isinstance(options, HindsightOpd) and options.normalise:
         facts["opd/unnormalised_tokens"] = total.unnormalised

@@ -27,6 +27,7 @@ def turn(
     *,
     history: PromptHistory = NO_HISTORY,
     is_cut: bool = False,
+    start_kl: float = 0.0,
 ) -> RewardFacts:
     return RewardFacts(
         reward=reward,
@@ -35,6 +36,7 @@ def turn(
         length=length,
         history=history,
         is_cut=is_cut,
+        start_kl=start_kl,
     )
 
 
@@ -95,6 +97,7 @@ def test_pass_at_k_pays_the_lead_of_the_best_answer_to_a_prompt() -> None:
         ({"length_coef": 0.1}, "length_coef has no meaning"),
         ({"length_penalty": "uniform", "reward_coef": 0.0}, "takes from a reward"),
         ({"divide_by_std": False}, "acts on a reward_baseline only"),
+        ({"reward_kl_coef": 0.1, "reward_coef": 0.0}, "reward_kl_coef takes from a reward"),
         ({"length_warmup_steps": 3}, "length_warmup_steps has no meaning"),
         ({"length_min_pass_rate": 0.5}, "length_min_pass_rate has no meaning"),
     ],
@@ -205,3 +208,13 @@ def test_a_cut_answer_teaches_nothing_if_it_is_to_be_so() -> None:
     silent = options(zero_cut_answers=True)
     assert reward_advantages(batch, silent) == [0.0, -1.0]
     assert eligible_turns(batch, silent) == [False, True]
+
+
+def test_a_reward_pays_for_what_the_policy_gives_more_than_the_start() -> None:
+    set_ = options(reward_kl_coef=0.1, reward_baseline="prompt", divide_by_std=False)
+    past = PromptHistory(recent=answers(5.0, 5.0))
+    batch = [turn(1.0, start_kl=4.0, history=past), turn(1.0, start_kl=-2.0, history=past)]
+    # 0.6 and 1.2 with a mean of 0.9: earlier answers, whose nats nobody knows, do not count.
+    assert reward_advantages(batch, set_) == pytest.approx([-0.3, 0.3])
+    found = reward_metrics(batch, set_)
+    assert (found["reward/start_kl"], found["reward/compared_frac"]) == (1.0, 1.0)

@@ -34,6 +34,17 @@ CONFIGS: dict[str, dict] = {
             "horizon": 2,
         }
     },
+    "reward_kl": {"objective": {"reward_coef": 1.0, "reward_kl_coef": 0.1}},
+    "replaced_k2": {
+        "objective": {
+            "name": "supervised_opd",
+            "reward_coef": 1.0,
+            "mix": "replace",
+            "pass_rate_threshold": 0.5,
+            "horizon": 2,
+        }
+    },
+    "behind_tools": {"correction": {"post_tool_upper": 1.01}},
     "cispo": {"objective": {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0}},
     "gspo": {"objective": {"surrogate": "gspo"}},
     "gspo_sequence": {"objective": {"surrogate": "gspo_sequence"}},
@@ -95,7 +106,8 @@ def make(folder, teacher, name: str, **options) -> Updater:
     values = {"learning_rate": 1e-3, "tensorboard": False, "beta_kl": 0.0} | CONFIGS[name] | options
     config = TrainerConfig.model_validate(values)
     own = teacher if config.teacher.in_trainer else None
-    return Updater(load(folder), None, config, teacher=own)
+    reference = load(folder).freeze() if config.needs_start else None
+    return Updater(load(folder), reference, config, teacher=own)
 
 
 def taught(seed: int) -> list[ReadySample]:
