@@ -26,7 +26,7 @@ from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 from trainer.objectives.policy.eligibility import eligible_samples, underperforming_share
 from trainer.objectives.policy.stepwise import stepwise_advantages
 from trainer.rewards.groups import group_ids
-from trainer.rewards.grpo import grpo_passk_advantages
+from trainer.rewards.grpo import grpo_passk_advantages, pass_at_k_rewards
 from trainer.rewards.length import (
     ANCHOR_COEF,
     GROUP_COEF,
@@ -95,7 +95,7 @@ def _less_length(facts: Sequence[RewardFacts], options: HindsightOpd, step: int)
     """Rewards after what lengths take from them [N], of turns and the earlier answers behind them.
     A reward above 0 is a right answer's.
     """
-    rewards = reward_tensor(facts)
+    rewards = _best_of(facts, options.reward_best_of)
     if options.length_penalty == "none":
         return rewards
     lengths = torch.tensor([one.length for one in facts], dtype=rewards.dtype)
@@ -113,6 +113,24 @@ def _less_length(facts: Sequence[RewardFacts], options: HindsightOpd, step: int)
         return found
     is_easy = rates_among(facts) >= options.length_min_pass_rate
     return torch.where(is_easy, found, rewards)
+
+
+def _best_of(facts: Sequence[RewardFacts], k: int | None) -> Tensor:
+    """Rewards [N], where every k answers to a prompt, the newest ones first, share the best of
+    theirs; fewer than k answers keep their own.
+    """
+    rewards = reward_tensor(facts)
+    if k is None:
+        return rewards
+    prompts: dict[Hashable, list[int]] = {}
+    for place, one in enumerate(facts):
+        prompts.setdefault(one.prompt_key, []).append(place)
+    for places in prompts.values():
+        # Turns stand before the earlier answers, and these before still earlier ones.
+        whole = places[: len(places) // k * k]
+        if whole:
+            rewards[whole] = pass_at_k_rewards(rewards[whole], k)
+    return rewards
 
 
 _LENGTH_COEFS = {"uniform": UNIFORM_COEF, "group": GROUP_COEF, "anchor": ANCHOR_COEF}

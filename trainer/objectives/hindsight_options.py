@@ -52,6 +52,10 @@ class HindsightOpd(TeacherReach):
     """Standardise rewards among equal step indices (ALGORITHMS 3.3) or equal prompts (8.7); or only
     the best answer to a prompt gains, by how far it is ahead (8.4).
     """
+    reward_best_of: int | None = Field(default=None, ge=2)
+    """k: every k answers to a prompt share the best reward among them, before length and baseline
+    (ALGORITHMS 8.4): right once in k is right.
+    """
     divide_by_std: bool = True
     """With a `reward_baseline`: divide by the standard deviation; without it is Dr.GRPO."""
     length_penalty: Literal["none", "uniform", "group", "anchor"] = "none"
@@ -104,6 +108,7 @@ class HindsightOpd(TeacherReach):
             self.mix == "replace"
             or self.reward_baseline != "none"
             or self.length_penalty != "none"
+            or self.reward_best_of is not None
             or self.charges_kl
         )
 
@@ -115,6 +120,7 @@ class HindsightOpd(TeacherReach):
             or self.reward_baseline in ("prompt", "passk")
             or self.length_penalty == "group"
             or self.length_min_pass_rate is not None
+            or self.reward_best_of is not None
         )
 
     @property
@@ -141,6 +147,8 @@ class HindsightOpd(TeacherReach):
             raise ValueError(f"dual_clip has no meaning with surrogate {self.surrogate}; unset it")
         if self.reward_baseline != "none" and self.reward_coef == 0:
             raise ValueError("reward_baseline needs reward_coef above 0")
+        if self.reward_best_of is not None and self.reward_coef == 0:
+            raise ValueError("reward_best_of shares a reward: set reward_coef above 0")
         if self.charges_kl and self.reward_coef == 0:
             raise ValueError("reward_kl_coef takes from a reward: set reward_coef above 0")
         if self.surrogate in ("unclipped", "pure_is", "m2po") and self._moved_clips():

@@ -44,8 +44,9 @@ from trainer.step.update_metrics import batch_metrics, check_keys, expected_keys
 class Updater:
     """Owns the optimiser of `policy`.
 
-    `reference` is the frozen start, needed where `config.needs_start`; `teacher` the model that teaches inside
-    the trainer, None where engines' scores do; an averaged one follows every successful step.
+    `reference` is the frozen start, needed where `config.needs_start`; `teacher` the model that
+    teaches inside the trainer, None where engines' scores do; an averaged one follows every
+    successful step.
     """
 
     def __init__(

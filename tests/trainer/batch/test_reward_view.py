@@ -97,6 +97,7 @@ def test_pass_at_k_pays_the_lead_of_the_best_answer_to_a_prompt() -> None:
         ({"length_coef": 0.1}, "length_coef has no meaning"),
         ({"length_penalty": "uniform", "reward_coef": 0.0}, "takes from a reward"),
         ({"divide_by_std": False}, "acts on a reward_baseline only"),
+        ({"reward_best_of": 2, "reward_coef": 0.0}, "reward_best_of shares a reward"),
         ({"reward_kl_coef": 0.1, "reward_coef": 0.0}, "reward_kl_coef takes from a reward"),
         ({"length_warmup_steps": 3}, "length_warmup_steps has no meaning"),
         ({"length_min_pass_rate": 0.5}, "length_min_pass_rate has no meaning"),
@@ -218,3 +219,12 @@ def test_a_reward_pays_for_what_the_policy_gives_more_than_the_start() -> None:
     assert reward_advantages(batch, set_) == pytest.approx([-0.3, 0.3])
     found = reward_metrics(batch, set_)
     assert (found["reward/start_kl"], found["reward/compared_frac"]) == (1.0, 1.0)
+
+
+def test_every_k_answers_to_a_prompt_share_the_best_of_theirs() -> None:
+    set_ = options(reward_best_of=2)
+    # The newest earlier answer of a prompt comes first: -1 and 1 share 1, and the older is left.
+    one = turn(-1.0, history=PromptHistory(recent=answers(1.0, -1.0)))
+    assert reward_advantages([one, turn(-1.0, prompt="b")], set_) == [1.0, -1.0]
+    pair = [turn(0.0), turn(0.5), turn(-1.0)]
+    assert reward_advantages(pair, set_) == [0.5, 0.5, -1.0]
