@@ -111,6 +111,11 @@ class ClusterConfig(_Section):
     """Megatron's architecture flags, for a family that cannot be derived from config.json."""
     megatron_checkpoint: str | None = None
     """The start weights in Megatron's format. Unset: slime reads the Hugging Face folder itself."""
+    routing_replay: Literal["auto", "none", "R2", "R3"] = "auto"
+    """Of a mixture of experts: whether training takes the experts that the trainer chose before the
+    step (R2), or those that the engine chose while it sampled (R3). auto: by the steps on a batch,
+    none with one, R2 with few, R3 from four on.
+    """
     recompute: bool = True
     """Recompute activations in the backward pass: less memory, a third more computation."""
     optimizer_offload: bool = False

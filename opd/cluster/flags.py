@@ -10,6 +10,7 @@ from opd.cluster.architecture import Architecture, Flag, megatron_flags
 from opd.cluster.hooks import hook_flags, rollout_flags
 from opd.cluster.layout import Layout
 from opd.cluster.paths import Paths
+from opd.cluster.routing import RoutingReplay, routing_replay
 from opd.run.config import RunConfig
 
 Sections = dict[str, list[Flag]]
@@ -107,9 +108,16 @@ def _sample_flags(config: RunConfig, model: Architecture | None, paths: Paths) -
     ]
     if trainer.tensorboard:
         flags += [("--use-tensorboard",), ("--tb-project-name", paths.run.name)]
-    if model is not None and model.is_moe and config.engine_client.routed_experts_topk:
-        flags.append(("--use-rollout-routing-replay",))
+    if model is not None and model.is_moe:
+        flags += _REPLAY_FLAGS[routing_replay(config)[0]]
     return flags
+
+
+_REPLAY_FLAGS: dict[RoutingReplay, list[Flag]] = {
+    "none": [],
+    "R2": [("--use-routing-replay",)],
+    "R3": [("--use-rollout-routing-replay",)],
+}
 
 
 def _optimiser_flags(config: RunConfig) -> list[Flag]:

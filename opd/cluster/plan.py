@@ -19,6 +19,7 @@ from opd.cluster.hooks import check_objective, hook_paths
 from opd.cluster.launching.prepare import LATER, resolve
 from opd.cluster.layout import Layout, build_layout
 from opd.cluster.paths import Paths, next_launch
+from opd.cluster.routing import RoutingReplay, routing_problem, routing_replay
 from opd.run import config as run_config
 from opd.run.checks import run_warnings
 from opd.run.config import RunConfig
@@ -56,6 +57,8 @@ class LaunchPlan:
     commands: Commands
     flags: FlagReport
     warnings: tuple[str, ...]
+    routing: tuple[RoutingReplay, str] | None
+    """What a mixture of experts replays, and why; None for other models."""
     resumes: bool
     """Whether the run folder holds a checkpoint to go on from."""
 
@@ -73,6 +76,10 @@ def make_plan(file: Path, overrides: list[str], run: Path) -> LaunchPlan:
     cluster = config.cluster
     assert cluster is not None
     check_objective(config.trainer)
+    is_moe = model is not None and model.is_moe
+    problem = routing_problem(config) if is_moe else None
+    if problem is not None:
+        raise ConfigError(problem)
     layout = build_layout(cluster, model, config.trainer.rollout_batch_size)
     paths = next_launch(run)
     _same_run(config, paths)
@@ -98,6 +105,7 @@ def make_plan(file: Path, overrides: list[str], run: Path) -> LaunchPlan:
         commands=commands(config, paths, sections),
         flags=report,
         warnings=(*warnings, *run_warnings(config.trainer), *report.warnings),
+        routing=routing_replay(config) if is_moe else None,
         resumes=(paths.checkpoints / "latest_checkpointed_iteration.txt").is_file(),
     )
 

@@ -58,6 +58,9 @@ def describe(plan: LaunchPlan) -> str:
     ]
     for name, engines in plan.layout.engines.items():
         lines.append(f"{name}: {len(engines)} engines of {engines[0].gpus} GPUs")
+    if plan.routing is not None:
+        replay, why = plan.routing
+        lines.append(f"routing replay: {replay} ({why})")
     lines.append(f"judge model: {plan.config.judge.model}")
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from opd.cluster.routing import replay_for
 from opd.report.curves import metric_rows
 from opd.run import config as run_config
 from opd.run.config import RunConfig
@@ -76,7 +77,7 @@ def advice(
     yield _on_arithmetic(trainer, rows, is_answered=bool(age.set_these))
     yield age
     yield _on_experts(config, is_mixture=is_mixture)
-    yield from _on_tools(rows)
+    yield from _on_tools(config, rows)
     yield from _on_health(rows)
 
 
@@ -144,7 +145,7 @@ def _on_experts(config: RunConfig, *, is_mixture: bool) -> Advice:
     if not is_mixture:
         return Advice(question=question, seen="no", choice="no replay of routing")
     passes = config.trainer.epochs_per_batch
-    replay = {1: "none", 2: "R2", 3: "R2"}.get(passes, "R3")
+    replay = replay_for(passes)
     stored = config.engine_client.routed_experts_topk
     return Advice(
         question=question,
@@ -156,7 +157,7 @@ def _on_experts(config: RunConfig, *, is_mixture: bool) -> Advice:
     )
 
 
-def _on_tools(rows: Sequence[Mapping[str, Any]]) -> Iterator[Advice]:
+def _on_tools(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> Iterator[Advice]:
     share = _largest(rows, "rollout_corr/post_tool/token_fraction")
     if not share:
         return
@@ -170,6 +171,22 @@ def _on_tools(rows: Sequence[Mapping[str, Any]]) -> Iterator[Advice]:
         choice="they do: expect more clipping there, and look at these turns first"
         if spreads
         else "no: masking tool output, as always, is enough",
+        set_these=("trainer.correction.post_tool_upper = 1.5",)
+        if spreads and _may_bound_tools(config.trainer)
+        else (),
+    )
+
+
+def _may_bound_tools(trainer: TrainerConfig) -> bool:
+    """Whether weights act that no lower cap bounds behind tool output yet."""
+    settings = trainer.correction.settings()
+    return (
+        settings.importance_level is not None
+        and settings.traits.applies_weights
+        and settings.post_tool_upper is None
+        and trainer.correction.preset is None
+        and not settings.is_mask_mode
+        and settings.importance_upper >= 1.5
     )
 
 

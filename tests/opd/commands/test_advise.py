@@ -103,6 +103,9 @@ def test_tokens_behind_tools_are_compared_with_the_others(values) -> None:
     row = {"rollout_corr/post_tool/token_fraction": 0.2, "rollout_corr/other/std": 0.01}
     wide = told(config(values), row | {"rollout_corr/post_tool/std": 0.05})[question]
     assert wide.choice.startswith("they do")
+    assert wide.set_these == ("trainer.correction.post_tool_upper = 1.5",)
+    bounded = config(values, correction={"post_tool_upper": 1.2})
+    assert told(bounded, row | {"rollout_corr/post_tool/std": 0.05})[question].set_these == ()
     same = told(config(values), row | {"rollout_corr/post_tool/std": 0.015})[question]
     assert same.choice.startswith("no")
 

@@ -9,7 +9,9 @@ import pytest
 from opd.cluster.flag_check import REPOSITORY
 from opd.cluster.launching.prepare import resolve
 from opd.cluster.plan import make_plan
+from opd.cluster.show import describe
 from opd.run.config import RunConfig
+from tests.opd.cluster.examples import NOWHERE, plan_of
 from trainer.errors import ConfigError, StartupError
 
 ONE = REPOSITORY / "configs" / "qwen3_4b.toml"
@@ -95,7 +97,7 @@ def test_refusals_name_the_key_and_what_to_do(override: str, reason: str) -> Non
 
 
 def test_experts_that_are_replayed_are_those_that_the_model_chooses() -> None:
-    assert config(MOE).engine_client.routed_experts_topk == 8
+    assert config(MOE, "engine_client.routed_experts_topk=8").cluster is not None
     with pytest.raises(ConfigError, match=r"the model chooses 8 experts for a token; set 0 or 8"):
         config(MOE, "engine_client.routed_experts_topk=4")
 
@@ -129,3 +131,34 @@ def test_checkpoint_of_the_run_is_gone_on_from(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("19")
     assert make_plan(ONE, [], tmp_path).resumes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "flag", "said"),
+    [
+        ([], None, "routing replay: none (1 step on a batch)"),
+        (
+            ["cluster.routing_replay=R2"],
+            "--use-routing-replay",
+            "routing replay: R2 (cluster.routing_replay)",
+        ),
+        (
+            ["cluster.routing_replay=R3", "engine_client.routed_experts_topk=8"],
+            "--use-rollout-routing-replay",
+            "routing replay: R3 (cluster.routing_replay)",
+        ),
+    ],
+)
+def test_a_dry_run_says_which_routing_is_replayed_and_why(
+    overrides: list[str], flag: str | None, said: str
+) -> None:
+    plan = plan_of(MOE, [*NOWHERE, *overrides])
+    assert said in describe(plan)
+    flags = {one[0] for one in plan.sections["samples"] if "routing-replay" in one[0]}
+    assert flags == ({flag} if flag else set())
+    assert "routing replay" not in describe(plan_of(ONE))
+
+
+def test_the_engines_routing_cannot_be_replayed_where_nobody_recorded_it() -> None:
+    with pytest.raises(ConfigError, match=r"R3 .* needs the experts that the engine chose"):
+        plan_of(MOE, [*NOWHERE, "cluster.routing_replay=R3"])

@@ -1,0 +1,39 @@
+"""Whether a mixture of experts replays its routing in training, and why (ALGORITHMS 6.7)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from opd.run.config import RunConfig
+
+RoutingReplay = Literal["none", "R2", "R3"]
+"""No replay; the trainer's routing before the step; the engine's while it sampled."""
+
+
+def replay_for(passes: int) -> RoutingReplay:
+    """What the sources choose for so many steps on a batch."""
+    if passes == 1:
+        return "none"
+    return "R2" if passes < 4 else "R3"
+
+
+def routing_replay(config: RunConfig) -> tuple[RoutingReplay, str]:
+    """What a launch with a mixture of experts does, and why in a few words."""
+    assert config.cluster is not None
+    asked = config.cluster.routing_replay
+    if asked != "auto":
+        return asked, "cluster.routing_replay"
+    passes = config.trainer.epochs_per_batch
+    return replay_for(passes), f"{passes} {'step' if passes == 1 else 'steps'} on a batch"
+
+
+def routing_problem(config: RunConfig) -> str | None:
+    """None, or in one line why the replay cannot be, and what to set."""
+    replay, why = routing_replay(config)
+    if replay == "R3" and not config.engine_client.routed_experts_topk:
+        return (
+            f"routing replay R3 ({why}) needs the experts that the engine chose: set "
+            "engine_client.routed_experts_topk to what the model chooses for a token, or "
+            "cluster.routing_replay = none"
+        )
+    return None
