@@ -257,6 +257,7 @@ class PolicyScore:
 class PastAnswer:
     """An earlier answer to a prompt, sampled by `version`; `length` counts its tokens."""
 
+    turn_id: str
     version: int
     reward: float
     length: int

@@ -22,6 +22,7 @@ from records.training.share import LessonShares, Share
 from trainer.correction_config import CorrectionConfig
 from trainer.objectives.aggregation_names import AggregationMode
 from trainer.objectives.distributions.kl_names import validate_kl_loss_name
+from trainer.objectives.option_base import TeacherReach
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 
 Schedule = Literal["sync", "step_off", "async"]
@@ -395,6 +396,11 @@ def lessons_problem(config: TrainerConfig) -> str | None:
         return (
             f"objective {config.objective.name!r} learns from rewards alone, and lessons have a "
             "teacher and no reward: choose another, or set rehearsal.enabled = false"
+        )
+    if isinstance(config.objective, TeacherReach) and config.objective.mix == "replace":
+        return (
+            "objective.mix = replace lets a teacher act on failed answers alone, and lessons have "
+            "no reward: set mix = sum, or rehearsal.enabled = false"
         )
     if config.objective.support == "samples":
         return (

@@ -245,7 +245,7 @@ def trained(
         rng=random.Random(f"{method}-{seed}"),
         top_k=getattr(config.objective, "topk", 0),
     )
-    updater = Updater(policy, start if config.beta_kl > 0 else None, config)
+    updater = Updater(policy, start if config.needs_start else None, config)
     said = []
     for step, count in enumerate(data.steps):
         report = updater.update(trainee.samples(count), step)

@@ -1,8 +1,8 @@
 """The examiner: looks at each new hint of the memory once.
 
     where it came from         an answer that does what it asks gave no such hint: it is no source
-    near hints of its scope    the same: merged; the opposite: the one asked for last holds (the
-                               teacher has to agree, by that answer)
+    near hints of its scope    the same: merged; the opposite: the one that a user's words asked for
+                               last holds (the teacher has to agree, by that answer)
     hints of other scopes      the opposite: both wait for somebody to decide
     its votes                  no majority asked for it: it is not rehearsed
     a second question          about one answer only: it is not rehearsed
@@ -211,12 +211,12 @@ class HintExaminer:
     async def _examine(self, hint: Hint, sources: Sequence[HintSource]) -> Examination:
         words = next((source.words for source in sources if source.words), "")
         origins = await self._store.load_turns([source.turn_id for source in sources[:1]])
-        same, older, newer = await self._compared(hint, sources, origins)
+        known = await self._store.hint_prompts(hint.hint_id)
+        same, older, newer = await self._compared(hint, sources, origins, was_rule=bool(known))
         if same is not None:
             return Examination(hint_id=hint.hint_id, merged_into=same)
         if newer is not None:
             return Examination(hint_id=hint.hint_id, contradicted_by=newer)
-        known = await self._store.hint_prompts(hint.hint_id)
         block = await self._why_no_rule(hint, sources, words, has_texts=bool(known))
         if block is not None:
             return Examination(hint_id=hint.hint_id, block=block)
@@ -248,10 +248,18 @@ class HintExaminer:
         return None
 
     async def _compared(
-        self, hint: Hint, sources: Sequence[HintSource], origins: Sequence[TurnRecord]
+        self,
+        hint: Hint,
+        sources: Sequence[HintSource],
+        origins: Sequence[TurnRecord],
+        *,
+        was_rule: bool,
     ) -> tuple[str | None, list[str], str | None]:
         """Of its scope: the hint that says the same; or else those that say the opposite and were
         last asked for before it, and a rule that was asked for since. What was said last holds.
+
+        Of two opposites each speaks against what the other has taught, so a judge that reads a
+        wish out of an answer alone gives the older one again and again. Words tell them apart.
         """
         older: list[str] = []
         newer = None
@@ -261,11 +269,31 @@ class HintExaminer:
                 return other.hint_id, [], None
             if relation is Relation.OPPOSITE:
                 theirs = await self._store.hint_sources(other.hint_id)
-                if _last_asked(theirs) <= _last_asked(sources):
+                said = await self._last_said(hint, sources)
+                said_of_other = await self._last_said(other, theirs)
+                if said == said_of_other == -math.inf:
+                    said, said_of_other = _last_asked(sources), _last_asked(theirs)
+                if said_of_other <= said:
                     older.append(other.hint_id)
-                elif other.is_rule:
+                elif other.is_rule and (was_rule or said > -math.inf):
+                    # One that no words asked for is no rule, which is said below.
                     newer = other.hint_id
         return None, older, newer
+
+    async def _last_said(self, hint: Hint, sources: Sequence[HintSource]) -> float:
+        """When a user's words last made the hint a rule, says the judge, in unix seconds; -inf
+        where none of the newest did. A source without words counts as it is.
+        """
+        asked: set[str] = set()
+        for source in sources[:_CHECKED]:
+            if not source.words:
+                return source.created_at
+            if source.words in asked:
+                continue
+            asked.add(source.words)
+            if await self._questions.is_rule(hint.text, source.words):
+                return source.created_at
+        return -math.inf
 
     async def _relation(
         self, hint: Hint, origins: Sequence[TurnRecord], other: Hint

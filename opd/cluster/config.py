@@ -113,8 +113,8 @@ class ClusterConfig(_Section):
     """The start weights in Megatron's format. Unset: slime reads the Hugging Face folder itself."""
     routing_replay: Literal["auto", "none", "R2", "R3"] = "auto"
     """Of a mixture of experts: whether training takes the experts that the trainer chose before the
-    step (R2), or those that the engine chose while it sampled (R3). auto: by the steps on a batch,
-    none with one, R2 with few, R3 from four on.
+    step (R2), or those that the engine chose while it sampled (R3). auto: R3 where these are
+    recorded (`engine_client.routed_experts_topk`), else none: slime takes one step on a batch.
     """
     recompute: bool = True
     """Recompute activations in the backward pass: less memory, a third more computation."""

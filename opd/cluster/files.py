@@ -51,7 +51,7 @@ def custom_file(paths: Paths, trainer: TrainerConfig, start_version: int) -> str
     return _json(
         {
             "hindsight_config": str(paths.config),
-            "hindsight_needs": sample_needs(trainer).model_dump(),
+            "hindsight_needs": sample_needs(trainer).model_dump(exclude_defaults=True),
             "update_weight_start_version": start_version,
         }
     )

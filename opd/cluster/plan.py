@@ -77,7 +77,7 @@ def make_plan(file: Path, overrides: list[str], run: Path) -> LaunchPlan:
     assert cluster is not None
     check_objective(config.trainer)
     is_moe = model is not None and model.is_moe
-    problem = routing_problem(config) if is_moe else None
+    problem = routing_problem(config, is_moe=is_moe)
     if problem is not None:
         raise ConfigError(problem)
     layout = build_layout(cluster, model, config.trainer.rollout_batch_size)

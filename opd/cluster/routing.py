@@ -23,12 +23,22 @@ def routing_replay(config: RunConfig) -> tuple[RoutingReplay, str]:
     asked = config.cluster.routing_replay
     if asked != "auto":
         return asked, "cluster.routing_replay"
+    if config.engine_client.routed_experts_topk:
+        return "R3", "engine_client.routed_experts_topk"
     passes = config.trainer.epochs_per_batch
     return replay_for(passes), f"{passes} {'step' if passes == 1 else 'steps'} on a batch"
 
 
-def routing_problem(config: RunConfig) -> str | None:
+def routing_problem(config: RunConfig, *, is_moe: bool) -> str | None:
     """None, or in one line why the replay cannot be, and what to set."""
+    assert config.cluster is not None
+    if not is_moe and config.cluster.routing_replay in ("R2", "R3"):
+        return (
+            f"cluster.routing_replay = {config.cluster.routing_replay} replays the routing of a "
+            "mixture of experts, and this model is not known as one: set auto"
+        )
+    if not is_moe:
+        return None
     replay, why = routing_replay(config)
     if replay == "R3" and not config.engine_client.routed_experts_topk:
         return (

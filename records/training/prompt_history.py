@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, select
 
@@ -29,32 +29,50 @@ class HistoryWindow:
     first: bool = False
 
 
-def load_histories(
-    connection: Connection, rows: Mapping[str, Row[Any]], window: HistoryWindow
-) -> dict[str, PromptHistory]:
-    """The history of the prompt of each turn, by turn id; `rows` are those of `turns`, the batch.
+class _Prompt(NamedTuple):
+    """What equal prompts have in common: messages and tools of one scope, and the number of tokens,
+    since a template may render the same messages in two ways.
+    """
 
-    Equal prompts are equal messages and tools of one scope. Turns of the batch are no history.
+    node_id: str
+    toolset_hash: str | None
+    length: int
+
+
+def load_histories(
+    connection: Connection,
+    rows: Mapping[str, Row[Any]],
+    lengths: Mapping[str, int],
+    window: HistoryWindow,
+) -> dict[str, PromptHistory]:
+    """The history of the prompt of each turn, by turn id; `rows` are those of `turns`, the batch,
+    and `lengths` the tokens of their prompts.
+
+    Turns of the batch are no history. There is none where no version sampled any of them.
     """
     known = [row.newest_version for row in rows.values() if row.newest_version is not None]
-    newest = max(known, default=0)
-    batch = frozenset(rows)
-    found: dict[tuple[str, str | None], PromptHistory] = {}
-    for row in rows.values():
-        prompt = (row.prompt_node_id, row.toolset_hash)
-        if prompt not in found:
-            found[prompt] = _history(connection, prompt, newest - window.versions, window, batch)
-    return {turn_id: found[(row.prompt_node_id, row.toolset_hash)] for turn_id, row in rows.items()}
+    if not known:
+        return {}
+    oldest, batch = max(known) - window.versions, frozenset(rows)
+    prompts = {
+        turn_id: _Prompt(row.prompt_node_id, row.toolset_hash, lengths[turn_id])
+        for turn_id, row in rows.items()
+    }
+    found = {
+        prompt: _history(connection, prompt, oldest, window, batch)
+        for prompt in dict.fromkeys(prompts.values())
+    }
+    return {turn_id: found[prompt] for turn_id, prompt in prompts.items()}
 
 
 def _history(
     connection: Connection,
-    prompt: tuple[str, str | None],
+    prompt: _Prompt,
     oldest: int,
     window: HistoryWindow,
     batch: frozenset[str],
 ) -> PromptHistory:
-    rewarded = _rewarded(*prompt)
+    rewarded = _rewarded(prompt)
     newest_first = (TurnRow.newest_version.desc(), TurnRow.created_at.desc(), TurnRow.turn_id)
     recent = rewarded.where(TurnRow.newest_version >= oldest).order_by(*newest_first)
     oldest_first = (TurnRow.newest_version, TurnRow.created_at, TurnRow.turn_id)
@@ -65,7 +83,7 @@ def _history(
     )
 
 
-def _rewarded(prompt_node_id: str, toolset_hash: str | None) -> Select[*tuple[Any, ...]]:
+def _rewarded(prompt: _Prompt) -> Select[*tuple[Any, ...]]:
     """The policy's own rewarded answers to a prompt."""
     return (
         select(
@@ -77,8 +95,9 @@ def _rewarded(prompt_node_id: str, toolset_hash: str | None) -> Select[*tuple[An
         .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
         .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
         .where(
-            TurnRow.prompt_node_id == prompt_node_id,
-            TurnRow.toolset_hash.is_not_distinct_from(toolset_hash),
+            TurnRow.prompt_node_id == prompt.node_id,
+            TurnRow.toolset_hash.is_not_distinct_from(prompt.toolset_hash),
+            TokensRow.prompt_length == prompt.length,
             TurnRow.newest_version.is_not(None),
             TurnRow.distribution_modified.is_(None),
             VerdictRow.reward.is_not(None),
@@ -93,5 +112,6 @@ def _answers(
     rows = connection.execute(statement.limit(MOST + len(batch)))
     kept = [row for row in rows if row.turn_id not in batch][:MOST]
     return tuple(
-        PastAnswer(version=row.version, reward=row.reward, length=row.length) for row in kept
+        PastAnswer(turn_id=row.turn_id, version=row.version, reward=row.reward, length=row.length)
+        for row in kept
     )

@@ -38,7 +38,10 @@ def load_samples(
     steps = _step_indices(connection, turn_ids)
     recorded = [turn_id for turn_id in turn_ids if rows[turn_id].priority == REPLAY_PRIORITY]
     recordings = load_recordings(connection, recorded)
-    histories = {} if window is None else load_histories(connection, rows, window)
+    histories: dict[str, PromptHistory] = {}
+    if window is not None:
+        lengths = {turn_id: len(prompt_ids) for turn_id, (prompt_ids, *_) in tokens.items()}
+        histories = load_histories(connection, rows, lengths, window)
     return [
         _sample(
             rows[turn_id],

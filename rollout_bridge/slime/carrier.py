@@ -49,6 +49,11 @@ class BatchFacts:
     num_tokens: int
     num_taught: int
 
+    def without_histories(self) -> BatchFacts:
+        """Small enough to be sent to every rank."""
+        turns = tuple(replace(one, history=NO_HISTORY) for one in self.turns)
+        return replace(self, turns=turns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedTurn:

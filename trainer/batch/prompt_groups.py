@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -18,8 +17,7 @@ from trainer.rewards.groups import group_ids, group_pass_rates
 from trainer.rewards.length import next_anchor
 
 ANCHOR_ANSWERS = 8
-"""Answers that a pass rate is taken of for an anchor; versions are pooled until there are as many.
-"""
+"""Answers that a pass rate is taken of for an anchor."""
 EASY_PASS_RATE = 0.5
 """A prompt that passes at least this often counts as easy in metrics."""
 _NO_STEP = -1
@@ -36,6 +34,7 @@ class RewardFacts:
     step_index: int
     prompt_key: Hashable
     length: int
+    turn_id: str = ""
     is_cut: bool = False
     history: PromptHistory = NO_HISTORY
     start_kl: float = 0.0
@@ -52,6 +51,7 @@ def reward_facts(
             step_index=sample.step_index,
             prompt_key=(sample.scope, sample.prompt_ids.tobytes()),
             length=len(sample.response_ids),
+            turn_id=sample.turn_id,
             is_cut=sample.is_cut,
             history=sample.history,
             start_kl=start_kl,
@@ -61,10 +61,14 @@ def reward_facts(
 
 
 def with_past(facts: Sequence[RewardFacts]) -> list[RewardFacts]:
-    """The turns, and behind them the earlier answers to their prompts."""
-    answers: dict[Hashable, tuple[PastAnswer, ...]] = {}
+    """The turns, and behind them the earlier answers to their prompts, none of them twice."""
+    batch = {one.turn_id for one in facts}
+    answers: dict[Hashable, dict[str, PastAnswer]] = {}
     for one in facts:
-        answers.setdefault(one.prompt_key, one.history.recent)
+        found = answers.setdefault(one.prompt_key, {})
+        for answer in one.history.recent:
+            if answer.turn_id not in batch:
+                found.setdefault(answer.turn_id, answer)
     past = [
         RewardFacts(
             reward=answer.reward,
@@ -73,7 +77,7 @@ def with_past(facts: Sequence[RewardFacts]) -> list[RewardFacts]:
             length=answer.length,
         )
         for prompt_key, found in answers.items()
-        for answer in found
+        for answer in found.values()
     ]
     return [*facts, *past]
 
@@ -116,10 +120,6 @@ def prompt_anchor(first: Sequence[PastAnswer]) -> float | None:
 
 
 def _pooled(answers: Sequence[PastAnswer]) -> Iterator[list[PastAnswer]]:
-    """Answers of whole versions, at least ANCHOR_ANSWERS together."""
-    together: list[PastAnswer] = []
-    for _, of_version in groupby(answers, key=lambda one: one.version):
-        together += of_version
-        if len(together) >= ANCHOR_ANSWERS:
-            yield together
-            together = []
+    """ANCHOR_ANSWERS each, in order; what is left at the end waits for more."""
+    for start in range(0, len(answers) - ANCHOR_ANSWERS + 1, ANCHOR_ANSWERS):
+        yield list(answers[start : start + ANCHOR_ANSWERS])

@@ -65,7 +65,8 @@ def _of_known(facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int
     if not isinstance(options, HindsightOpd) or not facts:
         return reward_tensor(facts).tolist()
     everything = list(facts) if options.charges_kl else with_past(facts)
-    rewards = _less_length(everything, options, step)
+    rates = pass_rates(facts) if options.charges_kl else rates_among(everything)
+    rewards = _less_length(everything, rates, options, step)
     if options.charges_kl:
         nats = torch.tensor([one.start_kl for one in facts], dtype=rewards.dtype)
         rewards = rewards - options.reward_kl_coef * nats
@@ -91,9 +92,11 @@ def _ahead(rewards: Tensor, groups: Tensor, *, divide_by_std: bool) -> Tensor:
     return advantages
 
 
-def _less_length(facts: Sequence[RewardFacts], options: HindsightOpd, step: int) -> Tensor:
-    """Rewards after what lengths take from them [N], of turns and the earlier answers behind them.
-    A reward above 0 is a right answer's.
+def _less_length(
+    facts: Sequence[RewardFacts], rates: Tensor, options: HindsightOpd, step: int
+) -> Tensor:
+    """Rewards after what lengths take from them [N], of turns and the earlier answers behind them;
+    `rates` are the pass rates of their prompts. A reward above 0 is a right answer's.
     """
     rewards = _best_of(facts, options.reward_best_of)
     if options.length_penalty == "none":
@@ -111,13 +114,13 @@ def _less_length(facts: Sequence[RewardFacts], options: HindsightOpd, step: int)
         found = _group_penalties(rewards, lengths, facts, coef)
     if options.length_min_pass_rate is None:
         return found
-    is_easy = rates_among(facts) >= options.length_min_pass_rate
+    is_easy = rates >= options.length_min_pass_rate
     return torch.where(is_easy, found, rewards)
 
 
 def _best_of(facts: Sequence[RewardFacts], k: int | None) -> Tensor:
-    """Rewards [N], where every k answers to a prompt, the newest ones first, share the best of
-    theirs; fewer than k answers keep their own.
+    """Rewards [N], where every k answers to a prompt share the best of theirs, those of the batch
+    first and then the newest; fewer than k answers keep their own.
     """
     rewards = reward_tensor(facts)
     if k is None:

@@ -149,6 +149,11 @@ class HindsightOpd(TeacherReach):
             raise ValueError("reward_baseline needs reward_coef above 0")
         if self.reward_best_of is not None and self.reward_coef == 0:
             raise ValueError("reward_best_of shares a reward: set reward_coef above 0")
+        if self.reward_best_of is not None and self.reward_baseline == "passk":
+            raise ValueError(
+                "answers that share the best reward have no lead: unset reward_best_of, or set "
+                "another reward_baseline than passk"
+            )
         if self.charges_kl and self.reward_coef == 0:
             raise ValueError("reward_kl_coef takes from a reward: set reward_coef above 0")
         if self.surrogate in ("unclipped", "pure_is", "m2po") and self._moved_clips():

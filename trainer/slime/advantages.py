@@ -22,7 +22,7 @@ from torch import Tensor
 from rollout_bridge.slime.carrier import BatchFacts
 from trainer.batch.collate import comparable
 from trainer.batch.correction import Correction
-from trainer.batch.reward_view import reward_metrics
+from trainer.batch.reward_view import eligibility_metrics, reward_metrics
 from trainer.config import TrainerConfig
 from trainer.objectives.aggregate import token_weights, weighted_sum
 from trainer.objectives.batch import TokenBatch
@@ -113,7 +113,8 @@ def _report(
         tokens=step.counts.tokens,
         num_nonfinite=everything.nonfinite,
     )
-    rewarded = reward_metrics(compared(facts), step.trainer.objective)
+    turns, objective = compared(facts), step.trainer.objective
+    rewarded = reward_metrics(turns, objective) | eligibility_metrics(turns, objective)
     return replace(report, metrics=report.metrics | rewarded)
 
 

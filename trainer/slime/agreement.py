@@ -120,7 +120,7 @@ def agree(
     """
     counts = GlobalCounts.of(rows.tokens.mask_BT, rows.tokens.turn_ids_BT)
     facts = carriers[0].batch
-    own = RankFigures(facts, counts, rows.turns, rows.num_nonfinite)
+    own = RankFigures(facts.without_histories(), counts, rows.turns, rows.num_nonfinite)
     parts: list[RankFigures] = ranks.of_all(own)
     check_complete(parts, carriers)
     for part in parts:

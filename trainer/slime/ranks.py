@@ -73,7 +73,11 @@ class MegatronRanks:
         self._context: Any = cp_utils
         self._loss: Any = loss
         self.context_size: int = mpu.get_context_parallel_world_size()
-        self.is_first: bool = torch.distributed.get_rank() == 0
+        # The hooks run on the last stage of a pipeline alone.
+        self.is_first: bool = (
+            mpu.get_data_parallel_rank(with_context_parallel=True) == 0
+            and mpu.get_tensor_model_parallel_rank() == 0
+        )
 
     def scoring_places(self, args: Any, batch: dict[str, Any], num_places: int) -> list[Tensor]:
         """As `Ranks.scoring_places`."""

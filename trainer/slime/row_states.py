@@ -55,6 +55,7 @@ def compared(facts: BatchFacts) -> list[RewardFacts]:
             step_index=one.step_index,
             prompt_key=one.prompt_key,
             length=one.num_tokens,
+            turn_id=one.turn_id,
             is_cut=one.is_cut,
             history=one.history,
         )

@@ -126,7 +126,9 @@ class BatchPreparation:
         for batch, start_BT in zip(batches, reference, strict=True):
             assert start_BT is not None
             for turn, start in batch.gather(start_BT).items():
-                found[turn] = float((before[turn].logprobs - start).sum())
+                apart = before[turn].logprobs - start
+                # A token without a log-prob is dropped by the guards of the step.
+                found[turn] = float(apart[torch.isfinite(apart)].sum())
         return [found[turn] for turn in range(len(found))]
 
     def _remember_supports(

@@ -174,6 +174,26 @@ async def test_of_two_opposites_the_one_said_last_holds_though_it_was_judged_fir
     assert holds.status is HintStatus.ACTIVE
 
 
+async def test_a_rule_that_requests_are_misread_for_gives_way_to_one_that_was_said(
+    store: Store, lab_engine: str
+) -> None:
+    """The judge may read the old wish out of an answer that goes against it, whatever is said."""
+    config = config_of(f"{lab_engine}/v1")
+    await examined(store, config, await remembered(store, CELSIUS))
+    at = await said(store)
+    misread = await remembered(store, ALSO_CELSIUS, words="Please reserve 3 nights at Anqelk.")
+    await examined(store, config, misread)
+    new = await remembered(store, FAHRENHEIT, at=at)
+    [old] = [one for one in await store.hints(scope="key") if one.text == CELSIUS]
+    newest = (await store.hint_sources(old.hint_id))[0]
+    assert newest.words == "Please reserve 3 nights at Anqelk."
+    [holds] = await examined(store, config, new)
+    gone = await store.hint(old.hint_id)
+    assert gone is not None
+    assert (holds.status, holds.is_rule) == (HintStatus.ACTIVE, True)
+    assert (gone.status, gone.opposed_by) == (HintStatus.CONTRADICTED, new.hint_id)
+
+
 async def test_a_misread_objection_contradicts_nothing(store: Store, lab_engine: str) -> None:
     """The hint that the judge misread asks for what the answer did: it has no source."""
     right = await remembered(store, CELSIUS)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from records.types import ReadySample
+from records.types import NO_HISTORY, PastAnswer, PromptHistory, ReadySample
 from rollout_bridge.merging import PackedSequence, TurnSpan, merge_turns
 from rollout_bridge.slime.carrier import build, row_experts
 from tests.rollout_bridge.separate import separate_turns
@@ -85,3 +85,19 @@ def test_tokens_go_the_way_they_went_when_they_were_sampled(samples):
     other = replace(routed[0], routed_experts=np.ones((7, 2, 4), dtype=np.int16))
     with pytest.raises(ValueError, match="one model serves a row"):
         row_experts([other, routed[1]], row)
+
+
+def test_what_turns_are_compared_by_travels_once_and_prompts_of_two_scopes_are_two(samples):
+    past = PastAnswer(turn_id="before", version=1, reward=1.0, length=3)
+    first = replace(
+        samples[0], scope="a", is_cut=True, history=PromptHistory(recent=(past,), first=(past,))
+    )
+    other = replace(samples[0], turn_id="other", scope="b")
+    batch = [first, other]
+    carriers = build(batch, separate_turns(batch), [0, 0])
+    facts = carriers[0].batch
+    assert facts.turns[0].history == first.history
+    assert [one.is_cut for one in facts.turns] == [True, False]
+    assert facts.turns[0].prompt_key != facts.turns[1].prompt_key
+    assert carriers[0].turns[0].sample.history == NO_HISTORY
+    assert facts.without_histories().turns[0] == replace(facts.turns[0], history=NO_HISTORY)

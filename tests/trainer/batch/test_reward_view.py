@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
@@ -41,7 +42,12 @@ def turn(
 
 
 def answers(*rewards: float, version: int = 1, length: int = 10) -> tuple[PastAnswer, ...]:
-    return tuple(PastAnswer(version=version, reward=reward, length=length) for reward in rewards)
+    return tuple(
+        PastAnswer(
+            turn_id=f"{version}-{length}-{at}", version=version, reward=reward, length=length
+        )
+        for at, reward in enumerate(rewards)
+    )
 
 
 def options(**values: object) -> HindsightOpd:
@@ -98,6 +104,7 @@ def test_pass_at_k_pays_the_lead_of_the_best_answer_to_a_prompt() -> None:
         ({"length_penalty": "uniform", "reward_coef": 0.0}, "takes from a reward"),
         ({"divide_by_std": False}, "acts on a reward_baseline only"),
         ({"reward_best_of": 2, "reward_coef": 0.0}, "reward_best_of shares a reward"),
+        ({"reward_best_of": 2, "reward_baseline": "passk"}, "have no lead"),
         ({"reward_kl_coef": 0.1, "reward_coef": 0.0}, "reward_kl_coef takes from a reward"),
         ({"length_warmup_steps": 3}, "length_warmup_steps has no meaning"),
         ({"length_min_pass_rate": 0.5}, "length_min_pass_rate has no meaning"),
@@ -228,3 +235,22 @@ def test_every_k_answers_to_a_prompt_share_the_best_of_theirs() -> None:
     assert reward_advantages([one, turn(-1.0, prompt="b")], set_) == [1.0, -1.0]
     pair = [turn(0.0), turn(0.5), turn(-1.0)]
     assert reward_advantages(pair, set_) == [0.5, 0.5, -1.0]
+
+
+def test_a_turn_of_the_batch_is_never_its_own_past() -> None:
+    """slime leases a batch in parts, and the second part sees the first in the store."""
+    mine = PastAnswer(turn_id="first", version=1, reward=1.0, length=10)
+    other = PastAnswer(turn_id="older", version=1, reward=1.0, length=10)
+    first = replace(turn(1.0), turn_id="first")
+    second = replace(turn(-1.0, history=PromptHistory(recent=(mine, other))), turn_id="second")
+    assert pass_rates([first, second]).tolist() == pytest.approx([2 / 3, 2 / 3])
+
+
+def test_hard_prompts_are_spared_by_the_pass_rate_that_is_reported() -> None:
+    history = PromptHistory(recent=answers(*[-1.0] * 9))
+    set_ = options(
+        reward_kl_coef=0.1, length_penalty="uniform", length_coef=0.05, length_min_pass_rate=0.5
+    )
+    hard = turn(1.0, 10, history=history)
+    assert reward_advantages([hard], set_) == [1.0]
+    assert reward_metrics([hard], set_)["length/hard_mean"] == 10.0

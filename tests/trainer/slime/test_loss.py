@@ -27,6 +27,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "rewards_by_length": {"objective": {"reward_coef": 1.0, "length_penalty": "uniform"}},
     "rejection": {"correction": {"rejections": [{"statistic": "geometric", "upper": 1.1}]}},
     "supervised": {"objective": {"name": "supervised_opd"}, "aggregation": "token-mean"},
+    "replaced_k2": {
+        "objective": {
+            "name": "supervised_opd",
+            "reward_coef": 1.0,
+            "mix": "replace",
+            "pass_rate_threshold": 0.9,
+            "horizon": 2,
+        }
+    },
+    "behind_tools": {"correction": {"post_tool_upper": 1.01}},
+    "best_of": {"objective": {"reward_coef": 1.0, "reward_best_of": 2}},
 }
 
 

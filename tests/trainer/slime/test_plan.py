@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from records.training.prompt_history import HistoryWindow
 from records.types import ReadySample, Teaching
 from tests.trainer.tiny import conversation
 from trainer.batch.teach import TeachingPlan, unteachable
@@ -55,6 +56,17 @@ def test_what_engines_score_can_be_trained_in_slime(values):
         ({"objective": {"name": "side_samples"}}, "needs a teacher in the trainer"),
         ({"objective": {"name": "sparse_kl"}}, "needs a teacher in the trainer"),
         ({"epochs_per_batch": 2}, "epochs_per_batch = 1"),
+        ({"objective": {"reward_coef": 1.0, "reward_kl_coef": 0.1}}, "reward_kl_coef = 0"),
+        (
+            {
+                "objective": {
+                    "reward_coef": 1.0,
+                    "length_penalty": "uniform",
+                    "length_warmup_steps": 3,
+                }
+            },
+            "length_warmup_steps = 0",
+        ),
         ({"lora": {}}, "lora"),
         ({"pause_mode": "in_place"}, "trainer.pause_mode = abort"),
         ({"correction": {"batch_normalize": True}}, "batch_normalize"),
@@ -179,3 +191,17 @@ def teaching(sample: ReadySample, size: int) -> Teaching:
         topk_ids=np.zeros(shape, dtype=np.int32),
         topk_logprobs=np.zeros(shape, dtype=np.float32),
     )
+
+
+def test_slime_is_told_which_earlier_answers_a_turn_needs():
+    rewarded = {"reward_coef": 1.0}
+    assert sample_needs(config_of(objective=rewarded)).history is None
+    grouped = config_of(objective=rewarded | {"reward_baseline": "prompt"})
+    assert sample_needs(grouped).history == grouped.history == HistoryWindow(versions=32)
+    anchored = config_of(
+        objective=rewarded | {"length_penalty": "anchor", "length_anchor": "first_pass"},
+        prompt_history_versions=4,
+    )
+    needs = sample_needs(anchored)
+    assert needs.history == anchored.history == HistoryWindow(versions=4, first=True)
+    assert type(needs).model_validate(needs.model_dump(mode="json")) == needs

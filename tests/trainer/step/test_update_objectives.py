@@ -106,7 +106,8 @@ def make(folder, teacher, name: str, **options) -> Updater:
     values = {"learning_rate": 1e-3, "tensorboard": False, "beta_kl": 0.0} | CONFIGS[name] | options
     config = TrainerConfig.model_validate(values)
     own = teacher if config.teacher.in_trainer else None
-    reference = load(folder).freeze() if config.needs_start else None
+    # Not the policy's own weights, from which it would be nowhere apart.
+    reference = teacher if config.needs_start else None
     return Updater(load(folder), reference, config, teacher=own)
 
 

@@ -162,9 +162,11 @@ class RolloutCorrectionSettings:
                 f"post_tool_upper must be above {self.low_bound:g} and at most importance_upper "
                 f"{self.importance_upper}, got {self.post_tool_upper}"
             )
-        if self.is_mask_mode or self.importance_level is None:
+        is_applied = self.importance_level is not None and self.traits.applies_weights
+        if self.is_mask_mode or not is_applied:
             raise ValueError(
-                "post_tool_upper bounds weights: unset is_mask_mode and set importance_level"
+                "post_tool_upper bounds weights that are applied: unset is_mask_mode, set "
+                "importance_level, and mode decoupled or pure_is"
             )
 
     @property

@@ -143,9 +143,9 @@ def test_checkpoint_of_the_run_is_gone_on_from(tmp_path: Path) -> None:
             "routing replay: R2 (cluster.routing_replay)",
         ),
         (
-            ["cluster.routing_replay=R3", "engine_client.routed_experts_topk=8"],
+            ["engine_client.routed_experts_topk=8"],
             "--use-rollout-routing-replay",
-            "routing replay: R3 (cluster.routing_replay)",
+            "routing replay: R3 (engine_client.routed_experts_topk)",
         ),
     ],
 )
@@ -162,3 +162,5 @@ def test_a_dry_run_says_which_routing_is_replayed_and_why(
 def test_the_engines_routing_cannot_be_replayed_where_nobody_recorded_it() -> None:
     with pytest.raises(ConfigError, match=r"R3 .* needs the experts that the engine chose"):
         plan_of(MOE, [*NOWHERE, "cluster.routing_replay=R3"])
+    with pytest.raises(ConfigError, match="not known as one"):
+        plan_of(ONE, [*NOWHERE, "cluster.routing_replay=R2"])

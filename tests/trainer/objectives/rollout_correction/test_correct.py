@@ -273,6 +273,7 @@ def test_two_bounds_zero_weights_beyond_the_one_behind_a_tool_result():
         {"post_tool_upper": 0.5},
         {"post_tool_upper": 1.5, "is_mask_mode": True},
         {"post_tool_upper": 1.5, "importance_level": None},
+        {"post_tool_upper": 1.5, "mode": "bypass"},
     ],
 )
 def test_a_bound_behind_a_tool_result_that_cannot_act_is_refused(values):
