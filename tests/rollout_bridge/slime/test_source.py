@@ -13,7 +13,8 @@ import tomli_w
 from records.errors import StoreConflict, StoreUnavailable
 from records.names import DropReason, TurnState
 from records.store import Store
-from records.types import VersionSpan
+from records.training.prompt_history import HistoryWindow
+from records.types import ReadySample, VersionSpan
 from rollout_bridge.engine.hold_file import HoldFile
 from rollout_bridge.slime.handovers import HandoverError
 from rollout_bridge.slime.settings import SlimeConfigError, read_settings
@@ -253,6 +254,23 @@ async def test_turns_that_lack_what_the_objective_needs_are_dropped(run: Run) ->
     await left(waiting)
     assert await run.store.drops() == {DropReason.TEACHER_LOGPROBS_INVALID: 4}
     assert await run.states(turn_ids) == [DROPPED] * 4
+
+
+async def test_turns_bring_the_earlier_answers_that_the_objective_needs(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run.ready(4)
+    needs = {"teacher": True, "reward": False, "compared": False, "top_k": 0, "past_versions": 4}
+    source = await run.job(hindsight_needs=needs)
+    original, asked = Store.lease, []
+
+    async def lease(store: Store, **arguments: Any) -> list[ReadySample]:
+        asked.append(arguments["history"])
+        return await original(store, **arguments)
+
+    monkeypatch.setattr(Store, "lease", lease)
+    await handed(source, 0)
+    assert asked == [HistoryWindow(versions=4)]
 
 
 async def test_another_trainer_on_the_store_ends_the_job(run: Run) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from opd.processes.roles import train_and_serve
 from records.names import DropReason, TurnState
 from records.store import Store
+from records.training.prompt_history import HistoryWindow
 from rollout_bridge.engine.served import ServedFile
 from tests.records.new_store import new_store
 from tests.trainer.guard.test_checks import a_check
@@ -207,6 +208,32 @@ async def test_a_broken_score_drops_its_turn_and_no_other(folder, tmp_path):
         assert await trainer.step() is None
         assert await states(store) == {TurnState.READY: 3, TurnState.DROPPED: 1}
         assert (await store.drops())[DropReason.TEACHER_LOGPROBS_INVALID] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, None),
+        (
+            {"objective": {"reward_coef": 1.0, "reward_baseline": "prompt"}},
+            HistoryWindow(versions=32),
+        ),
+    ],
+)
+async def test_a_batch_brings_earlier_answers_where_the_objective_compares_them(
+    folder, tmp_path, options, wanted
+):
+    async with opened(tmp_path, folder, **options) as (trainer, store, _):
+        await make_ready(store, samples(2))
+        original, asked = store.lease, []
+
+        async def lease(**arguments):
+            asked.append(arguments["history"])
+            return await original(**arguments)
+
+        store.lease = lease  # type: ignore[method-assign]
+        assert await trainer.step() is not None
+        assert asked == [wanted]
 
 
 async def test_a_turn_without_a_usable_token_is_dropped_and_not_called_trained(folder, tmp_path):
