@@ -22,7 +22,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   doctor      why each turn of a session was trained, waits or was dropped:
               ./run.sh doctor [SESSION] --run RUN
   advise      which rollout correction a run needs, by its figures:  ./run.sh advise --run RUN
-  policy      the versions of a run: list, show, pin, rollback, resume after a stop, export:
+  policy      the versions of a run: list, show, compare, pin, rollback, resume, export:
               ./run.sh policy rollback --run RUN --version N
               ./run.sh policy export --run RUN --version N --to FOLDER
   eval        pass@k of a version, and two versions compared:  ./run.sh eval --run RUN --against start

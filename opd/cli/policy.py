@@ -71,6 +71,22 @@ def show(run: RunFolder, version: Annotated[int, typer.Option(help="The version.
 
 
 @app.command(cls=RunCommand)
+def compare(
+    run: RunFolder,
+    version: Annotated[int, typer.Option(help="The version to compare with.")],
+    against: Annotated[int, typer.Option(help="The other version.")],
+) -> None:
+    """Compare what was measured of two versions, and say what was trained between them."""
+
+    def look() -> None:
+        from opd.commands.policy_versions import compare as compared
+
+        typer.echo(compared(config_file(run), version, against))
+
+    guarded(look)
+
+
+@app.command(cls=RunCommand)
 def pin(
     run: RunFolder, version: Annotated[int, typer.Option(help="The version that is to serve.")]
 ) -> None:

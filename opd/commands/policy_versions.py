@@ -7,7 +7,7 @@ Reads manifests, and leaves orders that the trainer follows; it changes no check
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from opd.report.curves import metric_rows
@@ -112,19 +112,90 @@ def show(config_file: Path, version: int) -> str:
     return "\n".join(f"{name:<24}{value}" for name, value in facts)
 
 
+def compare(config_file: Path, first: int, second: int) -> str:
+    """What was measured of two versions, side by side, and what was trained between them.
+
+    Raises StartupError for one that is not there, and for one version named twice.
+    """
+    _, chain = _chain(config_file)
+    if first == second:
+        raise StartupError(f"--version and --against are both {first}: name two versions")
+    for option, version in (("--version", first), ("--against", second)):
+        if not any(link.version == version for link in chain):
+            raise StartupError(f"{option}: version {version} is not in the chain of this run")
+    folder = config_file.parent
+    numbers = [_numbers(folder, version) for version in (first, second)]
+    lines = [_row("", f"version {first}", f"version {second}", "difference")]
+    for name in dict.fromkeys(name for found in numbers for name in found):
+        values = [found.get(name) for found in numbers]
+        lines.append(_row(name, *(_shown(value) for value in values), _difference(*values)))
+    lines += _per_hint(folder, first, second)
+    return "\n".join([*lines, _between(chain, first, second)])
+
+
+def _row(*cells: str) -> str:
+    name, *values = cells
+    return (f"{name:<46}" + "".join(f"{value:>14}" for value in values)).rstrip()
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "not measured"
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.4g}"
+
+
+def _difference(before: float | None, after: float | None) -> str:
+    return "" if before is None or after is None else f"{after - before:+.4g}"
+
+
+def _per_hint(folder: Path, first: int, second: int) -> Iterator[str]:
+    """The gap of each hint that was measured at either version."""
+    rows = {row.version: row for row in read_rows(folder)}
+    gaps: dict[str, list[float | None]] = {}
+    for place, version in enumerate((first, second)):
+        for hint in rows[version].hints if version in rows else ():
+            if hint.gap is not None:
+                gaps.setdefault(hint.hint_id, [None, None])[place] = hint.gap.value
+    for hint_id, (before, after) in gaps.items():
+        yield _row(f"gap of {hint_id}", _shown(before), _shown(after), _difference(before, after))
+
+
+def _between(chain: Sequence[Manifest], first: int, second: int) -> str:
+    """What the versions after the older one trained, up to the newer one."""
+    low, high = sorted((first, second))
+    links = [link for link in chain if low < link.version <= high]
+    gone = withdrawn(chain)
+    left = [link for link in links if link.version not in gone]
+    turns = sum(len(link.turn_ids) for link in left)
+    lessons = sum(len(link.lesson_ids) for link in left)
+    line = f"trained between them: {turns} turns and {lessons} lessons in {len(left)} versions"
+    taken_back = len(links) - len(left)
+    return line + (f"; withdrawn: {taken_back}" if taken_back else "")
+
+
 def _measured(folder: Path, version: int) -> Iterator[tuple[str, object]]:
     """What the step, the rehearsal and the guard have measured of it, as far as they did."""
-    step = next((one for one in metric_rows(folder) if one.get("version") == version), {})
-    for key in _SHOWN_METRICS:
-        if step.get(key) is not None:
-            yield key, f"{step[key]:.4g}"
-    for row in read_rows(folder):
-        if row.version == version:
-            yield from ((name, f"{value:.4g}") for name, value in figures(row).items())
+    for name, value in _numbers(folder, version).items():
+        yield name, f"{value:.4g}"
     for check in read_checks(folder):
         if check.version == version:
             yield "canaries right", f"{check.passed} of {check.asked}"
             yield from (("breach", breach) for breach in check.breaches)
+
+
+def _numbers(folder: Path, version: int) -> dict[str, float]:
+    """What was measured of it, by name."""
+    step = next((one for one in metric_rows(folder) if one.get("version") == version), {})
+    found = {key: float(step[key]) for key in _SHOWN_METRICS if step.get(key) is not None}
+    for row in read_rows(folder):
+        if row.version == version:
+            found |= figures(row)
+            # It is the version that was asked for.
+            found.pop("measured_version", None)
+    for check in read_checks(folder):
+        if check.version == version and check.asked:
+            found["canaries right, share"] = check.passed / check.asked
+    return found
 
 
 def resume(config_file: Path) -> str:

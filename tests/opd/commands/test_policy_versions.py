@@ -94,3 +94,24 @@ def test_show_says_what_was_measured_of_a_version(run):
     unknown = policy("show", run, "--version", "9")
     assert unknown.exit_code != 0
     assert "not in the chain" in unknown.output
+
+
+def test_compare_sets_two_versions_side_by_side_and_says_what_lies_between(run):
+    rows = [{"version": 1, "loss": 3.0}, {"version": 2, "loss": 0.5, "grad_norm": 1.5}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (run / "metrics.jsonl").write_text(text, encoding="utf-8")
+    Journal(run).add(a_row(2))
+    add_check(run, a_check(2))
+    done = policy("compare", run, "--version", "1", "--against", "2")
+    assert done.exit_code == 0, done.output
+    lines = {" ".join(line.split()) for line in done.output.splitlines()}
+    assert "version 1 version 2 difference" in lines
+    assert "loss 3 0.5 -2.5" in lines
+    assert "grad_norm not measured 1.5" in lines
+    assert any(line.startswith("gap of ") for line in lines)
+    assert any(line.startswith("canaries right, share not measured") for line in lines)
+    assert "trained between them: 1 turns and 0 lessons in 1 versions" in lines
+    refused = policy("compare", run, "--version", "1", "--against", "7")
+    assert refused.exit_code != 0
+    assert "version 7 is not in the chain" in " ".join(refused.output.split())
+    assert policy("compare", run, "--version", "2", "--against", "2").exit_code != 0
