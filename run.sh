@@ -33,6 +33,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   lock        constraints.txt anew: every package with its hashes, from pyproject.toml
   audit       known vulnerabilities of what is pinned, and what could not be audited
   sbom        the bill of materials of the environment (CycloneDX): build/sbom.cdx.json
+  docs        the documentation as a site, in build/site, every link checked
   bench       the benchmarks, one after the other
   sglang      the engine contract and a short lab run on real SGLang, on this machine's CPU
               (sglang serve: one server, until Ctrl-C)
@@ -94,6 +95,20 @@ sbom() {
     .venv/bin/python -m supply.sbom build/sbom.cdx.json
 }
 
+# Pages from the code and from docs/, and a site of both.
+docs() {
+    local wanted='mkdocs>=1.6.1,<2 mkdocs-material>=9.7,<10'
+    if [ "$(cat .venv-docs/made_from 2>/dev/null)" != "$wanted" ]; then
+        [ -x .venv-docs/bin/python ] || python3 -m venv .venv-docs
+        # shellcheck disable=SC2086
+        .venv-docs/bin/python -m pip install --quiet --disable-pip-version-check $wanted
+        echo "$wanted" > .venv-docs/made_from
+    fi
+    .venv/bin/python -m supply.site build/docs
+    NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+    echo "open build/site/index.html"
+}
+
 static_checks() {
     .venv/bin/ruff check .
     .venv/bin/ruff format --check .
@@ -130,7 +145,7 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | status | doctor | advise | policy | eval | replay | sglang | models | slime | test | reliability | learning | check | lock | audit | sbom | bench | clients) [ $# -eq 0 ] || shift ;;
+    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | status | doctor | advise | policy | eval | replay | sglang | models | slime | test | reliability | learning | check | lock | audit | sbom | docs | bench | clients) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac
@@ -155,6 +170,7 @@ case "$command" in
         exec .venv/bin/python -m supply.audit .venv-audit/bin/pip-audit
         ;;
     sbom) sbom ;;
+    docs) docs ;;
     bench) bench "$@" ;;
     sglang)
         examples/sglang_cpu/install.sh

@@ -1,0 +1,210 @@
+"""The documentation as a site: the pages of docs/, the README as the first one, and references
+that are made from the code.
+
+    python -m supply.site build/docs      writes the pages that mkdocs.yml builds from
+
+Links that leave docs/ become plain text, since the site holds no sources.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+import shutil
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from opd.cli.app import app
+from opd.run.config import RunConfig
+from records.names import DropReason, TurnState, TurnType
+from records.reading.drop_words import DROP_WORDS
+
+ROOT = Path(__file__).parent.parent
+_OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
+_ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
+_ROOT_PAGES |= {"CHANGELOG.md": "changelog.md"}
+
+
+def write(to: Path) -> None:
+    """Write all pages into the folder `to`, which is emptied first."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", to)
+    for page in to.glob("*.md"):
+        page.write_text(inside(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, page in _ROOT_PAGES.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        (to / page).write_text(from_root(text), encoding="utf-8")
+    reference = to / "reference"
+    reference.mkdir()
+    pages = {"configuration": configuration(), "commands": commands(), "names": names()}
+    for name, text in pages.items():
+        (reference / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def inside(text: str) -> str:
+    """A page of docs/ without links to what lies outside."""
+    return _OUTSIDE.sub(r"`\1`", text)
+
+
+def from_root(text: str) -> str:
+    """A page of the root, as a page beside those of docs/."""
+    for name, page in _ROOT_PAGES.items():
+        text = text.replace(f"]({name})", f"]({page})")
+    text = text.replace("](docs/", "](")
+    return re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)#]*/[^)]*)\)", r"`\1`", text)
+
+
+def configuration() -> str:
+    """Every key of a run's configuration: its type, default and meaning."""
+    lines = [
+        "# Configuration",
+        "",
+        "Every key of `RUN/config.toml`, as `--set key=value` takes it.",
+    ]
+    for title, model in sections(RunConfig):
+        rows = list(_rows(model, title))
+        if rows:
+            head = ["| key | type | default | meaning |", "|---|---|---|---|"]
+            lines += ["", f"## {title or 'the run'}", "", *_said(model), *head, *rows]
+    return "\n".join(lines) + "\n"
+
+
+def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """A configuration and all sections in it, with the keys that lead there."""
+    yield prefix, model
+    for name, field in model.model_fields.items():
+        found = list(models_of(field.annotation))
+        for one in found:
+            key = f"{prefix}.{name}" if prefix else name
+            kind = one.model_fields.get("name")
+            if len(found) > 1 and kind is not None:
+                key = f'{key} (name = "{typing.get_args(kind.annotation)[0]}")'
+            yield from sections(one, key)
+
+
+def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models in a type: of an optional one, of a union, of a list."""
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        if not isinstance(argument, str | FieldInfo):
+            yield from models_of(argument)
+
+
+def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    texts = meanings(model)
+    for name, field in model.model_fields.items():
+        if any(True for _ in models_of(field.annotation)):
+            continue
+        section = prefix.split(" ", 1)[0]
+        key = f"{section}.{name}" if section else name
+        meaning = _cell(texts.get(name, ""))
+        cells = (f"`{key}`", f"`{_type(field.annotation)}`", _default(field), meaning)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    """A text in a table: outside of code, what would be a tag or end the cell is spelt out."""
+    parts = text.split("`")
+    parts[::2] = [part.replace("<", "&lt;").replace("|", "&#124;") for part in parts[::2]]
+    return "`".join(parts)
+
+
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """The texts under the fields of a model, those of its bases too."""
+    found: dict[str, str] = {}
+    for one in reversed(model.__mro__):
+        if not issubclass(one, BaseModel) or one is BaseModel:
+            continue
+        [body] = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, below in itertools.pairwise(body.body):
+            text = _text(below)
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and text:
+                found[field.target.id] = text
+    return found
+
+
+def _text(statement: ast.stmt) -> str | None:
+    """What a bare string says, on one line; None of another statement."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return " ".join(str(statement.value.value).split())
+    return None
+
+
+def _type(annotation: Any) -> str:
+    if annotation is type(None):
+        return "none"
+    arguments = typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    if origin is typing.Literal:
+        return " or ".join(repr(one) for one in arguments)
+    if origin is typing.Annotated:
+        return _type(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type(one) for one in arguments)
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(_type(one) for one in arguments)}]"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    return "unset" if value is None else f"`{value!r}`"
+
+
+def _said(model: type[BaseModel]) -> list[str]:
+    text = inspect.getdoc(model)
+    return [text, ""] if text else []
+
+
+def commands() -> str:
+    """The help of every command."""
+    lines = ["# Commands", "", "`./run.sh COMMAND` runs `opd COMMAND` in the environment it makes."]
+    for words, command in leaves(typer.main.get_command(app), ("opd",)):
+        context = command.make_context(" ".join(words), [], resilient_parsing=True)
+        lines += ["", f"## {' '.join(words)}", "", "```text", command.get_help(context), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The commands that do something, with their words."""
+    below = getattr(command, "commands", None)
+    if not below:
+        yield words, command
+        return
+    for name, one in sorted(below.items()):
+        if not one.hidden:
+            yield from leaves(one, (*words, name))
+
+
+def names() -> str:
+    """The closed sets of names: kinds and states of turns, and why a turn does not train."""
+    lines = ["# Names", ""]
+    for kind, title in ((TurnType, "Kinds of turns"), (TurnState, "States of a turn")):
+        lines += [f"## {title}", "", inspect.getdoc(kind) or "", "", *_listed(kind), ""]
+    lines += ["## Why a turn does not train", "", "| reason | means |", "|---|---|"]
+    lines += [f"| `{reason}` | {DROP_WORDS[reason]} |" for reason in DropReason]
+    return "\n".join(lines) + "\n"
+
+
+def _listed(kind: type[StrEnum]) -> list[str]:
+    return [f"- `{one.value}`" for one in kind]
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
