@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 _NEAR = 4
 _CHECKED = 8
 """Sources of a hint whose answers are looked at, the newest."""
+_REMEMBERED = 4096
+"""Answers of the judge that are kept, so that nothing is asked twice."""
 _NO_EVIDENCE = Evidence(next_words=(), new_values=frozenset())
 _WANTED_WISHES = 8
 """With fewer open wishes for the opposite the judge writes once more: few are learned by heart."""
@@ -151,6 +154,7 @@ class HintExaminer:
         self._store, self._questions = store, questions
         self._config, self._owner = config, owner
         self._check = check
+        self._rules: OrderedDict[tuple[str, str], bool | None] = OrderedDict()
         self.loop = ClaimLoop(HintClaims(store), self, owner=owner, config=config.loop)
 
     @property
@@ -209,7 +213,6 @@ class HintExaminer:
         return left
 
     async def _examine(self, hint: Hint, sources: Sequence[HintSource]) -> Examination:
-        words = next((source.words for source in sources if source.words), "")
         origins = await self._store.load_turns([source.turn_id for source in sources[:1]])
         known = await self._store.hint_prompts(hint.hint_id)
         same, older, newer = await self._compared(hint, sources, origins, was_rule=bool(known))
@@ -217,7 +220,7 @@ class HintExaminer:
             return Examination(hint_id=hint.hint_id, merged_into=same)
         if newer is not None:
             return Examination(hint_id=hint.hint_id, contradicted_by=newer)
-        block = await self._why_no_rule(hint, sources, words, has_texts=bool(known))
+        block = await self._why_no_rule(hint, sources, has_texts=bool(known))
         if block is not None:
             return Examination(hint_id=hint.hint_id, block=block)
         elsewhere = await self._store.near_hints(hint, limit=_NEAR, other_scopes=True)
@@ -235,7 +238,7 @@ class HintExaminer:
         )
 
     async def _why_no_rule(
-        self, hint: Hint, sources: Sequence[HintSource], words: str, *, has_texts: bool
+        self, hint: Hint, sources: Sequence[HintSource], *, has_texts: bool
     ) -> RehearsalBlock | None:
         """Why a hint is not practised. Such a one speaks of its own answers alone: a single slip of
         the judge, or what a user wants once, ends no rule. `has_texts`: it passed before, and more
@@ -243,9 +246,23 @@ class HintExaminer:
         """
         if not _has_majority(sources):
             return RehearsalBlock.NO_MAJORITY
-        if not has_texts and not await self._questions.is_rule(hint.text, words):
-            return RehearsalBlock.NOT_A_RULE
-        return None
+        if has_texts:
+            return None
+        said = next((source for source in sources if source.words), None)
+        if said is None:
+            is_rule = await self._questions.is_rule(hint.text, "")
+        else:
+            is_rule = await self._is_rule(hint, said)
+        return None if is_rule else RehearsalBlock.NOT_A_RULE
+
+    async def _is_rule(self, hint: Hint, source: HintSource) -> bool | None:
+        """Whether a source's words make the hint a rule; asked once of each."""
+        key = (hint.hint_id, source.turn_id)
+        if key not in self._rules:
+            self._rules[key] = await self._questions.is_rule(hint.text, source.words)
+            if len(self._rules) > _REMEMBERED:
+                self._rules.popitem(last=False)
+        return self._rules[key]
 
     async def _compared(
         self,
@@ -291,7 +308,7 @@ class HintExaminer:
             if source.words in asked:
                 continue
             asked.add(source.words)
-            if await self._questions.is_rule(hint.text, source.words):
+            if await self._is_rule(hint, source):
                 return source.created_at
         return -math.inf
 
