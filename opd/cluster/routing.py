@@ -40,6 +40,12 @@ def routing_problem(config: RunConfig, *, is_moe: bool) -> str | None:
     if not is_moe:
         return None
     replay, why = routing_replay(config)
+    if replay != "R3" and config.engine_client.routed_experts_topk:
+        return (
+            f"routing replay {replay} ({why}) does not use the experts that "
+            "engine_client.routed_experts_topk records: set it to 0, or "
+            "cluster.routing_replay = R3"
+        )
     if replay == "R3" and not config.engine_client.routed_experts_topk:
         return (
             f"routing replay R3 ({why}) needs the experts that the engine chose: set "

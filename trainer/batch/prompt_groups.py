@@ -27,7 +27,7 @@ _NO_STEP = -1
 class RewardFacts:
     """A turn as rewards compare it; `prompt_key` is equal for equal prompts of one scope, `length`
     counts the tokens of the response. `start_kl`: the nats by which the policy gives the response
-    more than the frozen start does, where that was asked for.
+    more than the frozen start does; None where nobody asked.
     """
 
     reward: float | None
@@ -37,14 +37,14 @@ class RewardFacts:
     turn_id: str = ""
     is_cut: bool = False
     history: PromptHistory = NO_HISTORY
-    start_kl: float = 0.0
+    start_kl: float | None = None
 
 
 def reward_facts(
     samples: Sequence[ReadySample], start_kls: Sequence[float] | None = None
 ) -> list[RewardFacts]:
     """Those of ready samples, in order."""
-    kls = [0.0] * len(samples) if start_kls is None else start_kls
+    kls = [None] * len(samples) if start_kls is None else start_kls
     return [
         RewardFacts(
             reward=sample.reward,

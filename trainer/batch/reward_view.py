@@ -68,14 +68,21 @@ def _of_known(facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int
     rates = pass_rates(facts) if options.charges_kl else rates_among(everything)
     rewards = _less_length(everything, rates, options, step)
     if options.charges_kl:
-        nats = torch.tensor([one.start_kl for one in facts], dtype=rewards.dtype)
-        rewards = rewards - options.reward_kl_coef * nats
+        rewards = rewards - options.reward_kl_coef * _start_kls(facts)
     if options.reward_baseline == "none":
         return rewards[: len(facts)].tolist()
     groups = group_ids([_group(one, options.reward_baseline) for one in everything])
     compare = _ahead if options.reward_baseline == "passk" else stepwise_advantages
     found = compare(rewards, groups, divide_by_std=options.divide_by_std)
     return found[: len(facts)].tolist()
+
+
+def _start_kls(facts: Sequence[RewardFacts]) -> Tensor:
+    """The nats that rewards pay for [N]. Raises ValueError where nobody has measured them."""
+    nats = [one.start_kl for one in facts if one.start_kl is not None]
+    if len(nats) < len(facts):
+        raise ValueError("reward_kl_coef needs log-probs of the start for every turn")
+    return torch.tensor(nats, dtype=torch.float64)
 
 
 def _ahead(rewards: Tensor, groups: Tensor, *, divide_by_std: bool) -> Tensor:
@@ -183,7 +190,7 @@ def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> d
         if options.length_penalty == "group":
             metrics["length/compared_frac"] = _compared(known, others, "prompt")
         if options.charges_kl:
-            metrics["reward/start_kl"] = _mean(torch.tensor([one.start_kl for one in facts]))
+            metrics["reward/start_kl"] = _mean(_start_kls(facts))
         if options.length_anchor == "first_pass":
             anchored = torch.isfinite(_anchors(facts, options)).double()
             metrics["length/anchored_frac"] = _mean(anchored)

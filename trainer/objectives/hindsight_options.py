@@ -115,13 +115,13 @@ class HindsightOpd(TeacherReach):
     @property
     def compares_prompts(self) -> bool:
         """For a pass rate, and where an answer is compared with others to its prompt."""
-        return (
-            self.mix == "replace"
-            or self.reward_baseline in ("prompt", "passk")
+        compares_rewards = (
+            self.reward_baseline in ("prompt", "passk")
             or self.length_penalty == "group"
-            or self.length_min_pass_rate is not None
             or self.reward_best_of is not None
         )
+        needs_rates = self.mix == "replace" or self.length_min_pass_rate is not None
+        return needs_rates or (compares_rewards and not self.charges_kl)
 
     @property
     def charges_kl(self) -> bool:

@@ -28,7 +28,7 @@ def turn(
     *,
     history: PromptHistory = NO_HISTORY,
     is_cut: bool = False,
-    start_kl: float = 0.0,
+    start_kl: float | None = None,
 ) -> RewardFacts:
     return RewardFacts(
         reward=reward,
@@ -251,6 +251,11 @@ def test_hard_prompts_are_spared_by_the_pass_rate_that_is_reported() -> None:
     set_ = options(
         reward_kl_coef=0.1, length_penalty="uniform", length_coef=0.05, length_min_pass_rate=0.5
     )
-    hard = turn(1.0, 10, history=history)
+    hard = turn(1.0, 10, history=history, start_kl=0.0)
     assert reward_advantages([hard], set_) == [1.0]
     assert reward_metrics([hard], set_)["length/hard_mean"] == 10.0
+
+
+def test_nats_that_nobody_measured_are_no_zero() -> None:
+    with pytest.raises(ValueError, match="log-probs of the start for every turn"):
+        reward_advantages([turn(1.0)], options(reward_kl_coef=0.1))

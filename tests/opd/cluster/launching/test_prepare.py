@@ -162,5 +162,8 @@ def test_a_dry_run_says_which_routing_is_replayed_and_why(
 def test_the_engines_routing_cannot_be_replayed_where_nobody_recorded_it() -> None:
     with pytest.raises(ConfigError, match=r"R3 .* needs the experts that the engine chose"):
         plan_of(MOE, [*NOWHERE, "cluster.routing_replay=R3"])
+    recorded = "engine_client.routed_experts_topk=8"
+    with pytest.raises(ConfigError, match=r"R2 .* does not use the experts"):
+        plan_of(MOE, [*NOWHERE, "cluster.routing_replay=R2", recorded])
     with pytest.raises(ConfigError, match="not known as one"):
         plan_of(ONE, [*NOWHERE, "cluster.routing_replay=R2"])
