@@ -283,6 +283,8 @@ def test_settings_that_cannot_train_lessons_are_named(folder):
     assert lessons_problem(settings(teacher={"kind": "frozen"})) is None
     assert "drawn for turns" in str(lessons_problem(settings(objective={"name": "side_samples"})))
     assert "follows the policy" in str(lessons_problem(settings(teacher={"kind": "ema"})))
+    replaced = {"mix": "replace", "pass_rate_threshold": 0.5, "reward_coef": 1.0}
+    assert "mix = replace" in str(lessons_problem(settings(objective=replaced)))
 
 
 async def test_a_trainer_that_cannot_train_lessons_does_not_start(folder, tmp_path):
