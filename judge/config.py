@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from judge.votes.selection import SELECTIONS
 from rollout_bridge.config import ClaimLoopConfig
 
-RewardKind: TypeAlias = Literal["none", "verdict", "votes"]
+RewardKind: TypeAlias = Literal["none", "verdict", "votes", "outcome"]
 
 
 class JudgeConfig(BaseModel):
@@ -70,8 +70,9 @@ class JudgeConfig(BaseModel):
     Every third is kept out of training. Of wishes of which it says nothing a third as many.
     """
     reward: RewardKind = "none"
-    """Reward of a turn from its votes: the majority's 1, 0 or -1 (`verdict`), their mean (`votes`),
-    or none. With a reward, turns without a hint train too.
+    """Reward of a turn: the majority of its votes, 1, 0 or -1 (`verdict`), their mean (`votes`),
+    what its session comes to, whatever the votes say (`outcome`, docs/outcomes.md), or none. With a
+    reward, turns without a hint train too.
     """
     review: Literal["none", "sampled", "all"] = "none"
     """Which accepted hints wait for a person, who approves, edits or rejects them at /ui/review,

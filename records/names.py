@@ -92,6 +92,7 @@ class DropReason(StrEnum):
     ROUTED_EXPERTS_MISSING = "routed_experts_missing"
     ROLLOUT_REJECTED = "rollout_rejected"
     NEUTRAL_REWARD = "neutral_reward"
+    NO_OUTCOME = "no_outcome"
     BELOW_NOISE = "below_noise"
     NONFINITE_GRADIENT = "nonfinite_gradient"
 
@@ -116,6 +117,7 @@ REJUDGEABLE = frozenset(
         DropReason.HINT_ONLY,
         DropReason.REVIEW_REJECTED,
         DropReason.HINT_AGREES,
+        DropReason.NO_OUTCOME,
     }
 )
 """Drops that another look at a longer next state may undo."""

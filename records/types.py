@@ -195,6 +195,7 @@ class Verdict:
     `num_omitted` messages were left out of its prompt to fit the judge's context. `candidates` are
     the hints worth scoring, the selected one first; where none are given, it is the only one.
     `reward` is what the votes say of the response itself; None: not asked for, or all abstained.
+    With `awaits_outcome` its session will say it.
     """
 
     turn_id: str
@@ -205,6 +206,7 @@ class Verdict:
     num_omitted: int = 0
     candidates: tuple[str, ...] = ()
     reward: float | None = None
+    awaits_outcome: bool = False
 
     def __post_init__(self) -> None:
         if self.hint and not self.candidates:
@@ -255,12 +257,15 @@ class PolicyScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastAnswer:
-    """An earlier answer to a prompt, sampled by `version`; `length` counts its tokens."""
+    """An earlier answer to a prompt, sampled by `version`; `length` counts its tokens. `outcome` is
+    what its session came to; None: not known, or nobody asked.
+    """
 
     turn_id: str
     version: int
     reward: float
     length: int
+    outcome: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +282,31 @@ NO_HISTORY = PromptHistory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PastSession:
+    """What an earlier session came to, whose first turn `version` sampled."""
+
+    session_id: str
+    version: int
+    outcome: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOutcome:
+    """What a turn's session came to, in [0, 1]; None: nobody has said.
+
+    `start` is equal for sessions of one scope whose first turns have equal prompts; `past` are
+    earlier ones, newest first, where somebody asked for them.
+    """
+
+    outcome: float | None = None
+    start: str = ""
+    past: tuple[PastSession, ...] = ()
+
+
+UNKNOWN_OUTCOME = SessionOutcome()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadySample:
     """One turn ready to train: ids and log-probs of one turn, never padded, lengths checked.
 
@@ -285,8 +315,9 @@ class ReadySample:
     where it has none. `teachings` are all candidates, the selected hint's first; a turn that has
     only a `reward` has none. `after_tool`: the response follows a tool result. `step_index` counts
     the policy's earlier turns in its conversation. `is_cut`: the response ends at its token limit.
-    `scope` is whose turn it is, `history` what was answered to its prompt before, where somebody
-    asked for it. `routed_experts` [P + R - 1, layers, topk].
+    `scope` is whose turn it is, `history` what was answered to its prompt before and `session` what
+    its conversation came to, where somebody asked for it. `routed_experts` [P + R - 1, layers,
+    topk].
 
     Of a `lesson`, `turn_id` and `session_id` are the lesson's id and `hint_id` names the hint of
     the memory that it was made for; its one teaching has the prompt that the teacher read, hinted
@@ -316,6 +347,7 @@ class ReadySample:
     is_cut: bool = False
     scope: str = ""
     history: PromptHistory = NO_HISTORY
+    session: SessionOutcome = UNKNOWN_OUTCOME
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.rollout_logprobs), len(self.teacher_logprobs)}

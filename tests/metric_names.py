@@ -13,6 +13,7 @@ from api_proxy.metrics import ProxyMetrics
 from api_proxy.recording.drop_watch import DropWatch
 from judge.hints.metrics import QuestionMetrics
 from judge.metrics import HintMetrics
+from judge.verifier.worker import VerifierMetrics
 from judge.votes.capacity import Capacity
 from opd.guard.metrics import GuardMetrics
 from opd.report.run_figures import RunFigures, _families
@@ -74,6 +75,7 @@ def families() -> list[Family]:
         *_of("judge", _judge()),
         *_of("judge", _run()),
         *_of("judge", GuardMetrics().registry.collect()),
+        *_of("judge", VerifierMetrics().registry.collect()),
         *_of("trainer", TrainerMetrics().registry.collect()),
     ]
 

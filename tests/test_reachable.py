@@ -22,7 +22,6 @@ WAITS: dict[str, str] = {
         "waits for: Monte Carlo multi-sample from stored side tokens"
     ),
     "trainer.objectives.policy.decoupled.composed_weights": "waits for: composed_weights",
-    "trainer.objectives.policy.stepwise.step_rewards": "waits for: step-wise rewards",
     "trainer.rewards.episodes": "waits for: V(prefix) process rewards",
     "trainer.rewards.process_value": "waits for: V(prefix) process rewards, marginal utility",
     "trainer.rewards.token_preserving": "waits for: token-preserving GRPO",

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from records.training.outcome_rewards import OutcomeRewards
 from records.training.prompt_history import HistoryWindow
 from records.training.share import LessonShares, Share
 from trainer.correction_config import CorrectionConfig
@@ -165,6 +166,10 @@ class TrainerConfig(BaseModel):
     they were sampled at most so many versions before; 0: those of the same version as the batch's
     newest turn.
     """
+    outcome_wait_s: float = Field(default=600.0, ge=0)
+    """With `objective.reward_outcome`: how long a ready turn waits for what its session came to.
+    Then its hint trains without a reward; without a hint it is dropped (`no_outcome`).
+    """
     max_staleness: int = Field(default=4, ge=0)
     """Ready turns older than this many versions expire. `schedule` may let fewer."""
     schedule: Schedule = "async"
@@ -280,11 +285,22 @@ class TrainerConfig(BaseModel):
     def history(self) -> HistoryWindow | None:
         """What to read of a prompt's earlier answers; None: nothing."""
         objective = self.objective
+        if objective.compares_sessions:
+            return HistoryWindow(versions=self.prompt_history_versions, sessions=True)
         if not (objective.compares_prompts or objective.needs_first_answers):
             return None
         return HistoryWindow(
             versions=self.prompt_history_versions, first=objective.needs_first_answers
         )
+
+    def outcomes(self, *, finishes: bool = False) -> OutcomeRewards | None:
+        """How rewards are made of what sessions came to; None: they are not. A run that `finishes`
+        waits for none.
+        """
+        kind = self.objective.outcome_reward
+        if kind is None:
+            return None
+        return OutcomeRewards(kind=kind, wait_s=0.0 if finishes else self.outcome_wait_s)
 
     @property
     def share(self) -> Share:

@@ -165,6 +165,7 @@ async def _session(request: Request, session_id: str, after: str, limit: str) ->
         "name": found.name,
         "last_seen": found.last_seen,
         "closed": found.close_reason if found.closed_at is not None else None,
+        "outcome": None if found.outcome is None else asdict(found.outcome),
         "turns": shown,
         "next": turns[-1].turn_id if len(found.turns) > number else None,
     }

@@ -1,4 +1,5 @@
-"""`/v1/feedback`: what somebody says of a response, tied to its turn by the response's id.
+"""`/v1/feedback`: what somebody says of a response, tied to its turn by the response's id, or what
+a session came to.
 
 It reads and checks, and words what became of it; what becomes of it is the store's to decide
 (records/feedback/feedback_writes.py). Nothing is kept here: a store that does not answer is a 503,
@@ -36,7 +37,9 @@ class FeedbackRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    response_id: str
+    response_id: str | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    session_outcome: Annotated[float, Field(ge=0, le=1)] | None = None
     id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     text: str | None = None
     correction: str | None = None
@@ -56,6 +59,8 @@ async def add(request: Request) -> dict[str, Any]:
         caller = caller_of(request)
         if caller.consent is not Consent.TRAIN:
             raise _no_consent()
+        if fields.session_outcome is not None:
+            return await _outcome(service, caller.scope, fields)
         kept = await _add(service, caller.scope, fields)
     except ApiError as error:
         count_refusal(service, error)
@@ -97,12 +102,30 @@ def parsed(body: dict[str, Any], max_chars: int) -> FeedbackRequest:
         if value is not None and len(value) > max_chars:
             message = f"'{name}' has {len(value)} characters; at most {max_chars} are read."
             raise invalid(message, name, "feedback_too_long")
+    if fields.session_outcome is not None:
+        _check_outcome(fields)
+        return fields
+    if fields.session_id is not None:
+        raise invalid("'session_id' goes with 'session_outcome'.", "session_id")
+    if fields.response_id is None:
+        message = "Field 'response_id' is required."
+        raise invalid(message, "response_id", "missing_required_parameter")
     _check_score(fields)
     has_score = fields.score is not None or fields.thumbs is not None
     if not (_said(fields.text) or _said(fields.correction) or has_score):
         message = "The feedback is empty: give 'text', 'correction', 'score' or 'thumbs'."
         raise invalid(message, "text", "empty_feedback")
     return fields
+
+
+def _check_outcome(fields: FeedbackRequest) -> None:
+    if (fields.response_id is None) == (fields.session_id is None):
+        message = "Give 'session_id', or the 'response_id' of one of its responses."
+        raise invalid(message, "session_id", "missing_required_parameter")
+    for name in ("correction", "score", "range", "thumbs", "id"):
+        if getattr(fields, name) is not None:
+            message = f"'{name}' is said of a response, 'session_outcome' of a session: send two."
+            raise invalid(message, name)
 
 
 def _check_score(fields: FeedbackRequest) -> None:
@@ -146,7 +169,50 @@ def feedback_of(fields: FeedbackRequest) -> Feedback:
     )
 
 
+async def _outcome(service: TurnService, scope: str, fields: FeedbackRequest) -> dict[str, Any]:
+    """Keep what a session came to."""
+    assert fields.session_outcome is not None
+    turn_id = None
+    if fields.response_id is not None:
+        match = _RESPONSE_ID.fullmatch(fields.response_id)
+        if match is None:
+            raise _unknown(fields.response_id)
+        turn_id = match[1]
+    try:
+        kept = await service.deps.store.add_outcome(
+            scope,
+            fields.session_outcome,
+            _said(fields.text),
+            session=fields.session_id,
+            turn_id=turn_id,
+        )
+    except StoreConflict as error:
+        message = f"Another outcome was said before: {error}."
+        raise ApiError(409, message, param="session_outcome", code="outcome_known") from None
+    except StoreError as error:
+        raise store_unavailable(service.config.retry_after_s) from error
+    if kept is None:
+        if service.spool.is_waiting:
+            raise store_unavailable(service.config.retry_after_s)
+        if fields.response_id is not None:
+            raise _unknown(fields.response_id)
+        message = f"No session {(fields.session_id or '')[:100]!r} was found."
+        raise ApiError(404, message, param="session_id", code="session_not_found")
+    service.metrics.requests.labels("200").inc()
+    service.metrics.feedback.labels("session_outcome" if kept.is_new else "duplicate").inc()
+    return {
+        "object": "feedback",
+        "created": int(kept.created_at),
+        "session_id": kept.session_id,
+        "session_outcome": kept.value,
+        "outcome": "kept",
+        "reason": None,
+        "duplicate": not kept.is_new,
+    }
+
+
 async def _add(service: TurnService, scope: str, fields: FeedbackRequest) -> KeptFeedback:
+    assert fields.response_id is not None, "checked with the body"
     match = _RESPONSE_ID.fullmatch(fields.response_id)
     if match is None:
         raise _unknown(fields.response_id)

@@ -1,7 +1,7 @@
 """From a turn's votes to its verdict: its hints, its reward, and whether it goes on.
 
-Pure. A hint goes to the teacher; a reward alone (ALGORITHMS 3.1, 3.2) goes straight to the trainer;
-with neither, the turn is dropped.
+Pure. A hint goes to the teacher; a reward alone (ALGORITHMS 3.1, 3.2) goes straight to the trainer,
+and so does a turn whose reward is what its session comes to; with neither, the turn is dropped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def decide(
             max_candidates=config.max_candidates,
         )
         reward = reward_of(votes, config.reward, said)
-        if not hints and reward is None:
+        if not hints and reward is None and config.reward != "outcome":
             drop = why_no_hint(votes, config.min_positive_votes)
     verdict = Verdict(
         turn_id=turn_id,
@@ -52,6 +52,7 @@ def decide(
         num_omitted=num_omitted,
         candidates=hints,
         reward=reward,
+        awaits_outcome=drop is None and config.reward == "outcome",
     )
     return verdict, drop
 
@@ -67,12 +68,13 @@ def why_no_hint(votes: Sequence[Vote], min_positive_votes: int) -> DropReason:
 
 
 def reward_of(votes: Sequence[Vote], kind: RewardKind, said: float | None = None) -> float | None:
-    """The majority of the votes 1, 0 and -1, or their mean; None if all abstained, or for `none`.
+    """The majority of the votes 1, 0 and -1, or their mean; None if all abstained, and for `none`
+    and `outcome`.
 
     A vote of 0 abstains on the hint, and counts here. What a person `said` takes the votes' place:
     for `verdict` its sign.
     """
-    if kind == "none":
+    if kind in ("none", "outcome"):
         return None
     if said is not None:
         return said if kind == "votes" else float((said > 0) - (said < 0))

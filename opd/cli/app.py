@@ -100,7 +100,7 @@ def train(
     """Run only the embedded trainer, on the store of a run."""
 
     def start() -> None:
-        from opd.processes.roles import run_trainer
+        from opd.processes.trainer_role import run_trainer
 
         run_trainer(config_file(run), overrides or [], exit_with_parent)
 
@@ -114,7 +114,7 @@ def judge(
     """Run only the judge and scoring workers, on the store of a run."""
 
     def start() -> None:
-        from opd.processes.roles import run_judge
+        from opd.processes.judge_role import run_judge
 
         run_judge(config_file(run), overrides or [], exit_with_parent)
 
@@ -128,7 +128,7 @@ def proxy(
     """Run only the OpenAI-compatible endpoint."""
 
     def start() -> None:
-        from opd.processes.roles import run_proxy
+        from opd.processes.proxy_role import run_proxy
 
         run_proxy(config_file(run), overrides or [], exit_with_parent)
 

@@ -55,6 +55,7 @@ def _report(session: SessionFacts, run: RunFacts, limits: Limits, now: float) ->
         "name": session.name,
         "last_seen": session.last_seen,
         "closed": session.close_reason if session.closed_at is not None else None,
+        "outcome": None if session.outcome is None else asdict(session.outcome),
         "turns": [asdict(explain(turn, session, run, limits, now)) for turn in session.turns],
     }
 
@@ -83,11 +84,22 @@ def lines(sessions: Sequence[dict[str, Any]]) -> list[str]:
         ended = f"closed: {session['closed']}" if session["closed"] else "open"
         seen = datetime.fromtimestamp(session["last_seen"], UTC).isoformat(" ", "seconds")
         found.append(f"session {session['session_id']}{named}, {ended}, last seen {seen}")
+        if session["outcome"] is not None:
+            found.append(f"  {_outcome_line(session['outcome'])}")
         if not session["turns"]:
             found.append("  no turn is stored")
         for number, turn in enumerate(session["turns"], start=1):
             found += _turn_lines(number, turn)
     return found
+
+
+def _outcome_line(outcome: dict[str, Any]) -> str:
+    if outcome["failure"] is not None:
+        return f"outcome: none, the {outcome['source']} failed: {outcome['failure']}"
+    if outcome["value"] is None:
+        return f"outcome: the {outcome['source']} is being asked"
+    because = f": {' '.join(outcome['reason'].split())}" if outcome["reason"] else ""
+    return f"outcome: {outcome['value']:g}, says the {outcome['source']}{because}"
 
 
 def _turn_lines(number: int, turn: dict[str, Any]) -> list[str]:

@@ -76,6 +76,7 @@ ALLOWED = frozenset(
         DropReason.ROUTED_EXPERTS_MISSING,
         DropReason.ROLLOUT_REJECTED,
         DropReason.NEUTRAL_REWARD,
+        DropReason.NO_OUTCOME,
         DropReason.BELOW_NOISE,
         DropReason.NONFINITE_GRADIENT,
     }

@@ -34,7 +34,7 @@ def session_head(session: SessionHeader) -> Row:
         "created_at": session.created_at,
         "last_seen": session.last_seen,
         "close_reason": session.close_reason or "",
-        "outcome_reward": None,
+        "outcome_reward": session.outcome,
     }
 
 

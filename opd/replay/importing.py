@@ -114,11 +114,29 @@ class _SessionImport:
                 for number, turn in enumerate(turns.values())
             ),
             next_states=tuple(self._next_states),
+            outcome=self._outcome(),
         )
         num_tokens = sum(len(one.response_ids) for one in turns.values()) + sum(
             len(one.prompt_ids) - one.num_shared_ids for one in turns.values()
         )
         return PreparedImport(rows=rows, problems=tuple(self._problems), num_tokens=num_tokens)
+
+    def _outcome(self) -> float | None:
+        """What the session came to; a number outside [0, 1] is a problem of its own."""
+        value = self._session.outcome_reward
+        if value is None or 0.0 <= value <= 1.0:
+            return value
+        self._problems.append(
+            Problem(
+                source=self._session.source,
+                reason=ImportProblem.BAD_OUTCOME,
+                detail=f"outcome_reward {value!r} is no number from 0 to 1: the session is taken "
+                "in without it",
+                line=self._session.line,
+                session_id=self._session.session_id,
+            )
+        )
+        return None
 
     def _problem(self, turn: RecordedTurn, reason: _NotTaken) -> Problem:
         return Problem(

@@ -48,6 +48,7 @@ class ImportProblem(StrEnum):
     # Of a session whose turns train all the same
     MISSING_TOOLS = "missing_tools"
     SAME_SESSION_ID = "same_session_id"
+    BAD_OUTCOME = "bad_outcome"
     # Of a turn
     SIDE_TURN = "side_turn"
     UNRENDERABLE = "unrenderable"
@@ -136,7 +137,7 @@ class RecordedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSession:
-    """One conversation of a recording, its turns in order. `outcome_reward` is kept as it is."""
+    """One conversation of a recording, its turns in order; `outcome_reward` as it stands there."""
 
     session_id: str
     format: RecordingFormat

@@ -4,7 +4,8 @@ other. Checked when the configuration is read, before any process starts.
 
 from __future__ import annotations
 
-from judge.config import JudgeConfig
+from judge.config import JudgeConfig, RewardKind
+from records.training.outcome_rewards import OutcomeReward
 from rollout_bridge.config import ScoringConfig
 from trainer.config import TrainerConfig, leaves_stale_uncorrected, lessons_problem
 from trainer.objectives.options import HOW_TO_PROVIDE, HindsightOpd, Need, unmet_needs
@@ -29,6 +30,7 @@ def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig
             f"{'one' if judge.selection == 'longest' else 'the longest first'}: set "
             "judge.selection = shortest_first"
         )
+    problems += _outcome_problems(objective.outcome_reward, judge.reward)
     two_kl_terms = check_kl_terms(
         teacher_kl_is_loss=not isinstance(objective, HindsightOpd),
         reference_kl_coef=trainer.beta_kl,
@@ -37,6 +39,21 @@ def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig
     problems += [two_kl_terms] if two_kl_terms is not None else []
     if problems:
         raise ValueError("; ".join(dict.fromkeys(problems)))
+
+
+def _outcome_problems(reward: OutcomeReward | None, judged: RewardKind) -> list[str]:
+    """Rewards that one section makes of outcomes and another does not."""
+    if judged == "outcome" and reward != "only":
+        return [
+            'judge.reward = "outcome" keeps turns for what their sessions come to: set '
+            'trainer.objective.reward_outcome = "only"'
+        ]
+    if judged != "outcome" and reward == "only":
+        return [
+            'trainer.objective.reward_outcome = "only" trains turns that have neither hint nor '
+            'votes: set judge.reward = "outcome", or reward_outcome = "add"'
+        ]
+    return []
 
 
 def check_rehearsal(

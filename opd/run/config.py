@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, m
 
 from api_proxy.config import ProxyConfig
 from judge.config import JudgeConfig
+from judge.verifier.config import VerifierConfig
 from opd.cluster.config import ClusterConfig
 from opd.guard.config import GuardConfig
 from opd.replay.config import ReplayConfig
@@ -125,6 +126,8 @@ class RunConfig(BaseModel):
     """What becomes of accepted hints beyond the turn that each came from."""
     guard: GuardConfig = Field(default_factory=GuardConfig)
     """What each version is checked on, and when the run goes back."""
+    verifier: VerifierConfig = Field(default_factory=VerifierConfig)
+    """What says how well a session went, once it is over."""
     handover: HandoverConfig = Field(default_factory=HandoverConfig)
     """How turns are handed to slime's trainer; only for `opd slime`."""
     cluster: ClusterConfig | None = None
@@ -165,6 +168,11 @@ class RunConfig(BaseModel):
             batch_size=self.trainer.rollout_batch_size,
             idle_timeout_s=self.proxy.idle_timeout_s,
             hint_wait_s=self.trainer.hint_wait_s if self.rehearsal.enabled else None,
+            outcome_wait_s=(
+                None
+                if self.trainer.objective.outcome_reward is None
+                else self.trainer.outcome_wait_s
+            ),
         )
 
     @property

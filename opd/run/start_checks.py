@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 
+from judge.verifier.config import VerifierConfig
 from opd.guard.canaries import read_canaries
 from opd.guard.config import GuardConfig
 from opd.models.folder import check_model
@@ -25,6 +26,7 @@ def check_start(config: RunConfig, *, serves: bool) -> None:
     check_engines(config)
     check_store(config.store)
     check_canaries(config.guard)
+    check_verifier(config.verifier)
     if serves and config.store.spill_path.parent.is_dir():  # else of a new run, as the store
         check_spill(config.store)
 
@@ -43,6 +45,17 @@ def check_canaries(guard: GuardConfig) -> None:
     """Raise StartupError for a file of canaries that cannot be used."""
     if guard.canaries is not None:
         read_canaries(guard.canaries)
+
+
+def check_verifier(verifier: VerifierConfig) -> None:
+    """Raise StartupError for a function that cannot be called."""
+    if verifier.source is None:
+        return
+    from judge.verifier.calls import why_not_found
+
+    why = asyncio.run(why_not_found(verifier.source))
+    if why is not None:
+        raise StartupError(f"verifier.source: {verifier.source} cannot be called: {why}")
 
 
 def check_store(config: StoreConfig) -> None:

@@ -18,6 +18,7 @@ from records.care.lineage import Reason, fed_from, lineage, note_deletions, sett
 from records.hints.memory import forget_turns
 from records.lessons import forgetting
 from records.names import DropReason, TurnState
+from records.outcomes.rows import OutcomeRow
 from records.tables.loading import load_tokens
 from records.tables.models import (
     DeletionRow,
@@ -95,6 +96,7 @@ def delete_sessions_op(
     _delete_toolsets(connection, toolsets)
     num_sessions = 0
     for part in chunks(session_ids):
+        connection.execute(delete(OutcomeRow).where(OutcomeRow.session_id.in_(part)))
         gone = delete(SessionRow).where(SessionRow.session_id.in_(part))
         num_sessions += connection.execute(gone).rowcount
     return Deleted(

@@ -19,6 +19,7 @@ from records.database.opening import unavailable
 from records.errors import StoreCorrupt, StoreError, StoreUnavailable
 from records.lessons import verifying
 from records.names import TurnState
+from records.outcomes.rows import HAS_OUTCOME
 from records.tables.columns import content_hash
 from records.tables.loading import load_tokens
 from records.tables.models import (
@@ -125,8 +126,11 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
     session = exists().where(
         SessionRow.session_id == TurnRow.session_id, SessionRow.scope == TurnRow.scope
     )
-    rewarded = and_(TurnRow.priority == REPLAY_PRIORITY, VerdictRow.reward.is_not(None))
-    taught = or_(score, verdict.where(VerdictRow.reward.is_not(None)))
+    # A turn without a hint has a reward, or its session's outcome will be one.
+    is_replayed = TurnRow.priority == REPLAY_PRIORITY
+    without_hint = verdict.where(VerdictRow.hint.is_(None))
+    awaited = and_(without_hint, or_(HAS_OUTCOME, state == TurnState.READY))
+    taught = or_(score, verdict.where(VerdictRow.reward.is_not(None)), awaited)
     return [
         ("are dropped without a reason", and_(dropped, TurnRow.drop_reason.is_(None))),
         (
@@ -156,10 +160,10 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
         ),
         (
             "wait for a score without a hint",
-            # One of a recording may have a reward alone: the policy has yet to score it.
+            # The policy has yet to score one of a recording, whatever it has.
             and_(
                 state == TurnState.SCORING,
-                ~verdict.where(or_(VerdictRow.hint.is_not(None), rewarded)),
+                ~verdict.where(or_(VerdictRow.hint.is_not(None), is_replayed)),
             ),
         ),
         (

@@ -14,6 +14,7 @@ from records.feedback.feedback import KeptFeedback, kept_on
 from records.lessons.reading import outcomes_at
 from records.messages import EchoChange, echo_changes_of
 from records.names import DropReason, TurnState, TurnType
+from records.outcomes.rows import OutcomeRow, OutcomeSource
 from records.reading.summary import counts, drops
 from records.tables.models import SessionRow, TurnRow, VerdictRow, VoteRow
 from records.tables.sql import chunks
@@ -58,8 +59,20 @@ class TurnFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeFacts:
+    """What a session came to, in [0, 1], and who says so. `value` None: a verifier is being asked,
+    or gave up (`failure`).
+    """
+
+    value: float | None
+    source: OutcomeSource
+    reason: str | None
+    failure: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFacts:
-    """A session and its turns, oldest first."""
+    """A session and its turns, oldest first. `outcome` is None where nobody has said it."""
 
     session_id: str
     name: str | None
@@ -68,6 +81,7 @@ class SessionFacts:
     closed_at: float | None
     close_reason: str | None
     turns: tuple[TurnFacts, ...]
+    outcome: OutcomeFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +150,17 @@ def _session(
         closed_at=row.closed_at,
         close_reason=row.close_reason,
         turns=tuple(_turns(connection, session_id, where, limit)),
+        outcome=_outcome(connection, session_id),
     )
+
+
+def _outcome(connection: Connection, session_id: str) -> OutcomeFacts | None:
+    row = connection.execute(
+        select(OutcomeRow.value, OutcomeRow.source, OutcomeRow.reason, OutcomeRow.failure).where(
+            OutcomeRow.session_id == session_id
+        )
+    ).one_or_none()
+    return None if row is None else OutcomeFacts(**row._mapping)
 
 
 def _turns(

@@ -24,16 +24,18 @@ class Limits:
     idle_timeout_s: float
     hint_wait_s: float | None
     """None: hints are not rehearsed, and no turn waits for its hint."""
+    outcome_wait_s: float | None = None
+    """None: rewards are not made of outcomes, and no turn waits for its session's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """What became of one turn.
 
-    `waits_for`: next_state, votes, review, scoring, hint, batch or lease. `count` is the number of
-    turns of the run that were dropped for the same reason. `echo_changes`: what the client changed
-    of the answer before it went on. `lessons`: what became of lessons practised at its state, by
-    kind.
+    `waits_for`: next_state, votes, review, scoring, hint, outcome, batch or lease. `count` is the
+    number of turns of the run that were dropped for the same reason. `echo_changes`: what the
+    client changed of the answer before it went on. `lessons`: what became of lessons practised at
+    its state, by kind.
     """
 
     turn_id: str
@@ -133,12 +135,30 @@ def _waiting(
                 f"waits until its hint is practised, {left_s:.0f} s at most (trainer.hint_wait_s): "
                 "trained without counter-lessons, it would cost the open wish for the opposite"
             )
+        if (waiting := _outcome_wait(turn, session, limits, now)) is not None:
+            return "outcome", waiting
         ready = "" if run is None else f"{run.states[TurnState.READY]} turns are ready, "
         if limits.batch_size is None:
             return "batch", "waits for a batch"
         return "batch", f"waits for a batch: {ready}a step takes {limits.batch_size}"
     held = "" if is_held else "; the lease has run out, so that the turn can go to another step"
     return "lease", f"a step is being taken on it: leased by {turn.claim_owner}{held}"
+
+
+def _outcome_wait(turn: TurnFacts, session: SessionFacts, limits: Limits, now: float) -> str | None:
+    """That a ready turn waits for its session's outcome; None: it does not."""
+    known = session.outcome
+    if limits.outcome_wait_s is None or (
+        known is not None and (known.value is not None or known.failure is not None)
+    ):
+        return None
+    left_s = turn.updated_at + limits.outcome_wait_s - now
+    if left_s <= 0:
+        return None
+    return (
+        f"waits for what its session comes to, {left_s:.0f} s at most (trainer.outcome_wait_s): "
+        "POST /v1/feedback with session_outcome, or the verifier says it"
+    )
 
 
 def _queue(run: RunFacts | None, state: TurnState) -> str:

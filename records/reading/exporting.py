@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from records.database.writer import as_store_error
 from records.names import DropReason, TurnState
+from records.outcomes.rows import OutcomeRow
 from records.store import Store
 from records.tables.models import SessionRow, TurnRow
 
@@ -42,6 +43,7 @@ class SessionHeader:
     created_at: float
     last_seen: float
     close_reason: str | None
+    outcome: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +131,18 @@ def _count(connection: Connection, wanted: Wanted) -> int:
 def _page(
     connection: Connection, wanted: Wanted, after: SessionHeader | None
 ) -> list[SessionHeader]:
-    statement = select(
-        SessionRow.session_id,
-        SessionRow.external_id.label("name"),
-        SessionRow.created_at,
-        SessionRow.last_seen,
-        SessionRow.close_reason,
-    ).where(*conditions(wanted))
+    statement = (
+        select(
+            SessionRow.session_id,
+            SessionRow.external_id.label("name"),
+            SessionRow.created_at,
+            SessionRow.last_seen,
+            SessionRow.close_reason,
+            OutcomeRow.value.label("outcome"),
+        )
+        .outerjoin(OutcomeRow, OutcomeRow.session_id == SessionRow.session_id)
+        .where(*conditions(wanted))
+    )
     key = tuple_(SessionRow.created_at, SessionRow.session_id)
     if after is not None:
         statement = statement.where(key > tuple_(after.created_at, after.session_id))

@@ -14,9 +14,10 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from records.names import REJUDGEABLE, DropReason, TurnState
+from records.outcomes.rows import OutcomeRow, OutcomeSource
 from records.queue.claims import holds
 from records.tables.models import RecordingRow, ReviewRow, TurnRow, VerdictRow
-from records.tables.sql import chunks, rows_in, table_of
+from records.tables.sql import chunks, insert_missing, rows_in, table_of
 from records.turns import sessions
 from records.turns import turn_writes as turns
 from records.turns.turn_writes import NextState, PreparedTurn
@@ -47,10 +48,13 @@ class PreparedSession:
     now: float
     turns: tuple[PreparedTurn, ...]
     next_states: tuple[NextState, ...]
+    outcome: float | None = None
+    """What it came to, in [0, 1], where the recording says it."""
 
 
 def import_op(connection: Connection, prepared: Sequence[PreparedSession]) -> list[int]:
-    """Write what is not there yet of each session, closed; returns how many turns are new.
+    """Write what is not there yet of each session, closed; returns how many turns are new. The
+    first outcome of a session stays.
 
     Raises ValueError for a session of another scope.
     """
@@ -85,7 +89,23 @@ def import_op(connection: Connection, prepared: Sequence[PreparedSession]) -> li
         now = max(session.now for session in changed)
         session_ids = [session.session_id for session in changed]
         sessions.close_op(connection, session_ids, _CLOSED_AS, now)
+    insert_missing(
+        connection, OutcomeRow, [_outcome_row(one) for one in changed if one.outcome is not None]
+    )
     return added
+
+
+def _outcome_row(session: PreparedSession) -> dict[str, Any]:
+    return {
+        "session_id": session.session_id,
+        "value": session.outcome,
+        "source": OutcomeSource.RECORDING,
+        "reason": None,
+        "failure": None,
+        "claim_owner": None,
+        "claim_until": None,
+        "created_at": session.now,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from records.store.hints import HintStore
 from records.store.inspection import InspectionStore
 from records.store.lessons import LessonStore
+from records.store.outcomes import OutcomeStore
 from records.store.recordings import RecordingStore
 from records.store.sessions import SessionStore
 from records.store.trainer import TrainerStore
@@ -26,6 +27,7 @@ class Store(
     LessonStore,
     TrainerStore,
     HintStore,
+    OutcomeStore,
     InspectionStore,
 ):
     """One process's door to the database. All methods may raise StoreUnavailable."""

@@ -11,6 +11,7 @@ from records.queue.freshness import Untrained
 from records.reading import summary
 from records.store.base import StoreBase
 from records.training import ready_samples, reconcile, training
+from records.training.outcome_rewards import OutcomeRewards, rewarded
 from records.training.prompt_history import HistoryWindow
 from records.training.reconcile import Chain, ReconcileReport
 from records.training.share import UNCAPPED, LessonShares, Share
@@ -30,6 +31,7 @@ class TrainerStore(StoreBase):
         share: Share = UNCAPPED,
         lessons: LessonShares | None = None,
         history: HistoryWindow | None = None,
+        outcomes: OutcomeRewards | None = None,
     ) -> list[ReadySample]:
         """`count` ready turns -> leased, or [] if there are fewer, or fewer within the `share` that
         one scope may have. Round robin by scope, the oldest of each first.
@@ -37,10 +39,15 @@ class TrainerStore(StoreBase):
         With shares for `lessons` a part of the batch are counter- and keep-lessons, and lessons of
         hints fill up the turns. With `whole_sessions` all other ready turns of their sessions are
         leased with them, beyond any share. With `history` each turn says what was answered to its
-        prompt before.
+        prompt before. With `outcomes` rewards are made of what sessions came to: turns wait for
+        that; after its time those with a hint are leased without a reward, the others dropped.
         """
         if count < 1:
             raise ValueError(f"a lease asks for at least one turn, got {count}")
+        if outcomes is not None:
+            now = self._clock()
+            since = now - outcomes.wait_s
+            await self.write(training.without_outcome_op, since=since, now=now)
         if not await self.read(
             training.enough_ready, count=count, now=self._clock(), lessons=lessons is not None
         ):
@@ -55,10 +62,19 @@ class TrainerStore(StoreBase):
             share=share,
             after=self.last_scopes.get(TurnState.READY, ""),
             lessons=lessons,
+            outcome_wait_s=None if outcomes is None else outcomes.wait_s,
         )
         self.last_scopes[TurnState.READY] = taken.last_scope
+        turns = await self.read(
+            ready_samples.load_samples,
+            turn_ids=taken.turn_ids,
+            window=history,
+            with_outcomes=outcomes is not None,
+        )
+        if outcomes is not None:
+            turns = [rewarded(one, outcomes.kind) for one in turns]
         return [
-            *await self.read(ready_samples.load_samples, turn_ids=taken.turn_ids, window=history),
+            *turns,
             *await self.read(reading.load_samples, lesson_ids=taken.lesson_ids),
         ]
 

@@ -107,9 +107,10 @@ class WorkerStore(StoreBase):
 
         False, and nothing written, if the claim is lost, or if the turn has more than the
         `num_reactions` that were judged: then it is judged again. Raises ValueError for a verdict
-        without a hint, a reward and a drop reason.
+        without a hint, a reward (or an outcome to come) and a drop reason.
         """
-        if drop is None and not verdict.hint and verdict.reward is None:
+        is_rewarded = verdict.reward is not None or verdict.awaits_outcome
+        if drop is None and not verdict.hint and not is_rewarded:
             raise ValueError(f"turn {verdict.turn_id}: no hint and no drop reason")
         judged = claims.JudgedTurn(
             owner=owner,

@@ -26,6 +26,7 @@ from records.lessons.claiming import UNFINISHED
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.rows import LessonRow
 from records.names import TurnState
+from records.outcomes.rows import OutcomeRow
 from records.queue.round_robin import (
     PRIORITIES,
     Condition,
@@ -34,7 +35,7 @@ from records.queue.round_robin import (
     ring_of_scopes,
     waiting_scopes,
 )
-from records.tables.models import TurnRow
+from records.tables.models import ScoreRow, TurnRow
 from records.training.share import LessonShares, Share
 
 
@@ -138,6 +139,31 @@ def practised_or_ready_before(since: float) -> Condition:
     return lambda row: and_(~_is_paused(row), or_(row.updated_at < since, ~awaits_practice(row)))
 
 
+def has_outcome_or_ready_before(since: float) -> Condition:
+    """Turns of sessions whose outcome is known, and those with a hint that were ready before
+    `since` or whose verifier has given up: what they have is all that comes.
+    """
+    return lambda row: or_(
+        exists().where(OutcomeRow.session_id == row.session_id, OutcomeRow.value.is_not(None)),
+        and_(
+            exists().where(ScoreRow.turn_id == row.turn_id),
+            or_(
+                row.updated_at < since,
+                exists().where(
+                    OutcomeRow.session_id == row.session_id, OutcomeRow.failure.is_not(None)
+                ),
+            ),
+        ),
+    )
+
+
+def both(first: Condition | None, second: Condition | None) -> Condition | None:
+    """What meets both; None is met by all."""
+    if first is None or second is None:
+        return first or second
+    return lambda row: and_(first(row), second(row))
+
+
 def _is_paused(row: type[TurnRow]) -> ColumnElement[bool]:
     """Whether a hint of the turn is opposed by another scope."""
     return exists().where(
@@ -219,10 +245,17 @@ def _is_old(queues: Sequence[Sequence[Candidate]], most: int, since: float) -> b
 
 
 def with_lessons(
-    connection: Connection, count: int, now: float, share: Share, shares: LessonShares, after: str
+    connection: Connection,
+    count: int,
+    now: float,
+    share: Share,
+    shares: LessonShares,
+    after: str,
+    may_train: Condition | None = None,
 ) -> Batch | None:
-    """A batch of turns and lessons; of turns alone where no lesson of a hint is to be had, and
-    where those that there are do not come (see `LessonShares`). None if a part cannot be filled.
+    """A batch of turns that `may_train` and lessons; of turns alone where no lesson of a hint is to
+    be had, and where those that there are do not come (see `LessonShares`). None if a part cannot
+    be filled.
     """
     recent = {kind for kind in LessonKind if _is_recent(connection, kind, now - shares.wait_s)}
     expected = recent | {kind for kind in LessonKind if _is_under_way(connection, kind)}
@@ -233,7 +266,8 @@ def with_lessons(
     )
     fill = partial(_part, connection, now=now, share=share, after=after)
     is_rehearsing = bool(expected & {LessonKind.HINT, LessonKind.COUNTER})
-    is_free = practised_or_ready_before(now - shares.hold_s) if shares.hold_s else None
+    practised = practised_or_ready_before(now - shares.hold_s) if shares.hold_s else None
+    is_free = both(practised, may_train)
     hinted: list[Source] = [*ready_turns(is_free)]
     hinted += [Lessons(LessonKind.HINT)] if LessonKind.HINT in expected else []
     lessons = [

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, select
 
+from records.outcomes.rows import OutcomeRow
 from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow, VerdictRow
 from records.types import PastAnswer, PromptHistory
 
@@ -22,11 +23,13 @@ MOST = 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryWindow:
     """What to read beside a batch: answers sampled at most `versions` versions before the newest of
-    the batch and, with `first`, the first answers to each prompt, however old.
+    the batch and, with `first`, the first answers to each prompt, however old. With `sessions`
+    what earlier sessions came to that began with the same prompt, in place of answers.
     """
 
     versions: int
     first: bool = False
+    sessions: bool = False
 
 
 class _Prompt(NamedTuple):
@@ -91,7 +94,9 @@ def _rewarded(prompt: _Prompt) -> Select[*tuple[Any, ...]]:
             TurnRow.newest_version.label("version"),
             VerdictRow.reward,
             TokensRow.response_length.label("length"),
+            OutcomeRow.value.label("outcome"),
         )
+        .outerjoin(OutcomeRow, OutcomeRow.session_id == TurnRow.session_id)
         .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
         .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
         .where(
@@ -112,6 +117,12 @@ def _answers(
     rows = connection.execute(statement.limit(MOST + len(batch)))
     kept = [row for row in rows if row.turn_id not in batch][:MOST]
     return tuple(
-        PastAnswer(turn_id=row.turn_id, version=row.version, reward=row.reward, length=row.length)
+        PastAnswer(
+            turn_id=row.turn_id,
+            version=row.version,
+            reward=row.reward,
+            length=row.length,
+            outcome=row.outcome,
+        )
         for row in kept
     )

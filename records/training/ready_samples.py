@@ -18,17 +18,29 @@ from records.tables.loading import TokenTriple, load_recordings, load_tokens, ve
 from records.tables.models import ExpertsRow, NodeRow, TurnRow, VerdictRow
 from records.tables.sql import chunks
 from records.training.prompt_history import HistoryWindow, load_histories
+from records.training.session_history import load_sessions
 from records.turns.recording import REPLAY_PRIORITY, Recording
-from records.types import NO_HISTORY, Experts, PromptHistory, ReadySample, SideSamples
+from records.types import (
+    NO_HISTORY,
+    UNKNOWN_OUTCOME,
+    Experts,
+    PromptHistory,
+    ReadySample,
+    SessionOutcome,
+    SideSamples,
+)
 
 
 def load_samples(
-    connection: Connection, turn_ids: Sequence[str], window: HistoryWindow | None = None
+    connection: Connection,
+    turn_ids: Sequence[str],
+    window: HistoryWindow | None = None,
+    with_outcomes: bool = False,
 ) -> list[ReadySample]:
     """The samples of these turns, in the order asked for; with a `window` also what was answered to
-    their prompts before.
+    their prompts before, and `with_outcomes` what their sessions came to.
 
-    Raises StoreCorrupt for a turn with neither a score nor a reward.
+    Raises StoreCorrupt for a turn with a hint and neither a score nor a reward.
     """
     rows = _turn_rows(connection, turn_ids)
     tokens = load_tokens(connection, turn_ids)
@@ -39,7 +51,11 @@ def load_samples(
     recorded = [turn_id for turn_id in turn_ids if rows[turn_id].priority == REPLAY_PRIORITY]
     recordings = load_recordings(connection, recorded)
     histories: dict[str, PromptHistory] = {}
-    if window is not None:
+    sessions: dict[str, SessionOutcome] = {}
+    if with_outcomes:
+        versions = window.versions if window is not None and window.sessions else None
+        sessions = load_sessions(connection, rows, versions)
+    if window is not None and not window.sessions:
         lengths = {turn_id: len(prompt_ids) for turn_id, (prompt_ids, *_) in tokens.items()}
         histories = load_histories(connection, rows, lengths, window)
     return [
@@ -52,6 +68,7 @@ def load_samples(
             step_index=steps[turn_id],
             recording=recordings.get(turn_id),
             history=histories.get(turn_id, NO_HISTORY),
+            session=sessions.get(turn_id, UNKNOWN_OUTCOME),
         )
         for turn_id in turn_ids
     ]
@@ -61,7 +78,12 @@ def _turn_rows(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Row
     rows: dict[str, Row[Any]] = {}
     for part in chunks(turn_ids):
         statement = (
-            select(TurnRow.__table__, VerdictRow.reward, NodeRow.body.label("last_message"))
+            select(
+                TurnRow.__table__,
+                VerdictRow.reward,
+                VerdictRow.hint,
+                NodeRow.body.label("last_message"),
+            )
             .join(NodeRow, NodeRow.node_id == TurnRow.prompt_node_id)
             .outerjoin(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
             .where(TurnRow.turn_id.in_(part))
@@ -106,9 +128,10 @@ def _sample(
     step_index: int,
     recording: Recording | None,
     history: PromptHistory,
+    session: SessionOutcome,
 ) -> ReadySample:
-    if not scores and row.reward is None:
-        raise StoreCorrupt(f"turn {row.turn_id} is leased without a score or a reward")
+    if not scores and row.reward is None and row.hint is not None:
+        raise StoreCorrupt(f"turn {row.turn_id} is leased without its hint's score or a reward")
     prompt_ids, response_ids, rollout_logprobs = tokens
     unscored = np.full(len(response_ids), np.nan, dtype=np.float32)
     return ReadySample(
@@ -133,4 +156,5 @@ def _sample(
         is_cut=row.finish_reason == "length",
         scope=row.scope,
         history=history,
+        session=session,
     )

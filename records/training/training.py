@@ -18,10 +18,11 @@ from records.hints import versions as hint_versions
 from records.lessons import steps
 from records.lessons.rows import LessonRow
 from records.names import DropReason, TurnState
+from records.outcomes.rows import HAS_OUTCOME, OutcomeRow
 from records.queue.round_robin import Taken
-from records.tables.models import PolicyVersionRow, RecordingRow, SampleRow, TurnRow
+from records.tables.models import PolicyVersionRow, RecordingRow, SampleRow, ScoreRow, TurnRow
 from records.tables.sql import chunks
-from records.training.batches import turns_alone, with_lessons
+from records.training.batches import has_outcome_or_ready_before, turns_alone, with_lessons
 from records.training.share import UNCAPPED, LessonShares, Share
 from records.turns.recording import RecordingKind
 from records.types import PolicyVersion, SampleResult
@@ -49,19 +50,23 @@ def lease_op(
     share: Share = UNCAPPED,
     after: str = "",
     lessons: LessonShares | None = None,
+    outcome_wait_s: float | None = None,
 ) -> Taken:
     """Lease `count` ready turns, or turns and `lessons` (records/training/batches.py says which),
     or none.
 
-    With `whole_sessions` the other ready turns of their sessions too. Expired leases are ready
-    again.
+    With `whole_sessions` the other ready turns of their sessions too. With `outcome_wait_s` turns
+    wait for their session's outcome, so long at most. Expired leases are ready again.
     """
     _to_ready(connection, now, TurnRow.claim_until < now)
     steps.give_back(connection, now, LessonRow.claim_until < now)
+    may_train = None
+    if outcome_wait_s is not None:
+        may_train = has_outcome_or_ready_before(now - outcome_wait_s)
     if lessons is None:
-        batch = turns_alone(connection, count, now, share, after)
+        batch = turns_alone(connection, count, now, share, after, may_train)
     else:
-        batch = with_lessons(connection, count, now, share, lessons, after)
+        batch = with_lessons(connection, count, now, share, lessons, after, may_train)
     if batch is None:
         return Taken(last_scope=after)
     turn_ids = batch.turn_ids
@@ -146,6 +151,25 @@ def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
             TurnRow.state == TurnState.READY, TurnRow.oldest_version < oldest_allowed, ~is_recorded
         )
         .values(state=TurnState.DROPPED, drop_reason=DropReason.STALE, updated_at=now)
+    ).rowcount
+
+
+def without_outcome_op(connection: Connection, since: float, now: float) -> int:
+    """Ready turns without a hint's score that have waited since then for their session's outcome,
+    or whose verifier has given up -> dropped(no_outcome).
+    """
+    given_up = exists().where(
+        OutcomeRow.session_id == TurnRow.session_id, OutcomeRow.failure.is_not(None)
+    )
+    return connection.execute(
+        update(TurnRow)
+        .where(
+            TurnRow.state == TurnState.READY,
+            or_(TurnRow.updated_at < since, given_up),
+            ~HAS_OUTCOME,
+            ~exists().where(ScoreRow.turn_id == TurnRow.turn_id),
+        )
+        .values(state=TurnState.DROPPED, drop_reason=DropReason.NO_OUTCOME, updated_at=now)
     ).rowcount
 
 

@@ -18,7 +18,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from records.types import NO_HISTORY, Experts, Logprobs, PromptHistory, ReadySample
+from records.types import (
+    NO_HISTORY,
+    UNKNOWN_OUTCOME,
+    Experts,
+    Logprobs,
+    PromptHistory,
+    ReadySample,
+    SessionOutcome,
+)
 from rollout_bridge.merging import PackedSequence, TurnSpan
 
 
@@ -36,6 +44,8 @@ class TurnTraits:
     num_tokens: int
     is_cut: bool = False
     history: PromptHistory = NO_HISTORY
+    session_id: str = ""
+    session: SessionOutcome = UNKNOWN_OUTCOME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +61,10 @@ class BatchFacts:
 
     def without_histories(self) -> BatchFacts:
         """Small enough to be sent to every rank."""
-        turns = tuple(replace(one, history=NO_HISTORY) for one in self.turns)
+        turns = tuple(
+            replace(one, history=NO_HISTORY, session=replace(one.session, past=()))
+            for one in self.turns
+        )
         return replace(self, turns=turns)
 
 
@@ -171,6 +184,8 @@ def _facts(sample: ReadySample) -> TurnTraits:
         num_tokens=len(sample.response_ids),
         is_cut=sample.is_cut,
         history=sample.history,
+        session_id=sample.session_id,
+        session=sample.session,
     )
 
 
@@ -195,6 +210,7 @@ def _carried(
         routed_experts=None,
         side_samples=None,
         history=NO_HISTORY,
+        session=UNKNOWN_OUTCOME,
     )
     return CarriedTurn(
         index=span.turn, start=span.start, end=span.end, version_gap=version_gap, sample=slim

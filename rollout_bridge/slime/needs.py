@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from records.names import DropReason
+from records.training.outcome_rewards import OutcomeReward, OutcomeRewards
 from records.training.prompt_history import HistoryWindow
 from records.types import ReadySample
 
@@ -31,13 +32,30 @@ class SampleNeeds(BaseModel):
     """Earlier answers to its prompt, of so many versions before; unset: none."""
     first_answers: bool = False
     """With `past_versions`: the first answers to its prompt, too."""
+    compares_sessions: bool = False
+    """With `past_versions`: earlier sessions that began as its own did, in place of answers."""
+    outcome_reward: OutcomeReward | None = None
+    """How rewards are made of what sessions came to; unset: they are not."""
+    outcome_wait_s: float = Field(default=0.0, ge=0)
+    """With `outcome_reward`: how long a turn waits for it."""
 
     @property
     def history(self) -> HistoryWindow | None:
         """What to read of a prompt's earlier answers; None: nothing."""
         if self.past_versions is None:
             return None
-        return HistoryWindow(versions=self.past_versions, first=self.first_answers)
+        return HistoryWindow(
+            versions=self.past_versions,
+            first=self.first_answers,
+            sessions=self.compares_sessions,
+        )
+
+    @property
+    def outcomes(self) -> OutcomeRewards | None:
+        """How rewards are made of outcomes; None: they are not."""
+        if self.outcome_reward is None:
+            return None
+        return OutcomeRewards(kind=self.outcome_reward, wait_s=self.outcome_wait_s)
 
     def lacking(self, sample: ReadySample) -> DropReason | None:
         """Why a sample cannot train; None if it can."""

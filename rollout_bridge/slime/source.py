@@ -260,6 +260,7 @@ class TurnSource:
             ttl_s=self._settings.lease_ttl_s,
             share=UNCAPPED if is_late else self._settings.share,
             history=self._settings.needs.history,
+            outcomes=self._settings.needs.outcomes,
         )
         usable = []
         for sample in leased:

@@ -23,7 +23,9 @@ from records.database import fail_points
 
 PRELOADED = (
     "opd.cli.app",
-    "opd.processes.roles",
+    "opd.processes.judge_role",
+    "opd.processes.proxy_role",
+    "opd.processes.trainer_role",
     "trainer.step.loop",
     "trainer.step.calibration_texts",
     "opd.replay.work",

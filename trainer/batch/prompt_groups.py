@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from records.types import NO_HISTORY, PastAnswer, PromptHistory, ReadySample
+from records.types import (
+    NO_HISTORY,
+    UNKNOWN_OUTCOME,
+    PastAnswer,
+    PromptHistory,
+    ReadySample,
+    SessionOutcome,
+)
 from trainer.rewards.groups import group_ids, group_pass_rates
 from trainer.rewards.length import next_anchor
 
@@ -27,7 +34,8 @@ _NO_STEP = -1
 class RewardFacts:
     """A turn as rewards compare it; `prompt_key` is equal for equal prompts of one scope, `length`
     counts the tokens of the response. `start_kl`: the nats by which the policy gives the response
-    more than the frozen start does; None where nobody asked.
+    more than the frozen start does; None where nobody asked. `session_id` and `session` say what
+    its conversation is and came to.
     """
 
     reward: float | None
@@ -38,6 +46,8 @@ class RewardFacts:
     is_cut: bool = False
     history: PromptHistory = NO_HISTORY
     start_kl: float | None = None
+    session_id: str = ""
+    session: SessionOutcome = UNKNOWN_OUTCOME
 
 
 def reward_facts(
@@ -55,6 +65,8 @@ def reward_facts(
             is_cut=sample.is_cut,
             history=sample.history,
             start_kl=start_kl,
+            session_id=sample.session_id,
+            session=sample.session,
         )
         for sample, start_kl in zip(samples, kls, strict=True)
     ]

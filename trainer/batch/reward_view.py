@@ -21,6 +21,7 @@ from trainer.batch.prompt_groups import (
     reward_tensor,
     with_past,
 )
+from trainer.batch.session_groups import compared_share, session_advantages
 from trainer.objectives.option_base import TeacherReach
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 from trainer.objectives.policy.eligibility import eligible_samples, underperforming_share
@@ -64,6 +65,8 @@ def _of_known(facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int
     """Advantages of turns that have a reward."""
     if not isinstance(options, HindsightOpd) or not facts:
         return reward_tensor(facts).tolist()
+    if options.compares_sessions:
+        return session_advantages(facts, divide_by_std=options.divide_by_std)
     everything = list(facts) if options.charges_kl else with_past(facts)
     rates = pass_rates(facts) if options.charges_kl else rates_among(everything)
     rewards = _less_length(everything, rates, options, step)
@@ -185,7 +188,9 @@ def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> d
     if isinstance(options, HindsightOpd):
         known = [one for one in facts if one.reward is not None]
         others = known if options.charges_kl else with_past(known)
-        if options.reward_baseline != "none":
+        if options.compares_sessions:
+            metrics["reward/compared_frac"] = compared_share(known)
+        elif options.reward_baseline != "none":
             metrics["reward/compared_frac"] = _compared(known, others, options.reward_baseline)
         if options.length_penalty == "group":
             metrics["length/compared_frac"] = _compared(known, others, "prompt")

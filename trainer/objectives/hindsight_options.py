@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from trainer.objectives.option_base import Need, TeacherReach
+from trainer.objectives.option_base import Need, OutcomePart, TeacherReach
 from trainer.objectives.validation import check_loss_mode
 
 
@@ -48,9 +48,14 @@ class HindsightOpd(TeacherReach):
     """Standardise the teacher's gaps over the batch (ALGORITHMS 7.3); for rewards there is
     `reward_baseline`.
     """
-    reward_baseline: Literal["none", "step", "prompt", "passk"] = "none"
+    reward_outcome: Literal["none", "only", "add"] = "none"
+    """Rewards are what the session came to (`only`), or that and what the judge says of the turn
+    (`add`; ALGORITHMS 3.3). Turns wait for it, `trainer.outcome_wait_s` at most.
+    """
+    reward_baseline: Literal["none", "step", "prompt", "passk", "session"] = "none"
     """Standardise rewards among equal step indices (ALGORITHMS 3.3) or equal prompts (8.7); or only
-    the best answer to a prompt gains, by how far it is ahead (8.4).
+    the best answer to a prompt gains, by how far it is ahead (8.4); or outcomes of sessions among
+    those that began with the same prompt, for all turns of each (8.7).
     """
     reward_best_of: int | None = Field(default=None, ge=2)
     """k: every k answers to a prompt share the best reward among them, before length and baseline
@@ -124,6 +129,16 @@ class HindsightOpd(TeacherReach):
         return needs_rates or (compares_rewards and not self.charges_kl)
 
     @property
+    def outcome_reward(self) -> OutcomePart | None:
+        """As `reward_outcome`."""
+        return None if self.reward_outcome == "none" else self.reward_outcome
+
+    @property
+    def compares_sessions(self) -> bool:
+        """With `reward_baseline` session."""
+        return self.reward_baseline == "session"
+
+    @property
     def charges_kl(self) -> bool:
         """With `reward_kl_coef`."""
         return self.reward_kl_coef > 0
@@ -147,6 +162,10 @@ class HindsightOpd(TeacherReach):
             raise ValueError(f"dual_clip has no meaning with surrogate {self.surrogate}; unset it")
         if self.reward_baseline != "none" and self.reward_coef == 0:
             raise ValueError("reward_baseline needs reward_coef above 0")
+        if self.reward_outcome != "none" and self.reward_coef == 0:
+            raise ValueError("reward_outcome makes rewards: set reward_coef above 0")
+        if self.reward_baseline == "session":
+            self._check_sessions()
         if self.reward_best_of is not None and self.reward_coef == 0:
             raise ValueError("reward_best_of shares a reward: set reward_coef above 0")
         if self.reward_best_of is not None and self.reward_baseline == "passk":
@@ -162,6 +181,20 @@ class HindsightOpd(TeacherReach):
             raise ValueError("divide_by_std acts on a reward_baseline only; set that too")
         self._check_length()
         return self
+
+    def _check_sessions(self) -> None:
+        if self.reward_outcome != "only":
+            raise ValueError(
+                'reward_baseline session compares outcomes of sessions: set reward_outcome = "only"'
+            )
+        beside = ("length_penalty", "reward_best_of", "reward_kl_coef")
+        fields = type(self).model_fields
+        moved = [name for name in beside if getattr(self, name) != fields[name].default]
+        if moved or self.mix == "replace":
+            raise ValueError(
+                f"reward_baseline session compares sessions, not answers: unset "
+                f"{', '.join(moved or ['mix'])}, or choose the baseline prompt"
+            )
 
     def _moved_clips(self) -> bool:
         fields = type(self).model_fields

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 Need: TypeAlias = Literal["teacher_scalar", "teacher_topk", "teacher_in_trainer", "reward"]
 SupportKind: TypeAlias = Literal["none", "student", "teacher", "overlap", "samples"]
+OutcomePart: TypeAlias = Literal["only", "add"]
+"""What of a reward is the session's outcome: all of it, or a part beside the judge's word."""
 SCALAR: frozenset[Need] = frozenset({"teacher_scalar"})
 
 
@@ -58,6 +60,16 @@ class Options(BaseModel):
     @property
     def compares_prompts(self) -> bool:
         """Whether earlier answers to a turn's prompt count."""
+        return False
+
+    @property
+    def outcome_reward(self) -> OutcomePart | None:
+        """How rewards are made of what sessions came to; None: they are not."""
+        return None
+
+    @property
+    def compares_sessions(self) -> bool:
+        """Whether sessions that began with the same prompt are compared."""
         return False
 
     @property

@@ -83,7 +83,7 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
 
 def sample_needs(trainer: TrainerConfig) -> SampleNeeds:
     """What a turn must bring to be trained on; for slime's `hindsight_needs`."""
-    objective, history = trainer.objective, trainer.history
+    objective, history, outcomes = trainer.objective, trainer.history, trainer.outcomes()
     return SampleNeeds(
         teacher="teacher_scalar" in objective.needs,
         reward="reward" in objective.needs,
@@ -91,6 +91,9 @@ def sample_needs(trainer: TrainerConfig) -> SampleNeeds:
         top_k=objective.support_size if objective.support == "teacher" else 0,
         past_versions=None if history is None else history.versions,
         first_answers=history is not None and history.first,
+        compares_sessions=history is not None and history.sessions,
+        outcome_reward=None if outcomes is None else outcomes.kind,
+        outcome_wait_s=0.0 if outcomes is None else outcomes.wait_s,
     )
 
 

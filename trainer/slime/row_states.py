@@ -58,6 +58,8 @@ def compared(facts: BatchFacts) -> list[RewardFacts]:
             turn_id=one.turn_id,
             is_cut=one.is_cut,
             history=one.history,
+            session_id=one.session_id,
+            session=one.session,
         )
         for one in facts.turns
     ]

@@ -383,6 +383,7 @@ class EmbeddedTrainer:
             share=UNCAPPED if finishes else self.config.share,
             lessons=self._lessons.shares(is_full=num_turns >= size, finishes=finishes),
             history=self.config.history,
+            outcomes=self.config.outcomes(finishes=finishes),
         )
         if not samples:
             self._holds.no_batch()

@@ -100,6 +100,24 @@ async def test_equal_conversations_stay_apart_when_one_got_feedback(door: Door) 
         ({"response_id": UNKNOWN, "text": "x"}, 404, "response_not_found", "response_id"),
         ({"response_id": "nonsense", "text": "x"}, 404, "response_not_found", "response_id"),
         ({"text": "x"}, 400, "missing_required_parameter", "response_id"),
+        ({"text": "x", "session_id": "s"}, 400, None, "session_id"),
+        ({"session_outcome": 1.0}, 400, "missing_required_parameter", "session_id"),
+        (
+            {"session_outcome": 1.0, "session_id": "s", "response_id": UNKNOWN},
+            400,
+            "missing_required_parameter",
+            "session_id",
+        ),
+        ({"session_outcome": 1.5, "session_id": "s"}, 400, "invalid_value", "session_outcome"),
+        ({"session_outcome": "1", "session_id": "s"}, 400, "invalid_value", "session_outcome"),
+        ({"session_outcome": 1.0, "session_id": "s", "thumbs": "up"}, 400, None, "thumbs"),
+        ({"session_outcome": 1.0, "session_id": "s"}, 404, "session_not_found", "session_id"),
+        (
+            {"session_outcome": 1.0, "response_id": UNKNOWN},
+            404,
+            "response_not_found",
+            "response_id",
+        ),
         ({"response_id": UNKNOWN}, 400, "empty_feedback", "text"),
         ({"response_id": UNKNOWN, "text": " \n"}, 400, "empty_feedback", "text"),
         ({"response_id": UNKNOWN, "text": 7}, 400, "invalid_value", "text"),
@@ -161,3 +179,28 @@ async def test_the_official_client_can_send_it(door: Door, agent: openai.AsyncOp
     assert kept["outcome"] == "to_be_judged"
     turn = await door.turn(reply.id[-32:])
     assert turn.feedback_reward == -0.5
+
+
+async def test_what_a_session_came_to(door: Door) -> None:
+    door.will_say("Booked.")
+    _, turn = await door.say(HI, {"X-Session-Id": "trip-1"})
+    fields = {"session_outcome": 0.25, "text": "The wrong city was booked."}
+    body = await sent(door, session_id="trip-1", **fields)
+    assert body == {
+        "object": "feedback",
+        "created": body["created"],
+        "session_id": turn.session_id,
+        "session_outcome": 0.25,
+        "outcome": "kept",
+        "reason": None,
+        "duplicate": False,
+    }
+    again = await sent(door, response_id=f"chatcmpl-{turn.turn_id}", **fields)
+    assert again == {**body, "duplicate": True}
+    other = await send(door, session_id="trip-1", session_outcome=1.0)
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "outcome_known")
+    turn = await door.turn(turn.turn_id)
+    assert turn.state is TurnState.JUDGING
+    assert turn.next_state[0]["content"].endswith("The wrong city was booked.")
+    metrics = (await door.client.get("/metrics")).text
+    assert 'opd_feedback_total{outcome="session_outcome"} 1.0' in metrics

@@ -128,3 +128,19 @@ def test_what_a_person_said_takes_the_place_of_the_votes_reward(
     config = JudgeConfig(base_url="http://j/v1", model="j", reward=kind)
     verdict, drop = decide("t", votes, config, num_omitted=0, said=said)
     assert (verdict.reward, verdict.hint, drop) == (expected, SHORT, None)
+
+
+def test_a_turn_that_its_session_will_reward_is_dropped_for_nothing_that_the_votes_say() -> None:
+    config = JudgeConfig(base_url="http://j/v1", model="j", reward="outcome")
+    for votes in ([vote(-1)], [vote(None, text="?")], []):
+        verdict, drop = decide("t", votes, config, num_omitted=0, said=-1.0)
+        assert (verdict.reward, verdict.hint, verdict.awaits_outcome, drop) == (
+            None,
+            None,
+            True,
+            None,
+        )
+    verdict, drop = decide("t", [vote(1, SHORT)], config, num_omitted=0)
+    assert (verdict.hint, verdict.reward, drop) == (SHORT, None, None)
+    given_up, drop = decide("t", [], config, num_omitted=0, drop=DropReason.JUDGE_UNAVAILABLE)
+    assert (given_up.awaits_outcome, drop) == (False, DropReason.JUDGE_UNAVAILABLE)

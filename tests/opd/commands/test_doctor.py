@@ -20,6 +20,7 @@ from records.hints.types import RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind
 from records.names import DropReason, TurnState, TurnType
 from records.reading.drop_words import BLOCK_WORDS, DROP_WORDS, LESSON_WORDS
+from records.reading.explaining import Limits, explain
 from records.store import Store
 from tests.records.builders import (
     HINT,
@@ -85,6 +86,27 @@ def test_what_a_turn_waits_for(
     assert words in turn["why"]
     assert turn["version"] is None
     assert turn["reason"] is None
+
+
+def test_what_a_session_came_to_and_that_a_turn_waits_for_it(config_file: Path) -> None:
+    async def work(store: Store) -> tuple[str, list[str]]:
+        session_id = await a_session(store)
+        turn_id = await turn_in(store, TurnState.READY, session_id=session_id)
+        limits = Limits(batch_size=1, idle_timeout_s=9, hint_wait_s=None, outcome_wait_s=100.0)
+        waited_for = []
+        for outcome in (None, 0.25):
+            if outcome is not None:
+                await store.add_outcome(SCOPE, outcome, "wrong city", turn_id=turn_id)
+            [session] = await store.sessions_named(session_id)
+            [turn] = session.turns
+            found = explain(turn, session, None, limits, turn.updated_at + 40)
+            waited_for.append(f"{found.waits_for}: {found.why}")
+        return session_id, waited_for
+
+    session_id, (first, second) = in_store(config_file, work)
+    assert first.startswith("outcome: waits for what its session comes to, 60 s at most")
+    assert second == "batch: waits for a batch: a step takes 1"
+    assert "outcome: 0.25, says the feedback: wrong city" in doctor(config_file, session_id).output
 
 
 def test_trained_and_dropped_turns_with_votes_and_feedback(config_file: Path) -> None:

@@ -47,6 +47,7 @@ async def a_tree(store: Store) -> tuple[str, list[str]]:
     await claimed(store, TurnState.JUDGING)
     votes = (a_vote(0), a_vote(1, score=-1, hint="", text="\\boxed{-1}"))
     assert await store.commit_verdict(OWNER, a_verdict(first.turn_id, HINT, votes), None)
+    assert await store.add_outcome(SCOPE, 0.25, None, session=first.session_id) is not None
     return first.session_id, [turn.turn_id for turn in (first, then, otherwise, side)]
 
 
@@ -65,6 +66,7 @@ def test_a_session_comes_back_as_it_was_recorded(a_run: ARun) -> None:
     read = list(read_export(a_run.out / "sessions.jsonl"))
     [session] = [one for one in read if isinstance(one, RecordedSession)]
     assert session.session_id == session_id
+    assert session.outcome_reward == 0.25
     assert [turn.position for turn in session.turns] == [0, 1, 2, 3]
     assert [turn.parent for turn in session.turns] == [None, 0, 0, None]
     for one, turn in zip(session.turns, turns, strict=True):

@@ -25,6 +25,7 @@ from opd.replay.taking_in import PROBLEMS_FILE, ImportReport, take_in
 from records.care.housekeeping import Housekeeping
 from records.config import RedactionConfig, StoreConfig
 from records.names import DropReason, TurnState
+from records.outcomes.rows import OutcomeSource
 from records.privacy.redaction import Redactor
 from records.store import Store
 from records.turns.recording import RecordingKind
@@ -129,6 +130,24 @@ async def test_importing_twice_changes_nothing(rendering, tmp_path) -> None:
     assert [(t.turn_id, t.state, t.recording) for t in after] == [
         (t.turn_id, t.state, t.recording) for t in before
     ]
+
+
+async def test_what_a_recording_came_to_is_taken_in(rendering, session, tmp_path) -> None:
+    assert session.outcome_reward in (0.0, 1.0)
+    async with await Store.open(config(tmp_path)) as store:
+        report = await importing(store, rendering, tmp_path)
+        for one in read(AIRLINE)[0]:
+            [found] = await store.sessions_named(session_key(one.session_id))
+            assert found.outcome is not None
+            assert (found.outcome.value, found.outcome.source) == (
+                one.outcome_reward,
+                OutcomeSource.RECORDING,
+            )
+    assert ImportProblem.BAD_OUTCOME not in report.problems
+    odd = prepared(replace(session, outcome_reward=-1.0), rendering)
+    assert [one.reason for one in odd.problems][-1] is ImportProblem.BAD_OUTCOME
+    assert odd.rows is not None
+    assert odd.rows.outcome is None
 
 
 async def test_votes_that_come_later_have_the_turn_judged(rendering, tmp_path) -> None:

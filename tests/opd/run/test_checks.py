@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from judge.verifier.config import VerifierConfig
 from opd.run.checks import run_warnings
 from opd.run.config import load, save
 from opd.run.defaults import resolve, single_machine
+from opd.run.start_checks import check_verifier
+from records.training.outcome_rewards import OutcomeRewards
 from trainer.config import TrainerConfig, leaves_stale_uncorrected
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, StartupError
 from trainer.step.report import stale_uncorrected
 
 REFUSED = [
@@ -76,6 +79,39 @@ def test_refused(tmp_path, overrides, words):
     with pytest.raises(ConfigError, match=words) as caught:
         resolved(tmp_path, overrides)
     assert len(str(caught.value).splitlines()) == 1
+
+
+ONLY = ["trainer.objective.reward_coef=1.0", "trainer.objective.reward_outcome=only"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([*ONLY, "judge.reward=votes"], "set judge.reward = .outcome., or reward_outcome = .add."),
+        (["judge.reward=outcome"], "set trainer.objective.reward_outcome = .only."),
+        (
+            [ONLY[0], "judge.reward=outcome", "trainer.objective.reward_outcome=add"],
+            "set trainer.objective.reward_outcome = .only.",
+        ),
+    ],
+)
+def test_outcomes_that_one_section_counts_on_and_another_does_not(tmp_path, overrides, words):
+    values = single_machine("examples/tool_lab/model", tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        resolve(values, None, overrides)
+    config = resolve(values, None, [*ONLY, "judge.reward=outcome"])
+    assert config.trainer.outcomes() == OutcomeRewards(kind="only", wait_s=600.0)
+    assert config.trainer.outcomes(finishes=True) == OutcomeRewards(kind="only", wait_s=0.0)
+    assert config.waiting.outcome_wait_s == 600.0
+
+
+def test_a_verifier_that_cannot_be_called_is_told_before_anything_starts():
+    check_verifier(VerifierConfig(source="tests.judge.verifier.judged_by:words"))
+    check_verifier(VerifierConfig())
+    with pytest.raises(
+        StartupError, match=r"verifier\.source: nowhere:f cannot be called: .*nowhere"
+    ):
+        check_verifier(VerifierConfig(source="nowhere:f"))
 
 
 def test_too_few_topk_scores_of_the_engine(tmp_path):

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from records.types import NO_HISTORY, PastAnswer, PromptHistory
+from records.training.outcome_rewards import as_reward
+from records.types import NO_HISTORY, PastAnswer, PastSession, PromptHistory, SessionOutcome
 from trainer.batch.prompt_groups import RewardFacts, pass_rates
 from trainer.batch.reward_view import (
     eligibility_metrics,
@@ -259,3 +260,59 @@ def test_hard_prompts_are_spared_by_the_pass_rate_that_is_reported() -> None:
 def test_nats_that_nobody_measured_are_no_zero() -> None:
     with pytest.raises(ValueError, match="log-probs of the start for every turn"):
         reward_advantages([turn(1.0)], options(reward_kl_coef=0.1))
+
+
+def in_session(
+    name: str, outcome: float | None, start: str = "task", past: tuple[PastSession, ...] = ()
+) -> RewardFacts:
+    session = SessionOutcome(outcome=outcome, start=start, past=past)
+    reward = None if outcome is None else as_reward(outcome)
+    return replace(turn(reward, prompt=name), session_id=name, session=session)
+
+
+SESSIONS = {"reward_outcome": "only", "reward_baseline": "session"}
+
+
+def test_all_turns_of_a_session_share_what_it_gained_over_others_of_its_task() -> None:
+    past = (
+        PastSession(session_id="c", version=1, outcome=0.0),
+        PastSession(session_id="a", version=1, outcome=1.0),  # of the batch: not counted twice
+    )
+    facts = [
+        in_session("a", 1.0, past=past),
+        in_session("a", 1.0, past=past),
+        in_session("b", 0.0, past=past),
+        in_session("alone", 1.0, "another task"),
+        in_session("unknown", None),
+    ]
+    rewards = [1.0, -1.0, -1.0]  # a, b, c: each once, however many turns it has
+    mean, std = statistics.mean(rewards), statistics.stdev(rewards)
+    found = reward_advantages(facts, options(**SESSIONS))
+    expected = [(1.0 - mean) / (std + 1e-6)] * 2 + [(-1.0 - mean) / (std + 1e-6), 0.0, 0.0]
+    assert found == pytest.approx(expected)
+    plain = reward_advantages(facts, options(**SESSIONS, divide_by_std=False))
+    assert plain == pytest.approx([4 / 3, 4 / 3, -2 / 3, 0.0, 0.0])
+    metrics = reward_metrics(facts, options(**SESSIONS))
+    assert metrics["reward/compared_frac"] == 3 / 4
+
+
+def test_no_session_is_compared_without_an_outcome() -> None:
+    assert reward_advantages([in_session("a", None)], options(**SESSIONS)) == [0.0]
+    metrics = reward_metrics([in_session("a", None)], options(**SESSIONS))
+    assert math.isnan(metrics["reward/compared_frac"])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"reward_baseline": "session"}, "set reward_outcome"),
+        ({"reward_baseline": "session", "reward_outcome": "add"}, "set reward_outcome"),
+        ({**SESSIONS, "length_penalty": "uniform"}, "unset length_penalty"),
+        ({**SESSIONS, "reward_best_of": 2}, "unset reward_best_of"),
+        ({**SESSIONS, "mix": "replace", "pass_rate_threshold": 0.5}, "unset mix"),
+        ({"reward_outcome": "only", "reward_coef": 0.0}, "set reward_coef above 0"),
+    ],
+)
+def test_what_outcomes_do_not_go_with_is_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        options(**values)

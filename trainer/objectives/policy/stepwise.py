@@ -1,11 +1,11 @@
 """Rewards of an agent's steps, compared among steps of the same index.
 
-    r_t = o + (1/m) sum_i r_{t,i};  A_t = (r_t - mean) / (std + 1e-6)             (ALGORITHMS 3.3)
+    A_t = (r_t - mean) / (std + 1e-6)                                             (ALGORITHMS 3.3)
 
-o is the outcome of the rollout, r_{t,i} the judge's votes on step t. A group are the steps of equal
-index of one prompt's rollouts.
+A group are the steps of equal index, or of one prompt's rollouts. What r_t is made of is known
+elsewhere (`records.training.outcome_rewards`).
 
-Shapes: N steps, M votes.
+Shapes: N steps.
 """
 
 from __future__ import annotations
@@ -16,17 +16,6 @@ from torch import Tensor
 from trainer.rewards.grpo import grpo_advantages
 
 EPSILON = 1e-6
-
-
-@torch.no_grad()
-def step_rewards(outcomes_N: Tensor, votes_NM: Tensor) -> Tensor:
-    """o + the mean of the votes that were given [N]; a failed vote is NaN and not counted.
-
-    A step on which no vote was given has the outcome alone.
-    """
-    given_NM = torch.isfinite(votes_NM)
-    total_N = torch.where(given_NM, votes_NM, torch.zeros_like(votes_NM)).sum(dim=-1)
-    return outcomes_N + total_N / given_NM.sum(dim=-1).clamp(min=1)
 
 
 @torch.no_grad()

@@ -1,15 +1,9 @@
 import pytest
 import torch
 
-from trainer.objectives.policy.stepwise import step_rewards, stepwise_advantages
+from trainer.objectives.policy.stepwise import stepwise_advantages
 
 NAN = float("nan")
-
-
-def test_outcome_plus_the_mean_of_the_votes_given():
-    votes = torch.tensor([[1.0, -1.0, 1.0], [1.0, NAN, 0.0], [NAN, NAN, NAN]])
-    rewards = step_rewards(torch.tensor([1.0, 0.0, 1.0]), votes)
-    torch.testing.assert_close(rewards, torch.tensor([1.0 + 1 / 3, 0.5, 1.0]))
 
 
 def test_steps_are_compared_with_those_of_the_same_index():

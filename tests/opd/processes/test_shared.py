@@ -11,7 +11,8 @@ import pytest
 from examples.tool_lab.run_lab import MODEL
 from judge.votes.context import estimate_tokens
 from opd.processes.judge import judge_config, judge_counter
-from opd.processes.roles import _client, freshness_of
+from opd.processes.judge_role import freshness_of
+from opd.processes.shared import client_of
 from opd.run.defaults import resolve, single_machine
 from opd.run.recipe import recipe
 from rollout_bridge.config import RendererConfig
@@ -46,7 +47,7 @@ async def test_ids_of_the_models_head_beyond_the_tokenizer_may_be_sent(tmp_path:
     assert config.policy.embedded is not None
     assert config.policy.embedded.api_key_file == tmp_path / "engine.key"
     ensure_key_file(tmp_path / "engine.key")
-    async with _client(config, config.policy) as client:
+    async with client_of(config, config.policy) as client:
         assert client.vocab_size == 1024
 
 

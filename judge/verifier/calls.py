@@ -1,0 +1,158 @@
+"""A verifier, asked about one session: the function in a process of its own, or the URL.
+
+It knows no store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import httpx
+
+from judge.verifier.config import VerifierConfig, is_url
+from rollout_bridge.worker import ServiceUnavailable
+
+_SAID = 500
+"""Characters of an error that are told."""
+_CHECK_S = 120.0
+
+
+class VerifierFailure(StrEnum):
+    """Why a verifier gave no outcome. The set is closed."""
+
+    FAILED = "failed"
+    """It raised, ended, or answered with an error."""
+    TIMEOUT = "timeout"
+    INVALID = "invalid"
+    """It answered, but with no number from 0 to 1."""
+
+
+class VerifierUnavailable(ServiceUnavailable):
+    """No answer; the same session may be asked about again."""
+
+    def __init__(self, failure: VerifierFailure, detail: str) -> None:
+        super().__init__(f"verifier: {failure.value}: {detail}")
+        self.failure = failure
+
+
+class InvalidOutcome(ValueError):
+    """An answer that is no outcome: asked again, the answer would be the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A verifier's word: `outcome` in [0, 1]."""
+
+    outcome: float
+    reason: str | None
+
+
+async def verify(
+    config: VerifierConfig, session: dict[str, Any], client: httpx.AsyncClient
+) -> Said:
+    """Ask about one session. Raises VerifierUnavailable, InvalidOutcome."""
+    assert config.source is not None, "nobody asks a verifier that there is not"
+    if is_url(config.source):
+        answer = await _post(config, session, client)
+    else:
+        answer = await _call(config, session)
+    return _read(answer)
+
+
+def _read(answer: Any) -> Said:
+    if not isinstance(answer, dict) or "outcome" not in answer:
+        raise InvalidOutcome(f"the answer {_short(answer)} has no 'outcome'")
+    value, reason = answer["outcome"], answer.get("reason")
+    if not isinstance(value, int | float) or not 0 <= value <= 1:  # which NaN is not, either
+        raise InvalidOutcome(f"the outcome {_short(value)} is no number from 0 to 1")
+    return Said(
+        outcome=float(value), reason=None if reason is None else str(reason).strip() or None
+    )
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:_SAID]
+
+
+async def _post(config: VerifierConfig, session: dict[str, Any], client: httpx.AsyncClient) -> Any:
+    assert config.source is not None
+    try:
+        response = await client.post(config.source, json=session, timeout=config.timeout_s)
+        response.raise_for_status()
+    except httpx.TimeoutException:
+        raise VerifierUnavailable(
+            VerifierFailure.TIMEOUT, f"no answer in {config.timeout_s:g} s"
+        ) from None
+    except httpx.HTTPError as error:
+        raise VerifierUnavailable(VerifierFailure.FAILED, str(error)[:_SAID]) from None
+    try:
+        return response.json()
+    except ValueError:
+        raise InvalidOutcome(f"the answer {_short(response.text)} is no JSON") from None
+
+
+async def _call(config: VerifierConfig, session: dict[str, Any]) -> Any:
+    assert config.source is not None
+    child = await asyncio.create_subprocess_exec(
+        *_command(config.source),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = await asyncio.wait_for(
+            child.communicate(json.dumps(session).encode()), config.timeout_s
+        )
+    except TimeoutError:
+        detail = f"no answer in {config.timeout_s:g} s"
+        raise VerifierUnavailable(VerifierFailure.TIMEOUT, detail) from None
+    finally:
+        await _end(child)
+    if child.returncode:
+        detail = _last_line(err) or f"it ended with status {child.returncode}"
+        raise VerifierUnavailable(VerifierFailure.FAILED, detail)
+    try:
+        return json.loads(out)
+    except ValueError:
+        raise InvalidOutcome(f"the answer {_short(out)} is no JSON") from None
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """Nothing of it goes on, whatever it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    await child.wait()
+
+
+def _command(source: str) -> list[str]:
+    return [sys.executable, "-m", "judge.verifier.child", source]
+
+
+def _last_line(text: bytes) -> str:
+    lines = text.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:_SAID] if lines else ""
+
+
+async def why_not_found(source: str) -> str | None:
+    """Why a function cannot be called; None where it can, or is a URL."""
+    if is_url(source):
+        return None
+    child = await asyncio.create_subprocess_exec(
+        *_command(source), "--check", stderr=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    try:
+        _, err = await asyncio.wait_for(child.communicate(), _CHECK_S)
+    except TimeoutError:
+        return f"importing it took more than {_CHECK_S:g} s"
+    finally:
+        await _end(child)
+    return None if child.returncode == 0 else _last_line(err) or "it cannot be imported"

@@ -1,0 +1,148 @@
+"""The process of the embedded trainer: calibrates, then trains whenever a batch is full.
+
+Started by hand, it checks first what a command has checked that starts it as a child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opd.models.folder import check_model
+from opd.processes.beginning import begin, run_until_stopped
+from opd.processes.shared import client_of, owner_name, policy_client, rendering_of, with_status
+from opd.run.checks import run_warnings
+from opd.run.config import EngineConfig, RunConfig
+from opd.run.devices import check_device
+from opd.run.start_checks import check_store
+from records.store import Store
+from trainer.model.model_config import model_vocab_size
+
+if TYPE_CHECKING:
+    from rollout_bridge.rendering.rendering import Rendering
+    from trainer.config import TrainerConfig
+    from trainer.step.loop import EmbeddedTrainer
+    from trainer.step.report import StepReport
+
+logger = logging.getLogger(__name__)
+
+
+def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool) -> None:
+    """The embedded trainer: calibrates, then trains whenever a batch is full."""
+    config = begin(config_file, overrides, exit_with_parent)
+    if not exit_with_parent:
+        check_device("trainer.device", config.trainer.device)
+        check_model(config.model)
+        check_store(config.store)
+    run_until_stopped(
+        lambda stop: with_status(
+            config,
+            config_file.parent,
+            exit_with_parent,
+            _train(config, config_file.parent, stop, stays=exit_with_parent),
+        )
+    )
+
+
+async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays: bool) -> None:
+    """Train until told to."""
+    from opd.report.metrics_file import writing_metrics
+    from opd.report.run_report import write_run_report
+    from opd.report.trainer_metrics import TrainerMetrics
+    from opd.run.folder import only_trainer
+    from trainer.step.calibration_texts import calibration_sequences
+    from trainer.step.loop import EmbeddedTrainer
+
+    for warning in run_warnings(config.trainer):
+        logger.warning("%s", warning)
+    rendering = rendering_of(config)
+    store = await Store.open(config.store)
+    policy = policy_client(config, folder)
+    frozen = client_of(config, config.frozen)
+    async with store, policy, frozen, only_trainer(folder):
+        await _check_teachers(config, rendering)
+        trainer = await EmbeddedTrainer.open(
+            store=store,
+            config=_trainer_config(config),
+            run_folder=folder,
+            model=config.model,
+            engines={"policy": policy},
+            owner=owner_name("trainer"),
+            rehearsal=config.rehearsal if config.rehearsal.enabled else None,
+            guarded=config.guard.is_on,
+        )
+        try:
+            sequences = calibration_sequences(
+                rendering, config.seed, model_vocab_size(config.model)
+            )
+            calibration = await trainer.calibrate(sequences, frozen={"frozen": frozen})
+            logger.info("calibrated: noise %.3g nats", calibration.noise)
+            serves = stays and config.made_by == "serve"
+            metrics = TrainerMetrics()
+            with writing_metrics(folder, "trainer", [metrics.registry]):
+                await train_and_serve(
+                    trainer, stop, stays=stays, when_done=serves, on_step=metrics.count
+                )
+        finally:
+            await trainer.close()
+            # A lab's or a replay's summary and report are their own; serve writes its own as well.
+            if not stays and config.made_by in (None, "serve"):
+                path = await write_run_report(folder, f"Training {config.model}", store, rendering)
+                logger.info("report: %s", path)
+
+
+def _trainer_config(config: RunConfig) -> TrainerConfig:
+    """An engine that is judge and teacher too must keep its base: adapters are no option there."""
+    publish = "adapter" if config.frozen.shared else config.trainer.publish
+    return config.trainer.model_copy(update={"publish": publish})
+
+
+async def train_and_serve(
+    trainer: EmbeddedTrainer,
+    stop: asyncio.Event,
+    *,
+    stays: bool,
+    when_done: bool,
+    on_step: Callable[[StepReport], None] | None = None,
+) -> None:
+    """Train until told to. One that `stays` when RUN/stop ends training goes on once that file is
+    deleted: whoever started it would take its end for a failure. Meanwhile, and `when_done` also
+    after its last step, it keeps the engines at the version that is to serve.
+    """
+
+    def took(step: StepReport) -> None:
+        logger.info("step: %s", step.version)
+        if on_step is not None:
+            on_step(step)
+
+    while not stop.is_set():
+        await trainer.run(stop, on_step=took)
+        if not stays or not trainer.is_at_rest(when_done=when_done):
+            return
+        await trainer.serve_on(stop, when_done=when_done)
+
+
+async def _check_teachers(config: RunConfig, rendering: Rendering) -> None:
+    """Further teachers must read the policy's tokens as the policy does."""
+    from opd.models.compatibility import check_teacher
+    from trainer.step.calibration_texts import conversation_sequences
+
+    for name, url in config.scoring.teachers.items():
+        teacher = EngineConfig(url=url, api_key=config.scoring.teacher_api_keys.get(name))
+        async with client_of(config, teacher) as engine:
+            differences = await check_teacher(
+                name,
+                engine,
+                model=config.model,
+                # A tokenizer may name ids that its model has no rows for (Gemma 3's image), and a
+                # model may have rows that no text uses.
+                vocab_size=min(rendering.vocab_size, model_vocab_size(config.model)),
+                sequences=conversation_sequences(rendering),
+                template_ids=sorted(rendering.stop_token_ids),
+                allow=config.scoring.allow_incompatible_teachers,
+            )
+        for difference in differences:
+            logger.warning("teacher %s: %s", name, difference)

@@ -1,0 +1,192 @@
+"""An outcome comes: kept once for its session, and read as part of the last turn's next state.
+
+Nobody writes to an agent after its last answer, so that turn has nothing to be judged by. What is
+said of the session's end is that: the turn goes to the judge with it, as with feedback.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, bindparam, insert, or_, select, update
+
+from records.care.deletion import admit_writer
+from records.errors import StoreConflict
+from records.feedback.feedback import ROLE
+from records.feedback.feedback import counts as feedback_counts
+from records.feedback.feedback_writes import MAX_PER_TURN, NewFeedback, add_op
+from records.messages import Message
+from records.names import DropReason, TurnState, TurnType
+from records.outcomes.rows import OutcomeRow, OutcomeSource
+from records.tables.models import SessionRow, TurnRow
+from records.tables.sql import rows_in
+
+_OF_SESSIONS = select(OutcomeRow.session_id, OutcomeRow.value).where(
+    OutcomeRow.session_id.in_(bindparam("values", expanding=True)), OutcomeRow.value.is_not(None)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewOutcome:
+    """An outcome on its way into the store: `value` in [0, 1], `reason` redacted already.
+
+    `session` is an id or the client's name for it; or `turn_id` is any turn of the session. Raises
+    ValueError for a number outside.
+    """
+
+    scope: str
+    value: float
+    reason: str | None
+    now: float
+    session: str | None = None
+    turn_id: str | None = None
+
+    def __post_init__(self) -> None:
+        check_outcome(self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptOutcome:
+    """An outcome as it is stored; `is_new` is False where it was there already."""
+
+    session_id: str
+    value: float
+    source: OutcomeSource
+    reason: str | None
+    created_at: float
+    is_new: bool
+
+
+def check_outcome(value: float) -> None:
+    """Raises ValueError for what is no number in [0, 1]."""
+    if not (math.isfinite(value) and 0.0 <= value <= 1.0):
+        raise ValueError(f"an outcome is a number from 0 to 1, got {value!r}")
+
+
+def add_outcome_op(connection: Connection, new: NewOutcome) -> KeptOutcome | None:
+    """Keep what a session came to; None if the scope has no such session.
+
+    The same again changes nothing. Raises StoreConflict where the session has another outcome. A
+    verifier that is being asked is not waited for: what it says then comes too late.
+    """
+    admit_writer(connection)
+    session_id = _session(connection, new)
+    if session_id is None:
+        return None
+    row = connection.execute(
+        select(OutcomeRow.__table__).where(OutcomeRow.session_id == session_id).with_for_update()
+    ).one_or_none()
+    if row is not None and row.value is not None:
+        if row.value != new.value:
+            raise StoreConflict(f"session {session_id} has the outcome {row.value:g} already")
+        return _kept(row, is_new=False)
+    values = {
+        "value": new.value,
+        "source": OutcomeSource.FEEDBACK,
+        "reason": new.reason,
+        "failure": None,
+        "claim_owner": None,
+        "claim_until": None,
+        "created_at": new.now,
+    }
+    if row is None:
+        connection.execute(insert(OutcomeRow), {**values, "session_id": session_id})
+    else:
+        connection.execute(
+            update(OutcomeRow).where(OutcomeRow.session_id == session_id).values(**values)
+        )
+    reopen(connection, session_id, new.now)
+    tell_last_turn(connection, session_id, new.value, new.reason, new.now)
+    stored = connection.execute(
+        select(OutcomeRow.__table__).where(OutcomeRow.session_id == session_id)
+    ).one()
+    return _kept(stored, is_new=True)
+
+
+def _session(connection: Connection, new: NewOutcome) -> str | None:
+    if new.turn_id is not None:
+        return connection.scalar(
+            select(TurnRow.session_id).where(
+                TurnRow.turn_id == new.turn_id, TurnRow.scope == new.scope
+            )
+        )
+    return connection.scalar(
+        select(SessionRow.session_id).where(
+            SessionRow.scope == new.scope,
+            or_(SessionRow.session_id == new.session, SessionRow.external_id == new.session),
+        )
+    )
+
+
+def _kept(row: Row[Any], *, is_new: bool) -> KeptOutcome:
+    return KeptOutcome(
+        session_id=row.session_id,
+        value=row.value,
+        source=row.source,
+        reason=row.reason,
+        created_at=row.created_at,
+        is_new=is_new,
+    )
+
+
+def outcome_message(value: float, reason: str | None) -> Message:
+    """An outcome as the judge reads it."""
+    lines = [f"Outcome of the whole session: {value:g} on a scale from 0 to 1"]
+    return {"role": ROLE, "content": "\n".join([*lines, reason] if reason else lines)}
+
+
+def tell_last_turn(
+    connection: Connection, session_id: str, value: float, reason: str | None, now: float
+) -> None:
+    """The session's last answer, to which nobody replied, is judged by what it came to."""
+    last = connection.execute(
+        last_turn(session_id).with_only_columns(
+            TurnRow.turn_id, TurnRow.scope, TurnRow.state, TurnRow.drop_reason, TurnRow.next_state
+        )
+    ).one_or_none()
+    if last is None or last.next_state is not None:
+        return
+    waits = last.state is TurnState.AWAITING_NEXT_STATE
+    if not waits and last.drop_reason is not DropReason.NO_NEXT_STATE:
+        return
+    if feedback_counts(connection, [last.turn_id]).get(last.turn_id, 0) >= MAX_PER_TURN:
+        return
+    # Without a score of its own: as a reward the outcome is every turn's, not this one's alone.
+    add_op(
+        connection,
+        NewFeedback(
+            scope=last.scope,
+            turn_id=last.turn_id,
+            external_id=None,
+            message=outcome_message(value, reason),
+            reward=None,
+            now=now,
+        ),
+    )
+
+
+def last_turn(session_id: str) -> Select[str]:
+    """The id of the newest turn of a session's conversation."""
+    return (
+        select(TurnRow.turn_id)
+        .where(TurnRow.session_id == session_id, TurnRow.turn_type == TurnType.MAIN)
+        .order_by(TurnRow.created_at.desc(), TurnRow.turn_id.desc())
+        .limit(1)
+    )
+
+
+def reopen(connection: Connection, session_id: str, now: float) -> None:
+    """Turns that had waited in vain for what their session came to: -> ready."""
+    connection.execute(
+        update(TurnRow)
+        .where(TurnRow.session_id == session_id, TurnRow.drop_reason == DropReason.NO_OUTCOME)
+        .values(state=TurnState.READY, drop_reason=None, drop_detail=None, updated_at=now)
+    )
+
+
+def outcomes_of(connection: Connection, session_ids: Iterable[str]) -> Mapping[str, float]:
+    """What these sessions came to, those of which it is known."""
+    return {row.session_id: row.value for row in rows_in(connection, _OF_SESSIONS, session_ids)}

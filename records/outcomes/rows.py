@@ -1,0 +1,45 @@
+"""The table of outcomes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from sqlalchemy import Double, ForeignKey, Index, Text, exists
+from sqlalchemy.orm import Mapped, mapped_column
+
+from records.tables.columns import CleanText, enum_column
+from records.tables.models import Base, TurnRow
+
+
+class OutcomeSource(StrEnum):
+    """Who says what a session came to. The set is closed."""
+
+    FEEDBACK = "feedback"
+    RECORDING = "recording"
+    VERIFIER = "verifier"
+
+
+class OutcomeRow(Base):
+    """What a session came to: `value` in [0, 1], NULL while a verifier is asked.
+
+    `claim_owner` asks it until `claim_until`; `failure` says why it was asked in vain.
+    """
+
+    __tablename__ = "outcomes"
+    session_id: Mapped[str] = mapped_column(
+        Text, ForeignKey("sessions.session_id"), primary_key=True
+    )
+    value: Mapped[float | None] = mapped_column(Double)
+    source: Mapped[OutcomeSource] = mapped_column(enum_column(OutcomeSource))
+    reason: Mapped[str | None] = mapped_column(CleanText)
+    failure: Mapped[str | None] = mapped_column(CleanText)
+    claim_owner: Mapped[str | None] = mapped_column(Text)
+    claim_until: Mapped[float | None] = mapped_column(Double)
+    created_at: Mapped[float] = mapped_column(Double)
+    __table_args__ = (Index(None, "claim_until"),)
+
+
+HAS_OUTCOME = exists().where(
+    OutcomeRow.session_id == TurnRow.session_id, OutcomeRow.value.is_not(None)
+)
+"""Of a row of `turns`: whether it is known what its session came to."""

@@ -1,0 +1,166 @@
+"""Which sessions a verifier is to be asked about, and what it says of them.
+
+A session is over once nothing was heard of it for a while. It is claimed by an owner with a
+deadline, as turns are; what a person or a recording says meanwhile stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, or_, select, update
+
+from records.care.deletion import admit_writer
+from records.names import TurnState
+from records.outcomes.outcomes import check_outcome, last_turn, reopen, tell_last_turn
+from records.outcomes.rows import OutcomeRow, OutcomeSource
+from records.tables.models import SessionRow, TurnRow
+from records.tables.sql import chunks, insert_missing
+
+_MAY_TRAIN = (
+    TurnState.AWAITING_NEXT_STATE,
+    TurnState.JUDGING,
+    TurnState.REVIEWING,
+    TurnState.SCORING,
+    TurnState.READY,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToVerify:
+    """A session whose outcome is asked for; `last_turn_id` is the end of its conversation."""
+
+    session_id: str
+    name: str | None
+    last_turn_id: str
+
+    @property
+    def turn_id(self) -> str:
+        """The session's id: the claim loop asks for it by this name."""
+        return self.session_id
+
+
+def claim_sessions_op(
+    connection: Connection, owner: str, limit: int, idle_before: float, now: float, ttl_s: float
+) -> list[ToVerify]:
+    """Claim up to `limit` sessions that are over and of which a turn can still train."""
+    admit_writer(connection)
+    found = _unverified(connection, limit, idle_before, now)
+    rows = [
+        {
+            "session_id": session_id,
+            "value": None,
+            "source": OutcomeSource.VERIFIER,
+            "reason": None,
+            "failure": None,
+            "claim_owner": None,
+            "claim_until": None,
+            "created_at": now,
+        }
+        for session_id in sorted(found)
+    ]
+    insert_missing(connection, OutcomeRow, rows)
+    claimed: list[ToVerify] = []
+    for session_id in sorted(found):
+        taken = connection.execute(
+            update(OutcomeRow)
+            # Asked again of the row itself: another worker may have claimed it since.
+            .where(OutcomeRow.session_id == session_id, _is_open(now))
+            .values(claim_owner=owner, claim_until=now + ttl_s)
+        )
+        turn_id = connection.scalar(last_turn(session_id))
+        if taken.rowcount and turn_id is not None:
+            claimed.append(
+                ToVerify(session_id=session_id, name=found[session_id], last_turn_id=turn_id)
+            )
+    return claimed
+
+
+def any_unverified(connection: Connection, idle_before: float, now: float) -> bool:
+    """Whether a claim would find a session: idle workers ask this, and take no write lock."""
+    return bool(_unverified(connection, 1, idle_before, now))
+
+
+def _unverified(
+    connection: Connection, limit: int, idle_before: float, now: float
+) -> dict[str, str | None]:
+    statement = (
+        select(TurnRow.session_id, SessionRow.external_id)
+        .join(SessionRow, SessionRow.session_id == TurnRow.session_id)
+        .outerjoin(OutcomeRow, OutcomeRow.session_id == TurnRow.session_id)
+        .where(
+            TurnRow.state.in_(_MAY_TRAIN),
+            or_(SessionRow.last_seen < idle_before, SessionRow.closed_at.is_not(None)),
+            or_(OutcomeRow.session_id.is_(None), _is_open(now)),
+        )
+        .distinct()
+        .limit(limit)
+    )
+    return {row.session_id: row.external_id for row in connection.execute(statement)}
+
+
+def _is_open(now: float) -> ColumnElement[bool]:
+    return (
+        OutcomeRow.value.is_(None)
+        & OutcomeRow.failure.is_(None)
+        & or_(OutcomeRow.claim_until.is_(None), OutcomeRow.claim_until < now)
+    )
+
+
+def set_claims_op(
+    connection: Connection, owner: str, session_ids: Sequence[str], until: float | None
+) -> int:
+    """Hold these claims of `owner` until then; None: give them back. Returns how many these are."""
+    return sum(
+        connection.execute(
+            update(OutcomeRow)
+            .where(
+                OutcomeRow.session_id.in_(part),
+                OutcomeRow.claim_owner == owner,
+                OutcomeRow.value.is_(None),
+            )
+            .values(claim_owner=None if until is None else owner, claim_until=until)
+        ).rowcount
+        for part in chunks(session_ids)
+    )
+
+
+def verified_op(
+    connection: Connection,
+    owner: str,
+    session_id: str,
+    value: float,
+    reason: str | None,
+    now: float,
+) -> bool:
+    """What the verifier said; False if the claim was lost or somebody else has said it."""
+    check_outcome(value)
+    admit_writer(connection)
+    kept = connection.execute(
+        update(OutcomeRow)
+        .where(
+            OutcomeRow.session_id == session_id,
+            OutcomeRow.claim_owner == owner,
+            OutcomeRow.value.is_(None),
+        )
+        .values(value=value, reason=reason, claim_owner=None, claim_until=None, created_at=now)
+    ).rowcount
+    if kept:
+        reopen(connection, session_id, now)
+        tell_last_turn(connection, session_id, value, reason, now)
+    return bool(kept)
+
+
+def give_up_op(connection: Connection, owner: str, session_id: str, failure: str) -> bool:
+    """The verifier is not asked about this session again; False if the claim was lost."""
+    given_up = (
+        update(OutcomeRow)
+        .where(
+            OutcomeRow.session_id == session_id,
+            OutcomeRow.claim_owner == owner,
+            OutcomeRow.value.is_(None),
+        )
+        .values(failure=failure, claim_owner=None, claim_until=None)
+    )
+    return connection.execute(given_up).rowcount == 1

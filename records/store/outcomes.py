@@ -1,0 +1,93 @@
+"""The store of what sessions came to: said by whoever knows, or asked of a verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from records.outcomes import outcomes, verifying
+from records.outcomes.outcomes import KeptOutcome, NewOutcome
+from records.outcomes.verifying import ToVerify
+from records.store.base import StoreBase
+
+
+class OutcomeStore(StoreBase):
+    """Outcomes of sessions."""
+
+    async def add_outcome(
+        self,
+        scope: str,
+        value: float,
+        reason: str | None,
+        *,
+        session: str | None = None,
+        turn_id: str | None = None,
+    ) -> KeptOutcome | None:
+        """Keep what somebody says a session came to, named by its id, the client's name for it, or
+        a turn of it; None if this scope has no such session.
+
+        Raises ValueError for a number outside [0, 1], StoreConflict for a second, other outcome.
+        """
+        new = NewOutcome(
+            scope=scope,
+            value=value,
+            reason=await self._clean(reason),
+            now=self._clock(),
+            session=session,
+            turn_id=turn_id,
+        )
+        return await self.write(outcomes.add_outcome_op, new=new)
+
+    async def claim_sessions(
+        self, owner: str, *, limit: int, idle_s: float, ttl_s: float
+    ) -> list[ToVerify]:
+        """Claim sessions that were quiet for `idle_s` and of which a turn can still train."""
+        now = self._clock()
+        if not await self.read(verifying.any_unverified, idle_before=now - idle_s, now=now):
+            return []
+        return await self.write(
+            verifying.claim_sessions_op,
+            owner=owner,
+            limit=limit,
+            idle_before=now - idle_s,
+            now=now,
+            ttl_s=ttl_s,
+        )
+
+    async def hold_sessions(
+        self, owner: str, session_ids: Sequence[str], ttl_s: float | None
+    ) -> int:
+        """Hold these claims of `owner` for another `ttl_s`, or give them back (None); returns how
+        many these are.
+        """
+        until = None if ttl_s is None else self._clock() + ttl_s
+        return await self.write(
+            verifying.set_claims_op, owner=owner, session_ids=session_ids, until=until
+        )
+
+    async def commit_outcome(
+        self, owner: str, session_id: str, value: float, reason: str | None
+    ) -> bool:
+        """What the verifier said of a claimed session; False if the claim was lost."""
+        return await self.write(
+            verifying.verified_op,
+            owner=owner,
+            session_id=session_id,
+            value=value,
+            reason=await self._clean(reason),
+            now=self._clock(),
+        )
+
+    async def give_up_outcome(self, owner: str, session_id: str, failure: str) -> bool:
+        """The verifier is not asked about a claimed session again; False if the claim was lost."""
+        return await self.write(
+            verifying.give_up_op, owner=owner, session_id=session_id, failure=failure
+        )
+
+    async def _clean(self, reason: str | None) -> str | None:
+        """A reason as it may be stored."""
+        if reason is None:
+            return None
+        [message] = await self.redact(
+            self.redactor.messages, [{"role": "feedback", "content": reason}]
+        )
+        return message["content"]

@@ -1,0 +1,112 @@
+"""What the sessions of a batch came to, and earlier ones that began with the same prompt.
+
+Two sessions are tries at one task if their first turns have equal messages, tools and number of
+prompt tokens, in one scope. It only reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, bindparam, select
+
+from records.names import TurnType
+from records.outcomes.outcomes import outcomes_of
+from records.outcomes.rows import OutcomeRow
+from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow
+from records.tables.sql import rows_in
+from records.training.prompt_history import MOST
+from records.types import PastSession, SessionOutcome
+
+_STARTS = (
+    select(
+        TurnRow.session_id,
+        TurnRow.prompt_node_id,
+        TurnRow.toolset_hash,
+        TokensRow.prompt_length,
+    )
+    .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
+    .where(
+        TurnRow.session_id.in_(bindparam("values", expanding=True)),
+        TurnRow.parent_turn_id.is_(None),
+        TurnRow.turn_type == TurnType.MAIN,
+    )
+    .order_by(TurnRow.session_id, TurnRow.created_at, TurnRow.turn_id)
+)
+
+
+class _Start(NamedTuple):
+    """What equal tasks have in common; message nodes belong to one scope."""
+
+    node_id: str
+    toolset_hash: str | None
+    length: int
+
+    @property
+    def key(self) -> str:
+        """As one text."""
+        return f"{self.node_id}:{self.toolset_hash or ''}:{self.length}"
+
+
+def load_sessions(
+    connection: Connection, rows: Mapping[str, Row[Any]], versions: int | None
+) -> dict[str, SessionOutcome]:
+    """The facts of the session of each turn, by turn id; `rows` are those of `turns`, the batch.
+
+    With `versions` also earlier sessions, whose first turn was sampled at most so many versions
+    before the newest of the batch.
+    """
+    session_ids = list(dict.fromkeys(row.session_id for row in rows.values()))
+    outcomes = outcomes_of(connection, session_ids)
+    starts: dict[str, _Start] = {}
+    for row in rows_in(connection, _STARTS, session_ids):
+        starts.setdefault(
+            row.session_id, _Start(row.prompt_node_id, row.toolset_hash, row.prompt_length)
+        )
+    known = [row.newest_version for row in rows.values() if row.newest_version is not None]
+    past: dict[_Start, tuple[PastSession, ...]] = {}
+    if versions is not None and known:
+        past = {
+            start: _past(connection, start, max(known) - versions, session_ids)
+            for start in dict.fromkeys(starts.values())
+        }
+    facts: dict[str, SessionOutcome] = {}
+    for turn_id, row in rows.items():
+        start = starts.get(row.session_id)
+        facts[turn_id] = SessionOutcome(
+            outcome=outcomes.get(row.session_id),
+            start="" if start is None else start.key,
+            past=() if start is None else past.get(start, ()),
+        )
+    return facts
+
+
+def _past(
+    connection: Connection, start: _Start, oldest: int, batch: Sequence[str]
+) -> tuple[PastSession, ...]:
+    rows = connection.execute(
+        select(TurnRow.session_id, TurnRow.newest_version.label("version"), OutcomeRow.value)
+        .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
+        .join(OutcomeRow, OutcomeRow.session_id == TurnRow.session_id)
+        .where(
+            TurnRow.prompt_node_id == start.node_id,
+            TurnRow.toolset_hash.is_not_distinct_from(start.toolset_hash),
+            TokensRow.prompt_length == start.length,
+            TurnRow.parent_turn_id.is_(None),
+            TurnRow.turn_type == TurnType.MAIN,
+            TurnRow.newest_version >= oldest,
+            OutcomeRow.value.is_not(None),
+            ~IS_HELD_OUT,
+        )
+        .order_by(TurnRow.newest_version.desc(), TurnRow.created_at.desc(), TurnRow.turn_id)
+        .limit(MOST + len(batch))
+    )
+    found: dict[str, PastSession] = {}
+    for row in rows:
+        if row.session_id not in batch:
+            found.setdefault(
+                row.session_id,
+                PastSession(session_id=row.session_id, version=row.version, outcome=row.value),
+            )
+    return tuple(found.values())[:MOST]

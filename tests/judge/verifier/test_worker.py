@@ -1,0 +1,115 @@
+"""The verifier stage on a store: outcomes, failures that are counted, and nothing asked in vain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from judge.verifier.config import VerifierConfig
+from judge.verifier.worker import VerifierWorker
+from records.names import DropReason
+from records.store import Store
+from records.training.outcome_rewards import OutcomeRewards
+from rollout_bridge.config import ClaimLoopConfig
+from tests.judge.verifier.test_calls import MODULE
+from tests.records.builders import SCOPE, TRAINER, recorded
+from tests.records.new_store import new_store
+
+QUICK = ClaimLoopConfig(
+    concurrency=2, poll_min_s=0.01, poll_max_s=0.02, give_up_after_s=0.5, max_attempts=2
+)
+
+
+@pytest.fixture
+async def store(tmp_path: Path):
+    async with await Store.open(new_store(tmp_path / "records.db")) as opened:
+        yield opened
+
+
+async def over(store: Store, answer: str) -> str:
+    """A session that ended with this answer, to which nobody replied."""
+    turn_id = await recorded(store, response={"role": "assistant", "content": answer})
+    turn = await store.turn(turn_id)
+    assert turn is not None
+    return turn.session_id
+
+
+async def run(
+    store: Store, function: str, until: Callable[[VerifierWorker], bool], **settings: float
+) -> VerifierWorker:
+    config = VerifierConfig(source=f"{MODULE}:{function}", idle_s=0.001, loop=QUICK, **settings)
+    worker, stop = VerifierWorker(store, config, "verifier"), asyncio.Event()
+    task = asyncio.create_task(worker.run(stop))
+    async with asyncio.timeout(60):
+        while not until(worker):
+            await asyncio.sleep(0.02)
+    stop.set()
+    await task
+    return worker
+
+
+def value(worker: VerifierWorker, name: str, **labels: str) -> float:
+    found = worker.metrics.registry.get_sample_value(name, labels)
+    assert found is not None
+    return found
+
+
+async def outcome(store: Store, session_id: str) -> tuple[float | None, str | None, str | None]:
+    [session] = await store.sessions_named(session_id)
+    assert session.outcome is not None
+    return session.outcome.value, session.outcome.reason, session.outcome.failure
+
+
+async def test_each_session_gets_its_outcome(store: Store) -> None:
+    polite, short = await over(store, "Yes, please."), await over(store, "No.")
+    worker = await run(store, "words", lambda worker: value(worker, "verifier_outcomes_total") == 2)
+    assert await outcome(store, polite) == (1.0, "it is polite", None)
+    assert await outcome(store, short) == (0.25, "0 tools", None)
+    assert value(worker, "verifier_outcome_sum_total") == 1.25
+    # Its last answer is judged by that now.
+    [session] = await store.sessions_named(polite)
+    assert [turn.state.value for turn in session.turns] == ["judging"]
+
+
+async def test_an_answer_that_is_no_outcome_is_not_asked_for_again(store: Store) -> None:
+    session_id = await over(store, "7")
+    worker = await run(
+        store, "number", lambda worker: value(worker, "verifier_given_up_total") == 1
+    )
+    assert value(worker, "verifier_failures_total", reason="invalid") == 1
+    said, _, failure = await outcome(store, session_id)
+    assert said is None
+    assert failure == "invalid: the outcome 7 is no number from 0 to 1"
+
+
+@pytest.mark.parametrize(
+    ("function", "reason", "settings"),
+    [("raises", "failed", {}), ("hangs", "timeout", {"timeout_s": 0.5})],
+)
+async def test_a_verifier_that_fails_is_waited_for_and_then_given_up(
+    store: Store, function: str, reason: str, settings: dict[str, float]
+) -> None:
+    session_id = await over(store, "x")
+    worker = await run(
+        store, function, lambda worker: value(worker, "verifier_given_up_total") == 1, **settings
+    )
+    assert value(worker, "verifier_failures_total", reason=reason) >= 2
+    said, _, failure = await outcome(store, session_id)
+    assert said is None
+    assert failure is not None
+    assert failure.startswith(f"verifier: {reason}: ")
+    waiting = OutcomeRewards(kind="only", wait_s=1e6)
+    assert await store.lease(owner=TRAINER, count=1, ttl_s=9.0, outcomes=waiting) == []
+    assert DropReason.NO_OUTCOME not in await store.drops()  # it waits for its next message still
+
+
+async def test_what_a_person_said_meanwhile_stands(store: Store) -> None:
+    session_id = await over(store, "Yes, please.")
+    assert await store.add_outcome(SCOPE, 0.0, None, session=session_id) is not None
+    other = await over(store, "No.")
+    await run(store, "words", lambda worker: value(worker, "verifier_outcomes_total") == 1)
+    assert (await outcome(store, session_id))[0] == 0.0
+    assert (await outcome(store, other))[0] == 0.25

@@ -1,0 +1,60 @@
+"""Sessions beside earlier ones that began with the same prompt: each is one answer to a task, and
+all of its turns share its advantage. It knows no tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+import torch
+
+from records.training.outcome_rewards import as_reward
+from trainer.batch.prompt_groups import RewardFacts
+from trainer.objectives.policy.stepwise import stepwise_advantages
+from trainer.rewards.groups import group_ids
+
+
+def session_advantages(facts: Sequence[RewardFacts], *, divide_by_std: bool) -> list[float]:
+    """(o - mean) / (std + 1e-6) of each turn's session, among all sessions that began with the same
+    prompt, earlier ones among them, each counted once (ALGORITHMS 8.7). A session that is alone has
+    0. Raises ValueError for a turn whose session has no outcome.
+    """
+    outcomes, starts = _sessions(facts)
+    if not outcomes:
+        return []
+    rewards = torch.tensor([as_reward(one) for one in outcomes.values()], dtype=torch.float64)
+    groups = group_ids([starts[session_id] for session_id in outcomes])
+    found = stepwise_advantages(rewards, groups, divide_by_std=divide_by_std)
+    of_sessions = dict(zip(outcomes, found.tolist(), strict=True))
+    return [of_sessions[one.session_id] for one in facts]
+
+
+def compared_share(facts: Sequence[RewardFacts]) -> float:
+    """The share of turns whose session is compared with another one; NaN of no turns."""
+    outcomes, starts = _sessions(facts)
+    if not facts:
+        return math.nan
+    sizes: dict[Hashable, int] = {}
+    for session_id in outcomes:
+        sizes[starts[session_id]] = sizes.get(starts[session_id], 0) + 1
+    return sum(sizes[starts[one.session_id]] > 1 for one in facts) / len(facts)
+
+
+def _sessions(
+    facts: Sequence[RewardFacts],
+) -> tuple[dict[str, float], dict[str, Hashable]]:
+    """What each session came to, those of the batch first, and what it began with."""
+    outcomes: dict[str, float] = {}
+    starts: dict[str, Hashable] = {}
+    for one in facts:
+        if one.session.outcome is None:
+            raise ValueError(f"turn {one.turn_id}: nobody has said what its session came to")
+        outcomes[one.session_id] = one.session.outcome
+        starts[one.session_id] = one.session.start or one.session_id
+    for one in facts:
+        for past in one.session.past:
+            if past.session_id not in outcomes:
+                outcomes[past.session_id] = past.outcome
+                starts[past.session_id] = one.session.start
+    return outcomes, starts
