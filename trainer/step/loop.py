@@ -1,10 +1,10 @@
 """The embedded trainer: a full batch of ready turns -> one step -> a checkpoint -> the engines.
 
     lease -> update -> checkpoint (rename) -> ONE store transaction -> publish -> prune
+    leasing            versions
 
-The order makes every turn count once: the renamed checkpoint decides, the store is made equal to it
-at start. Killing this process at any instruction loses at most the step it was computing. It does
-not know where turns come from, nor who judged or scored them.
+Killing this process at any instruction loses at most the step that it was computing. It does not
+know where turns come from, nor who judged or scored them.
 """
 
 from __future__ import annotations
@@ -14,42 +14,37 @@ import logging
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from records.lessons.names import LessonDrop
 from records.names import DropReason
 from records.reading.summary import VoteSummary
 from records.store import Store
-from records.training.share import UNCAPPED
-from records.training.staleness import oldest_allowed, steps_since
-from records.types import Ids, ReadySample, SampleResult
-from trainer.checkpoints.checkpoint import Checkpoints, can_go_on_from
+from records.training.staleness import steps_since
+from records.types import Ids, ReadySample
+from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.checkpoints.restore import (
-    go_back,
     in_thread,
     load_frozen,
     restore,
     start_model,
 )
 from trainer.config import TrainerConfig, lessons_problem
-from trainer.errors import CheckpointError, StartupError, TrainerError
+from trainer.errors import StartupError, TrainerError
 from trainer.guard.waiting import CheckWait
 from trainer.model.heap import give_back
-from trainer.model.teacher_models import EmaTeacher
 from trainer.model.token_states import LogprobModel
 from trainer.publishing.merged import MergedFolders
 from trainer.publishing.publication import Publication, PublishingEngine, choose_publication
-from trainer.publishing.publish import PublishedWeights
-from trainer.publishing.served import Served
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.step.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.step.hold import Holds
+from trainer.step.leasing import Leasing
 from trainer.step.lessons import LessonMix
 from trainer.step.metrics import MetricsLog
 from trainer.step.report import (
@@ -61,15 +56,13 @@ from trainer.step.report import (
     step_metrics,
     trained_results,
 )
-from trainer.step.rollback_order import read_rollback, remove_rollback
 from trainer.step.self_check import self_check
-from trainer.step.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop, serve_newest
+from trainer.step.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
 from trainer.step.update import Updater
+from trainer.step.versions import Versions
 
 logger = logging.getLogger(__name__)
 
-FINISH_FILE = "finish"
-"""No more turns will come: what is left over is a last, smaller batch, then the trainer ends."""
 CALIBRATION_FILE = "calibration.json"
 
 
@@ -100,16 +93,21 @@ class EmbeddedTrainer:
         self.config = config
         self.run_folder = run_folder
         self.checkpoints = checkpoints
-        self.manifest = chain[-1]
-        """The newest step; its version is what the engines are to serve, unless RUN/stop says
-        another."""
         self.updater = updater
         self.owner = owner
         self._lessons = LessonMix(store, config, run_folder, rehearsal)
-        self._check = CheckWait(run_folder, is_on=guarded)
         self._publication = publication
         self.publisher = publication.publisher
-        self._served = Served(run_folder, checkpoints, self.publisher, self._weights_of)
+        self._versions = Versions(
+            store=store,
+            config=config,
+            run_folder=run_folder,
+            checkpoints=checkpoints,
+            chain=chain,
+            updater=updater,
+            publication=publication,
+            thread=thread,
+        )
         self._engines = engines
         self._thread = thread
         self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard)
@@ -117,15 +115,20 @@ class EmbeddedTrainer:
         self._holds = Holds(
             store, config, run_folder, batch_size=size, version=self.manifest.version
         )
-        self._chain = [link.version for link in chain]
-        """All surviving versions, oldest first."""
-        self._last_resumable = chain[-1].version
-        """The version that a crash would return to."""
+        self._leasing = Leasing(
+            store=store,
+            config=config,
+            run_folder=run_folder,
+            owner=owner,
+            lessons=self._lessons,
+            holds=self._holds,
+            check=CheckWait(run_folder, is_on=guarded),
+            unusable=updater.unusable,
+        )
         self._attempts = 0
         self._skipped: Counter[DropReason] = Counter()
         self._next_engine_check = 0.0
         self._idle_since = time.perf_counter()
-        self._unfinished = False
 
     @classmethod
     async def open(
@@ -179,9 +182,14 @@ class EmbeddedTrainer:
         except BaseException:
             thread.shutdown()
             raise
-        if not await trainer._roll_back():
-            await trainer._served.begin(trainer.manifest)
+        if not await trainer._versions.follow_rollback():
+            await trainer._versions.served.begin(trainer.manifest)
         return trainer
+
+    @property
+    def manifest(self) -> Manifest:
+        """The newest step."""
+        return self._versions.manifest
 
     @property
     def version(self) -> int:
@@ -225,7 +233,7 @@ class EmbeddedTrainer:
 
     def _served_model(self) -> LogprobModel:
         """The policy; where an older version is to serve, that one, loaded beside it."""
-        version = self._served.chosen
+        version = self._versions.served.chosen
         if version in (None, self.version):
             return self.updater.policy
         with tempfile.TemporaryDirectory() as folder:
@@ -233,11 +241,6 @@ class EmbeddedTrainer:
             path = merged.path(version)
             assert path is not None, "only what is kept is served"
             return load_frozen(self.config, path)
-
-    async def _weights_of(self, version: int) -> PublishedWeights:
-        """What an engine loads to serve a version whose weights are kept."""
-        policy = self.updater.policy if version == self.version else None
-        return await in_thread(self._thread, self._publication.weights.of, version, policy)
 
     async def run(
         self, stop: asyncio.Event, on_step: Callable[[StepReport], None] | None = None
@@ -252,16 +255,16 @@ class EmbeddedTrainer:
         holding = asyncio.create_task(self._holds.watch())
         try:
             while not (stop.is_set() or stop_file.exists() or self.is_done):
-                await self._roll_back()
+                await self._versions.follow_rollback()
                 await self._housekeeping()
                 report = await self.step()
                 if report is not None and on_step is not None:
                     on_step(report)
-                if report is None and await self._is_through():
+                if report is None and await self._leasing.is_through():
                     return
                 if report is None:
                     await _wait(stop, self.config.poll_interval_s)
-            await self._served.obey(self.manifest)
+            await self._versions.served.obey(self.manifest)
         finally:
             self._holds.close()
             holding.cancel()
@@ -275,7 +278,7 @@ class EmbeddedTrainer:
     async def serve_on(self, stop: asyncio.Event, *, when_done: bool) -> None:
         """Until it is no longer at rest, or `stop`: keep the engines at what is to serve."""
         while not stop.is_set() and self.is_at_rest(when_done=when_done):
-            await self._roll_back()
+            await self._versions.follow_rollback()
             await self._repair()
             await _wait(stop, LOOK_EVERY_S)
 
@@ -285,16 +288,17 @@ class EmbeddedTrainer:
         Raises TrainerError after a step that failed half-way: the weights in memory may be ahead of
         every checkpoint, so only a new `open` can go on.
         """
-        if self._unfinished:
+        versions = self._versions
+        if not versions.is_consistent:
             raise TrainerError("an earlier step failed half-way; open the trainer again")
         started = time.perf_counter()
-        samples = await self._lease()
+        samples = await self._leasing.batch(versions.chain)
         if samples is None:
             return None
         leased = time.perf_counter()
-        self._unfinished = True
+        versions.is_consistent = False
         self._holds.step_begins()
-        staleness = [steps_since(self._chain, sample.oldest_version) for sample in samples]
+        staleness = [steps_since(versions.chain, sample.oldest_version) for sample in samples]
         samples = await self._with_side_samples(samples)
         report = await in_thread(
             self._thread,
@@ -317,13 +321,13 @@ class EmbeddedTrainer:
             await self._skip(samples, report)
         else:
             seconds |= await self._commit(samples, staleness, report)
-        self._unfinished = False
+        versions.is_consistent = True
         votes = await self._end_hold()
         self._idle_since = time.perf_counter()
         seconds["seconds/step"] = self._idle_since - started
         metrics = (
             step_metrics(report, manifest=self.manifest, staleness=staleness, seconds=seconds)
-            | batch_counters(samples, self._chain)
+            | batch_counters(samples, versions.chain)
             | stale_uncorrected(staleness, self.config)
             | self._counters()
             | self._holds.metrics()
@@ -347,7 +351,7 @@ class EmbeddedTrainer:
         """Generation goes on; what missed the batch expires. Returns the votes so far."""
         self._holds.step_ended(self.version)
         if self.config.holds_generation:
-            await self._expire()
+            await self._leasing.expire(self._versions.chain)
         votes = await self.store.vote_summary()
         self._holds.accept_rate = votes.accept_rate
         return votes
@@ -358,62 +362,6 @@ class EmbeddedTrainer:
         await self.publisher.close()
         self._metrics.close()
         await asyncio.to_thread(self._thread.shutdown)
-
-    async def _lease(self) -> list[ReadySample] | None:
-        """A full batch of fresh, finite samples; unusable ones are dropped with their reason."""
-        finishes, size = self._finishes, self.config.rollout_batch_size
-        num_turns = await self.store.ready_count()
-        if finishes:
-            size = min(size, num_turns)
-        if size == 0 or num_turns + await self._lessons.num_ready() < size:
-            self._holds.no_batch()
-            return None
-        if self._check.awaits(self.version) or (
-            not finishes and await self._lessons.awaits_measurement(self.version)
-        ):
-            self._holds.batch_is_full()
-            return None
-        await self._expire()
-        samples = await self.store.lease(
-            owner=self.owner,
-            count=size,
-            ttl_s=self.config.lease_ttl_s,
-            whole_sessions=self.config.whole_sessions,
-            # At its end a run trains what there is, whosever it is.
-            share=UNCAPPED if finishes else self.config.share,
-            lessons=self._lessons.shares(is_full=num_turns >= size, finishes=finishes),
-            history=self.config.history,
-            outcomes=self.config.outcomes(finishes=finishes),
-        )
-        if not samples:
-            self._holds.no_batch()
-            return None
-        self._holds.batch_is_full()
-        self._lessons.leased()
-        reasons = {sample.turn_id: self.updater.unusable(sample) for sample in samples}
-        unusable = {turn_id: reason for turn_id, reason in reasons.items() if reason is not None}
-        if not unusable:
-            return samples
-        for sample in samples:
-            if sample.turn_id in unusable:
-                await self._drop(sample, unusable[sample.turn_id])
-        await self.store.release_leases(self.owner)
-        self._holds.no_batch()
-        return None
-
-    async def _drop(self, sample: ReadySample, reason: DropReason) -> None:
-        """A leased turn or lesson -> dropped."""
-        if sample.lesson is None:
-            await self.store.drop(self.owner, sample.turn_id, reason)
-        else:
-            await self.store.drop_lesson(self.owner, sample.turn_id, LessonDrop(reason.value))
-
-    @property
-    def _finishes(self) -> bool:
-        return (self.run_folder / FINISH_FILE).exists()
-
-    async def _is_through(self) -> bool:
-        return self._finishes and await self.store.ready_count() == 0
 
     async def _with_side_samples(self, samples: list[ReadySample]) -> list[ReadySample]:
         """Draw and store what the objective's support lacks, before the step that uses it."""
@@ -427,108 +375,17 @@ class EmbeddedTrainer:
     async def _commit(
         self, samples: Sequence[ReadySample], staleness: Sequence[int], report: UpdateReport
     ) -> dict[str, float]:
-        """Checkpoint, store, engines, in this order. Returns the seconds of each."""
-        begun = time.perf_counter()
-        results = trained_results(samples, staleness, report)
-        version = max(await self.store.next_version(), self.checkpoints.highest_version() + 1)
-        rehearsed = {sample.turn_id for sample in samples if sample.lesson is not None}
-        manifest = await in_thread(
-            self._thread, self._write_checkpoint, version, results, rehearsed
+        """Add a version; what did not train is dropped. Returns the seconds of each part."""
+        trained, seconds = await self._versions.add(
+            samples,
+            trained_results(samples, staleness, report),
+            is_last=self._leasing.finishes,
         )
-        written = time.perf_counter()
-        lessons = set(manifest.lesson_ids)
-        await self.store.commit_step(
-            version=manifest.policy_version(self.checkpoints.name(manifest)),
-            results=[one for one in results if one.turn_id not in lessons],
-            lessons=[one for one in results if one.turn_id in lessons],
-        )
-        self.manifest = manifest
-        self._chain.append(version)
-        if can_go_on_from(manifest):
-            self._last_resumable = version
-        trained = {*manifest.turn_ids, *lessons}
         for index, sample in enumerate(samples):
             if sample.turn_id not in trained:
                 reason = report.untrained.get(index, DropReason.NONFINITE_GRADIENT)
-                await self._drop(sample, reason)
-        committed = time.perf_counter()
-        await self._served.publish(manifest)
-        published = time.perf_counter()
-        await in_thread(self._thread, self._prune)
-        return {
-            "seconds/checkpoint": written - begun,
-            "seconds/commit": committed - written,
-            "seconds/publish": published - committed,
-            "seconds/prune": time.perf_counter() - published,
-        }
-
-    async def _roll_back(self) -> bool:
-        """Follow RUN/rollback, if it is there: publish a new version with the older weights.
-
-        The renamed checkpoint decides, as after a step. An order that a killed process followed
-        that far is only taken away. One that cannot be followed is logged and taken away.
-        """
-        version = read_rollback(self.run_folder)
-        if version is None:
-            return False
-        if self.manifest.restores != version:
-            number = max(await self.store.next_version(), self.checkpoints.highest_version() + 1)
-            try:
-                manifest = await in_thread(
-                    self._thread,
-                    lambda: self.checkpoints.roll_back(
-                        version, parent=self.manifest, new_version=number
-                    ),
-                )
-            except CheckpointError as error:
-                logger.error("no rollback: %s", error)
-                remove_rollback(self.run_folder)
-                return False
-            await self._take_back(manifest)
-        serve_newest(self.run_folder)
-        await self._served.publish(self.manifest)
-        remove_rollback(self.run_folder)
-        await in_thread(self._thread, self._prune)
-        logger.warning("version %d serves: it restores version %d", self.version, version)
-        return True
-
-    async def _take_back(self, manifest: Manifest) -> None:
-        """Store, weights and optimiser follow the link of a rollback."""
-        self._unfinished = True
-        await self.store.commit_step(
-            version=manifest.policy_version(self.checkpoints.name(manifest)), results=[], lessons=[]
-        )
-        await in_thread(
-            self._thread, go_back, self.config, self.checkpoints, manifest, self.updater
-        )
-        self.manifest = manifest
-        self._chain.append(manifest.version)
-        self._last_resumable = manifest.version
-        self._unfinished = False
-
-    def _write_checkpoint(
-        self, version: int, results: Sequence[SampleResult], rehearsed: Set[str]
-    ) -> Manifest:
-        teacher = self.updater.teacher
-        turns = [result for result in results if result.turn_id not in rehearsed]
-        lessons = [result for result in results if result.turn_id in rehearsed]
-        return self.checkpoints.write(
-            self.updater.policy,
-            self.updater.optimizer,
-            parent=self.manifest,
-            version=version,
-            turn_ids=[result.turn_id for result in turns],
-            staleness=[result.staleness for result in turns],
-            lesson_ids=[result.turn_id for result in lessons],
-            lesson_staleness=[result.staleness for result in lessons],
-            average=teacher if isinstance(teacher, EmaTeacher) else None,
-            with_optimizer=self._keeps_optimizer(self.manifest.step + 1),
-        )
-
-    def _keeps_optimizer(self, step: int) -> bool:
-        """Whether the checkpoint of this step is one to go on from; the last one always is."""
-        is_last = step == self.config.max_steps or self._finishes
-        return is_last or step % self.config.optimizer_every == 0
+                await self._leasing.drop(sample, reason)
+        return seconds | await self._versions.publish()
 
     async def _skip(self, samples: Sequence[ReadySample], report: UpdateReport) -> None:
         """The batch teaches nothing: its turns are dropped, so that the next one can come."""
@@ -536,21 +393,12 @@ class EmbeddedTrainer:
         self._skipped[report.skipped] += 1
         logger.warning("update attempt %d skipped: %s", self._attempts, report.skipped)
         for index, sample in enumerate(samples):
-            await self._drop(sample, report.untrained.get(index, report.skipped))
-
-    def _prune(self) -> None:
-        recent = self._chain[-self.config.keep_checkpoints :]
-        served = [version for version in self.publisher.served.values() if version is not None]
-        self.checkpoints.prune({*recent, *served, self._last_resumable})
-        self._publication.weights.prune({*served, self.version})
-        give_back()
+            await self._leasing.drop(sample, report.untrained.get(index, report.skipped))
 
     def _counters(self) -> dict[str, int]:
         """Engines that do not serve the newest version now; else since this process began."""
         return {
-            "guard/engines_behind": sum(
-                served != self.version for served in self.publisher.served.values()
-            ),
+            "guard/engines_behind": self._versions.num_behind,
             "guard/merged_for_engines": int(self._publication.is_fallback),
             "update_attempts": self._attempts,
             "guard/skipped_noise": self._skipped[DropReason.BELOW_NOISE],
@@ -562,7 +410,7 @@ class EmbeddedTrainer:
     async def _housekeeping(self) -> None:
         """Now and then: expire what became stale, repair engines that serve something else."""
         if await self._repair():
-            await self._expire()
+            await self._leasing.expire(self._versions.chain)
 
     async def _repair(self) -> bool:
         """Repair engines that serve something else, if it is time to look."""
@@ -570,17 +418,8 @@ class EmbeddedTrainer:
         if now < self._next_engine_check:
             return False
         self._next_engine_check = now + self.config.engine_check_interval_s
-        await self._served.repair(self.manifest)
+        await self._versions.served.repair(self.manifest)
         return True
-
-    async def _expire(self) -> None:
-        oldest = oldest_allowed(self._chain, self.config.staleness_bound)
-        expired = await self.store.expire_stale(oldest_allowed=oldest)
-        if expired:
-            logger.info("%d ready turns expired as stale", expired)
-        expired = await self.store.expire_lessons(oldest_allowed=oldest)
-        if expired:
-            logger.info("%d lessons expired as stale", expired)
 
     @property
     def is_done(self) -> bool:

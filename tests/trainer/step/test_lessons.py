@@ -30,7 +30,8 @@ from trainer.checkpoints.manifest import Manifest
 from trainer.errors import StartupError
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.rehearsal.journal import Journal
-from trainer.step.loop import FINISH_FILE, EmbeddedTrainer
+from trainer.step.leasing import FINISH_FILE
+from trainer.step.loop import EmbeddedTrainer
 from trainer.step.update import Updater
 
 HINT, COUNTER, KEEP = LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP
@@ -233,7 +234,7 @@ async def test_lessons_of_old_versions_expire_and_what_cannot_train_is_dropped(f
         [report, stale] = [await trainer.step(), await make_lessons(store, HINT, 1)]
         assert report is not None
         await make_ready(store, samples(2, first=2, version=1))
-        await trainer._expire()
+        await trainer._leasing.expire(trainer._versions.chain)
         assert await lesson_states(store, stale) == {LessonState.DROPPED}
         wants_topk = {"objective": {"name": "forward_kl_topk"}}
     async with rehearsing(tmp_path, folder, **wants_topk) as (trainer, store):
