@@ -18,8 +18,8 @@ from trainer.errors import CheckpointError, StartupError
 from trainer.guard.checks import read_checks
 from trainer.rehearsal.figures import figures
 from trainer.rehearsal.journal import read_rows
-from trainer.step.rollback_order import order_rollback
-from trainer.step.stop_order import STOP_FILE, StopOrder, order_stop, why_stopped
+from trainer.schedule.rollback_order import order_rollback
+from trainer.schedule.stop_order import STOP_FILE, StopOrder, order_stop, why_stopped
 
 _SHOWN_METRICS = (
     "loss",

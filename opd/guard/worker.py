@@ -20,8 +20,8 @@ from opd.rehearsal.policy_sampler import PolicySampler
 from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.worker import ServiceUnavailable
 from trainer.guard.checks import Checked, add_check, read_checks
-from trainer.step.rollback_order import order_rollback
-from trainer.step.stop_order import StopOrder, read_stop, stop_and_serve
+from trainer.schedule.rollback_order import order_rollback
+from trainer.schedule.stop_order import StopOrder, read_stop, stop_and_serve
 
 logger = logging.getLogger(__name__)
 

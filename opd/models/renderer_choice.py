@@ -14,7 +14,7 @@ import numpy as np
 from records.messages import Message
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
-from trainer.step.calibration_texts import CONVERSATIONS, TOOL_CONVERSATION, TOOLS
+from trainer.calibration.calibration_texts import CONVERSATIONS, TOOL_CONVERSATION, TOOLS
 
 FAMILIES = {
     "qwen3": "qwen3",

@@ -53,7 +53,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
     from opd.report.run_report import write_run_report
     from opd.report.trainer_metrics import TrainerMetrics
     from opd.run.folder import only_trainer
-    from trainer.step.calibration_texts import calibration_sequences
+    from trainer.calibration.calibration_texts import calibration_sequences
     from trainer.step.loop import EmbeddedTrainer
 
     for warning in run_warnings(config.trainer):
@@ -128,7 +128,7 @@ async def train_and_serve(
 async def _check_teachers(config: RunConfig, rendering: Rendering) -> None:
     """Further teachers must read the policy's tokens as the policy does."""
     from opd.models.compatibility import check_teacher
-    from trainer.step.calibration_texts import conversation_sequences
+    from trainer.calibration.calibration_texts import conversation_sequences
 
     for name, url in config.scoring.teachers.items():
         teacher = EngineConfig(url=url, api_key=config.scoring.teacher_api_keys.get(name))

@@ -14,7 +14,7 @@ from records.lessons.names import LessonKind, LessonState
 from trainer.rehearsal.estimates import summed
 from trainer.rehearsal.journal import ObedienceRow, VersionRow, last_row
 from trainer.rehearsal.last_line import METRICS_FILE, last_line
-from trainer.step.stop_order import read_stop
+from trainer.schedule.stop_order import read_stop
 
 MOST_HINTS = 1000
 _SHOWN_HINTS = 3

@@ -51,7 +51,7 @@ from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.rehearsal.journal import Journal, VersionRow
 from trainer.rehearsal.recovery import shares_after
-from trainer.step.stop_order import order_stop, read_stop
+from trainer.schedule.stop_order import order_stop, read_stop
 
 logger = logging.getLogger(__name__)
 

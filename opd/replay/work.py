@@ -38,7 +38,7 @@ from records.store import Store
 from rollout_bridge.rendering.fingerprint import renderer_fingerprint
 from rollout_bridge.rendering.rendering import Rendering
 from trainer.errors import StartupError
-from trainer.step.stop_order import read_stop
+from trainer.schedule.stop_order import read_stop
 
 if TYPE_CHECKING:
     from opd.evaluation.gap import Gap, HintedCase

@@ -19,7 +19,7 @@ from records.lessons.names import LessonKind
 from records.reading.drop_words import DROP_WORDS, LESSON_WORDS
 from records.store import Store
 from trainer.rehearsal.journal import VersionRow, read_rows
-from trainer.step.stop_order import why_stopped
+from trainer.schedule.stop_order import why_stopped
 
 FILE = "summary.json"
 

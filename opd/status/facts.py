@@ -29,7 +29,7 @@ from records.store import Store
 from rollout_bridge.engine.served import ServedFile
 from trainer.guard.checks import Checked, last_check
 from trainer.rehearsal.figures import figures
-from trainer.step.stop_order import why_stopped
+from trainer.schedule.stop_order import why_stopped
 
 RATE_OVER_S = 300.0
 """Turns per minute are the mean over so long."""

@@ -27,7 +27,7 @@ PRELOADED = (
     "opd.processes.proxy_role",
     "opd.processes.trainer_role",
     "trainer.step.loop",
-    "trainer.step.calibration_texts",
+    "trainer.calibration.calibration_texts",
     "opd.replay.work",
     "api_proxy.app",
     "api_proxy.server.server",

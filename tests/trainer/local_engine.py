@@ -17,9 +17,9 @@ from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
 from rollout_bridge.engine.served import ServedSource
 from rollout_bridge.engine.types import Generation, SamplingParams
 from tests.trainer.tiny import load
+from trainer.calibration.calibrate import own_logprobs
 from trainer.model.lora import known_warnings
 from trainer.model.policy import Policy
-from trainer.step.calibrate import own_logprobs
 
 
 @dataclass(frozen=True)

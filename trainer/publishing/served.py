@@ -14,7 +14,7 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.publishing.adapter_publish import AdapterPublisher
 from trainer.publishing.publish import PublishedWeights, Publisher
-from trainer.step.stop_order import STOP_FILE, read_stop
+from trainer.schedule.stop_order import STOP_FILE, read_stop
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from records.training.staleness import oldest_allowed
 from records.types import ReadySample
 from trainer.config import TrainerConfig
 from trainer.guard.waiting import CheckWait
-from trainer.step.hold import Holds
+from trainer.schedule.hold import Holds
 from trainer.step.lessons import LessonMix
 
 logger = logging.getLogger(__name__)

@@ -26,6 +26,8 @@ from records.reading.summary import VoteSummary
 from records.store import Store
 from records.training.staleness import steps_since
 from records.types import Ids, ReadySample
+from trainer.calibration.calibrate import Calibration, Scorer, calibrate, own_logprobs
+from trainer.calibration.self_check import self_check
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.checkpoints.restore import (
@@ -42,8 +44,8 @@ from trainer.model.token_states import LogprobModel
 from trainer.publishing.merged import MergedFolders
 from trainer.publishing.publication import Publication, PublishingEngine, choose_publication
 from trainer.rehearsal.config import RehearsalConfig
-from trainer.step.calibrate import Calibration, Scorer, calibrate, own_logprobs
-from trainer.step.hold import Holds
+from trainer.schedule.hold import Holds
+from trainer.schedule.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
 from trainer.step.leasing import Leasing
 from trainer.step.lessons import LessonMix
 from trainer.step.metrics import MetricsLog
@@ -56,8 +58,6 @@ from trainer.step.report import (
     step_metrics,
     trained_results,
 )
-from trainer.step.self_check import self_check
-from trainer.step.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
 from trainer.step.update import Updater
 from trainer.step.versions import Versions
 

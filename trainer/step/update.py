@@ -33,11 +33,11 @@ from trainer.model.teacher_models import EmaTeacher
 from trainer.model.token_states import LogprobModel, TokenRequest
 from trainer.objectives.batch import GlobalCounts
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
+from trainer.step.learning_rate import learning_rate_at
 from trainer.step.lessons import teaches
 from trainer.step.memory_plan import is_beyond
 from trainer.step.preparation import BatchPreparation, PreparedBatch, support_of
 from trainer.step.report import UpdateReport
-from trainer.step.schedule import learning_rate_at
 from trainer.step.update_metrics import batch_metrics, check_keys, expected_keys
 
 

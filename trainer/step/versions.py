@@ -26,8 +26,8 @@ from trainer.model.teacher_models import EmaTeacher
 from trainer.publishing.publication import Publication
 from trainer.publishing.publish import PublishedWeights
 from trainer.publishing.served import Served
-from trainer.step.rollback_order import read_rollback, remove_rollback
-from trainer.step.stop_order import serve_newest
+from trainer.schedule.rollback_order import read_rollback, remove_rollback
+from trainer.schedule.stop_order import serve_newest
 from trainer.step.update import Updater
 
 logger = logging.getLogger(__name__)

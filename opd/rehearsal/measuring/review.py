@@ -35,7 +35,7 @@ from trainer.rehearsal.journal import (
     VersionRow,
 )
 from trainer.rehearsal.recovery import deep_falls
-from trainer.step.stop_order import StopOrder
+from trainer.schedule.stop_order import StopOrder
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from records.names import TurnState
 from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
 from tests.api_proxy.conftest import WEATHER, Door
 from tests.records.looking import list_turns
-from trainer.step.stop_order import StopOrder, order_stop, why_stopped
+from trainer.schedule.stop_order import StopOrder, order_stop, why_stopped
 
 USER = {"role": "user", "content": "hi"}
 

@@ -12,8 +12,8 @@ from tests.trainer.tiny import save_model
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.guard.checks import add_check
 from trainer.rehearsal.journal import Journal
-from trainer.step.rollback_order import read_rollback
-from trainer.step.stop_order import StopOrder, order_stop, read_stop
+from trainer.schedule.rollback_order import read_rollback
+from trainer.schedule.stop_order import StopOrder, order_stop, read_stop
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 from tests.examples.shipped import MODEL
 from trainer.guard.checks import last_check, read_checks
-from trainer.step.rollback_order import read_rollback
-from trainer.step.stop_order import STOP_FILE, StopOrder, order_stop, read_stop
+from trainer.schedule.rollback_order import read_rollback
+from trainer.schedule.stop_order import STOP_FILE, StopOrder, order_stop, read_stop
 
 GREETING = Canary(name="greeting", prompt="Hello.", matches=r"\w")
 BAD = "### ### ### ### ### ### ### ###"

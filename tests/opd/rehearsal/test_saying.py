@@ -6,7 +6,7 @@ from tests.opd.rehearsal.builders import a_hint
 from tests.trainer.rehearsal.test_journal import a_row
 from trainer.rehearsal.figures import figures
 from trainer.rehearsal.journal import Journal, ObedienceRow, PooledRow
-from trainer.step.stop_order import StopOrder, order_stop
+from trainer.schedule.stop_order import StopOrder, order_stop
 
 POOLED = PooledRow(value=0.97, low=0.94, high=0.99, count=256, before=0.98, floor=0.93, passed=True)
 

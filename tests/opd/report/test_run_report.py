@@ -12,7 +12,7 @@ from records.store import Store
 from tests.records.hints.test_memory import objected
 from tests.trainer.tiny import conversation, make_ready
 from trainer.rehearsal.journal import GapRow, Journal, VersionRow
-from trainer.step.stop_order import StopOrder, order_stop
+from trainer.schedule.stop_order import StopOrder, order_stop
 
 
 class Letters:

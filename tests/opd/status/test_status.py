@@ -28,7 +28,7 @@ from tests.records.builders import a_session, a_verdict, a_vote, turn_in
 from tests.records.hints.test_memory import objected
 from tests.trainer.rehearsal.test_journal import a_row
 from trainer.rehearsal.journal import Journal, PooledRow
-from trainer.step.stop_order import StopOrder, order_stop
+from trainer.schedule.stop_order import StopOrder, order_stop
 
 
 def status(config_file: Path, *options: str) -> Result:

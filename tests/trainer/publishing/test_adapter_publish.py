@@ -11,6 +11,7 @@ from tests.trainer.checkpoints.test_checkpoint import save_as_earlier
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.step.test_loop import opened, samples, stop_after
 from tests.trainer.tiny import VOCAB, load, make_ready, random_sequences, save_model
+from trainer.calibration.calibrate import own_logprobs
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.config import LoraConfig
@@ -18,7 +19,6 @@ from trainer.errors import StartupError
 from trainer.model.lora import add_adapters, save_adapter
 from trainer.publishing.adapter_publish import AdapterPublisher, adapter_name
 from trainer.publishing.publish import PublishedWeights, Publisher
-from trainer.step.calibrate import own_logprobs
 
 LORA = LoraConfig(rank=2, alpha=4)
 

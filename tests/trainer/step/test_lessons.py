@@ -272,7 +272,7 @@ def test_the_noise_floor_looks_at_hinted_samples_alone(folder):
 
 
 def own_logprobs_of(policy, one) -> np.ndarray:
-    from trainer.step.calibrate import own_logprobs
+    from trainer.calibration.calibrate import own_logprobs
 
     ids = np.concatenate([one.prompt_ids, one.response_ids])
     found = own_logprobs(policy, policy.device)(ids)

@@ -21,9 +21,9 @@ from trainer.checkpoints.manifest import Manifest
 from trainer.config import LoraConfig, TrainerConfig
 from trainer.errors import CheckpointError, TrainerError
 from trainer.guard.checks import add_check
+from trainer.schedule.rollback_order import order_rollback
+from trainer.schedule.stop_order import StopOrder, order_stop
 from trainer.step.loop import EmbeddedTrainer
-from trainer.step.rollback_order import order_rollback
-from trainer.step.stop_order import StopOrder, order_stop
 
 BATCH = 4
 

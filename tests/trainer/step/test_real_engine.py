@@ -18,10 +18,10 @@ from rollout_bridge.engine.types import SamplingParams
 from tests.records.new_store import new_store
 from tests.trainer.step.test_loop import settings
 from tests.trainer.tiny import make_ready, random_sequences
+from trainer.calibration.calibrate import own_logprobs
 from trainer.config import LoraConfig
 from trainer.errors import CalibrationError
 from trainer.model.policy import WithoutAdapters
-from trainer.step.calibrate import own_logprobs
 from trainer.step.loop import EmbeddedTrainer
 
 MODEL = Path(__file__).parents[3] / "examples" / "tool_lab" / "model"

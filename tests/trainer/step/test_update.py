@@ -12,11 +12,11 @@ from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.tiny import conversation, load, random_ids, sample
 from trainer.batch.collate import build_micro_batch
 from trainer.batch.turn_scores import score_batches
+from trainer.calibration.calibrate import own_logprobs
 from trainer.config import LoraConfig, TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.model.policy import WithoutAdapters
 from trainer.objectives.frame import objective_loss
-from trainer.step.calibrate import own_logprobs
 from trainer.step.update import Updater
 
 

@@ -22,7 +22,7 @@ from records.store import Store
 from records.training.staleness import admit
 from rollout_bridge.engine.hold_file import HoldOrder, HoldWriter
 from trainer.config import TrainerConfig
-from trainer.step.stop_order import STOP_FILE
+from trainer.schedule.stop_order import STOP_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import torch
 from tests.trainer.step.test_update import largest_difference, weights
 from tests.trainer.step.test_update_objectives import CONFIGS, make, taught, teacher  # noqa: F401
 from tests.trainer.tiny import random_ids
+from trainer.calibration.self_check import self_check
 from trainer.errors import DistillationOffError
-from trainer.step.self_check import self_check
 
 
 def sequences() -> list[np.ndarray]:

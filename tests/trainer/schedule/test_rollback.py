@@ -18,8 +18,8 @@ from tests.trainer.tiny import make_ready, states
 from trainer.checkpoints.manifest import Manifest, withdrawn
 from trainer.config import LoraConfig
 from trainer.errors import CheckpointError
-from trainer.step.rollback_order import order_rollback, read_rollback
-from trainer.step.stop_order import read_stop
+from trainer.schedule.rollback_order import order_rollback, read_rollback
+from trainer.schedule.stop_order import read_stop
 
 
 @pytest.fixture(scope="module")

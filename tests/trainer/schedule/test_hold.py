@@ -18,7 +18,7 @@ from tests.trainer.local_engine import LocalEngine
 from tests.trainer.step.test_loop import BATCH, opened, samples, until
 from tests.trainer.tiny import make_ready, states
 from trainer.config import TrainerConfig
-from trainer.step.stop_order import StopOrder, order_stop
+from trainer.schedule.stop_order import StopOrder, order_stop
 
 
 class SlowEngine(LocalEngine):

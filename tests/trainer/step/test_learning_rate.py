@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from trainer.config import TrainerConfig
-from trainer.step.schedule import learning_rate_at
+from trainer.step.learning_rate import learning_rate_at
 
 
 def rates(**values: Any) -> list[float]:

@@ -7,8 +7,8 @@ import torch
 
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.tiny import VOCAB, load, random_sequences, save_model
+from trainer.calibration.calibrate import calibrate, own_logprobs
 from trainer.errors import CalibrationError
-from trainer.step.calibrate import calibrate, own_logprobs
 
 
 @pytest.fixture(scope="module")
