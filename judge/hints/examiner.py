@@ -6,6 +6,8 @@
     hints of other scopes      the opposite: both wait for somebody to decide
     its votes                  no majority asked for it: it is not rehearsed
     a second question          about one answer only: it is not rehearsed
+    the user's own words       they change nothing of the answer, says the teacher: it waits for a
+                               second user
     its exceptions             open wishes for the opposite, wishes of which it says nothing;
                                once more where the start model does not do what they ask
 
@@ -27,6 +29,8 @@ from uuid import uuid4
 from judge.config import JudgeConfig
 from judge.hints.questions import HintQuestions, Relation
 from judge.votes.screening import Evidence, rejection
+from records.feedback.feedback import ROLE
+from records.hints.memory import words_of
 from records.hints.types import (
     Examination,
     Hint,
@@ -46,6 +50,12 @@ logger = logging.getLogger(__name__)
 _NEAR = 4
 _CHECKED = 8
 """Sources of a hint whose answers are looked at, the newest."""
+_SPOKEN_SHARE = 0.25
+"""A user's words speak of a hint if they do so much of what it does to the answer. Of requests that
+say nothing of it hardly any do a tenth (docs/learning.md).
+"""
+_CONFIRMED_BY = 2
+_PEOPLE = ("user", ROLE)
 _REMEMBERED = 4096
 """Answers of the judge that are kept, so that nothing is asked twice."""
 _NO_EVIDENCE = Evidence(next_words=(), new_values=frozenset())
@@ -124,11 +134,13 @@ class HintClaims:
 class SourceCheck:
     """What a hint must do where it came from: `fall` asks the teacher by how many nats it lowers
     the log-prob of a token of a turn's answer (None: that cannot be said), and `least` is asked
-    for. `fall` raises ServiceUnavailable.
+    for. `share_of_words` asks which part of that the user's own words do. Both raise
+    ServiceUnavailable.
     """
 
     fall: Callable[[TurnRecord, str], Awaitable[float | None]]
     least: float
+    share_of_words: Callable[[TurnRecord, str, str], Awaitable[float | None]]
 
     async def left(self, turn: TurnRecord, text: str) -> list[str]:
         """What is left of a turn's candidates, `text` among them; see `places_left`."""
@@ -155,6 +167,7 @@ class HintExaminer:
         self._config, self._owner = config, owner
         self._check = check
         self._rules: OrderedDict[tuple[str, str], bool | None] = OrderedDict()
+        self._spoken: OrderedDict[tuple[str, str], bool | None] = OrderedDict()
         self.loop = ClaimLoop(HintClaims(store), self, owner=owner, config=config.loop)
 
     @property
@@ -248,12 +261,54 @@ class HintExaminer:
             return RehearsalBlock.NO_MAJORITY
         if has_texts:
             return None
-        said = next((source for source in sources if source.words), None)
-        if said is None:
+        with_words = [source for source in sources[:_CHECKED] if source.words]
+        if not with_words:
             is_rule = await self._questions.is_rule(hint.text, "")
-        else:
-            is_rule = await self._is_rule(hint, said)
-        return None if is_rule else RehearsalBlock.NOT_A_RULE
+            return None if is_rule else RehearsalBlock.NOT_A_RULE
+        spoken = [await self._is_spoken(hint, source) for source in with_words]
+        if all(one is False for one in spoken):
+            return await self._why_unconfirmed(hint, with_words)
+        # The newest whose words speak of it, or of which that cannot be said.
+        said = next(
+            one for one, is_one in zip(with_words, spoken, strict=True) if is_one is not False
+        )
+        return None if await self._is_rule(hint, said) else RehearsalBlock.NOT_A_RULE
+
+    async def _why_unconfirmed(
+        self, hint: Hint, sources: Sequence[HintSource]
+    ) -> RehearsalBlock | None:
+        """Of a hint that the judge alone reads out of what was said: two users' words have to make
+        it a rule. One request that it misreads would else be practised like a wish.
+        """
+        words = {source.words: source for source in sources}
+        rules = [await self._is_rule(hint, source) for source in words.values()]
+        if sum(one is True for one in rules) >= _CONFIRMED_BY:
+            return None
+        return RehearsalBlock.UNCONFIRMED if any(rules) else RehearsalBlock.NOT_A_RULE
+
+    async def _is_spoken(self, hint: Hint, source: HintSource) -> bool | None:
+        """Whether what the user said after a source's answer speaks against it as the hint does,
+        says the teacher; None where there are no such words, or where it cannot say. Asked once.
+        """
+        if self._check is None:
+            return None
+        key = (hint.hint_id, source.turn_id)
+        if key not in self._spoken:
+            self._spoken[key] = await self._asked_if_spoken(self._check, hint, source)
+            if len(self._spoken) > _REMEMBERED:
+                self._spoken.popitem(last=False)
+        return self._spoken[key]
+
+    async def _asked_if_spoken(
+        self, check: SourceCheck, hint: Hint, source: HintSource
+    ) -> bool | None:
+        turns = await self._store.load_turns([source.turn_id])
+        said = [one for turn in turns for one in turn.next_state if one["role"] in _PEOPLE]
+        words = words_of(said)
+        if not words:
+            return None
+        share = await check.share_of_words(turns[0], hint.text, words)
+        return None if share is None else share >= _SPOKEN_SHARE
 
     async def _is_rule(self, hint: Hint, source: HintSource) -> bool | None:
         """Whether a source's words make the hint a rule; asked once of each."""
@@ -276,7 +331,8 @@ class HintExaminer:
         last asked for before it, and a rule that was asked for since. What was said last holds.
 
         Of two opposites each speaks against what the other has taught, so a judge that reads a
-        wish out of an answer alone gives the older one again and again. Words tell them apart.
+        wish out of an answer alone gives the older one again and again. Words tell them apart:
+        those that speak of the hint, says the teacher; without any, those that make it a rule.
         """
         older: list[str] = []
         newer = None
@@ -286,16 +342,29 @@ class HintExaminer:
                 return other.hint_id, [], None
             if relation is Relation.OPPOSITE:
                 theirs = await self._store.hint_sources(other.hint_id)
-                said = await self._last_said(hint, sources)
-                said_of_other = await self._last_said(other, theirs)
+                spoken = await self._last_spoken(hint, sources)
+                said, said_of_other = spoken, await self._last_spoken(other, theirs)
+                is_spoken = max(said, said_of_other) > -math.inf
+                if not is_spoken:
+                    said = await self._last_said(hint, sources)
+                    said_of_other = await self._last_said(other, theirs)
                 if said == said_of_other == -math.inf:
                     said, said_of_other = _last_asked(sources), _last_asked(theirs)
                 if said_of_other <= said:
                     older.append(other.hint_id)
-                elif other.is_rule and (was_rule or said > -math.inf):
+                elif other.is_rule and (was_rule or is_spoken or said > -math.inf):
                     # One that no words asked for is no rule, which is said below.
                     newer = other.hint_id
         return None, older, newer
+
+    async def _last_spoken(self, hint: Hint, sources: Sequence[HintSource]) -> float:
+        """When a user's words last spoke of the hint, says the teacher, in unix seconds; -inf where
+        none of the newest did.
+        """
+        for source in sources[:_CHECKED]:
+            if source.words and await self._is_spoken(hint, source):
+                return source.created_at
+        return -math.inf
 
     async def _last_said(self, hint: Hint, sources: Sequence[HintSource]) -> float:
         """When a user's words last made the hint a rule, says the judge, in unix seconds; -inf

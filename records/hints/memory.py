@@ -111,7 +111,8 @@ def look_again(connection: Connection, hint_ids: Iterable[str]) -> None:
     lacks_texts = and_(HintRow.block == RehearsalBlock.NO_COUNTER_LESSONS, texts < MAX_TEXTS)
     sessions = _number(HintSourceRow, HintSourceRow.session_id)
     was_repeated = and_(
-        HintRow.block == RehearsalBlock.NOT_A_RULE, sessions.between(2, _MOST_ASKED)
+        HintRow.block.in_((RehearsalBlock.NOT_A_RULE, RehearsalBlock.UNCONFIRMED)),
+        sessions.between(2, _MOST_ASKED),
     )
     for part in chunks(sorted(hint_ids)):
         connection.execute(

@@ -38,6 +38,8 @@ class RehearsalBlock(StrEnum):
     """The judge never answered when it was asked about it."""
     NOT_A_RULE = "not_a_rule"
     """The judge says that it was meant for one answer only."""
+    UNCONFIRMED = "unconfirmed"
+    """What its user said changes nothing of the answer before: another session has to ask."""
     NO_STATES = "no_states"
     """No recorded state to which it applies may be used."""
     NO_COUNTER_LESSONS = "no_counter_lessons"

@@ -133,6 +133,9 @@ BLOCK_WORDS: dict[RehearsalBlock, str] = {
     RehearsalBlock.NO_MAJORITY: "at most half of the votes on its turn asked for it",
     RehearsalBlock.NOT_EXAMINED: "the judge never answered when it was asked about it",
     RehearsalBlock.NOT_A_RULE: "the judge says that it was meant for one answer only",
+    RehearsalBlock.UNCONFIRMED: (
+        "what its user said changes nothing of the answer before: another session has to ask for it"
+    ),
     RehearsalBlock.NO_STATES: "too few recorded requests to which it applies",
     RehearsalBlock.NO_COUNTER_LESSONS: (
         "too few open wishes for the opposite that the start model follows"

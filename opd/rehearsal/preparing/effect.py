@@ -31,6 +31,29 @@ async def fall_at(desk: Desk, turn: TurnRecord, hint: str) -> float | None:
     return None if found is None else fall_of(*found)
 
 
+async def share_of_words(desk: Desk, turn: TurnRecord, hint: str, words: str) -> float | None:
+    """How much of what the hint lowers of the answer the user's own `words` lower, said with the
+    request: at the token that the hint lowers most. About 1 where the words ask for what the hint
+    asks, about 0 where they are about something else. None where that cannot be scored. Raises
+    ServiceUnavailable.
+    """
+    found = await _plain_and_hinted(desk, turn, hint)
+    if found is None:
+        return None
+    plain, hinted = found
+    token = int((plain - hinted).argmax())
+    fall = float(plain[token] - hinted[token])
+    if not fall > 0:  # where it is NaN, too
+        return None
+    try:
+        place = await desk.place(turn, words)
+        said = await desk.score(place, None, turn.response_ids)
+    except LessonUnusable as error:
+        logger.info("turn %s cannot be looked at with %r: %s", turn.turn_id, words, error)
+        return None
+    return float(plain[token] - said.logprobs[token]) / fall
+
+
 async def _plain_and_hinted(
     desk: Desk, turn: TurnRecord, hint: str
 ) -> tuple[Logprobs, Logprobs] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -194,6 +195,76 @@ async def test_a_rule_that_requests_are_misread_for_gives_way_to_one_that_was_sa
     assert (gone.status, gone.opposed_by) == (HintStatus.CONTRADICTED, new.hint_id)
 
 
+async def unsaid(turn: TurnRecord, hint: str, words: str) -> float | None:
+    """A teacher that cannot say whether words speak of a hint."""
+    return None
+
+
+def checking(fall: Callable[[TurnRecord, str], Awaitable[float | None]]) -> SourceCheck:
+    """A teacher with these falls."""
+    return SourceCheck(fall=fall, least=0.5, share_of_words=unsaid)
+
+
+def speaking(*spoken: str) -> SourceCheck:
+    """A teacher to whom these words alone speak of their hints."""
+
+    async def fall(turn: TurnRecord, hint: str) -> float | None:
+        return 6.0 if hint in turn.candidates else 0.0
+
+    async def share(turn: TurnRecord, hint: str, words: str) -> float | None:
+        return 0.9 if words in spoken else 0.02
+
+    return SourceCheck(fall=fall, least=0.5, share_of_words=share)
+
+
+ASKED = "We always want Celsius."
+MISREAD = "I would rather have degrees Fahrenheit next time."
+"""What the judge takes for a rule, whatever the teacher says of it."""
+
+
+async def test_what_words_speak_of_holds_against_what_a_judge_reads_later(
+    store: Store, lab_engine: str
+) -> None:
+    config, check = config_of(f"{lab_engine}/v1"), speaking(ASKED)
+    asked = await remembered(store, CELSIUS, words=ASKED)
+    [rule] = await examined(store, config, asked, check=check)
+    assert rule.is_rule
+    [later] = await examined(
+        store, config, await remembered(store, FAHRENHEIT, words=MISREAD), check=check
+    )
+    assert (later.status, later.opposed_by) == (HintStatus.CONTRADICTED, rule.hint_id)
+    holds = await store.hint(rule.hint_id)
+    assert holds is not None
+    assert holds.status is HintStatus.ACTIVE
+
+
+async def test_what_words_speak_of_ends_what_a_judge_read_before(
+    store: Store, lab_engine: str
+) -> None:
+    config = config_of(f"{lab_engine}/v1")
+    [old] = await examined(store, config, await remembered(store, FAHRENHEIT, words=MISREAD))
+    assert old.is_rule
+    new = await remembered(store, CELSIUS, words=ASKED)
+    [rule] = await examined(store, config, new, check=speaking(ASKED))
+    ended = await store.hint(old.hint_id)
+    assert ended is not None
+    assert (ended.status, ended.opposed_by) == (HintStatus.CONTRADICTED, rule.hint_id)
+
+
+async def test_words_that_change_nothing_of_the_answer_need_a_second_user(
+    store: Store, lab_engine: str
+) -> None:
+    config, check = config_of(f"{lab_engine}/v1"), speaking()
+    [known] = await examined(
+        store, config, await remembered(store, FAHRENHEIT, words=MISREAD), check=check
+    )
+    assert (known.is_rule, known.block) == (False, RehearsalBlock.UNCONFIRMED)
+    again = await remembered(store, FAHRENHEIT, words="We always want Fahrenheit.")
+    assert (again.hint_id, again.is_rule) == (known.hint_id, None)
+    [known] = await examined(store, config, again, check=check)
+    assert (known.is_rule, known.block) == (True, None)
+
+
 async def test_a_misread_objection_contradicts_nothing(store: Store, lab_engine: str) -> None:
     """The hint that the judge misread asks for what the answer did: it has no source."""
     right = await remembered(store, CELSIUS)
@@ -205,7 +276,7 @@ async def test_a_misread_objection_contradicts_nothing(store: Store, lab_engine:
         asked.append((turn.turn_id, hint))
         return 0.01 if turn.turn_id == misread.turn_id else 6.0
 
-    check = SourceCheck(fall=fall, least=0.5)
+    check = checking(fall)
     [known] = await examined(store, config_of(f"{lab_engine}/v1"), right, check=check)
     await until_gone(store, wrong, lab_engine, check)
     assert await store.hint(wrong.hint_id) is None
@@ -232,7 +303,7 @@ async def test_what_is_left_of_the_hints_of_a_turn(
     async def fall(_: TurnRecord, hint: str) -> float | None:
         return falls[hint]
 
-    assert await SourceCheck(fall=fall, least=0.5).left(turn, "a") == left
+    assert await checking(fall).left(turn, "a") == left
 
 
 @pytest.mark.parametrize("speaks", [True, False])
@@ -247,7 +318,7 @@ async def test_the_teacher_has_to_agree_that_two_hints_are_the_same(
     async def fall(_: TurnRecord, hint: str) -> float | None:
         return 6.0 if speaks or hint == new.text else 0.0
 
-    [found] = await examined(store, config, new, check=SourceCheck(fall=fall, least=0.5))
+    [found] = await examined(store, config, new, check=checking(fall))
     assert (found.merged_into == known.hint_id) is speaks
     assert (found.status is HintStatus.MERGED) is speaks
 
@@ -263,7 +334,7 @@ async def test_the_teacher_has_to_agree_that_two_hints_are_opposites(
     async def fall(_: TurnRecord, hint: str) -> float | None:
         return 6.0 if speaks or hint == new.text else 0.0
 
-    await examined(store, config, new, check=SourceCheck(fall=fall, least=0.5))
+    await examined(store, config, new, check=checking(fall))
     older = await store.hint(known.hint_id)
     assert older is not None
     assert (older.status is HintStatus.CONTRADICTED) is not speaks
