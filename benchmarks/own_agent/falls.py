@@ -17,7 +17,9 @@ from examples.tool_lab.cases import Message, evaluation_episode
 from examples.tool_lab.domain import TOOLS
 from examples.tool_lab.local_generate import LocalGenerator
 from examples.tool_lab.preferences import PREFERENCES
-from rollout_bridge.scoring.hinting import hinted_prompt_ids
+from opd.rehearsal.preparing.effect import part_of_fall
+from records.types import Ids
+from rollout_bridge.scoring.hinting import hinted_prompt_ids, with_words
 from rollout_bridge.scoring.scoring import fall_of
 from trainer.model.policy import Policy
 
@@ -38,19 +40,28 @@ def shown_by_reply(wish: Wish, reply: Message) -> str | None:
     return None if arguments is None else shown_by_call(wish, arguments)
 
 
+def _wrong_answers(
+    generator: LocalGenerator, wish: Wish, n: int, rng: random.Random
+) -> list[tuple[list[Message], Ids, Ids]]:
+    """Messages, prompt and answer of those of `n` sampled answers that show the opposite of the
+    wish.
+    """
+    asked = [list(evaluation_episode(rng, wish.errand, wish.site).messages) for _ in range(n)]
+    prompts = [generator.rendering.prompt_ids(messages, TOOLS) for messages in asked]
+    answers = generator.sample_ids(prompts, 1.0)
+    return [
+        (messages, prompt, answer)
+        for messages, prompt, answer in zip(asked, prompts, answers, strict=True)
+        if shown_by_reply(wish, generator.message(answer)) == wish.opposite
+    ]
+
+
 def falls(generator: LocalGenerator, wish: Wish, n: int, seed: int) -> dict[str, list[float]]:
     """Falls by what the hint is: `right`, `opposite` (what the answer does) or `other kind`. Of
     `n` sampled answers those count that show the opposite of the wish.
     """
     rng = random.Random(f"falls-{wish.kind}-{seed}")
-    asked = [list(evaluation_episode(rng, wish.errand, wish.site).messages) for _ in range(n)]
-    prompts = [generator.rendering.prompt_ids(messages, TOOLS) for messages in asked]
-    answers = generator.sample_ids(prompts, 1.0)
-    wrong = [
-        (messages, prompt, answer)
-        for messages, prompt, answer in zip(asked, prompts, answers, strict=True)
-        if shown_by_reply(wish, generator.message(answer)) == wish.opposite
-    ]
+    wrong = _wrong_answers(generator, wish, n, rng)
     model = Policy(generator.model, dtype="float32", chunk_tokens=CHUNK_TOKENS)
     plain = scored(model, [(prompt, answer) for _, prompt, answer in wrong])
     found: dict[str, list[float]] = {}
@@ -65,6 +76,42 @@ def falls(generator: LocalGenerator, wish: Wish, n: int, seed: int) -> dict[str,
         both = zip(plain, scored(model, rows), strict=True)
         pairs = [fall_of(before.logprobs, after.logprobs) for before, after in both]
         found[name] = [fall for fall in pairs if fall is not None]
+    return found
+
+
+def parts_of_words(
+    generator: LocalGenerator, wish: Wish, n: int, seed: int, sentences: Sequence[str]
+) -> dict[str, list[float]]:
+    """For each sentence: which part of the right hint's fall it has itself, said with the request,
+    at each of `n` sampled answers that show the opposite of the wish (`part_of_fall`).
+    """
+    rng = random.Random(f"words-{wish.kind}-{seed}")
+    wrong = _wrong_answers(generator, wish, n, rng)
+    model = Policy(generator.model, dtype="float32", chunk_tokens=CHUNK_TOKENS)
+    rendering = generator.rendering
+    hint = PREFERENCES[wish.kind].hints[wish.wanted][0]
+    plain = scored(model, [(prompt, answer) for _, prompt, answer in wrong])
+    hinted = scored(
+        model,
+        [
+            (hinted_prompt_ids(rendering, messages, TOOLS, prompt, hint, MAX_TOKENS), answer)
+            for messages, prompt, answer in wrong
+        ],
+    )
+    found: dict[str, list[float]] = {}
+    for words in sentences:
+        said = scored(
+            model,
+            [
+                (with_words(rendering, messages, TOOLS, prompt, words, MAX_TOKENS)[1], answer)
+                for messages, prompt, answer in wrong
+            ],
+        )
+        parts = [
+            part_of_fall(*(one.logprobs for one in three))
+            for three in zip(plain, hinted, said, strict=True)
+        ]
+        found[words] = [part for part in parts if part is not None]
     return found
 
 

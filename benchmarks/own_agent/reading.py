@@ -6,8 +6,10 @@ measure nothing but that.
 For each objection, said of an answer or a call that is not as wished: how often three votes come to
 a hint, and how often that hint asks for what is wished. For each kind, beside it: by how many nats
 a hint lowers the least favoured token of such an answer, of right hints, of those for what the
-answer does, and of those of other kinds; and which share of each `scoring.least_fall` refutes. How
-open wishes are heeded is measured in every cell, at its start. Nothing that learns reads this.
+answer does, and of those of other kinds; and which share of each `scoring.least_fall` refutes. Then
+how often words speak of the hint (docs/learning.md), of objections and of requests that say nothing
+of it. How open wishes are heeded is measured in every cell, at its start. Nothing that learns reads
+this.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import argparse
 import json
 import random
 
+import numpy as np
 import torch
 
-from benchmarks.own_agent.falls import falls, shown_falls
+from benchmarks.own_agent.falls import falls, parts_of_words, shown_falls
+from benchmarks.own_agent.people import REQUESTS
 from benchmarks.own_agent.turned import TURNED
 from benchmarks.own_agent.wishes import WISHES, Wish
 from examples.tool_lab.cases import evaluation_episode
@@ -27,8 +31,18 @@ from examples.tool_lab.local_generate import LocalGenerator
 from examples.tool_lab.loop_check import SeenTurn, vote_hints
 from examples.tool_lab.preferences import PREFERENCES
 from examples.tool_lab.script import scripted_reply
+from judge.hints.examiner import SPOKEN_PART
 
 OBJECTED = Reaction(kind="corrected")
+SOME = {
+    "city": "Nutc",
+    "hotel": "Yajlugu",
+    "nights": 5,
+    "amount": 30,
+    "source": "dollars",
+    "target": "euros",
+}
+"""What requests are filled with."""
 
 
 def objected_turn(rng: random.Random, wish: Wish, words: str, *, asks_first: bool) -> SeenTurn:
@@ -88,6 +102,29 @@ def main() -> None:
         number = arguments.n * len(wishes[kind].objections)
         found = falls(generator, wishes[kind], number, arguments.seed)
         print(shown_falls(kind, found, arguments.least_fall))
+    print("\nkind      words spoke of the hint: objections, requests of other kinds")
+    for kind in arguments.kinds:
+        print(heard(generator, wishes[kind], arguments.n, arguments.seed))
+
+
+def heard(generator: LocalGenerator, wish: Wish, n: int, seed: int) -> str:
+    """A line on how often objections speak of the right hint, and how often requests do."""
+    rng = random.Random(f"heard-{wish.kind}-{seed}")
+    said = {
+        "objections": list(wish.objections),
+        "requests": [
+            rng.choice(texts).format_map(SOME)
+            for errand, texts in REQUESTS.items()
+            for _ in range(3)
+            if errand != wish.errand
+        ],
+    }
+    rates = []
+    for sentences in said.values():
+        parts = parts_of_words(generator, wish, n, seed, sentences)
+        spoken = [part >= SPOKEN_PART for of_one in parts.values() for part in of_one]
+        rates.append(f"{np.mean(spoken):.3f} of {len(spoken)}" if spoken else "no answers")
+    return f"{wish.kind:9} {', '.join(rates)}"
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 _NEAR = 4
 _CHECKED = 8
 """Sources of a hint whose answers are looked at, the newest."""
-_SPOKEN_SHARE = 0.25
+SPOKEN_PART = 0.25
 """A user's words speak of a hint if they do so much of what it does to the answer. Of requests that
 say nothing of it hardly any do a tenth (docs/learning.md).
 """
@@ -134,13 +134,13 @@ class HintClaims:
 class SourceCheck:
     """What a hint must do where it came from: `fall` asks the teacher by how many nats it lowers
     the log-prob of a token of a turn's answer (None: that cannot be said), and `least` is asked
-    for. `share_of_words` asks which part of that the user's own words do. Both raise
+    for. `part_of_words` asks which part of that the user's own words do. Both raise
     ServiceUnavailable.
     """
 
     fall: Callable[[TurnRecord, str], Awaitable[float | None]]
     least: float
-    share_of_words: Callable[[TurnRecord, str, str], Awaitable[float | None]]
+    part_of_words: Callable[[TurnRecord, str, str], Awaitable[float | None]]
 
     async def left(self, turn: TurnRecord, text: str) -> list[str]:
         """What is left of a turn's candidates, `text` among them; see `places_left`."""
@@ -307,8 +307,8 @@ class HintExaminer:
         words = words_of(said)
         if not words:
             return None
-        share = await check.share_of_words(turns[0], hint.text, words)
-        return None if share is None else share >= _SPOKEN_SHARE
+        part = await check.part_of_words(turns[0], hint.text, words)
+        return None if part is None else part >= SPOKEN_PART
 
     async def _is_rule(self, hint: Hint, source: HintSource) -> bool | None:
         """Whether a source's words make the hint a rule; asked once of each."""

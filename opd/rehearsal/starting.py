@@ -12,7 +12,7 @@ from opd.rehearsal.desk import Desk
 from opd.rehearsal.heartbeat import Heartbeat
 from opd.rehearsal.needs import Questions
 from opd.rehearsal.policy_sampler import PolicySampler
-from opd.rehearsal.preparing.effect import fall_at, share_of_words
+from opd.rehearsal.preparing.effect import fall_at, part_of_words
 from opd.rehearsal.worker import RehearsalWorker
 from opd.run.config import RunConfig
 from records.store import Store
@@ -78,7 +78,7 @@ def source_check(config: RunConfig, to: Connections) -> SourceCheck | None:
         return None
     desk = _desk(config.scoring, to)
     return SourceCheck(
-        fall=partial(fall_at, desk), least=least, share_of_words=partial(share_of_words, desk)
+        fall=partial(fall_at, desk), least=least, part_of_words=partial(part_of_words, desk)
     )
 
 

@@ -31,7 +31,7 @@ async def fall_at(desk: Desk, turn: TurnRecord, hint: str) -> float | None:
     return None if found is None else fall_of(*found)
 
 
-async def share_of_words(desk: Desk, turn: TurnRecord, hint: str, words: str) -> float | None:
+async def part_of_words(desk: Desk, turn: TurnRecord, hint: str, words: str) -> float | None:
     """How much of what the hint lowers of the answer the user's own `words` lower, said with the
     request: at the token that the hint lowers most. About 1 where the words ask for what the hint
     asks, about 0 where they are about something else. None where that cannot be scored. Raises
@@ -40,18 +40,23 @@ async def share_of_words(desk: Desk, turn: TurnRecord, hint: str, words: str) ->
     found = await _plain_and_hinted(desk, turn, hint)
     if found is None:
         return None
-    plain, hinted = found
-    token = int((plain - hinted).argmax())
-    fall = float(plain[token] - hinted[token])
-    if not fall > 0:  # where it is NaN, too
-        return None
     try:
         place = await desk.place(turn, words)
         said = await desk.score(place, None, turn.response_ids)
     except LessonUnusable as error:
         logger.info("turn %s cannot be looked at with %r: %s", turn.turn_id, words, error)
         return None
-    return float(plain[token] - said.logprobs[token]) / fall
+    return part_of_fall(*found, said.logprobs)
+
+
+def part_of_fall(plain: Logprobs, hinted: Logprobs, said: Logprobs) -> float | None:
+    """Of the log-probs [R] of one answer: how far that of the token which a hint lowers most is
+    lowered by what was said, as a part of what the hint lowers it by. None where it lowers none.
+    """
+    token = int((plain - hinted).argmax())
+    fall = float(plain[token] - hinted[token])
+    # Written so that a NaN is none, too.
+    return float(plain[token] - said[token]) / fall if fall > 0 else None
 
 
 async def _plain_and_hinted(

@@ -202,7 +202,7 @@ async def unsaid(turn: TurnRecord, hint: str, words: str) -> float | None:
 
 def checking(fall: Callable[[TurnRecord, str], Awaitable[float | None]]) -> SourceCheck:
     """A teacher with these falls."""
-    return SourceCheck(fall=fall, least=0.5, share_of_words=unsaid)
+    return SourceCheck(fall=fall, least=0.5, part_of_words=unsaid)
 
 
 def speaking(*spoken: str) -> SourceCheck:
@@ -214,7 +214,7 @@ def speaking(*spoken: str) -> SourceCheck:
     async def share(turn: TurnRecord, hint: str, words: str) -> float | None:
         return 0.9 if words in spoken else 0.02
 
-    return SourceCheck(fall=fall, least=0.5, share_of_words=share)
+    return SourceCheck(fall=fall, least=0.5, part_of_words=share)
 
 
 ASKED = "We always want Celsius."
