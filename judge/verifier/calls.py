@@ -85,7 +85,13 @@ def _short(value: Any) -> str:
 async def _post(config: VerifierConfig, session: dict[str, Any], client: httpx.AsyncClient) -> Any:
     assert config.source is not None
     try:
-        response = await client.post(config.source, json=session, timeout=config.timeout_s)
+        response = await client.post(
+            config.source,
+            # Text of agents may hold what UTF-8 does not: escaped, it is JSON all the same.
+            content=json.dumps(session),
+            headers={"Content-Type": "application/json"},
+            timeout=config.timeout_s,
+        )
         response.raise_for_status()
     except httpx.TimeoutException:
         raise VerifierUnavailable(

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from rollout_bridge.config import ClaimLoopConfig
 
+_URL = re.compile(r"https?://[\w.-]+(:\d+)?(/\S*)?|https?://\[[\da-fA-F:]+\](:\d+)?(/\S*)?")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -31,7 +32,7 @@ class VerifierConfig(BaseModel):
     @field_validator("source")
     @classmethod
     def _is_callable(cls, value: str | None) -> str | None:
-        if value is None or is_url(value) or _FUNCTION.fullmatch(value):
+        if value is None or _URL.fullmatch(value) or _FUNCTION.fullmatch(value):
             return value
         raise ValueError(f"got {value!r}: write module:function, or a URL that begins with http")
 

@@ -137,6 +137,11 @@ class RunConfig(BaseModel):
     def _sections_fit(self) -> RunConfig:
         check_run(self.trainer, self.scoring, self.judge)
         check_rehearsal(self.rehearsal, self.scoring, self.trainer)
+        if self.replay.mode == "resample" and self.trainer.objective.outcome_reward is not None:
+            raise ValueError(
+                "replay.mode = resample answers anew, and what a recording came to is of its own "
+                "answers: set trainer.objective.reward_outcome = none, or replay.mode = rescore"
+            )
         if self.guard.is_on and self.trainer.keep_checkpoints < 2:
             raise ValueError(
                 "guard.canaries goes back to the version before: set trainer.keep_checkpoints to 2 "

@@ -19,7 +19,7 @@ from records.database.opening import unavailable
 from records.errors import StoreCorrupt, StoreError, StoreUnavailable
 from records.lessons import verifying
 from records.names import TurnState
-from records.outcomes.rows import HAS_OUTCOME
+from records.outcomes.rows import OutcomeRow, has_outcome
 from records.tables.columns import content_hash
 from records.tables.loading import load_tokens
 from records.tables.models import (
@@ -71,6 +71,7 @@ def _verify(connection: Connection) -> list[str]:
     problems += _state_problems(connection)
     problems += _body_problems(connection)
     problems += _token_problems(connection)
+    problems += _outcome_problems(connection)
     problems += verifying.state_problems(connection)
     problems += verifying.token_problems(connection)
     return problems
@@ -129,7 +130,7 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
     # A turn without a hint has a reward, or its session's outcome will be one.
     is_replayed = TurnRow.priority == REPLAY_PRIORITY
     without_hint = verdict.where(VerdictRow.hint.is_(None))
-    awaited = and_(without_hint, or_(HAS_OUTCOME, state == TurnState.READY))
+    awaited = and_(without_hint, or_(has_outcome(), state == TurnState.READY))
     taught = or_(score, verdict.where(VerdictRow.reward.is_not(None)), awaited)
     return [
         ("are dropped without a reason", and_(dropped, TurnRow.drop_reason.is_(None))),
@@ -177,6 +178,19 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
         ("have no tokens", ~exists().where(TokensRow.turn_id == TurnRow.turn_id)),
         ("lie in another scope than their session", ~session),
     ]
+
+
+def _outcome_problems(connection: Connection) -> Iterator[str]:
+    """Outcomes that are no number from 0 to 1, or that nobody said and nobody is asked for."""
+    wrong = or_(
+        OutcomeRow.value < 0,
+        OutcomeRow.value > 1,
+        and_(OutcomeRow.value.is_not(None), OutcomeRow.failure.is_not(None)),
+        and_(OutcomeRow.value.is_not(None), OutcomeRow.claim_owner.is_not(None)),
+    )
+    number = connection.scalar(select(func.count()).select_from(OutcomeRow).where(wrong))
+    if number:
+        yield f"{number} outcomes of sessions are no numbers from 0 to 1, or are still being asked"
 
 
 def _body_problems(connection: Connection) -> Iterator[str]:

@@ -24,7 +24,7 @@ from records.outcomes.rows import OutcomeRow, OutcomeSource
 from records.tables.models import SessionRow, TurnRow
 from records.tables.sql import rows_in
 
-_OF_SESSIONS = select(OutcomeRow.session_id, OutcomeRow.value).where(
+_OF_SESSIONS = select(OutcomeRow.session_id, OutcomeRow.value, OutcomeRow.created_at).where(
     OutcomeRow.session_id.in_(bindparam("values", expanding=True)), OutcomeRow.value.is_not(None)
 )
 
@@ -187,6 +187,9 @@ def reopen(connection: Connection, session_id: str, now: float) -> None:
     )
 
 
-def outcomes_of(connection: Connection, session_ids: Iterable[str]) -> Mapping[str, float]:
-    """What these sessions came to, those of which it is known."""
-    return {row.session_id: row.value for row in rows_in(connection, _OF_SESSIONS, session_ids)}
+def outcomes_of(
+    connection: Connection, session_ids: Iterable[str]
+) -> Mapping[str, tuple[float, float]]:
+    """What these sessions came to, those of which it is known, and when that was said (unix s)."""
+    rows = rows_in(connection, _OF_SESSIONS, session_ids)
+    return {row.session_id: (row.value, row.created_at) for row in rows}

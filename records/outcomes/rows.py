@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from sqlalchemy import Double, ForeignKey, Index, Text, exists
+from sqlalchemy import ColumnElement, Double, ForeignKey, Index, Text, exists
 from sqlalchemy.orm import Mapped, mapped_column
 
 from records.tables.columns import CleanText, enum_column
@@ -39,7 +39,17 @@ class OutcomeRow(Base):
     __table_args__ = (Index(None, "claim_until"),)
 
 
-HAS_OUTCOME = exists().where(
-    OutcomeRow.session_id == TurnRow.session_id, OutcomeRow.value.is_not(None)
-)
-"""Of a row of `turns`: whether it is known what its session came to."""
+def has_outcome(row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
+    """Of a row of `turns`: whether it is known what its session came to. A turn that came later is
+    no part of that.
+    """
+    return exists().where(
+        OutcomeRow.session_id == row.session_id,
+        OutcomeRow.value.is_not(None),
+        OutcomeRow.created_at >= row.created_at,
+    )
+
+
+def was_given_up(row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
+    """Of a row of `turns`: whether the verifier gave up its session, and is not asked again."""
+    return exists().where(OutcomeRow.session_id == row.session_id, OutcomeRow.failure.is_not(None))

@@ -104,7 +104,8 @@ def _outcome_row(session: PreparedSession) -> dict[str, Any]:
         "failure": None,
         "claim_owner": None,
         "claim_until": None,
-        "created_at": session.now,
+        # Its turns have times of their own, one after the other.
+        "created_at": max(one.turn["created_at"] for one in session.turns),
     }
 
 

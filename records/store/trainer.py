@@ -44,12 +44,15 @@ class TrainerStore(StoreBase):
         """
         if count < 1:
             raise ValueError(f"a lease asks for at least one turn, got {count}")
-        if outcomes is not None:
-            now = self._clock()
-            since = now - outcomes.wait_s
-            await self.write(training.without_outcome_op, since=since, now=now)
+        wait_s = None if outcomes is None else outcomes.wait_s
+        if wait_s is not None:
+            await self._drop_without_outcome(wait_s)
         if not await self.read(
-            training.enough_ready, count=count, now=self._clock(), lessons=lessons is not None
+            training.enough_ready,
+            count=count,
+            now=self._clock(),
+            lessons=lessons is not None,
+            outcome_wait_s=wait_s,
         ):
             return []
         taken = await self.write(
@@ -62,7 +65,7 @@ class TrainerStore(StoreBase):
             share=share,
             after=self.last_scopes.get(TurnState.READY, ""),
             lessons=lessons,
-            outcome_wait_s=None if outcomes is None else outcomes.wait_s,
+            outcome_wait_s=wait_s,
         )
         self.last_scopes[TurnState.READY] = taken.last_scope
         turns = await self.read(
@@ -77,6 +80,11 @@ class TrainerStore(StoreBase):
             *turns,
             *await self.read(reading.load_samples, lesson_ids=taken.lesson_ids),
         ]
+
+    async def _drop_without_outcome(self, wait_s: float) -> None:
+        now = self._clock()
+        if await self.read(training.any_without_outcome, since=now - wait_s):
+            await self.write(training.without_outcome_op, since=now - wait_s, now=now)
 
     async def expire_stale(self, *, oldest_allowed: int) -> int:
         """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale)."""

@@ -26,7 +26,7 @@ from records.lessons.claiming import UNFINISHED
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.rows import LessonRow
 from records.names import TurnState
-from records.outcomes.rows import OutcomeRow
+from records.outcomes.rows import has_outcome, was_given_up
 from records.queue.round_robin import (
     PRIORITIES,
     Condition,
@@ -144,15 +144,10 @@ def has_outcome_or_ready_before(since: float) -> Condition:
     `since` or whose verifier has given up: what they have is all that comes.
     """
     return lambda row: or_(
-        exists().where(OutcomeRow.session_id == row.session_id, OutcomeRow.value.is_not(None)),
+        has_outcome(row),
         and_(
             exists().where(ScoreRow.turn_id == row.turn_id),
-            or_(
-                row.updated_at < since,
-                exists().where(
-                    OutcomeRow.session_id == row.session_id, OutcomeRow.failure.is_not(None)
-                ),
-            ),
+            or_(row.updated_at < since, was_given_up(row)),
         ),
     )
 

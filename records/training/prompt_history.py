@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, select
+from sqlalchemy import Connection, Row, Select, and_, select
 
 from records.outcomes.rows import OutcomeRow
 from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow, VerdictRow
@@ -96,7 +96,13 @@ def _rewarded(prompt: _Prompt) -> Select[*tuple[Any, ...]]:
             TokensRow.response_length.label("length"),
             OutcomeRow.value.label("outcome"),
         )
-        .outerjoin(OutcomeRow, OutcomeRow.session_id == TurnRow.session_id)
+        .outerjoin(
+            OutcomeRow,
+            and_(
+                OutcomeRow.session_id == TurnRow.session_id,
+                OutcomeRow.created_at >= TurnRow.created_at,
+            ),
+        )
         .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
         .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
         .where(

@@ -74,8 +74,10 @@ def load_sessions(
     facts: dict[str, SessionOutcome] = {}
     for turn_id, row in rows.items():
         start = starts.get(row.session_id)
+        said = outcomes.get(row.session_id)
         facts[turn_id] = SessionOutcome(
-            outcome=outcomes.get(row.session_id),
+            # A turn that came later is no part of it.
+            outcome=said[0] if said is not None and said[1] >= row.created_at else None,
             start="" if start is None else start.key,
             past=() if start is None else past.get(start, ()),
         )

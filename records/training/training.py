@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, or_, select, update
 from sqlalchemy.orm import aliased
 
 from records.errors import StoreConflict
@@ -18,7 +18,7 @@ from records.hints import versions as hint_versions
 from records.lessons import steps
 from records.lessons.rows import LessonRow
 from records.names import DropReason, TurnState
-from records.outcomes.rows import HAS_OUTCOME, OutcomeRow
+from records.outcomes.rows import has_outcome, was_given_up
 from records.queue.round_robin import Taken
 from records.tables.models import PolicyVersionRow, RecordingRow, SampleRow, ScoreRow, TurnRow
 from records.tables.sql import chunks
@@ -28,12 +28,20 @@ from records.turns.recording import RecordingKind
 from records.types import PolicyVersion, SampleResult
 
 
-def enough_ready(connection: Connection, count: int, now: float, lessons: bool = False) -> bool:
+def enough_ready(
+    connection: Connection,
+    count: int,
+    now: float,
+    lessons: bool = False,
+    outcome_wait_s: float | None = None,
+) -> bool:
     """Whether a lease would find `count` turns, or `lessons` beside them: who waits asks this, and
     takes no write lock.
     """
     expired = and_(TurnRow.state == TurnState.LEASED, TurnRow.claim_until < now)
     statement = select(func.count()).where(or_(TurnRow.state == TurnState.READY, expired))
+    if outcome_wait_s is not None:
+        statement = statement.where(has_outcome_or_ready_before(now - outcome_wait_s)(TurnRow))
     found = connection.scalar(statement) or 0
     if lessons and found < count:
         found += steps.num_ready(connection, now)
@@ -154,21 +162,28 @@ def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
     ).rowcount
 
 
+def any_without_outcome(connection: Connection, since: float) -> bool:
+    """Whether `without_outcome_op` would drop a turn: asked before the write lock is taken."""
+    found = select(TurnRow.turn_id).where(_is_without_outcome(since)).limit(1)
+    return connection.scalar(found) is not None
+
+
+def _is_without_outcome(since: float) -> ColumnElement[bool]:
+    return and_(
+        TurnRow.state == TurnState.READY,
+        or_(TurnRow.updated_at < since, was_given_up()),
+        ~has_outcome(),
+        ~exists().where(ScoreRow.turn_id == TurnRow.turn_id),
+    )
+
+
 def without_outcome_op(connection: Connection, since: float, now: float) -> int:
     """Ready turns without a hint's score that have waited since then for their session's outcome,
     or whose verifier has given up -> dropped(no_outcome).
     """
-    given_up = exists().where(
-        OutcomeRow.session_id == TurnRow.session_id, OutcomeRow.failure.is_not(None)
-    )
     return connection.execute(
         update(TurnRow)
-        .where(
-            TurnRow.state == TurnState.READY,
-            or_(TurnRow.updated_at < since, given_up),
-            ~HAS_OUTCOME,
-            ~exists().where(ScoreRow.turn_id == TurnRow.turn_id),
-        )
+        .where(_is_without_outcome(since))
         .values(state=TurnState.DROPPED, drop_reason=DropReason.NO_OUTCOME, updated_at=now)
     ).rowcount
 

@@ -99,6 +99,8 @@ def test_outcomes_that_one_section_counts_on_and_another_does_not(tmp_path, over
     values = single_machine("examples/tool_lab/model", tmp_path)
     with pytest.raises(ConfigError, match=words):
         resolve(values, None, overrides)
+    with pytest.raises(ConfigError, match="= resample answers anew"):
+        resolve(values, None, [*ONLY, "judge.reward=outcome", "replay.mode=resample"])
     config = resolve(values, None, [*ONLY, "judge.reward=outcome"])
     assert config.trainer.outcomes() == OutcomeRewards(kind="only", wait_s=600.0)
     assert config.trainer.outcomes(finishes=True) == OutcomeRewards(kind="only", wait_s=0.0)

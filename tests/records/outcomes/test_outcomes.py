@@ -125,6 +125,24 @@ async def test_a_turn_that_was_left_without_anything_is_dropped_and_nothing_brea
     assert (sample.turn_id, sample.reward, sample.hint) == (turn_id, None, "")
 
 
+async def test_a_turn_that_comes_later_is_no_part_of_what_was_said(
+    store: Store, clock: Clock
+) -> None:
+    first = await awaiting(store)
+    session_id = await session_of(store, first)
+    await store.add_outcome(SCOPE, 1.0, None, session=session_id)
+    clock.now += 10
+    later = await awaiting(store, session_id=session_id)
+    [sample] = await lease(store)
+    assert (sample.turn_id, sample.reward) == (first, 1.0)
+    assert await lease(store) == []
+    clock.now += 30  # and the first one's lease holds
+    assert await lease(store, outcomes=OutcomeRewards(kind="only", wait_s=20.0)) == []
+    turn = await store.turn(later)
+    assert turn is not None
+    assert turn.drop_reason is DropReason.NO_OUTCOME
+
+
 async def test_the_last_answer_is_judged_by_what_the_session_came_to(store: Store) -> None:
     first = a_turn(await a_session(store))
     await store.record_turn(first, scope=SCOPE)
