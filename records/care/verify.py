@@ -19,7 +19,7 @@ from records.database.opening import unavailable
 from records.errors import StoreCorrupt, StoreError, StoreUnavailable
 from records.lessons import verifying
 from records.names import TurnState
-from records.outcomes.rows import OutcomeRow, has_outcome
+from records.outcomes.rows import OutcomeRow
 from records.tables.columns import content_hash
 from records.tables.loading import load_tokens
 from records.tables.models import (
@@ -127,11 +127,10 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
     session = exists().where(
         SessionRow.session_id == TurnRow.session_id, SessionRow.scope == TurnRow.scope
     )
-    # A turn without a hint has a reward, or its session's outcome will be one.
-    is_replayed = TurnRow.priority == REPLAY_PRIORITY
-    without_hint = verdict.where(VerdictRow.hint.is_(None))
-    awaited = and_(without_hint, or_(has_outcome(), state == TurnState.READY))
-    taught = or_(score, verdict.where(VerdictRow.reward.is_not(None)), awaited)
+    # A turn without a hint has a reward, or its session's outcome is one.
+    reward = or_(VerdictRow.reward.is_not(None), VerdictRow.awaits_outcome)
+    rewarded = and_(TurnRow.priority == REPLAY_PRIORITY, reward)
+    taught = or_(score, verdict.where(reward))
     return [
         ("are dropped without a reason", and_(dropped, TurnRow.drop_reason.is_(None))),
         (
@@ -161,10 +160,10 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
         ),
         (
             "wait for a score without a hint",
-            # The policy has yet to score one of a recording, whatever it has.
+            # One of a recording may have a reward alone: the policy has yet to score it.
             and_(
                 state == TurnState.SCORING,
-                ~verdict.where(or_(VerdictRow.hint.is_not(None), is_replayed)),
+                ~verdict.where(or_(VerdictRow.hint.is_not(None), rewarded)),
             ),
         ),
         (

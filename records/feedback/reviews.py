@@ -17,6 +17,7 @@ from records.feedback.feedback import load as load_feedback
 from records.hints.memory import remember, words_of
 from records.messages import Message
 from records.names import DropReason, ReviewDecision, TurnState
+from records.queue.hintless import go_on_without_hint
 from records.reading.summary import verdicts_of
 from records.tables.columns import clean_text
 from records.tables.models import NodeRow, ReviewRow, TurnRow, VerdictRow
@@ -128,7 +129,8 @@ def proposals(
 def review_op(
     connection: Connection, decided: HintDecision, scope: str | None, now: float
 ) -> HintReview | None:
-    """reviewing -> scoring, and the hint enters the memory; -> dropped if it is not approved.
+    """reviewing -> scoring, and the hint enters the memory; if it is not approved, -> dropped, or
+    ready with the turn's reward alone.
 
     None if there is no such turn (of the scope, if one is given). Raises StoreConflict for a turn
     that waits for nobody, or that was judged again since.
@@ -161,6 +163,7 @@ def review_op(
         )
     )
     if is_rejected:
+        go_on_without_hint(connection, [decided.turn_id], now)
         return review
     # Nobody saw the hints of other votes, so none of them may take its place.
     connection.execute(

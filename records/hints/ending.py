@@ -24,6 +24,7 @@ from records.lessons.dropping import drop_of_hint_op, erase_of_hint
 from records.lessons.names import LessonDrop
 from records.lessons.rows import LessonRow, LessonSampleRow
 from records.names import DropReason, TurnState
+from records.queue.hintless import go_on_without_hint
 from records.tables.models import (
     ReviewRow,
     SampleRow,
@@ -61,10 +62,13 @@ def _came_from(hint_id: str) -> ColumnElement[bool]:
 
 
 def drop_turns(connection: Connection, now: float, *conditions: ColumnElement[bool]) -> int:
-    """Those of these turns whose hints have all ended -> dropped(hint_ended); returns how many."""
+    """Those of these turns whose hints have all ended -> dropped(hint_ended), or ready with their
+    reward alone; returns how many there are.
+    """
     statement = select(TurnRow.turn_id).where(*conditions, only_ended())
     turn_ids = list(connection.scalars(statement.order_by(TurnRow.turn_id).with_for_update()))
-    for part in chunks(turn_ids):
+    going_on = go_on_without_hint(connection, turn_ids, now)
+    for part in chunks([turn_id for turn_id in turn_ids if turn_id not in going_on]):
         connection.execute(
             update(TurnRow)
             .where(TurnRow.turn_id.in_(part))

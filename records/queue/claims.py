@@ -17,6 +17,7 @@ from records.feedback.feedback import counts as feedback_counts
 from records.hints.memory import remember, take_back
 from records.hints.restating import restate
 from records.names import DropReason, TurnState
+from records.queue.hintless import OF_THE_HINT, go_on_without_hint
 from records.queue.round_robin import HINT_ONLY_PRIORITY, late_no_more
 from records.queue.waiting import CLAIMABLE, set_claims
 from records.tables.columns import clean_text
@@ -232,6 +233,7 @@ def _verdict_row(verdict: Verdict, now: float) -> dict[str, Any]:
         # Cleaned as the hint's own column is, or the first would no longer be the hint.
         "candidates": [clean_text(hint) for hint in verdict.candidates] or None,
         "reward": verdict.reward,
+        "awaits_outcome": verdict.awaits_outcome,
     }
 
 
@@ -350,10 +352,16 @@ def hint_hash(hint: str) -> str:
 
 def drop_op(
     connection: Connection, owner: str, turn_id: str, reason: DropReason, detail: str, now: float
-) -> bool:
-    """judging, scoring or leased -> dropped(reason); False if the turn is not held by `owner`. One
-    whose answer its hint agrees with is no source of that hint.
+) -> TurnState | None:
+    """judging, scoring or leased -> dropped(reason), or ready without its hint, where `reason` is
+    of that alone (records/queue/hintless.py); None if the turn is not held by `owner`. One whose
+    answer its hint agrees with is no source of that hint.
     """
+    if reason in OF_THE_HINT and holds(connection, TurnState.SCORING, owner, turn_id):
+        if reason is DropReason.HINT_AGREES:
+            take_back(connection, [turn_id], now)
+        if go_on_without_hint(connection, [turn_id], now):
+            return TurnState.READY
     changed = connection.execute(
         update(TurnRow)
         .where(
@@ -371,6 +379,4 @@ def drop_op(
             updated_at=now,
         )
     )
-    if changed.rowcount and reason is DropReason.HINT_AGREES:
-        take_back(connection, [turn_id], now)
-    return changed.rowcount == 1
+    return TurnState.DROPPED if changed.rowcount else None

@@ -173,7 +173,7 @@ def replace_op(connection: Connection, owner: str, turn_id: str, sample: Prepare
     verdict = connection.execute(
         select(VerdictRow.__table__).where(VerdictRow.turn_id == turn_id)
     ).one()
-    row = {**verdict._mapping, "turn_id": new_id, "reward": None}
+    row = {**verdict._mapping, "turn_id": new_id, "reward": None, "awaits_outcome": False}
     connection.execute(table_of(VerdictRow).insert(), [row])
     connection.execute(
         update(TurnRow)

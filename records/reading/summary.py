@@ -193,6 +193,7 @@ def verdicts_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Ve
                 num_omitted=row.num_omitted,
                 candidates=hint_candidates(row),
                 reward=row.reward,
+                awaits_outcome=row.awaits_outcome,
             )
     return found
 

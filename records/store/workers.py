@@ -156,7 +156,17 @@ class WorkerStore(StoreBase):
         return await self.writer.run_bulk(claims.score_op, scored, "score")
 
     async def drop(self, owner: str, turn_id: str, reason: DropReason, detail: str = "") -> bool:
-        """A claimed or leased turn -> dropped(reason). False if it is not the owner's."""
+        """A claimed or leased turn -> dropped(reason), or ready without its hint: see `let_go_of`.
+        False if it is not the owner's.
+        """
+        return await self.let_go_of(owner, turn_id, reason, detail) is not None
+
+    async def let_go_of(
+        self, owner: str, turn_id: str, reason: DropReason, detail: str = ""
+    ) -> TurnState | None:
+        """A claimed or leased turn -> dropped(reason), or, where the reason is of its hint alone
+        and it has a reward, ready without that. Where it is now; None if it is not the owner's.
+        """
         return await self.write(
             claims.drop_op,
             owner=owner,

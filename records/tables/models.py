@@ -17,6 +17,7 @@ from sqlalchemy import (
     MetaData,
     Text,
     exists,
+    false,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -234,7 +235,9 @@ class SideSamplesRow(Base):
 
 
 class VerdictRow(Base):
-    """The judge's decision on a turn; `candidates` is NULL for the selected hint alone."""
+    """The judge's decision on a turn; `candidates` is NULL for the selected hint alone. With
+    `awaits_outcome` what its session comes to is its reward.
+    """
 
     __tablename__ = "verdicts"
     turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
@@ -245,6 +248,7 @@ class VerdictRow(Base):
     created_at: Mapped[float] = mapped_column(Double)
     candidates: Mapped[Any] = mapped_column(JsonText, nullable=True)
     reward: Mapped[float | None] = mapped_column(Double)
+    awaits_outcome: Mapped[bool] = mapped_column(server_default=false())
 
 
 class ReviewRow(Base):

@@ -40,7 +40,7 @@ def load_samples(
     """The samples of these turns, in the order asked for; with a `window` also what was answered to
     their prompts before, and `with_outcomes` what their sessions came to.
 
-    Raises StoreCorrupt for a turn with a hint and neither a score nor a reward.
+    Raises StoreCorrupt for a turn with neither a score nor a reward, nor one to come.
     """
     rows = _turn_rows(connection, turn_ids)
     tokens = load_tokens(connection, turn_ids)
@@ -81,7 +81,7 @@ def _turn_rows(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Row
             select(
                 TurnRow.__table__,
                 VerdictRow.reward,
-                VerdictRow.hint,
+                VerdictRow.awaits_outcome,
                 NodeRow.body.label("last_message"),
             )
             .join(NodeRow, NodeRow.node_id == TurnRow.prompt_node_id)
@@ -130,8 +130,8 @@ def _sample(
     history: PromptHistory,
     session: SessionOutcome,
 ) -> ReadySample:
-    if not scores and row.reward is None and row.hint is not None:
-        raise StoreCorrupt(f"turn {row.turn_id} is leased without its hint's score or a reward")
+    if not scores and row.reward is None and not row.awaits_outcome:
+        raise StoreCorrupt(f"turn {row.turn_id} is leased without a score or a reward")
     prompt_ids, response_ids, rollout_logprobs = tokens
     unscored = np.full(len(response_ids), np.nan, dtype=np.float32)
     return ReadySample(

@@ -82,7 +82,10 @@ def reconcile_op(
         # What taught it may have been deleted since (records/care/deletion.py).
         taught = or_(
             exists().where(ScoreRow.turn_id == TurnRow.turn_id),
-            exists().where(VerdictRow.turn_id == TurnRow.turn_id, VerdictRow.reward.is_not(None)),
+            exists().where(
+                VerdictRow.turn_id == TurnRow.turn_id,
+                or_(VerdictRow.reward.is_not(None), VerdictRow.awaits_outcome),
+            ),
         )
         connection.execute(
             update(TurnRow)

@@ -68,6 +68,9 @@ class ScoringStore(FreshStore, Protocol):
         candidates: tuple[str, ...] | None = None,
         policy: PolicyScore | None = None,
     ) -> bool: ...
+    async def let_go_of(
+        self, owner: str, turn_id: str, reason: DropReason, detail: str = ""
+    ) -> TurnState | None: ...
 
 
 class Resampler(Protocol):
@@ -264,11 +267,15 @@ class ScoringWorker:
             logger.warning("turn %s: the claim was lost, its scores are not kept", turn.turn_id)
 
     async def _drop(self, turn: TurnRecord, reason: DropReason, detail: str) -> None:
-        if await self._store.drop(self._owner, turn.turn_id, reason, detail):
-            self.metrics.count_dropped(reason)
-            logger.info("turn %s dropped, %s: %s", turn.turn_id, reason.value, detail)
-        else:
+        state = await self._store.let_go_of(self._owner, turn.turn_id, reason, detail)
+        if state is None:
             logger.warning("turn %s: the claim was lost, it is not dropped", turn.turn_id)
+            return
+        if state is TurnState.READY:
+            self.metrics.hintless.labels(reason=reason.value).inc()
+        else:
+            self.metrics.count_dropped(reason)
+        logger.info("turn %s is %s, %s: %s", turn.turn_id, state.value, reason.value, detail)
 
 
 async def _scored(turn: TurnRecord, teacher: FrozenTeacher, prompt: _HintedPrompt) -> Score:

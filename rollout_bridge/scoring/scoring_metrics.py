@@ -33,6 +33,12 @@ class ScoringMetrics:
         self.dropped = Counter(
             "teacher_dropped", "Turns dropped by scoring", ["reason"], registry=self.registry
         )
+        self.hintless = Counter(
+            "teacher_hintless",
+            "Turns that go on with their reward alone, by why their hint does not",
+            ["reason"],
+            registry=self.registry,
+        )
         self.unavailable = Gauge(
             "teacher_failures_in_a_row",
             "Failures of the teacher since its last answer",

@@ -1,4 +1,4 @@
-"""What sessions came to."""
+"""What sessions came to, and which turns are rewarded by that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the table."""
+    """Add the table and the column."""
     op.create_table(
         "outcomes",
         sa.Column("session_id", sa.Text(), nullable=False),
@@ -29,8 +29,13 @@ def upgrade() -> None:
         ),
     )
     op.create_index("ix_outcomes_claim_until", "outcomes", ["claim_until"])
+    op.add_column(
+        "verdicts",
+        sa.Column("awaits_outcome", sa.Boolean(), nullable=False, server_default=sa.false()),
+    )
 
 
 def downgrade() -> None:
-    """Drop the table with what it holds."""
+    """Drop the table and the column with what they hold."""
+    op.drop_column("verdicts", "awaits_outcome")
     op.drop_table("outcomes")
