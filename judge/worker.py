@@ -125,10 +125,7 @@ class JudgeWorker:
             await self._commit(turn, recorded_ballot(recording.votes), 0, None, RECORDED_VOTES)
             return
         if recording is not None and self._config.recorded_votes_only:
-            # What its session came to needs no votes.
-            trains = self._config.reward == "outcome"
-            drop = None if trains else DropReason.NO_RECORDED_VOTES
-            await self._commit(turn, None, 0, drop, RECORDED_VOTES)
+            await self._commit(turn, None, 0, DropReason.NO_RECORDED_VOTES, RECORDED_VOTES)
             return
         assert self._client is not None, "process is called by run"
         asked = await ask(

@@ -258,12 +258,12 @@ class PolicyScore:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastAnswer:
     """An earlier answer to a prompt, sampled by `version`; `length` counts its tokens. `outcome` is
-    what its session came to; None: not known, or nobody asked.
+    what its session came to; None: not known. `reward` is None where that alone is to be it.
     """
 
     turn_id: str
     version: int
-    reward: float
+    reward: float | None
     length: int
     outcome: float | None = None
 

@@ -290,7 +290,9 @@ class TrainerConfig(BaseModel):
         if not (objective.compares_prompts or objective.needs_first_answers):
             return None
         return HistoryWindow(
-            versions=self.prompt_history_versions, first=objective.needs_first_answers
+            versions=self.prompt_history_versions,
+            first=objective.needs_first_answers,
+            outcomes=objective.outcome_reward is not None,
         )
 
     def outcomes(self, *, finishes: bool = False) -> OutcomeRewards | None:
@@ -300,7 +302,11 @@ class TrainerConfig(BaseModel):
         kind = self.objective.outcome_reward
         if kind is None:
             return None
-        return OutcomeRewards(kind=kind, wait_s=0.0 if finishes else self.outcome_wait_s)
+        return OutcomeRewards(
+            kind=kind,
+            wait_s=0.0 if finishes else self.outcome_wait_s,
+            hints_train="teacher_scalar" in self.objective.needs,
+        )
 
     @property
     def share(self) -> Share:
@@ -329,6 +335,11 @@ class TrainerConfig(BaseModel):
         validate_kl_loss_name(self.kl_type)
         check_combination(self)
         _check_schedule(self)
+        if self.objective.outcome_reward is not None and self.schedule != "async":
+            raise ValueError(
+                f"schedule {self.schedule} holds generation, and turns wait for what sessions come "
+                'to: set schedule = "async", or objective.reward_outcome = "none"'
+            )
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ValueError(f"adam_betas must lie in [0, 1), got {self.adam_betas}")
         if self.lesson_counter_share + self.lesson_keep_share >= 1:

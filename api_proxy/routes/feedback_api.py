@@ -178,8 +178,11 @@ async def _outcome(service: TurnService, scope: str, fields: FeedbackRequest) ->
         if match is None:
             raise _unknown(fields.response_id)
         turn_id = match[1]
+    store = service.deps.store
     try:
-        kept = await service.deps.store.add_outcome(
+        session_id = await store.session_of(scope, session=fields.session_id, turn_id=turn_id)
+        _check_complete(service, scope, session_id, turn_id)
+        kept = await store.add_outcome(
             scope,
             fields.session_outcome,
             _said(fields.text),
@@ -192,8 +195,6 @@ async def _outcome(service: TurnService, scope: str, fields: FeedbackRequest) ->
     except StoreError as error:
         raise store_unavailable(service.config.retry_after_s) from error
     if kept is None:
-        if service.spool.is_waiting:
-            raise store_unavailable(service.config.retry_after_s)
         if fields.response_id is not None:
             raise _unknown(fields.response_id)
         message = f"No session {(fields.session_id or '')[:100]!r} was found."
@@ -209,6 +210,19 @@ async def _outcome(service: TurnService, scope: str, fields: FeedbackRequest) ->
         "reason": None,
         "duplicate": not kept.is_new,
     }
+
+
+def _check_complete(
+    service: TurnService, scope: str, session_id: str | None, turn_id: str | None
+) -> None:
+    """An outcome is of all turns of its session: each is to be stored by then. Raises ApiError."""
+    for turn in service.in_flight.values():
+        if turn.scope == scope and (turn.turn_id == turn_id or turn.session_id == session_id):
+            message = "A response of the session is not complete yet; send its outcome after that."
+            raise ApiError(409, message, param="session_outcome", code="response_in_progress")
+    if service.spool.is_waiting:
+        # Its last turn may be among what the store has yet to take in.
+        raise store_unavailable(service.config.retry_after_s)
 
 
 async def _add(service: TurnService, scope: str, fields: FeedbackRequest) -> KeptFeedback:

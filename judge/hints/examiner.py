@@ -277,11 +277,11 @@ class HintExaminer:
     async def _why_unconfirmed(
         self, hint: Hint, sources: Sequence[HintSource]
     ) -> RehearsalBlock | None:
-        """Of a hint that the judge alone reads out of what was said: two users' words have to make
-        it a rule. One request that it misreads would else be practised like a wish.
+        """Of a hint that the judge alone reads out of what was said: words of two sessions have to
+        make it a rule. One request that it misreads would else be practised like a wish.
         """
-        words = {source.words: source for source in sources}
-        rules = [await self._is_rule(hint, source) for source in words.values()]
+        sessions = {source.session_id: source for source in reversed(sources)}
+        rules = [await self._is_rule(hint, source) for source in sessions.values()]
         if sum(one is True for one in rules) >= _CONFIRMED_BY:
             return None
         return RehearsalBlock.UNCONFIRMED if any(rules) else RehearsalBlock.NOT_A_RULE

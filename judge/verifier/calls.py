@@ -22,6 +22,11 @@ from rollout_bridge.worker import ServiceUnavailable
 
 _SAID = 500
 """Characters of an error that are told."""
+_MOST_REASON = 4000
+"""Characters of a reason that are kept: the judge reads it."""
+_MOST_ANSWER = 65_536
+_PART = 65_536
+_LOOK_S = 0.01
 _CHECK_S = 120.0
 
 
@@ -69,17 +74,12 @@ async def verify(
 
 def _read(answer: Any) -> Said:
     if not isinstance(answer, dict) or "outcome" not in answer:
-        raise InvalidOutcome(f"the answer {_short(answer)} has no 'outcome'")
+        raise InvalidOutcome("the answer has no 'outcome'")
     value, reason = answer["outcome"], answer.get("reason")
     if not isinstance(value, int | float) or not 0 <= value <= 1:  # which NaN is not, either
-        raise InvalidOutcome(f"the outcome {_short(value)} is no number from 0 to 1")
-    return Said(
-        outcome=float(value), reason=None if reason is None else str(reason).strip() or None
-    )
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:_SAID]
+        raise InvalidOutcome("the outcome is no number from 0 to 1")
+    text = "" if reason is None else str(reason).strip()
+    return Said(outcome=float(value), reason=text[:_MOST_REASON] or None)
 
 
 async def _post(config: VerifierConfig, session: dict[str, Any], client: httpx.AsyncClient) -> Any:
@@ -102,7 +102,7 @@ async def _post(config: VerifierConfig, session: dict[str, Any], client: httpx.A
     try:
         return response.json()
     except ValueError:
-        raise InvalidOutcome(f"the answer {_short(response.text)} is no JSON") from None
+        raise InvalidOutcome("the answer is no JSON") from None
 
 
 async def _call(config: VerifierConfig, session: dict[str, Any]) -> Any:
@@ -114,22 +114,52 @@ async def _call(config: VerifierConfig, session: dict[str, Any]) -> Any:
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    out = asyncio.create_task(_first(child.stdout, _MOST_ANSWER))
+    err = asyncio.create_task(_last(child.stderr))
     try:
-        out, err = await asyncio.wait_for(
-            child.communicate(json.dumps(session).encode()), config.timeout_s
-        )
+        async with asyncio.timeout(config.timeout_s):
+            # It stays open: the child ends when nobody waits any more.
+            child.stdin.write(json.dumps(session).encode() + b"\n")
+            with contextlib.suppress(ConnectionError):
+                await child.stdin.drain()
+            # The answer's end, not the process's: asyncio waits for the end of every pipe, which
+            # whatever the function has started may hold.
+            await asyncio.shield(out)
+            while child.returncode is None:
+                await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         detail = f"no answer in {config.timeout_s:g} s"
         raise VerifierUnavailable(VerifierFailure.TIMEOUT, detail) from None
     finally:
+        # Whoever still writes to its pipes ends with it.
         await _end(child)
+        answer, said = await asyncio.gather(out, err)
     if child.returncode:
-        detail = _last_line(err) or f"it ended with status {child.returncode}"
+        detail = _last_line(said) or f"it ended with status {child.returncode}"
         raise VerifierUnavailable(VerifierFailure.FAILED, detail)
     try:
-        return json.loads(out)
+        return json.loads(answer)
     except ValueError:
-        raise InvalidOutcome(f"the answer {_short(out)} is no JSON") from None
+        raise InvalidOutcome("the answer is no JSON") from None
+
+
+async def _first(stream: asyncio.StreamReader, most: int) -> bytes:
+    """What comes first; the rest is read and forgotten, or its writer would wait for ever."""
+    kept = b""
+    while part := await stream.read(_PART):
+        kept = (kept + part)[:most]
+    return kept
+
+
+async def _last(stream: asyncio.StreamReader) -> bytes:
+    """What comes last."""
+    kept = b""
+    while part := await stream.read(_PART):
+        kept = (kept + part)[-_PART:]
+    return kept
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:

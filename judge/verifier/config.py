@@ -15,7 +15,7 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 class VerifierConfig(BaseModel):
     """What says how well a session went. Unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     source: str | None = None
     """A function, `module:function`, found from the folder that the run is started in, or a URL.
@@ -26,7 +26,7 @@ class VerifierConfig(BaseModel):
     """A session is over once nothing was heard of it for so long."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Longest answer; a function that takes longer is killed."""
-    loop: ClaimLoopConfig = ClaimLoopConfig(concurrency=2)
+    loop: ClaimLoopConfig = ClaimLoopConfig(concurrency=2, poll_min_s=1.0, poll_max_s=5.0)
     """Sessions at a time, polling, and patience with a verifier that fails."""
 
     @field_validator("source")

@@ -39,7 +39,7 @@ class VerifierStore(Protocol):
         self, owner: str, session_ids: Sequence[str], ttl_s: float | None
     ) -> int: ...
     async def commit_outcome(
-        self, owner: str, session_id: str, value: float, reason: str | None
+        self, owner: str, claimed: ToVerify, value: float, reason: str | None
     ) -> bool: ...
     async def give_up_outcome(self, owner: str, session_id: str, failure: str) -> bool: ...
     async def turn(self, turn_id: str) -> TurnRecord | None: ...
@@ -129,13 +129,11 @@ class VerifierWorker:
         except VerifierUnavailable as error:
             self.metrics.failures.labels(error.failure.value).inc()
             raise
-        if await self._store.commit_outcome(
-            self._owner, turn.session_id, said.outcome, said.reason
-        ):
+        if await self._store.commit_outcome(self._owner, turn, said.outcome, said.reason):
             self.metrics.outcomes.inc()
             self.metrics.sum.inc(said.outcome)
         else:
-            logger.info("session %s: its outcome was known by then", turn.session_id)
+            logger.info("session %s: it went on, or its outcome is known", turn.session_id)
 
     async def give_up(self, turn: ToVerify, error: ServiceUnavailable, /) -> None:
         """A session about which the verifier never gave an answer."""
@@ -144,7 +142,11 @@ class VerifierWorker:
     async def _give_up(self, turn: ToVerify, failure: str) -> None:
         if await self._store.give_up_outcome(self._owner, turn.session_id, failure):
             self.metrics.given_up.inc()
-            logger.warning("session %s has no outcome: %s", turn.session_id, failure)
+            # Why may hold what users said: it lies with the session.
+            logger.warning(
+                "session %s has no outcome: the verifier failed at it (opd doctor says why)",
+                turn.session_id,
+            )
 
 
 def as_session(session: ToVerify, last: TurnRecord) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from judge.config import JudgeConfig, RewardKind
 from judge.votes.rewards import majority_reward, parse_reward
 from judge.votes.selection import select_hints
-from records.names import DropReason
+from records.names import UNJUDGED, DropReason
 from records.types import Verdict, Vote
 
 
@@ -33,6 +33,8 @@ def decide(
     """
     hints: tuple[str, ...] = ()
     reward = None
+    if config.reward == "outcome" and drop in UNJUDGED:
+        drop = None  # what its session comes to needs no votes
     if drop is None:
         hints = select_hints(
             votes,

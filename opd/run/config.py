@@ -142,6 +142,11 @@ class RunConfig(BaseModel):
                 "replay.mode = resample answers anew, and what a recording came to is of its own "
                 "answers: set trainer.objective.reward_outcome = none, or replay.mode = rescore"
             )
+        if self.made_by == "replay" and self.verifier.source is not None:
+            raise ValueError(
+                "a replay ends when its turns are scored, and waits for no verifier: leave "
+                "verifier.source, and write what each session came to into its outcome_reward"
+            )
         if self.guard.is_on and self.trainer.keep_checkpoints < 2:
             raise ValueError(
                 "guard.canaries goes back to the version before: set trainer.keep_checkpoints to 2 "

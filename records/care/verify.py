@@ -180,7 +180,7 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
 
 
 def _outcome_problems(connection: Connection) -> Iterator[str]:
-    """Outcomes that are no number from 0 to 1, or that nobody said and nobody is asked for."""
+    """Outcomes that are no number from 0 to 1, or that are known and asked for all the same."""
     wrong = or_(
         OutcomeRow.value < 0,
         OutcomeRow.value > 1,

@@ -14,8 +14,11 @@ from records.hints.rows import HintRow, HintSourceRow
 from records.lessons.names import LessonKind, LessonState
 from records.lessons.rows import LessonRow
 from records.names import TurnState
-from records.tables.models import TurnRow
+from records.tables.models import TurnRow, VerdictRow
 from records.tables.sql import chunks
+
+_HAS_HINT = VerdictRow.hint.is_not(None)
+"""A turn that goes on with its reward alone teaches no hint."""
 
 
 def trained(
@@ -24,7 +27,11 @@ def trained(
     """A step trained these turns and lessons of these hints: part of the step's transaction."""
     hints = set(hint_ids)
     for part in chunks(turn_ids):
-        of_turns = select(HintSourceRow.hint_id).where(HintSourceRow.turn_id.in_(part))
+        of_turns = (
+            select(HintSourceRow.hint_id)
+            .join(VerdictRow, VerdictRow.turn_id == HintSourceRow.turn_id)
+            .where(HintSourceRow.turn_id.in_(part), _HAS_HINT)
+        )
         hints.update(connection.scalars(of_turns))
     for part in chunks(sorted(hints)):
         among = HintRow.hint_id.in_(part)
@@ -73,6 +80,7 @@ def _of_turns(connection: Connection) -> list[Any]:
     statement = (
         select(HintSourceRow.hint_id, TurnRow.trained_version)
         .join(TurnRow, TurnRow.turn_id == HintSourceRow.turn_id)
-        .where(TurnRow.state == TurnState.TRAINED, TurnRow.trained_version.is_not(None))
+        .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
+        .where(TurnRow.state == TurnState.TRAINED, TurnRow.trained_version.is_not(None), _HAS_HINT)
     )
     return list(connection.execute(statement.distinct()))

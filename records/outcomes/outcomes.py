@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, insert, or_, select, text, update
 
 from records.care.deletion import admit_writer
 from records.errors import StoreConflict
@@ -19,12 +19,14 @@ from records.feedback.feedback import ROLE
 from records.feedback.feedback import counts as feedback_counts
 from records.feedback.feedback_writes import MAX_PER_TURN, NewFeedback, add_op
 from records.messages import Message
-from records.names import DropReason, TurnState, TurnType
+from records.names import REJUDGEABLE, DropReason, TurnState, TurnType
 from records.outcomes.rows import OutcomeRow, OutcomeSource
 from records.tables.models import SessionRow, TurnRow
 from records.tables.sql import rows_in
 
-_OF_SESSIONS = select(OutcomeRow.session_id, OutcomeRow.value, OutcomeRow.created_at).where(
+_LOCK = 7_203_115_064_981_239
+"""PostgreSQL: for who says outcomes, and who drops turns for want of one."""
+_OF_SESSIONS = select(OutcomeRow.session_id, OutcomeRow.value, OutcomeRow.covers_until).where(
     OutcomeRow.session_id.in_(bindparam("values", expanding=True)), OutcomeRow.value.is_not(None)
 )
 
@@ -73,9 +75,10 @@ def add_outcome_op(connection: Connection, new: NewOutcome) -> KeptOutcome | Non
     verifier that is being asked is not waited for: what it says then comes too late.
     """
     admit_writer(connection)
-    session_id = _session(connection, new)
+    session_id = session_of(connection, new.scope, session=new.session, turn_id=new.turn_id)
     if session_id is None:
         return None
+    alone(connection)
     row = connection.execute(
         select(OutcomeRow.__table__).where(OutcomeRow.session_id == session_id).with_for_update()
     ).one_or_none()
@@ -83,11 +86,13 @@ def add_outcome_op(connection: Connection, new: NewOutcome) -> KeptOutcome | Non
         if row.value != new.value:
             raise StoreConflict(f"session {session_id} has the outcome {row.value:g} already")
         return _kept(row, is_new=False)
+    newest = connection.execute(last_turn(session_id)).one_or_none()
     values = {
         "value": new.value,
         "source": OutcomeSource.FEEDBACK,
         "reason": new.reason,
         "failure": None,
+        "covers_until": None if newest is None else newest.created_at,
         "claim_owner": None,
         "claim_until": None,
         "created_at": new.now,
@@ -106,17 +111,26 @@ def add_outcome_op(connection: Connection, new: NewOutcome) -> KeptOutcome | Non
     return _kept(stored, is_new=True)
 
 
-def _session(connection: Connection, new: NewOutcome) -> str | None:
-    if new.turn_id is not None:
+def alone(connection: Connection) -> None:
+    """Nobody else says an outcome, or drops turns for want of one, until this transaction ends: a
+    turn that is dropped while its outcome comes would else be lost.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+
+
+def session_of(
+    connection: Connection, scope: str, *, session: str | None = None, turn_id: str | None = None
+) -> str | None:
+    """The id of a session of this scope, by its id, the client's name for it, or any turn of it."""
+    if turn_id is not None:
         return connection.scalar(
-            select(TurnRow.session_id).where(
-                TurnRow.turn_id == new.turn_id, TurnRow.scope == new.scope
-            )
+            select(TurnRow.session_id).where(TurnRow.turn_id == turn_id, TurnRow.scope == scope)
         )
     return connection.scalar(
         select(SessionRow.session_id).where(
-            SessionRow.scope == new.scope,
-            or_(SessionRow.session_id == new.session, SessionRow.external_id == new.session),
+            SessionRow.scope == scope,
+            or_(SessionRow.session_id == session, SessionRow.external_id == session),
         )
     )
 
@@ -142,15 +156,12 @@ def tell_last_turn(
     connection: Connection, session_id: str, value: float, reason: str | None, now: float
 ) -> None:
     """The session's last answer, to which nobody replied, is judged by what it came to."""
-    last = connection.execute(
-        last_turn(session_id).with_only_columns(
-            TurnRow.turn_id, TurnRow.scope, TurnRow.state, TurnRow.drop_reason, TurnRow.next_state
-        )
-    ).one_or_none()
+    last = connection.execute(last_turn(session_id)).one_or_none()
     if last is None or last.next_state is not None:
         return
-    waits = last.state is TurnState.AWAITING_NEXT_STATE
-    if not waits and last.drop_reason is not DropReason.NO_NEXT_STATE:
+    if last.state in (TurnState.LEASED, TurnState.TRAINED):
+        return
+    if last.drop_reason is not None and last.drop_reason not in REJUDGEABLE:
         return
     if feedback_counts(connection, [last.turn_id]).get(last.turn_id, 0) >= MAX_PER_TURN:
         return
@@ -168,10 +179,17 @@ def tell_last_turn(
     )
 
 
-def last_turn(session_id: str) -> Select[str]:
-    """The id of the newest turn of a session's conversation."""
+def last_turn(session_id: str) -> Select[*tuple[Any, ...]]:
+    """The newest turn of a session's conversation, where it stands, and when it was answered."""
     return (
-        select(TurnRow.turn_id)
+        select(
+            TurnRow.turn_id,
+            TurnRow.scope,
+            TurnRow.state,
+            TurnRow.drop_reason,
+            TurnRow.next_state,
+            TurnRow.created_at,
+        )
         .where(TurnRow.session_id == session_id, TurnRow.turn_type == TurnType.MAIN)
         .order_by(TurnRow.created_at.desc(), TurnRow.turn_id.desc())
         .limit(1)
@@ -190,6 +208,10 @@ def reopen(connection: Connection, session_id: str, now: float) -> None:
 def outcomes_of(
     connection: Connection, session_ids: Iterable[str]
 ) -> Mapping[str, tuple[float, float]]:
-    """What these sessions came to, those of which it is known, and when that was said (unix s)."""
+    """What these sessions came to, those of which it is known, and of turns until when (unix s)."""
     rows = rows_in(connection, _OF_SESSIONS, session_ids)
-    return {row.session_id: (row.value, row.created_at) for row in rows}
+    return {
+        row.session_id: (row.value, row.covers_until)
+        for row in rows
+        if row.covers_until is not None
+    }

@@ -20,7 +20,8 @@ class OutcomeSource(StrEnum):
 
 
 class OutcomeRow(Base):
-    """What a session came to: `value` in [0, 1], NULL while a verifier is asked.
+    """What a session came to: `value` in [0, 1], NULL while a verifier is asked. It is of the turns
+    that were answered until `covers_until`, the newest that was known then.
 
     `claim_owner` asks it until `claim_until`; `failure` says why it was asked in vain.
     """
@@ -33,6 +34,7 @@ class OutcomeRow(Base):
     source: Mapped[OutcomeSource] = mapped_column(enum_column(OutcomeSource))
     reason: Mapped[str | None] = mapped_column(CleanText)
     failure: Mapped[str | None] = mapped_column(CleanText)
+    covers_until: Mapped[float | None] = mapped_column(Double)
     claim_owner: Mapped[str | None] = mapped_column(Text)
     claim_until: Mapped[float | None] = mapped_column(Double)
     created_at: Mapped[float] = mapped_column(Double)
@@ -46,7 +48,16 @@ def has_outcome(row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
     return exists().where(
         OutcomeRow.session_id == row.session_id,
         OutcomeRow.value.is_not(None),
-        OutcomeRow.created_at >= row.created_at,
+        OutcomeRow.covers_until >= row.created_at,
+    )
+
+
+def came_later(row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
+    """Of a row of `turns`: whether its session's outcome was said before it, so that none comes."""
+    return exists().where(
+        OutcomeRow.session_id == row.session_id,
+        OutcomeRow.value.is_not(None),
+        OutcomeRow.covers_until < row.created_at,
     )
 
 

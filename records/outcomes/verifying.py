@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, or_, select, update
+from sqlalchemy.orm import aliased
 
 from records.care.deletion import admit_writer
-from records.names import TurnState
-from records.outcomes.outcomes import check_outcome, last_turn, reopen, tell_last_turn
+from records.names import TurnState, TurnType
+from records.outcomes.outcomes import alone, check_outcome, last_turn, reopen, tell_last_turn
 from records.outcomes.rows import OutcomeRow, OutcomeSource
-from records.tables.models import SessionRow, TurnRow
+from records.tables.models import IS_UNSAID, SessionRow, TurnRow
 from records.tables.sql import chunks, insert_missing
 
 _MAY_TRAIN = (
@@ -27,13 +28,22 @@ _MAY_TRAIN = (
 )
 
 
+_LATE_S = 3600.0
+"""Turns that were dropped for want of an outcome so long ago are not asked about any more."""
+_NEVER_ANSWERED_S = 900.0
+"""An answer that takes longer than any hold is not waited for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToVerify:
-    """A session whose outcome is asked for; `last_turn_id` is the end of its conversation."""
+    """A session whose outcome is asked for; `last_turn_id` is the end of its conversation, which a
+    message without an answer may have followed (`was_followed`).
+    """
 
     session_id: str
     name: str | None
     last_turn_id: str
+    was_followed: bool = False
 
     @property
     def turn_id(self) -> str:
@@ -54,6 +64,7 @@ def claim_sessions_op(
             "source": OutcomeSource.VERIFIER,
             "reason": None,
             "failure": None,
+            "covers_until": None,
             "claim_owner": None,
             "claim_until": None,
             "created_at": now,
@@ -69,10 +80,15 @@ def claim_sessions_op(
             .where(OutcomeRow.session_id == session_id, _is_open(now))
             .values(claim_owner=owner, claim_until=now + ttl_s)
         )
-        turn_id = connection.scalar(last_turn(session_id))
-        if taken.rowcount and turn_id is not None:
+        last = connection.execute(last_turn(session_id)).one_or_none()
+        if taken.rowcount and last is not None:
             claimed.append(
-                ToVerify(session_id=session_id, name=found[session_id], last_turn_id=turn_id)
+                ToVerify(
+                    session_id=session_id,
+                    name=found[session_id],
+                    last_turn_id=last.turn_id,
+                    was_followed=last.next_state is not None,
+                )
             )
     return claimed
 
@@ -85,19 +101,46 @@ def any_unverified(connection: Connection, idle_before: float, now: float) -> bo
 def _unverified(
     connection: Connection, limit: int, idle_before: float, now: float
 ) -> dict[str, str | None]:
-    statement = (
-        select(TurnRow.session_id, SessionRow.external_id)
-        .join(SessionRow, SessionRow.session_id == TurnRow.session_id)
-        .outerjoin(OutcomeRow, OutcomeRow.session_id == TurnRow.session_id)
-        .where(
-            TurnRow.state.in_(_MAY_TRAIN),
-            or_(SessionRow.last_seen < idle_before, SessionRow.closed_at.is_not(None)),
-            or_(OutcomeRow.session_id.is_(None), _is_open(now)),
+    found: dict[str, str | None] = {}
+    unsaid = and_(IS_UNSAID, TurnRow.updated_at >= now - _LATE_S)
+    for waits in (TurnRow.state.in_(_MAY_TRAIN), unsaid):
+        left = limit - len(found)
+        if left <= 0:
+            break
+        statement = (
+            select(TurnRow.session_id, SessionRow.external_id)
+            .join(SessionRow, SessionRow.session_id == TurnRow.session_id)
+            .outerjoin(OutcomeRow, OutcomeRow.session_id == TurnRow.session_id)
+            .where(
+                waits,
+                TurnRow.turn_type == TurnType.MAIN,
+                _is_over(idle_before, now),
+                or_(OutcomeRow.session_id.is_(None), _is_open(now)),
+            )
+            .distinct()
+            .limit(left)
         )
-        .distinct()
-        .limit(limit)
+        found |= {row.session_id: row.external_id for row in connection.execute(statement)}
+    return found
+
+
+def _is_over(idle_before: float, now: float) -> ColumnElement[bool]:
+    """Whether a session is: it was closed, or quiet after its last answer. Where a message came
+    after that, the next answer is under way, unless it never comes.
+    """
+    turn = aliased(TurnRow)
+    answered = (
+        select(case((turn.next_state.is_(None), 1), else_=0))
+        .where(turn.session_id == SessionRow.session_id, turn.turn_type == TurnType.MAIN)
+        .order_by(turn.created_at.desc(), turn.turn_id.desc())
+        .limit(1)
+        .scalar_subquery()
     )
-    return {row.session_id: row.external_id for row in connection.execute(statement)}
+    return or_(
+        SessionRow.closed_at.is_not(None),
+        and_(SessionRow.last_seen < idle_before, answered == 1),
+        SessionRow.last_seen < min(idle_before, now - _NEVER_ANSWERED_S),
+    )
 
 
 def _is_open(now: float) -> ColumnElement[bool]:
@@ -129,14 +172,26 @@ def set_claims_op(
 def verified_op(
     connection: Connection,
     owner: str,
-    session_id: str,
+    claimed: ToVerify,
     value: float,
     reason: str | None,
     now: float,
 ) -> bool:
-    """What the verifier said; False if the claim was lost or somebody else has said it."""
+    """What the verifier said; False if the claim was lost or somebody else has said it. If the
+    session went on meanwhile, it is of another one: the claim is given back.
+    """
     check_outcome(value)
     admit_writer(connection)
+    alone(connection)
+    session_id = claimed.session_id
+    last = connection.execute(last_turn(session_id)).one_or_none()
+    went_on = last is None or (last.turn_id, last.next_state is not None) != (
+        claimed.last_turn_id,
+        claimed.was_followed,
+    )
+    if last is None or went_on:
+        set_claims_op(connection, owner, [session_id], None)
+        return False
     kept = connection.execute(
         update(OutcomeRow)
         .where(
@@ -144,7 +199,14 @@ def verified_op(
             OutcomeRow.claim_owner == owner,
             OutcomeRow.value.is_(None),
         )
-        .values(value=value, reason=reason, claim_owner=None, claim_until=None, created_at=now)
+        .values(
+            value=value,
+            reason=reason,
+            covers_until=last.created_at,
+            claim_owner=None,
+            claim_until=None,
+            created_at=now,
+        )
     ).rowcount
     if kept:
         reopen(connection, session_id, now)

@@ -60,14 +60,15 @@ class TurnFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeFacts:
-    """What a session came to, in [0, 1], and who says so. `value` None: a verifier is being asked,
-    or gave up (`failure`).
+    """What a session came to, in [0, 1], of the turns until `covers_until`, and who says so.
+    `value` is None while a verifier is asked, and where it gave up (`failure`).
     """
 
     value: float | None
     source: OutcomeSource
     reason: str | None
     failure: str | None
+    covers_until: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +157,13 @@ def _session(
 
 def _outcome(connection: Connection, session_id: str) -> OutcomeFacts | None:
     row = connection.execute(
-        select(OutcomeRow.value, OutcomeRow.source, OutcomeRow.reason, OutcomeRow.failure).where(
-            OutcomeRow.session_id == session_id
-        )
+        select(
+            OutcomeRow.value,
+            OutcomeRow.source,
+            OutcomeRow.reason,
+            OutcomeRow.failure,
+            OutcomeRow.covers_until,
+        ).where(OutcomeRow.session_id == session_id)
     ).one_or_none()
     return None if row is None else OutcomeFacts(**row._mapping)
 

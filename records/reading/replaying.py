@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from records.names import REJUDGEABLE, DropReason, TurnState
+from records.outcomes.outcomes import reopen
 from records.outcomes.rows import OutcomeRow, OutcomeSource
 from records.queue.claims import holds
 from records.tables.models import RecordingRow, ReviewRow, TurnRow, VerdictRow
-from records.tables.sql import chunks, insert_missing, rows_in, table_of
+from records.tables.sql import chunks, rows_in, table_of
 from records.turns import sessions
 from records.turns import turn_writes as turns
 from records.turns.turn_writes import NextState, PreparedTurn
@@ -89,24 +90,35 @@ def import_op(connection: Connection, prepared: Sequence[PreparedSession]) -> li
         now = max(session.now for session in changed)
         session_ids = [session.session_id for session in changed]
         sessions.close_op(connection, session_ids, _CLOSED_AS, now)
-    insert_missing(
-        connection, OutcomeRow, [_outcome_row(one) for one in changed if one.outcome is not None]
-    )
+    for session in prepared:
+        if session.outcome is not None:
+            _keep_outcome(connection, session, session.outcome)
     return added
 
 
-def _outcome_row(session: PreparedSession) -> dict[str, Any]:
-    return {
-        "session_id": session.session_id,
-        "value": session.outcome,
+def _keep_outcome(connection: Connection, session: PreparedSession, outcome: float) -> None:
+    """Also of a recording that says it since, or that has grown."""
+    known = connection.execute(
+        select(OutcomeRow.value).where(OutcomeRow.session_id == session.session_id)
+    ).one_or_none()
+    values = {
+        "value": outcome,
         "source": OutcomeSource.RECORDING,
         "reason": None,
         "failure": None,
+        # Its turns have times of their own, one after the other.
+        "covers_until": max(one.turn["created_at"] for one in session.turns),
         "claim_owner": None,
         "claim_until": None,
-        # Its turns have times of their own, one after the other.
-        "created_at": max(one.turn["created_at"] for one in session.turns),
+        "created_at": session.now,
     }
+    if known is None:
+        connection.execute(insert(OutcomeRow), {**values, "session_id": session.session_id})
+    elif known.value in (None, outcome):
+        connection.execute(
+            update(OutcomeRow).where(OutcomeRow.session_id == session.session_id).values(**values)
+        )
+    reopen(connection, session.session_id, session.now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,12 +112,6 @@ def num_judged(connection: Connection) -> tuple[int, int]:
     return judged, objections
 
 
-def ready_count(connection: Connection) -> int:
-    """Number of turns that wait for a trainer."""
-    statement = select(func.count()).where(TurnRow.state == TurnState.READY)
-    return connection.scalar(statement) or 0
-
-
 def vote_summary(connection: Connection) -> VoteSummary:
     """Sums over all votes and verdicts."""
     votes = connection.execute(

@@ -37,6 +37,12 @@ class OutcomeStore(StoreBase):
         )
         return await self.write(outcomes.add_outcome_op, new=new)
 
+    async def session_of(
+        self, scope: str, *, session: str | None = None, turn_id: str | None = None
+    ) -> str | None:
+        """The id of a session, named as in `add_outcome`; None if this scope has no such one."""
+        return await self.read(outcomes.session_of, scope=scope, session=session, turn_id=turn_id)
+
     async def claim_sessions(
         self, owner: str, *, limit: int, idle_s: float, ttl_s: float
     ) -> list[ToVerify]:
@@ -65,13 +71,15 @@ class OutcomeStore(StoreBase):
         )
 
     async def commit_outcome(
-        self, owner: str, session_id: str, value: float, reason: str | None
+        self, owner: str, claimed: ToVerify, value: float, reason: str | None
     ) -> bool:
-        """What the verifier said of a claimed session; False if the claim was lost."""
+        """What the verifier said of a claimed session; False if the claim was lost, or the session
+        went on meanwhile.
+        """
         return await self.write(
             verifying.verified_op,
             owner=owner,
-            session_id=session_id,
+            claimed=claimed,
             value=value,
             reason=await self._clean(reason),
             now=self._clock(),
@@ -79,8 +87,10 @@ class OutcomeStore(StoreBase):
 
     async def give_up_outcome(self, owner: str, session_id: str, failure: str) -> bool:
         """The verifier is not asked about a claimed session again; False if the claim was lost."""
+        said = await self._clean(failure)
+        assert said is not None
         return await self.write(
-            verifying.give_up_op, owner=owner, session_id=session_id, failure=failure
+            verifying.give_up_op, owner=owner, session_id=session_id, failure=said
         )
 
     async def _clean(self, reason: str | None) -> str | None:

@@ -8,7 +8,6 @@ from records.lessons import reading
 from records.names import TurnState
 from records.queue import freshness
 from records.queue.freshness import Untrained
-from records.reading import summary
 from records.store.base import StoreBase
 from records.training import ready_samples, reconcile, training
 from records.training.outcome_rewards import OutcomeRewards, rewarded
@@ -40,19 +39,16 @@ class TrainerStore(StoreBase):
         hints fill up the turns. With `whole_sessions` all other ready turns of their sessions are
         leased with them, beyond any share. With `history` each turn says what was answered to its
         prompt before. With `outcomes` rewards are made of what sessions came to: turns wait for
-        that; after its time those with a hint are leased without a reward, the others dropped.
+        that (`drop_without_outcome` for how long).
         """
         if count < 1:
             raise ValueError(f"a lease asks for at least one turn, got {count}")
-        wait_s = None if outcomes is None else outcomes.wait_s
-        if wait_s is not None:
-            await self._drop_without_outcome(wait_s)
         if not await self.read(
             training.enough_ready,
             count=count,
             now=self._clock(),
             lessons=lessons is not None,
-            outcome_wait_s=wait_s,
+            outcomes=outcomes,
         ):
             return []
         taken = await self.write(
@@ -65,7 +61,7 @@ class TrainerStore(StoreBase):
             share=share,
             after=self.last_scopes.get(TurnState.READY, ""),
             lessons=lessons,
-            outcome_wait_s=wait_s,
+            outcomes=outcomes,
         )
         self.last_scopes[TurnState.READY] = taken.last_scope
         turns = await self.read(
@@ -80,11 +76,6 @@ class TrainerStore(StoreBase):
             *turns,
             *await self.read(reading.load_samples, lesson_ids=taken.lesson_ids),
         ]
-
-    async def _drop_without_outcome(self, wait_s: float) -> None:
-        now = self._clock()
-        if await self.read(training.any_without_outcome, since=now - wait_s):
-            await self.write(training.without_outcome_op, since=now - wait_s, now=now)
 
     async def expire_stale(self, *, oldest_allowed: int) -> int:
         """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale)."""
@@ -173,6 +164,17 @@ class TrainerStore(StoreBase):
         """How many live turns may train, of each state as far as `most`."""
         return await self.read(freshness.untrained, most=most)
 
-    async def ready_count(self) -> int:
-        """Number of turns that wait for a trainer."""
-        return await self.read(summary.ready_count)
+    async def ready_count(self, outcomes: OutcomeRewards | None = None) -> int:
+        """Number of turns that wait for a trainer; with `outcomes` without those that wait for what
+        their sessions come to.
+        """
+        return await self.read(training.ready_count, outcomes=outcomes, now=self._clock())
+
+    async def drop_without_outcome(self, outcomes: OutcomeRewards) -> int:
+        """Ready turns for which no outcome comes and that have no hint to train on ->
+        dropped(no_outcome).
+        """
+        now = self._clock()
+        if not await self.read(training.any_without_outcome, outcomes=outcomes, now=now):
+            return 0
+        return await self.write(training.without_outcome_op, outcomes=outcomes, now=now)

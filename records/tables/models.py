@@ -41,6 +41,8 @@ from records.tables.columns import (
 )
 from records.turns.recording import RecordingKind
 
+IS_UNSAID = text("drop_reason IN ('no_outcome', 'no_next_state')")
+"""Of a row of `turns`: dropped since nobody said what followed it, or what its session came to."""
 IS_SIDE_TURN = text("drop_reason = 'side_turn'")
 """As text: an index of such rows alone is not used for a parameter."""
 
@@ -173,6 +175,13 @@ class TurnRow(Base):
             "created_at",
             sqlite_where=IS_SIDE_TURN,
             postgresql_where=IS_SIDE_TURN,
+        ),
+        # Turns that an outcome of their session brings back.
+        Index(
+            "ix_turns_unsaid_updated_at",
+            "updated_at",
+            sqlite_where=IS_UNSAID,
+            postgresql_where=IS_UNSAID,
         ),
     )
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select
+from sqlalchemy.orm import aliased
 
 from records.hints.pausing import IS_PAUSED
 from records.hints.rows import HintRow, HintSourceRow
@@ -26,7 +27,7 @@ from records.lessons.claiming import UNFINISHED
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.rows import LessonRow
 from records.names import TurnState
-from records.outcomes.rows import has_outcome, was_given_up
+from records.outcomes.rows import came_later, has_outcome, was_given_up
 from records.queue.round_robin import (
     PRIORITIES,
     Condition,
@@ -35,7 +36,8 @@ from records.queue.round_robin import (
     ring_of_scopes,
     waiting_scopes,
 )
-from records.tables.models import ScoreRow, TurnRow
+from records.tables.models import ScoreRow, TurnRow, VerdictRow
+from records.training.outcome_rewards import OutcomeRewards
 from records.training.share import LessonShares, Share
 
 
@@ -139,17 +141,28 @@ def practised_or_ready_before(since: float) -> Condition:
     return lambda row: and_(~_is_paused(row), or_(row.updated_at < since, ~awaits_practice(row)))
 
 
-def has_outcome_or_ready_before(since: float) -> Condition:
-    """Turns of sessions whose outcome is known, and those with a hint that were ready before
-    `since` or whose verifier has given up: what they have is all that comes.
+def waited_enough(outcomes: OutcomeRewards | None, now: float) -> Condition | None:
+    """Turns of sessions whose outcome is known and, where hints train alone, those with a hint for
+    which none comes; None: all.
     """
-    return lambda row: or_(
-        has_outcome(row),
-        and_(
-            exists().where(ScoreRow.turn_id == row.turn_id),
-            or_(row.updated_at < since, was_given_up(row)),
-        ),
-    )
+    if outcomes is None:
+        return None
+    if not outcomes.hints_train:
+        return has_outcome
+    since = now - outcomes.wait_s
+    return lambda row: or_(has_outcome(row), and_(has_score(row), none_comes(row, since)))
+
+
+def has_score(row: type[TurnRow]) -> ColumnElement[bool]:
+    """Whether a teacher has read the turn under its hint."""
+    return exists().where(ScoreRow.turn_id == row.turn_id)
+
+
+def none_comes(row: type[TurnRow], since: float) -> ColumnElement[bool]:
+    """Whether the turn has waited for its session's outcome since then, or waits in vain."""
+    verdict = aliased(VerdictRow)
+    judged = exists().where(verdict.turn_id == row.turn_id, verdict.created_at < since)
+    return or_(judged, was_given_up(row), came_later(row))
 
 
 def both(first: Condition | None, second: Condition | None) -> Condition | None:
@@ -161,11 +174,18 @@ def both(first: Condition | None, second: Condition | None) -> Condition | None:
 
 def _is_paused(row: type[TurnRow]) -> ColumnElement[bool]:
     """Whether a hint of the turn is opposed by another scope."""
-    return exists().where(
+    opposed = exists().where(
         HintSourceRow.turn_id == row.turn_id,
         HintRow.hint_id == HintSourceRow.hint_id,
         IS_PAUSED,
     )
+    return and_(opposed, _keeps_hint(row))
+
+
+def _keeps_hint(row: type[TurnRow]) -> ColumnElement[bool]:
+    """Whether the turn has a hint: one may go on with its reward alone."""
+    verdict = aliased(VerdictRow)  # whoever asks may have joined the table
+    return exists().where(verdict.turn_id == row.turn_id, verdict.hint.is_not(None))
 
 
 def awaits_practice(row: type[TurnRow]) -> ColumnElement[bool]:
@@ -185,11 +205,12 @@ def awaits_practice(row: type[TurnRow]) -> ColumnElement[bool]:
         lessons.where(LessonRow.kind == LessonKind.COUNTER),
         HintRow.hint_id.not_in(under_way),
     )
-    return exists().where(
+    awaited = exists().where(
         HintSourceRow.turn_id == row.turn_id,
         HintRow.hint_id == HintSourceRow.hint_id,
         or_(is_new, is_bare),
     )
+    return and_(awaited, _keeps_hint(row))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

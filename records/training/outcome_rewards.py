@@ -19,11 +19,13 @@ OutcomeReward: TypeAlias = Literal["only", "add"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeRewards:
     """Rewards are made of outcomes, alone (`only`) or with what the judge says (`add`); turns wait
-    for theirs, `wait_s` at most.
+    for theirs, `wait_s` at most after their verdict. Without one, `hints_train` says, a hint trains
+    alone.
     """
 
     kind: OutcomeReward
     wait_s: float
+    hints_train: bool = True
 
 
 def as_reward(outcome: float) -> float:

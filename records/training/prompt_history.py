@@ -24,12 +24,14 @@ MOST = 256
 class HistoryWindow:
     """What to read beside a batch: answers sampled at most `versions` versions before the newest of
     the batch and, with `first`, the first answers to each prompt, however old. With `sessions`
-    what earlier sessions came to that began with the same prompt, in place of answers.
+    what earlier sessions came to that began with the same prompt, in place of answers. With
+    `outcomes` answers count whose sessions have one, which is what rewards are made of then.
     """
 
     versions: int
     first: bool = False
     sessions: bool = False
+    outcomes: bool = False
 
 
 class _Prompt(NamedTuple):
@@ -75,7 +77,7 @@ def _history(
     window: HistoryWindow,
     batch: frozenset[str],
 ) -> PromptHistory:
-    rewarded = _rewarded(prompt)
+    rewarded = _rewarded(prompt, by_outcome=window.outcomes)
     newest_first = (TurnRow.newest_version.desc(), TurnRow.created_at.desc(), TurnRow.turn_id)
     recent = rewarded.where(TurnRow.newest_version >= oldest).order_by(*newest_first)
     oldest_first = (TurnRow.newest_version, TurnRow.created_at, TurnRow.turn_id)
@@ -86,8 +88,9 @@ def _history(
     )
 
 
-def _rewarded(prompt: _Prompt) -> Select[*tuple[Any, ...]]:
+def _rewarded(prompt: _Prompt, *, by_outcome: bool) -> Select[*tuple[Any, ...]]:
     """The policy's own rewarded answers to a prompt."""
+    reward = OutcomeRow.value if by_outcome else VerdictRow.reward
     return (
         select(
             TurnRow.turn_id,
@@ -100,7 +103,7 @@ def _rewarded(prompt: _Prompt) -> Select[*tuple[Any, ...]]:
             OutcomeRow,
             and_(
                 OutcomeRow.session_id == TurnRow.session_id,
-                OutcomeRow.created_at >= TurnRow.created_at,
+                OutcomeRow.covers_until >= TurnRow.created_at,
             ),
         )
         .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
@@ -111,7 +114,7 @@ def _rewarded(prompt: _Prompt) -> Select[*tuple[Any, ...]]:
             TokensRow.prompt_length == prompt.length,
             TurnRow.newest_version.is_not(None),
             TurnRow.distribution_modified.is_(None),
-            VerdictRow.reward.is_not(None),
+            reward.is_not(None),
             ~IS_HELD_OUT,
         )
     )

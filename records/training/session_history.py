@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, select
 
-from records.names import TurnType
+from records.names import DropReason, TurnType
 from records.outcomes.outcomes import outcomes_of
 from records.outcomes.rows import OutcomeRow
 from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow
@@ -34,6 +34,9 @@ _STARTS = (
     )
     .order_by(TurnRow.session_id, TurnRow.created_at, TurnRow.turn_id)
 )
+
+
+_NOT_TO_TRAIN = (DropReason.RECORD_ONLY, DropReason.FORGOTTEN, DropReason.SENSITIVE)
 
 
 class _Start(NamedTuple):
@@ -98,6 +101,8 @@ def _past(
             TurnRow.parent_turn_id.is_(None),
             TurnRow.turn_type == TurnType.MAIN,
             TurnRow.newest_version >= oldest,
+            TurnRow.distribution_modified.is_(None),
+            TurnRow.drop_reason.is_(None) | TurnRow.drop_reason.not_in(_NOT_TO_TRAIN),
             OutcomeRow.value.is_not(None),
             ~IS_HELD_OUT,
         )
@@ -105,8 +110,9 @@ def _past(
         .limit(MOST + len(batch))
     )
     found: dict[str, PastSession] = {}
+    among = set(batch)
     for row in rows:
-        if row.session_id not in batch:
+        if row.session_id not in among:
             found.setdefault(
                 row.session_id,
                 PastSession(session_id=row.session_id, version=row.version, outcome=row.value),

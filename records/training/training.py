@@ -18,14 +18,31 @@ from records.hints import versions as hint_versions
 from records.lessons import steps
 from records.lessons.rows import LessonRow
 from records.names import DropReason, TurnState
-from records.outcomes.rows import has_outcome, was_given_up
-from records.queue.round_robin import Taken
-from records.tables.models import PolicyVersionRow, RecordingRow, SampleRow, ScoreRow, TurnRow
+from records.outcomes.outcomes import alone
+from records.outcomes.rows import has_outcome
+from records.queue.round_robin import Condition, Taken
+from records.tables.models import PolicyVersionRow, RecordingRow, SampleRow, TurnRow
 from records.tables.sql import chunks
-from records.training.batches import has_outcome_or_ready_before, turns_alone, with_lessons
+from records.training.batches import (
+    has_score,
+    none_comes,
+    turns_alone,
+    waited_enough,
+    with_lessons,
+)
+from records.training.outcome_rewards import OutcomeRewards
 from records.training.share import UNCAPPED, LessonShares, Share
 from records.turns.recording import RecordingKind
 from records.types import PolicyVersion, SampleResult
+
+
+def ready_count(connection: Connection, outcomes: OutcomeRewards | None, now: float) -> int:
+    """Number of turns that wait for a trainer, without those that wait for an outcome."""
+    statement = select(func.count()).where(TurnRow.state == TurnState.READY)
+    may_train = waited_enough(outcomes, now)
+    if may_train is not None:
+        statement = statement.where(may_train(TurnRow))
+    return connection.scalar(statement) or 0
 
 
 def enough_ready(
@@ -33,15 +50,16 @@ def enough_ready(
     count: int,
     now: float,
     lessons: bool = False,
-    outcome_wait_s: float | None = None,
+    outcomes: OutcomeRewards | None = None,
 ) -> bool:
     """Whether a lease would find `count` turns, or `lessons` beside them: who waits asks this, and
     takes no write lock.
     """
     expired = and_(TurnRow.state == TurnState.LEASED, TurnRow.claim_until < now)
     statement = select(func.count()).where(or_(TurnRow.state == TurnState.READY, expired))
-    if outcome_wait_s is not None:
-        statement = statement.where(has_outcome_or_ready_before(now - outcome_wait_s)(TurnRow))
+    may_train = waited_enough(outcomes, now)
+    if may_train is not None:
+        statement = statement.where(may_train(TurnRow))
     found = connection.scalar(statement) or 0
     if lessons and found < count:
         found += steps.num_ready(connection, now)
@@ -58,19 +76,17 @@ def lease_op(
     share: Share = UNCAPPED,
     after: str = "",
     lessons: LessonShares | None = None,
-    outcome_wait_s: float | None = None,
+    outcomes: OutcomeRewards | None = None,
 ) -> Taken:
     """Lease `count` ready turns, or turns and `lessons` (records/training/batches.py says which),
     or none.
 
-    With `whole_sessions` the other ready turns of their sessions too. With `outcome_wait_s` turns
-    wait for their session's outcome, so long at most. Expired leases are ready again.
+    With `whole_sessions` the other ready turns of their sessions too. With `outcomes` turns
+    wait for what their sessions come to. Expired leases are ready again.
     """
     _to_ready(connection, now, TurnRow.claim_until < now)
     steps.give_back(connection, now, LessonRow.claim_until < now)
-    may_train = None
-    if outcome_wait_s is not None:
-        may_train = has_outcome_or_ready_before(now - outcome_wait_s)
+    may_train = waited_enough(outcomes, now)
     if lessons is None:
         batch = turns_alone(connection, count, now, share, after, may_train)
     else:
@@ -79,7 +95,7 @@ def lease_op(
         return Taken(last_scope=after)
     turn_ids = batch.turn_ids
     if whole_sessions:
-        turn_ids = _with_sessions(connection, turn_ids)
+        turn_ids = _with_sessions(connection, turn_ids, may_train)
     for part in chunks(turn_ids):
         connection.execute(
             update(TurnRow)
@@ -95,14 +111,18 @@ def lease_op(
     return Taken(turn_ids=turn_ids, lesson_ids=batch.lesson_ids, last_scope=batch.last_scope)
 
 
-def _with_sessions(connection: Connection, turn_ids: list[str]) -> list[str]:
-    """These turns and the other ready ones of their sessions."""
+def _with_sessions(
+    connection: Connection, turn_ids: list[str], may_train: Condition | None
+) -> list[str]:
+    """These turns and the other ready ones of their sessions that `may_train`."""
     sessions = select(TurnRow.session_id).where(TurnRow.turn_id.in_(turn_ids))
+    statement = select(TurnRow.turn_id).where(
+        TurnRow.state == TurnState.READY, TurnRow.session_id.in_(sessions)
+    )
+    if may_train is not None:
+        statement = statement.where(may_train(TurnRow))
     more = connection.scalars(
-        select(TurnRow.turn_id)
-        .where(TurnRow.state == TurnState.READY, TurnRow.session_id.in_(sessions))
-        .order_by(TurnRow.created_at, TurnRow.turn_id)
-        .with_for_update(skip_locked=True)
+        statement.order_by(TurnRow.created_at, TurnRow.turn_id).with_for_update(skip_locked=True)
     )
     return list(dict.fromkeys([*turn_ids, *more]))
 
@@ -162,28 +182,30 @@ def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
     ).rowcount
 
 
-def any_without_outcome(connection: Connection, since: float) -> bool:
+def any_without_outcome(connection: Connection, outcomes: OutcomeRewards, now: float) -> bool:
     """Whether `without_outcome_op` would drop a turn: asked before the write lock is taken."""
-    found = select(TurnRow.turn_id).where(_is_without_outcome(since)).limit(1)
+    found = select(TurnRow.turn_id).where(_is_without_outcome(outcomes, now)).limit(1)
     return connection.scalar(found) is not None
 
 
-def _is_without_outcome(since: float) -> ColumnElement[bool]:
-    return and_(
+def _is_without_outcome(outcomes: OutcomeRewards, now: float) -> ColumnElement[bool]:
+    """Whether a ready turn has nothing to train on: no outcome comes, and no hint trains."""
+    without = and_(
         TurnRow.state == TurnState.READY,
-        or_(TurnRow.updated_at < since, was_given_up()),
-        ~has_outcome(),
-        ~exists().where(ScoreRow.turn_id == TurnRow.turn_id),
+        none_comes(TurnRow, now - outcomes.wait_s),
+        ~has_outcome(TurnRow),
     )
+    return and_(without, ~has_score(TurnRow)) if outcomes.hints_train else without
 
 
-def without_outcome_op(connection: Connection, since: float, now: float) -> int:
-    """Ready turns without a hint's score that have waited since then for their session's outcome,
-    or whose verifier has given up -> dropped(no_outcome).
+def without_outcome_op(connection: Connection, outcomes: OutcomeRewards, now: float) -> int:
+    """Ready turns for which no outcome comes and that have no hint to train on ->
+    dropped(no_outcome).
     """
+    alone(connection)
     return connection.execute(
         update(TurnRow)
-        .where(_is_without_outcome(since))
+        .where(_is_without_outcome(outcomes, now))
         .values(state=TurnState.DROPPED, drop_reason=DropReason.NO_OUTCOME, updated_at=now)
     ).rowcount
 

@@ -48,6 +48,7 @@ class SampleNeeds(BaseModel):
             versions=self.past_versions,
             first=self.first_answers,
             sessions=self.compares_sessions,
+            outcomes=self.outcome_reward is not None,
         )
 
     @property
@@ -55,7 +56,9 @@ class SampleNeeds(BaseModel):
         """How rewards are made of outcomes; None: they are not."""
         if self.outcome_reward is None:
             return None
-        return OutcomeRewards(kind=self.outcome_reward, wait_s=self.outcome_wait_s)
+        return OutcomeRewards(
+            kind=self.outcome_reward, wait_s=self.outcome_wait_s, hints_train=self.teacher
+        )
 
     def lacking(self, sample: ReadySample) -> DropReason | None:
         """Why a sample cannot train; None if it can."""

@@ -242,7 +242,10 @@ class TurnSource:
         self, owner: str, wanted: int, is_late: bool, tally: _Tally
     ) -> list[ReadySample]:
         """`wanted` usable turns or, if it is late, as many as there are; else none."""
-        ready = await self._store.ready_count()
+        outcomes = self._settings.needs.outcomes
+        if outcomes is not None:
+            await self._store.drop_without_outcome(outcomes)
+        ready = await self._store.ready_count(outcomes)
         if ready < (1 if is_late else wanted):
             return []
         # A turn whose lease ran out while the store was away is still held by a step.
@@ -250,7 +253,7 @@ class TurnSource:
         tally.expired += await self._store.expire_stale(
             oldest_allowed=oldest_allowed(self._steps, self._settings.max_staleness)
         )
-        ready = await self._store.ready_count()
+        ready = await self._store.ready_count(outcomes)
         count = min(wanted, ready)
         if count < (1 if is_late else wanted):
             return []
@@ -260,7 +263,7 @@ class TurnSource:
             ttl_s=self._settings.lease_ttl_s,
             share=UNCAPPED if is_late else self._settings.share,
             history=self._settings.needs.history,
-            outcomes=self._settings.needs.outcomes,
+            outcomes=outcomes,
         )
         usable = []
         for sample in leased:

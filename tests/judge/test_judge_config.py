@@ -27,7 +27,7 @@ def test_the_defaults_are_the_published_ones():
         ({"selection": "best"}, "choose one of longest, longest_first, shortest_first"),
         ({"votes": 2, "min_positive_votes": 3}, "can never be reached with 2 votes"),
         ({"temperature": "warm"}, "valid number"),
-        ({"reward": "mean"}, "'none', 'verdict' or 'votes'"),
+        ({"reward": "mean"}, "'none', 'verdict', 'votes' or 'outcome'"),
         ({"max_candidates": 0}, "greater than or equal to 1"),
         ({"timeout_s": 0}, "greater than 0"),
         ({"loop": {"concurrency": 0}}, "greater than or equal to 1"),

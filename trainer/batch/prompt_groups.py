@@ -122,7 +122,7 @@ def prompt_anchor(first: Sequence[PastAnswer]) -> float | None:
     """
     anchor = None
     for answers in _pooled(first):
-        passed = sum(answer.reward > 0 for answer in answers)
+        passed = sum(answer.reward is not None and answer.reward > 0 for answer in answers)
         anchor = next_anchor(
             anchor,
             pass_rate=passed / len(answers),

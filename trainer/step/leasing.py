@@ -51,7 +51,10 @@ class Leasing:
         """
         version = chain[-1]
         finishes, size = self.finishes, self._config.rollout_batch_size
-        num_turns = await self._store.ready_count()
+        outcomes = self._config.outcomes(finishes=finishes)
+        if outcomes is not None:
+            await self._store.drop_without_outcome(outcomes)
+        num_turns = await self._store.ready_count(outcomes)
         if finishes:
             size = min(size, num_turns)
         if size == 0 or num_turns + await self._lessons.num_ready() < size:
@@ -72,7 +75,7 @@ class Leasing:
             share=UNCAPPED if finishes else self._config.share,
             lessons=self._lessons.shares(is_full=num_turns >= size, finishes=finishes),
             history=self._config.history,
-            outcomes=self._config.outcomes(finishes=finishes),
+            outcomes=outcomes,
         )
         if not samples:
             self._holds.no_batch()

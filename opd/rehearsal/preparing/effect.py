@@ -44,7 +44,7 @@ async def part_of_words(desk: Desk, turn: TurnRecord, hint: str, words: str) -> 
         place = await desk.place(turn, words)
         said = await desk.score(place, None, turn.response_ids)
     except LessonUnusable as error:
-        logger.info("turn %s cannot be looked at with %r: %s", turn.turn_id, words, error)
+        logger.info("turn %s cannot be looked at with its user's words: %s", turn.turn_id, error)
         return None
     return part_of_fall(*found, said.logprobs)
 

@@ -20,6 +20,7 @@ def upgrade() -> None:
         sa.Column("source", sa.String(length=32), nullable=False),
         sa.Column("reason", sa.Text(), nullable=True),
         sa.Column("failure", sa.Text(), nullable=True),
+        sa.Column("covers_until", sa.Double(), nullable=True),
         sa.Column("claim_owner", sa.Text(), nullable=True),
         sa.Column("claim_until", sa.Double(), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
@@ -29,6 +30,14 @@ def upgrade() -> None:
         ),
     )
     op.create_index("ix_outcomes_claim_until", "outcomes", ["claim_until"])
+    unsaid = sa.text("drop_reason IN ('no_outcome', 'no_next_state')")
+    op.create_index(
+        "ix_turns_unsaid_updated_at",
+        "turns",
+        ["updated_at"],
+        sqlite_where=unsaid,
+        postgresql_where=unsaid,
+    )
     op.add_column(
         "verdicts",
         sa.Column("awaits_outcome", sa.Boolean(), nullable=False, server_default=sa.false()),
@@ -38,4 +47,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Drop the table and the column with what they hold."""
     op.drop_column("verdicts", "awaits_outcome")
+    op.drop_index("ix_turns_unsaid_updated_at", table_name="turns")
     op.drop_table("outcomes")

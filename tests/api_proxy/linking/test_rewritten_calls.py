@@ -232,5 +232,6 @@ async def test_doctor_says_what_the_client_changed(door: Door) -> None:
     one = explain(session.turns[0], session, run, limits, 0.0)
     assert one.echo_changes == ("text",)
     report = {"session_id": "s", "name": None, "closed": None, "last_seen": 0.0}
+    report |= {"outcome": None}
     text = "\n".join(lines([{**report, "turns": [{**asdict(one), "command": None}]}]))
     assert "sent this answer back with other text beside its calls" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from typing import Any
@@ -28,6 +29,13 @@ def hangs(session: dict[str, Any]) -> float:
     """It never comes back."""
     time.sleep(600)
     return 1.0
+
+
+def starts_others(session: dict[str, Any]) -> float:
+    """One that prints a lot, and one that goes on for long."""
+    subprocess.run([sys.executable, "-c", "print('noise ' * 100_000)"], check=True)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    return 0.5
 
 
 def ends(session: dict[str, Any]) -> float:

@@ -55,6 +55,8 @@ async def test_a_function_says_a_number_and_why(client: httpx.AsyncClient) -> No
         ("0.5", Said(0.5, None)),
         ("True", Said(1.0, None)),
         ("(0, ' ')", Said(0.0, None)),
+        ("__import__('numpy').float32(0.5)", Said(0.5, None)),
+        ("(1, 'x' * 9000)", Said(1.0, "x" * 4000)),
         ("{'outcome': 1, 'reason': 'well done'}", Said(1.0, "well done")),
     ],
 )
@@ -76,6 +78,14 @@ async def test_a_function_that_raises_or_ends(client: httpx.AsyncClient) -> None
     assert error.value.failure is VerifierFailure.FAILED
     with pytest.raises(VerifierUnavailable, match="ended with status 7"):
         await said(client, "ends", "x")
+
+
+async def test_what_others_print_is_no_answer_and_nobody_waits_for_them(
+    client: httpx.AsyncClient,
+) -> None:
+    begun = time.monotonic()
+    assert await said(client, "starts_others", "x") == Said(0.5, None)
+    assert time.monotonic() - begun < 60
 
 
 async def test_a_function_that_hangs_is_killed(client: httpx.AsyncClient) -> None:

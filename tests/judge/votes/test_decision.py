@@ -142,5 +142,6 @@ def test_a_turn_that_its_session_will_reward_is_dropped_for_nothing_that_the_vot
         )
     verdict, drop = decide("t", [vote(1, SHORT)], config, num_omitted=0)
     assert (verdict.hint, verdict.reward, drop) == (SHORT, None, None)
-    given_up, drop = decide("t", [], config, num_omitted=0, drop=DropReason.JUDGE_UNAVAILABLE)
-    assert (given_up.awaits_outcome, drop) == (False, DropReason.JUDGE_UNAVAILABLE)
+    for reason in (DropReason.JUDGE_UNAVAILABLE, DropReason.NO_RECORDED_VOTES):
+        given_up, drop = decide("t", [], config, num_omitted=0, drop=reason)
+        assert (given_up.awaits_outcome, drop) == (True, None)

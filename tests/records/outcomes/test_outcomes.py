@@ -15,7 +15,7 @@ from records.outcomes.rows import OutcomeSource
 from records.store import Store
 from records.training.outcome_rewards import OutcomeRewards
 from records.training.prompt_history import HistoryWindow
-from records.types import ReadySample, VersionSpan
+from records.types import CapturedTurn, ReadySample, TurnRecord, VersionSpan
 from tests.records.builders import (
     OWNER,
     REPLY,
@@ -57,6 +57,7 @@ async def session_of(store: Store, turn_id: str) -> str:
 async def lease(
     store: Store, count: int = 1, outcomes: OutcomeRewards = ONLY, **asked: Any
 ) -> list[ReadySample]:
+    await store.drop_without_outcome(outcomes)
     return await store.lease(owner=TRAINER, count=count, ttl_s=60.0, outcomes=outcomes, **asked)
 
 
@@ -135,9 +136,7 @@ async def test_a_turn_that_comes_later_is_no_part_of_what_was_said(
     later = await awaiting(store, session_id=session_id)
     [sample] = await lease(store)
     assert (sample.turn_id, sample.reward) == (first, 1.0)
-    assert await lease(store) == []
-    clock.now += 30  # and the first one's lease holds
-    assert await lease(store, outcomes=OutcomeRewards(kind="only", wait_s=20.0)) == []
+    assert await lease(store) == []  # nobody can say another one
     turn = await store.turn(later)
     assert turn is not None
     assert turn.drop_reason is DropReason.NO_OUTCOME
@@ -231,16 +230,17 @@ async def test_a_verifier_claims_sessions_that_are_over(store: Store, clock: Clo
         found = await store.claim_sessions(owner, limit=5, idle_s=idle_s, ttl_s=60.0)
         return [one.session_id for one in found]
 
-    assert await claim("a") == []
     clock.now += 40
+    assert await claim("a") == [], "its last message has no answer yet"
+    clock.now += 900
     assert await claim("a") == [session_id]
     assert await claim("b") == []
     assert await store.hold_sessions("a", [session_id], None) == 1
     assert await claim("b") == [session_id]
     clock.now += 61  # b died
-    assert await claim("a") == [session_id]
-    assert not await store.commit_outcome("b", session_id, 1.0, None)
-    assert await store.commit_outcome("a", session_id, 1.0, "all tests pass")
+    [mine] = await store.claim_sessions("a", limit=5, idle_s=30.0, ttl_s=60.0)
+    assert not await store.commit_outcome("b", mine, 1.0, None)
+    assert await store.commit_outcome("a", mine, 1.0, "all tests pass")
     assert await claim("b") == []
     [sample] = await lease(store)
     assert sample.reward == 1.0
@@ -249,7 +249,7 @@ async def test_a_verifier_claims_sessions_that_are_over(store: Store, clock: Clo
 async def test_a_verifier_that_gives_up_lets_turns_go_on(store: Store, clock: Clock) -> None:
     lost = await awaiting(store)
     session_id = await session_of(store, lost)
-    clock.now += 40
+    clock.now += 940
     [claim] = await store.claim_sessions("a", limit=5, idle_s=30.0, ttl_s=60.0)
     assert (claim.session_id, claim.last_turn_id) == (session_id, lost)
     assert await store.give_up_outcome("a", session_id, "timeout: no answer in 9 s")
@@ -267,10 +267,10 @@ async def test_a_verifier_that_gives_up_lets_turns_go_on(store: Store, clock: Cl
 async def test_a_person_is_quicker_than_the_verifier(store: Store, clock: Clock) -> None:
     turn_id = await awaiting(store)
     session_id = await session_of(store, turn_id)
-    clock.now += 40
-    await store.claim_sessions("a", limit=5, idle_s=30.0, ttl_s=60.0)
+    clock.now += 940
+    [claim] = await store.claim_sessions("a", limit=5, idle_s=30.0, ttl_s=60.0)
     await store.add_outcome(SCOPE, 1.0, None, session=session_id)
-    assert not await store.commit_outcome("a", session_id, 0.0, None)
+    assert not await store.commit_outcome("a", claim, 0.0, None)
     [sample] = await lease(store)
     assert sample.reward == 1.0
 
@@ -288,3 +288,102 @@ async def test_a_hint_waits_for_the_outcome_too(store: Store, clock: Clock) -> N
     [sample] = await lease(store, outcomes=add)
     assert sample.reward == -0.5
     assert sample.hint
+
+
+async def answered(store: Store) -> str:
+    """A session whose last answer nobody has replied to."""
+    turn_id = await recorded(store)
+    return await session_of(store, turn_id)
+
+
+async def test_a_session_that_goes_on_while_it_is_verified_is_verified_again(
+    store: Store, clock: Clock
+) -> None:
+    session_id = await answered(store)
+    clock.now += 40
+    [claim] = await store.claim_sessions("a", limit=5, idle_s=30.0, ttl_s=60.0)
+    assert not claim.was_followed
+    assert await store.set_next_state(claim.last_turn_id, [REPLY])
+    assert not await store.commit_outcome("a", claim, 0.0, None)
+    first = await store.turn(claim.last_turn_id)
+    assert first is not None
+    later = following_turn(first)
+    await store.record_turn(later, scope=SCOPE)
+    clock.now += 40
+    [again] = await store.claim_sessions("b", limit=5, idle_s=30.0, ttl_s=60.0)
+    assert (again.session_id, again.last_turn_id) == (session_id, later.turn_id)
+    assert await store.commit_outcome("b", again, 1.0, None)
+    assert await state_of(store, later.turn_id) is TurnState.JUDGING
+
+
+def following_turn(first: TurnRecord) -> CapturedTurn:
+    return a_turn(
+        first.session_id,
+        parent_turn_id=first.turn_id,
+        messages=[*first.messages, first.response, REPLY],
+        prompt_ids=list(range(9)),
+    )
+
+
+async def test_a_verifier_that_was_away_is_asked_about_what_was_dropped_for_want_of_it(
+    store: Store, clock: Clock
+) -> None:
+    lost = await awaiting(store)
+    clock.now += 940
+    assert await lease(store) == []
+    assert (await store.drops())[DropReason.NO_OUTCOME] == 1
+    [claim] = await store.claim_sessions("a", limit=5, idle_s=30.0, ttl_s=60.0)
+    assert await store.commit_outcome("a", claim, 1.0, None)
+    [sample] = await lease(store)
+    assert (sample.turn_id, sample.reward) == (lost, 1.0)
+
+
+async def test_where_no_hint_trains_alone_a_hinted_turn_waits_and_is_dropped_like_others(
+    store: Store, clock: Clock
+) -> None:
+    rewards = OutcomeRewards(kind="only", wait_s=100.0, hints_train=False)
+    hinted = await turn_in(store, TurnState.READY)
+    assert await lease(store, outcomes=rewards) == []
+    clock.now += 101
+    assert await lease(store, outcomes=rewards) == []
+    turn = await store.turn(hinted)
+    assert turn is not None
+    assert turn.drop_reason is DropReason.NO_OUTCOME
+    await store.add_outcome(SCOPE, 0.0, None, turn_id=hinted)
+    [sample] = await lease(store, outcomes=rewards)
+    assert (sample.turn_id, sample.reward) == (hinted, -1.0)
+
+
+async def test_other_turns_of_a_session_wait_too(store: Store) -> None:
+    first = await awaiting(store)
+    session_id = await session_of(store, first)
+    await store.add_outcome(SCOPE, 1.0, None, session=session_id)
+    later = await awaiting(store, session_id=session_id)
+    samples = await lease(store, whole_sessions=True)
+    assert [one.turn_id for one in samples] == [first]
+    assert await state_of(store, later) is TurnState.DROPPED
+
+
+async def test_earlier_answers_count_by_what_their_sessions_came_to(store: Store) -> None:
+    for outcome in (0.0, 1.0, None):
+        past = await awaiting(store, version=4)
+        if outcome is not None:
+            await store.add_outcome(SCOPE, outcome, None, turn_id=past)
+            assert await lease(store)
+    mine = await awaiting(store)
+    await store.add_outcome(SCOPE, 1.0, None, turn_id=mine)
+    [sample] = await lease(store, history=HistoryWindow(versions=9, outcomes=True))
+    assert sorted(one.reward or 0 for one in sample.history.recent) == [-1.0, 1.0]
+
+
+async def test_waiting_for_outcomes_writes_nothing(store: Store) -> None:
+    await awaiting(store)
+    await store.drop_without_outcome(ONLY)
+    assert await store.ready_count() == 1
+    assert await store.ready_count(ONLY) == 0
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("a write")
+
+    store.write = fail  # type: ignore[method-assign]
+    assert await lease(store) == []
