@@ -265,14 +265,12 @@ class HintExaminer:
         if not with_words:
             is_rule = await self._questions.is_rule(hint.text, "")
             return None if is_rule else RehearsalBlock.NOT_A_RULE
-        spoken = [await self._is_spoken(hint, source) for source in with_words]
-        if all(one is False for one in spoken):
-            return await self._why_unconfirmed(hint, with_words)
-        # The newest whose words speak of it, or of which that cannot be said.
-        said = next(
-            one for one, is_one in zip(with_words, spoken, strict=True) if is_one is not False
-        )
-        return None if await self._is_rule(hint, said) else RehearsalBlock.NOT_A_RULE
+        for source in with_words:
+            # The newest whose words speak of it, or of which that cannot be said.
+            if await self._is_spoken(hint, source) is not False:
+                is_rule = await self._is_rule(hint, source)
+                return None if is_rule else RehearsalBlock.NOT_A_RULE
+        return await self._why_unconfirmed(hint, with_words)
 
     async def _why_unconfirmed(
         self, hint: Hint, sources: Sequence[HintSource]

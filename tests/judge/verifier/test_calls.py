@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -94,6 +96,21 @@ async def test_a_function_that_hangs_is_killed(client: httpx.AsyncClient) -> Non
         await said(client, "hangs", "x", timeout_s=1.0)
     assert error.value.failure is VerifierFailure.TIMEOUT
     assert time.monotonic() - begun < 60
+
+
+async def test_a_call_ends_with_whoever_waits_for_it() -> None:
+    """A judge that is killed leaves no function behind that hangs."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "judge.verifier.child", f"{MODULE}:hangs"),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(session("x")).encode() + b"\n")
+    await child.stdin.drain()
+    child.stdin.close()
+    async with asyncio.timeout(60):
+        assert await child.wait() == 1
 
 
 @pytest.mark.parametrize(
