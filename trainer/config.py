@@ -285,13 +285,13 @@ class TrainerConfig(BaseModel):
     def history(self) -> HistoryWindow | None:
         """What to read of a prompt's earlier answers; None: nothing."""
         objective = self.objective
-        if objective.compares_sessions:
-            return HistoryWindow(versions=self.prompt_history_versions, sessions=True)
-        if not (objective.compares_prompts or objective.needs_first_answers):
+        by_prompt = objective.compares_prompts or objective.needs_first_answers
+        if not (by_prompt or objective.compares_sessions):
             return None
         return HistoryWindow(
             versions=self.prompt_history_versions,
             first=objective.needs_first_answers,
+            sessions=objective.compares_sessions,
             outcomes=objective.outcome_reward is not None,
         )
 

@@ -8,7 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from records.types import NO_HISTORY, PastAnswer, PromptHistory, ReadySample
+from records.types import (
+    NO_HISTORY,
+    UNKNOWN_OUTCOME,
+    PastAnswer,
+    PastSession,
+    PromptHistory,
+    ReadySample,
+    SessionOutcome,
+)
 from rollout_bridge.merging import PackedSequence, TurnSpan, merge_turns
 from rollout_bridge.slime.carrier import build, row_experts
 from tests.rollout_bridge.separate import separate_turns
@@ -90,7 +98,15 @@ def test_tokens_go_the_way_they_went_when_they_were_sampled(samples):
 def test_what_turns_are_compared_by_travels_once_and_prompts_of_two_scopes_are_two(samples):
     past = PastAnswer(turn_id="before", version=1, reward=1.0, length=3)
     first = replace(
-        samples[0], scope="a", is_cut=True, history=PromptHistory(recent=(past,), first=(past,))
+        samples[0],
+        scope="a",
+        is_cut=True,
+        history=PromptHistory(recent=(past,), first=(past,)),
+        session=SessionOutcome(
+            outcome=1.0,
+            start="task",
+            past=(PastSession(session_id="earlier", version=1, outcome=0.0),),
+        ),
     )
     other = replace(samples[0], turn_id="other", scope="b")
     batch = [first, other]
@@ -100,4 +116,9 @@ def test_what_turns_are_compared_by_travels_once_and_prompts_of_two_scopes_are_t
     assert [one.is_cut for one in facts.turns] == [True, False]
     assert facts.turns[0].prompt_key != facts.turns[1].prompt_key
     assert carriers[0].turns[0].sample.history == NO_HISTORY
-    assert facts.without_histories().turns[0] == replace(facts.turns[0], history=NO_HISTORY)
+    assert facts.turns[0].session == first.session
+    assert facts.turns[0].session_id == first.session_id
+    assert carriers[0].turns[0].sample.session == UNKNOWN_OUTCOME
+    assert facts.without_histories().turns[0] == replace(
+        facts.turns[0], history=NO_HISTORY, session=SessionOutcome(outcome=1.0, start="task")
+    )

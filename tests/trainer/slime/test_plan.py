@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from records.training.outcome_rewards import OutcomeRewards
 from records.training.prompt_history import HistoryWindow
 from records.types import ReadySample, Teaching
 from tests.trainer.tiny import conversation
@@ -205,3 +206,29 @@ def test_slime_is_told_which_earlier_answers_a_turn_needs():
     needs = sample_needs(anchored)
     assert needs.history == anchored.history == HistoryWindow(versions=4, first=True)
     assert type(needs).model_validate(needs.model_dump(mode="json")) == needs
+
+
+@pytest.mark.parametrize("opd_coef", [0.0, 1.0])
+def test_slime_is_told_how_rewards_are_made_of_outcomes(opd_coef: float):
+    only = {"reward_coef": 1.0, "opd_coef": opd_coef, "reward_outcome": "only"}
+    compared = config_of(objective=only | {"reward_baseline": "session"}, outcome_wait_s=7.0)
+    needs = sample_needs(compared)
+    assert needs.outcomes == compared.outcomes()
+    assert needs.outcomes == OutcomeRewards(kind="only", wait_s=7.0, hints_train=opd_coef > 0)
+    assert (
+        needs.history
+        == compared.history
+        == HistoryWindow(versions=32, sessions=True, outcomes=True)
+    )
+    by_prompt = config_of(objective=only | {"reward_baseline": "prompt"})
+    assert sample_needs(by_prompt).history == HistoryWindow(versions=32, outcomes=True)
+    assert sample_needs(config_of(objective={"reward_coef": 1.0})).outcomes is None
+
+
+@pytest.mark.parametrize("schedule", ["sync", "step_off"])
+def test_no_schedule_holds_the_messages_that_an_outcome_waits_for(schedule: str):
+    steps = {"steps_off": 1} if schedule == "step_off" else {}
+    with pytest.raises(ValueError, match="turns wait for what sessions come to"):
+        config_of(
+            objective={"reward_coef": 1.0, "reward_outcome": "add"}, schedule=schedule, **steps
+        )
