@@ -48,7 +48,7 @@ def _outcome_problems(reward: OutcomeReward | None, judged: RewardKind) -> list[
             'judge.reward = "outcome" keeps turns for what their sessions come to: set '
             'trainer.objective.reward_outcome = "only"'
         ]
-    if judged != "outcome" and reward == "only":
+    if judged not in ("none", "outcome") and reward == "only":
         return [
             'trainer.objective.reward_outcome = "only" trains turns that have neither hint nor '
             'votes: set judge.reward = "outcome", or reward_outcome = "add"'

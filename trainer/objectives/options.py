@@ -264,7 +264,7 @@ HOW_TO_PROVIDE: Mapping[Need, str] = {
     "teacher_topk": "set scoring.top_k to at least the objective's topk, or trainer.teacher.kind "
     "to frozen, current, ema or trust_region",
     "teacher_in_trainer": "set trainer.teacher.kind to frozen, current, ema or trust_region",
-    "reward": "set judge.reward to verdict or votes",
+    "reward": "set judge.reward to verdict or votes, or to outcome with reward_outcome = only",
 }
 
 
