@@ -332,7 +332,10 @@ class EngineClient:
                 return await attempt(number, {"lora_path": adapter.name})
             except EngineRejected as refusal:
                 if adapter.name in await self.adapters():
-                    raise
+                    if adapter.name not in str(refusal):
+                        raise
+                    # Another request has loaded it since.
+                    return await attempt(number, {"lora_path": adapter.name})
                 logger.warning("%s lacks adapter %s: %s", self.base_url, adapter.name, refusal)
                 try:
                     await self.load_adapter(adapter.name, adapter.path)

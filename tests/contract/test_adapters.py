@@ -198,6 +198,21 @@ async def test_an_engine_that_lacks_the_adapter_gets_it(client, served, adapters
     assert [one.weight_version for one in both] == ["7", "7"]
 
 
+async def test_an_adapter_that_another_request_loads_meanwhile_is_used(
+    client, served, adapters, monkeypatch
+) -> None:
+    served.version = version = ServedVersion(label="8", adapter=named(adapters.folders[0]))
+    adapter, names = version.adapter, client.adapters
+    assert adapter is not None
+
+    async def loaded_meanwhile() -> Any:
+        await client.load_adapter(adapter.name, adapter.path)
+        return await names()
+
+    monkeypatch.setattr(client, "adapters", loaded_meanwhile)
+    assert (await client.generate(PROMPT, SHORT)).weight_version == "8"
+
+
 async def test_what_cannot_be_loaded_is_refused_and_changes_nothing(
     client, served, adapters, tmp_path
 ) -> None:
