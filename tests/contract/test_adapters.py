@@ -205,7 +205,7 @@ async def test_an_adapter_that_another_request_loads_meanwhile_is_used(
     adapter, names = version.adapter, client.adapters
     assert adapter is not None
 
-    async def loaded_meanwhile() -> Any:
+    async def loaded_meanwhile() -> list[str]:
         await client.load_adapter(adapter.name, adapter.path)
         return await names()
 
