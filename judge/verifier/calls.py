@@ -27,6 +27,7 @@ _MOST_REASON = 4000
 _MOST_ANSWER = 65_536
 _PART = 65_536
 _LOOK_S = 0.01
+_DRAIN_S = 1.0
 _CHECK_S = 120.0
 
 
@@ -117,8 +118,9 @@ async def _call(config: VerifierConfig, session: dict[str, Any]) -> Any:
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stderr is not None
-    out = asyncio.create_task(_first(child.stdout, _MOST_ANSWER))
-    err = asyncio.create_task(_last(child.stderr))
+    answer, said = bytearray(), bytearray()
+    out = asyncio.create_task(_first(child.stdout, answer))
+    err = asyncio.create_task(_last(child.stderr, said))
     try:
         async with asyncio.timeout(config.timeout_s):
             # It stays open: the child ends when nobody waits any more.
@@ -134,9 +136,12 @@ async def _call(config: VerifierConfig, session: dict[str, Any]) -> Any:
         detail = f"no answer in {config.timeout_s:g} s"
         raise VerifierUnavailable(VerifierFailure.TIMEOUT, detail) from None
     finally:
-        # Whoever still writes to its pipes ends with it.
         await _end(child)
-        answer, said = await asyncio.gather(out, err)
+        # Whoever writes to its pipes ended with it, unless it has left the group: not waited for.
+        await asyncio.wait([out, err], timeout=_DRAIN_S)
+        out.cancel()
+        err.cancel()
+        _close(child)
     if child.returncode:
         detail = _last_line(said) or f"it ended with status {child.returncode}"
         raise VerifierUnavailable(VerifierFailure.FAILED, detail)
@@ -146,34 +151,37 @@ async def _call(config: VerifierConfig, session: dict[str, Any]) -> Any:
         raise InvalidOutcome("the answer is no JSON") from None
 
 
-async def _first(stream: asyncio.StreamReader, most: int) -> bytes:
-    """What comes first; the rest is read and forgotten, or its writer would wait for ever."""
-    kept = b""
+async def _first(stream: asyncio.StreamReader, kept: bytearray) -> None:
+    """Keep what comes first; the rest is read and forgotten, or its writer would wait for ever."""
     while part := await stream.read(_PART):
-        kept = (kept + part)[:most]
-    return kept
+        kept += part[: _MOST_ANSWER - len(kept)]
 
 
-async def _last(stream: asyncio.StreamReader) -> bytes:
-    """What comes last."""
-    kept = b""
+async def _last(stream: asyncio.StreamReader, kept: bytearray) -> None:
+    """Keep what comes last."""
     while part := await stream.read(_PART):
-        kept = (kept + part)[-_PART:]
-    return kept
+        kept += part
+        del kept[:-_PART]
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
     """Nothing of it goes on, whatever it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    await child.wait()
+    while child.returncode is None:  # `wait` would wait for its pipes, too
+        await asyncio.sleep(_LOOK_S)
+
+
+def _close(child: asyncio.subprocess.Process) -> None:
+    """Give its pipes back. A process that holds their other end would keep ours open."""
+    child._transport.close()  # type: ignore[attr-defined] # asyncio has no public way
 
 
 def _command(source: str) -> list[str]:
     return [sys.executable, "-m", "judge.verifier.child", source]
 
 
-def _last_line(text: bytes) -> str:
+def _last_line(text: bytes | bytearray) -> str:
     lines = text.decode("utf-8", "replace").strip().splitlines()
     return lines[-1][:_SAID] if lines else ""
 
@@ -191,4 +199,5 @@ async def why_not_found(source: str) -> str | None:
         return f"importing it took more than {_CHECK_S:g} s"
     finally:
         await _end(child)
+        _close(child)
     return None if child.returncode == 0 else _last_line(err) or "it cannot be imported"

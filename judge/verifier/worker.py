@@ -7,6 +7,7 @@ up, with the reason.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -108,7 +109,7 @@ class VerifierWorker:
         """Sessions have none."""
         return None
 
-    async def run(self, stop: Any) -> None:
+    async def run(self, stop: asyncio.Event) -> None:
         """Ask until `stop` is set. See `ClaimLoop.run`."""
         async with httpx.AsyncClient() as client:
             self._client = client

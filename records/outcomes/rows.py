@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, Double, ForeignKey, Index, Text, exists
+from sqlalchemy import ColumnElement, Double, ForeignKey, Text, exists
 from sqlalchemy.orm import Mapped, mapped_column
 
 from records.tables.columns import CleanText, enum_column
@@ -38,10 +38,9 @@ class OutcomeRow(Base):
     claim_owner: Mapped[str | None] = mapped_column(Text)
     claim_until: Mapped[float | None] = mapped_column(Double)
     created_at: Mapped[float] = mapped_column(Double)
-    __table_args__ = (Index(None, "claim_until"),)
 
 
-def has_outcome(row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
+def has_outcome(row: type[TurnRow]) -> ColumnElement[bool]:
     """Of a row of `turns`: whether it is known what its session came to. A turn that came later is
     no part of that.
     """
@@ -52,7 +51,7 @@ def has_outcome(row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
     )
 
 
-def came_later(row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
+def came_later(row: type[TurnRow]) -> ColumnElement[bool]:
     """Of a row of `turns`: whether its session's outcome was said before it, so that none comes."""
     return exists().where(
         OutcomeRow.session_id == row.session_id,
@@ -61,6 +60,6 @@ def came_later(row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
     )
 
 
-def was_given_up(row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
+def was_given_up(row: type[TurnRow]) -> ColumnElement[bool]:
     """Of a row of `turns`: whether the verifier gave up its session, and is not asked again."""
     return exists().where(OutcomeRow.session_id == row.session_id, OutcomeRow.failure.is_not(None))

@@ -60,15 +60,14 @@ class TurnFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeFacts:
-    """What a session came to, in [0, 1], of the turns until `covers_until`, and who says so.
-    `value` is None while a verifier is asked, and where it gave up (`failure`).
+    """What a session came to, in [0, 1], and who says so. `value` is None while a verifier is
+    asked, and where it gave up (`failure`).
     """
 
     value: float | None
     source: OutcomeSource
     reason: str | None
     failure: str | None
-    covers_until: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +161,6 @@ def _outcome(connection: Connection, session_id: str) -> OutcomeFacts | None:
             OutcomeRow.source,
             OutcomeRow.reason,
             OutcomeRow.failure,
-            OutcomeRow.covers_until,
         ).where(OutcomeRow.session_id == session_id)
     ).one_or_none()
     return None if row is None else OutcomeFacts(**row._mapping)

@@ -89,7 +89,9 @@ DROP_WORDS: dict[DropReason, str] = {
     DropReason.ROLLOUT_REJECTED: (
         "rollout correction rejected it: trainer and engine disagree too much about its tokens"
     ),
-    DropReason.NO_OUTCOME: "nobody said in time what its session came to, and it has no hint",
+    DropReason.NO_OUTCOME: (
+        "nobody said in time what its session came to, and it has no hint to train on"
+    ),
     DropReason.NEUTRAL_REWARD: "its verdict is neutral and it has no hint: nothing to learn",
     DropReason.BELOW_NOISE: "its batch taught less than the noise between engines and trainer",
     DropReason.NONFINITE_GRADIENT: "its batch gave a gradient that is not finite",

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from records.names import REJUDGEABLE, DropReason, TurnState
-from records.outcomes.outcomes import reopen
+from records.outcomes.outcomes import alone, reopen
 from records.outcomes.rows import OutcomeRow, OutcomeSource
 from records.queue.claims import holds
 from records.tables.models import RecordingRow, ReviewRow, TurnRow, VerdictRow
@@ -59,6 +59,8 @@ def import_op(connection: Connection, prepared: Sequence[PreparedSession]) -> li
 
     Raises ValueError for a session of another scope.
     """
+    if any(session.outcome is not None for session in prepared):
+        alone(connection)  # before any row is locked
     turn_ids = [one.turn["turn_id"] for session in prepared for one in session.turns]
     written = {row.turn_id for row in rows_in(connection, _STORED, turn_ids)}
     depths: dict[str, int] = {}

@@ -29,7 +29,6 @@ def upgrade() -> None:
             ["session_id"], ["sessions.session_id"], name="fk_outcomes_session_id"
         ),
     )
-    op.create_index("ix_outcomes_claim_until", "outcomes", ["claim_until"])
     unsaid = sa.text("drop_reason IN ('no_outcome', 'no_next_state')")
     op.create_index(
         "ix_turns_unsaid_updated_at",

@@ -34,7 +34,9 @@ def hangs(session: dict[str, Any]) -> float:
 def starts_others(session: dict[str, Any]) -> float:
     """One that prints a lot, and one that goes on for long."""
     subprocess.run([sys.executable, "-c", "print('noise ' * 100_000)"], check=True)
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    for leaves in (False, True):  # one that goes on where nobody finds it to end it, too
+        waiting = [sys.executable, "-c", "import time; time.sleep(20)"]
+        subprocess.Popen(waiting, start_new_session=leaves)
     return 0.5
 
 

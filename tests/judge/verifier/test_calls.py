@@ -87,7 +87,7 @@ async def test_what_others_print_is_no_answer_and_nobody_waits_for_them(
 ) -> None:
     begun = time.monotonic()
     assert await said(client, "starts_others", "x") == Said(0.5, None)
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 15
 
 
 async def test_a_function_that_hangs_is_killed(client: httpx.AsyncClient) -> None:

@@ -118,7 +118,7 @@ async def test_what_nobody_said_in_time_is_no_reward(store: Store, clock: Clock)
     assert (sample.turn_id, sample.reward) == (lost, 1.0)
 
 
-async def test_a_turn_that_was_left_without_anything_is_dropped_and_nothing_breaks(
+async def test_a_run_that_rewards_no_outcomes_any_more_leases_a_turn_with_neither(
     store: Store,
 ) -> None:
     turn_id = await awaiting(store)
