@@ -9,7 +9,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
 
   (nothing)   the tool lab: watch an agent's policy learn from the reactions of its users
   serve       put the whole loop behind an endpoint:  ./run.sh serve --model PATH_OR_ID
-  plan        how much memory that takes, before anything is loaded:  ./run.sh plan --model MODEL
+  plan        how much memory that needs, before anything is loaded:  ./run.sh plan --model MODEL
   train       the embedded trainer alone, on the store of a run:  ./run.sh train --run RUN
   judge       the judge and scoring workers alone:  ./run.sh judge --run RUN
   proxy       the OpenAI-compatible endpoint alone:  ./run.sh proxy --run RUN
@@ -21,26 +21,26 @@ usage: ./run.sh [COMMAND] [OPTIONS]
               ./run.sh status --run RUN [--watch] [--json]
   doctor      why each turn of a session was trained, waits or was dropped:
               ./run.sh doctor [SESSION] --run RUN
-  advise      which rollout correction a run needs, by its figures:  ./run.sh advise --run RUN
+  advise      which rollout correction a run needs, from its metrics:  ./run.sh advise --run RUN
   policy      the versions of a run: list, show, compare, pin, rollback, resume, export:
               ./run.sh policy rollback --run RUN --version N
               ./run.sh policy export --run RUN --version N --to FOLDER
-  eval        pass@k of a version, and two versions compared:  ./run.sh eval --run RUN --against start
-  test        the tests; with options or files, pytest's:  ./run.sh test tests/judge --durations 30
-  reliability whole runs whose processes are killed, and whose endpoint is flooded, in minutes
-  learning    whole runs that train until something is learned, in minutes
+  eval        pass@k of a version, or a comparison of two:  ./run.sh eval --run RUN --against start
+  test        the tests; options and files go to pytest:  ./run.sh test tests/judge --durations 30
+  reliability whole runs with killed processes and a flooded endpoint; takes minutes
+  learning    whole runs that train until something is learned; takes minutes
   check       ruff, pyright, import-linter, then the tests  (--static: without the tests)
-  lock        constraints.txt anew: every package with its hashes, from pyproject.toml
-  audit       known vulnerabilities of what is pinned, and what could not be audited
+  lock        rebuild constraints.txt from pyproject.toml: every package with its hashes
+  audit       known vulnerabilities of the pinned packages, and what could not be audited
   sbom        the bill of materials of the environment (CycloneDX): build/sbom.cdx.json
-  docs        the documentation as a site, in build/site, every link checked
-  bench       the benchmarks, one after the other
+  docs        the documentation as a site in build/site, with every link checked
+  bench       the benchmarks, one after another
   sglang      the engine contract and a short lab run on real SGLang, on this machine's CPU
               (sglang serve: one server, until Ctrl-C)
   clients     agents and SDKs of other projects against the endpoint:
               ./run.sh clients [NAME...] [--short]
   replay      learn from recorded sessions:  ./run.sh replay FILE|DIR... [--votes FILE]
-  models      two small pretrained models to try things on, in runs/models:  ./run.sh models
+  models      two small pretrained models for experiments, in runs/models:  ./run.sh models
               (models FILE.gguf FOLDER: convert a GGUF file)
   slime       training on a cluster:  ./run.sh slime --config configs/qwen3_4b.toml --dry-run
 

@@ -43,7 +43,7 @@ class ProxyMetrics:
         )
         self.next_states = self._counter("opd_next_states", "Turns that got their next state.")
         self.side_turns = self._counter(
-            "opd_side_turns", "Requests beside the conversation, by the rule that says so.", "rule"
+            "opd_side_turns", "Side requests, by the rule that matched.", "rule"
         )
         self.bridge = self._counter("opd_bridge", "Prompts, by how their ids were made.", "how")
         self.tokens = self._counter("opd_tokens", "Tokens, by kind.", "kind")
@@ -98,8 +98,10 @@ class ProxyMetrics:
             "Share of the latest requests with a history that link to no turn.",
             registry=self.registry,
         )
-        self.first_token_s = self._histogram("opd_first_token_seconds", "Until the first token.")
-        self.request_s = self._histogram("opd_request_seconds", "Until the reply's end.")
+        self.first_token_s = self._histogram(
+            "opd_first_token_seconds", "Time until the first token."
+        )
+        self.request_s = self._histogram("opd_request_seconds", "Time until the end of the reply.")
         self._unmatched: deque[bool] = deque(maxlen=_WINDOW)
         self._since_warning = _WINDOW
 
@@ -112,7 +114,9 @@ class ProxyMetrics:
             "opd_unrecorded_turns", "Turns answered and not recorded: their key's consent is none."
         )
         self.spilled = self._counter(
-            "opd_store_spilled", "What the store did not take and a spill file did.", "what"
+            "opd_store_spilled",
+            "Records that went to a spill file because the store could not take them.",
+            "what",
         )
         self.taken_in = self._counter(
             "opd_store_taken_in", "Records of spill files that the store took later."
@@ -122,7 +126,7 @@ class ProxyMetrics:
         )
         self.spill_refused = self._counter(
             "opd_store_spill_refused",
-            "Whole records that this program or the store has no use for; their files are kept.",
+            "Records that cannot be read or that the store will never take; their files are kept.",
         )
         self.spill_waiting = Gauge(
             "opd_store_spill_waiting",

@@ -317,7 +317,7 @@ class ReadySample:
     the policy's earlier turns in its conversation. `is_cut`: the response ends at its token limit.
     `scope` is whose turn it is, `history` what was answered to its prompt before and `session` what
     its conversation came to, where somebody asked for it. `routed_experts` [P + R - 1, layers,
-    topk].
+    topk]. `times_trained` counts the steps that trained it before.
 
     Of a `lesson`, `turn_id` and `session_id` are the lesson's id and `hint_id` names the hint of
     the memory that it was made for; its one teaching has the prompt that the teacher read, hinted
@@ -348,6 +348,7 @@ class ReadySample:
     scope: str = ""
     history: PromptHistory = NO_HISTORY
     session: SessionOutcome = UNKNOWN_OUTCOME
+    times_trained: int = 0
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.rollout_logprobs), len(self.teacher_logprobs)}

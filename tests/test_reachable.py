@@ -21,7 +21,6 @@ WAITS: dict[str, str] = {
     "trainer.objectives.distributions.side_samples.side_sample_forward_kl": (
         "waits for: Monte Carlo multi-sample from stored side tokens"
     ),
-    "trainer.objectives.policy.decoupled.composed_weights": "waits for: composed_weights",
     "trainer.rewards.episodes": "waits for: V(prefix) process rewards",
     "trainer.rewards.process_value": "waits for: V(prefix) process rewards, marginal utility",
     "trainer.rewards.token_preserving": "waits for: token-preserving GRPO",

@@ -172,6 +172,11 @@ class TrainerConfig(BaseModel):
     """
     max_staleness: int = Field(default=4, ge=0)
     """Ready turns older than this many versions expire. `schedule` may let fewer."""
+    replay_times: PositiveInt = 1
+    """Times that a turn may train: after its first step it fills batches that new turns leave
+    short, until it has trained so often or is older than `max_staleness` (ALGORITHMS 6.11). For
+    runs without rehearsal, which samples anew.
+    """
     schedule: Schedule = "async"
     """Whether requests wait for training (docs/schedules.md). async: never, and turns that are too
     old expire. sync: from the moment at which a batch is full until its weights are served, so all
@@ -347,6 +352,22 @@ class TrainerConfig(BaseModel):
                 "lesson_counter_share and lesson_keep_share leave nothing for hints: their sum "
                 "must be below 1"
             )
+        if self.replay_times > 1 and leaves_stale_uncorrected(self):
+            raise ValueError(
+                "replay_times above 1 trains turns on weights that did not sample them: set "
+                "correction.importance_level, or a surrogate that weighs them"
+            )
+        if self.replay_times > 1 and self.staleness_bound == 0:
+            raise ValueError(
+                "replay_times above 1 needs turns that are older than the policy: set "
+                "max_staleness above 0, and no schedule = sync"
+            )
+        if self.objective.needs_sampling_weights and self.keep_checkpoints <= self.staleness_bound:
+            raise ValueError(
+                f"objective.engine_cap asks the weights that sampled a turn, up to "
+                f"{self.staleness_bound} versions old: set keep_checkpoints to at least "
+                f"{self.staleness_bound + 1}"
+            )
         if self.publish == "adapter" and self.lora is None:
             raise ValueError("publish = adapter needs adapters: set lora, or publish = auto")
         if self.max_steps is None and self.lr_decay_style != "constant":
@@ -419,6 +440,11 @@ def leaves_stale_uncorrected(config: TrainerConfig) -> bool:
 
 def lessons_problem(config: TrainerConfig) -> str | None:
     """None, or in one line why these settings cannot train lessons, and what to set instead."""
+    if config.replay_times > 1:
+        return (
+            "replay_times trains the same answers again, and rehearsal samples new ones: set "
+            "replay_times = 1, or rehearsal.enabled = false"
+        )
     if "teacher_scalar" not in config.objective.needs:
         return (
             f"objective {config.objective.name!r} learns from rewards alone, and lessons have a "

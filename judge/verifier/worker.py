@@ -52,7 +52,9 @@ class VerifierMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.outcomes = Counter(
-            "verifier_outcomes", "Sessions whose outcome the verifier said", registry=self.registry
+            "verifier_outcomes",
+            "Sessions whose outcome the verifier reported",
+            registry=self.registry,
         )
         self.sum = Counter("verifier_outcome_sum", "Their outcomes, summed", registry=self.registry)
         self.failures = Counter(

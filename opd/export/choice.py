@@ -74,6 +74,7 @@ ALLOWED = frozenset(
         DropReason.STALE,
         DropReason.BEYOND_TRAINER_MEMORY,
         DropReason.ROUTED_EXPERTS_MISSING,
+        DropReason.SAMPLING_WEIGHTS_GONE,
         DropReason.ROLLOUT_REJECTED,
         DropReason.NEUTRAL_REWARD,
         DropReason.NO_OUTCOME,

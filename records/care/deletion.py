@@ -39,6 +39,7 @@ from records.tables.models import (
     VoteRow,
 )
 from records.tables.sql import chunks
+from records.training.repeats import repeat_no_more
 
 _OF_A_TURN = (
     *(SampleRow, ScoreRow, VoteRow, VerdictRow, ReviewRow, FeedbackRow),
@@ -137,6 +138,7 @@ def _stop_stages(connection: Connection, turn_ids: Sequence[str], now: float) ->
         among = TurnRow.turn_id.in_(part)
         leased = select(TurnRow.claim_owner).where(among, TurnRow.state == TurnState.LEASED)
         owners.update(owner or "unknown" for owner in connection.scalars(leased))
+        repeat_no_more(connection, among)
         kept = (TurnState.LEASED, TurnState.TRAINED, TurnState.DROPPED)
         connection.execute(
             update(TurnRow)

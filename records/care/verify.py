@@ -36,6 +36,7 @@ from records.tables.models import (
     VerdictRow,
 )
 from records.tables.sql import chunks
+from records.training.repeats import has_times_left
 from records.turns.recording import REPLAY_PRIORITY
 
 _SHOWN = 3
@@ -120,6 +121,7 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
     """What no turn may be."""
     state, owner, until = TurnRow.state, TurnRow.claim_owner, TurnRow.claim_until
     dropped, trained = state == TurnState.DROPPED, state == TurnState.TRAINED
+    is_repeated = and_(state == TurnState.LEASED, TurnRow.times_trained > 0)
     verdict = exists().where(VerdictRow.turn_id == TurnRow.turn_id)
     score = exists().where(ScoreRow.turn_id == TurnRow.turn_id)
     feedback = exists().where(FeedbackRow.turn_id == TurnRow.turn_id)
@@ -140,7 +142,16 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
         ("are trained in no version", and_(trained, TurnRow.trained_version.is_(None))),
         (
             "have a version but are not trained",
-            and_(~trained, TurnRow.trained_version.is_not(None)),
+            and_(~trained, ~is_repeated, TurnRow.trained_version.is_not(None)),
+        ),
+        ("are trained, though never", and_(trained, TurnRow.times_trained < 1)),
+        (
+            "have trained, but are not trained",
+            and_(~trained, ~is_repeated, TurnRow.times_trained > 0),
+        ),
+        (
+            "may train again, but never did",
+            and_(has_times_left(TurnRow), TurnRow.times_trained < 1),
         ),
         (
             "are trained in an abandoned version",

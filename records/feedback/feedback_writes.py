@@ -39,6 +39,7 @@ _AFTER_READY = frozenset(
         DropReason.BELOW_NOISE,
         DropReason.NONFINITE_GRADIENT,
         DropReason.ROUTED_EXPERTS_MISSING,
+        DropReason.SAMPLING_WEIGHTS_GONE,
     }
 )
 

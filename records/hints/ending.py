@@ -34,6 +34,7 @@ from records.tables.models import (
     VoteRow,
 )
 from records.tables.sql import chunks
+from records.training.repeats import repeat_no_more
 
 _WAITING = (TurnState.SCORING, TurnState.READY)
 
@@ -53,6 +54,7 @@ def stop(connection: Connection, hint_id: str, reason: LessonDrop, now: float) -
     """
     drop_of_hint_op(connection, hint_id, reason, now)
     drop_turns(connection, now, TurnRow.state.in_(_WAITING), _came_from(hint_id))
+    repeat_no_more(connection, _came_from(hint_id), only_ended())
 
 
 def _came_from(hint_id: str) -> ColumnElement[bool]:
@@ -76,6 +78,8 @@ def drop_turns(connection: Connection, now: float, *conditions: ColumnElement[bo
                 state=TurnState.DROPPED,
                 drop_reason=DropReason.HINT_ENDED,
                 trained_version=None,
+                times_trained=0,
+                times_left=0,
                 claim_owner=None,
                 claim_until=None,
                 updated_at=now,

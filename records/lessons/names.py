@@ -45,6 +45,7 @@ class LessonDrop(StrEnum):
     PROMPT_TOO_LONG = "prompt_too_long"
     TEACHER_MISALIGNED = "teacher_misaligned"
     BEYOND_TRAINER_MEMORY = "beyond_trainer_memory"
+    SAMPLING_WEIGHTS_GONE = "sampling_weights_gone"
     TEACHER_LOGPROBS_INVALID = "teacher_logprobs_invalid"
     ENGINE_UNAVAILABLE = "engine_unavailable"
     BELOW_NOISE = "below_noise"

@@ -24,6 +24,7 @@ from records.tables.columns import clean_text
 from records.tables.loading import hint_candidates, load_recordings
 from records.tables.models import RecordingRow, ScoreRow, TokensRow, TurnRow, VerdictRow, VoteRow
 from records.tables.sql import chunks, rows_in, table_of, upsert
+from records.training.repeats import to_trained
 from records.turns.recording import Recording, RecordingKind
 from records.types import PolicyScore, Verdict
 
@@ -355,8 +356,13 @@ def drop_op(
 ) -> TurnState | None:
     """judging, scoring or leased -> dropped(reason), or ready without its hint, where `reason` is
     of that alone (records/queue/hintless.py); None if the turn is not held by `owner`. One whose
-    answer its hint agrees with is no source of that hint.
+    answer its hint agrees with is no source of that hint. A turn that has trained before stays
+    trained, and trains no more.
     """
+    if to_trained(
+        connection, now, TurnRow.turn_id == turn_id, TurnRow.claim_owner == owner, ends=True
+    ):
+        return TurnState.TRAINED
     if reason in OF_THE_HINT and holds(connection, TurnState.SCORING, owner, turn_id):
         if reason is DropReason.HINT_AGREES:
             take_back(connection, [turn_id], now)

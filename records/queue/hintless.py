@@ -57,6 +57,8 @@ def go_on_without_hint(connection: Connection, turn_ids: Sequence[str], now: flo
                 drop_reason=None,
                 drop_detail=None,
                 trained_version=None,
+                times_trained=0,
+                times_left=0,
                 priority=late_no_more(),
                 claim_owner=None,
                 claim_until=None,

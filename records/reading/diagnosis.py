@@ -44,6 +44,8 @@ class TurnFacts:
     claim_owner: str | None
     claim_until: float | None
     trained_version: int | None
+    times_trained: int
+    times_left: int
     has_next_state: bool
     echo_changes: tuple[EchoChange, ...]
     finish_reason: str
@@ -183,6 +185,8 @@ def _turns(
             TurnRow.claim_owner,
             TurnRow.claim_until,
             TurnRow.trained_version,
+            TurnRow.times_trained,
+            TurnRow.times_left,
             TurnRow.next_state.is_not(None).label("has_next_state"),
             TurnRow.echo_changes,
             TurnRow.finish_reason,

@@ -86,6 +86,9 @@ DROP_WORDS: dict[DropReason, str] = {
         "it is longer than what the trainer's memory holds (trainer.memory_gb)"
     ),
     DropReason.ROUTED_EXPERTS_MISSING: "the engine did not say which experts its tokens went to",
+    DropReason.SAMPLING_WEIGHTS_GONE: (
+        "the weights that sampled it are not kept, and trainer.objective.engine_cap asks them"
+    ),
     DropReason.ROLLOUT_REJECTED: (
         "rollout correction rejected it: trainer and engine disagree too much about its tokens"
     ),
@@ -121,6 +124,9 @@ LESSON_WORDS: dict[LessonDrop, str] = {
     ),
     LessonDrop.BEYOND_TRAINER_MEMORY: (
         "request and answer are longer than what the trainer's memory holds (trainer.memory_gb)"
+    ),
+    LessonDrop.SAMPLING_WEIGHTS_GONE: (
+        "the weights that sampled it are not kept, and trainer.objective.engine_cap asks them"
     ),
     LessonDrop.ENGINE_UNAVAILABLE: "policy engine or teacher did not answer for too long",
     LessonDrop.BELOW_NOISE: "its batch taught less than the noise between engines and trainer",

@@ -68,6 +68,10 @@ def explain(
         why = f"trained in step {turn.trained_version}, which made policy version " + str(
             turn.trained_version
         )
+        if turn.times_trained > 1:
+            why += f"; {turn.times_trained} steps trained it in all"
+        if turn.times_left > 0:
+            why += f"; it may train {turn.times_left} more times while it is fresh enough"
     elif turn.state is TurnState.DROPPED:
         assert turn.drop_reason is not None, "the store drops nothing without a reason"
         status = "dropped"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from records.lessons import reading
 from records.names import TurnState
@@ -31,6 +31,7 @@ class TrainerStore(StoreBase):
         lessons: LessonShares | None = None,
         history: HistoryWindow | None = None,
         outcomes: OutcomeRewards | None = None,
+        repeats: bool = False,
     ) -> list[ReadySample]:
         """`count` ready turns -> leased, or [] if there are fewer, or fewer within the `share` that
         one scope may have. Round robin by scope, the oldest of each first.
@@ -39,7 +40,8 @@ class TrainerStore(StoreBase):
         hints fill up the turns. With `whole_sessions` all other ready turns of their sessions are
         leased with them, beyond any share. With `history` each turn says what was answered to its
         prompt before. With `outcomes` rewards are made of what sessions came to: turns wait for
-        that (`drop_without_outcome` for how long).
+        that (`drop_without_outcome` for how long). With `repeats` turns that may train again fill
+        up what ready ones leave.
         """
         if count < 1:
             raise ValueError(f"a lease asks for at least one turn, got {count}")
@@ -49,6 +51,7 @@ class TrainerStore(StoreBase):
             now=self._clock(),
             lessons=lessons is not None,
             outcomes=outcomes,
+            repeats=repeats,
         ):
             return []
         taken = await self.write(
@@ -62,6 +65,7 @@ class TrainerStore(StoreBase):
             after=self.last_scopes.get(TurnState.READY, ""),
             lessons=lessons,
             outcomes=outcomes,
+            repeats=repeats,
         )
         self.last_scopes[TurnState.READY] = taken.last_scope
         turns = await self.read(
@@ -78,7 +82,9 @@ class TrainerStore(StoreBase):
         ]
 
     async def expire_stale(self, *, oldest_allowed: int) -> int:
-        """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale)."""
+        """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale); trained
+        ones train no more.
+        """
         return await self.write(
             training.expire_op, oldest_allowed=oldest_allowed, now=self._clock()
         )
@@ -89,7 +95,7 @@ class TrainerStore(StoreBase):
         return await self.write(training.extend_leases_op, owner=owner, until=until)
 
     async def release_leases(self, owner: str) -> int:
-        """All leases of `owner` -> ready; returns how many these were."""
+        """All leases of `owner` -> ready, or trained as before; returns how many these were."""
         return await self.write(training.release_op, owner=owner, now=self._clock())
 
     async def commit_step(
@@ -98,9 +104,11 @@ class TrainerStore(StoreBase):
         version: PolicyVersion,
         results: Sequence[SampleResult],
         lessons: Sequence[SampleResult] = (),
+        replay_times: int = 1,
     ) -> None:
         """Insert the policy version and what it made of turns and `lessons` (whose ids their
-        results name); leased -> trained. One transaction.
+        results name); leased -> trained, from where a turn may train until it has `replay_times`.
+        One transaction.
 
         Raises StoreConflict if the version number is taken or a turn or lesson is not leased.
         """
@@ -110,6 +118,7 @@ class TrainerStore(StoreBase):
             results=results,
             lessons=lessons,
             now=self._clock(),
+            replay_times=replay_times,
         )
 
     async def commit_handed_over(
@@ -129,15 +138,26 @@ class TrainerStore(StoreBase):
             now=self._clock(),
         )
 
-    async def reconcile(self, chain: Chain, lessons: Chain = ()) -> ReconcileReport:
+    async def reconcile(
+        self,
+        chain: Chain,
+        lessons: Chain = (),
+        repeated: Collection[str] = (),
+        replay_times: int = 1,
+    ) -> ReconcileReport:
         """Make versions and trained turns equal to the surviving manifests, oldest first; `lessons`
-        are the lessons of the same versions.
+        are the lessons of the same versions, and `repeated` are turns that several trained.
 
-        Raises StoreConflict if the chain trained a turn or lesson twice or contradicts a stored
-        manifest.
+        Raises StoreConflict if the chain trained a turn that is not `repeated`, or a lesson, twice
+        or contradicts a stored manifest.
         """
         return await self.write(
-            reconcile.reconcile_op, chain=chain, lessons=lessons, now=self._clock()
+            reconcile.reconcile_op,
+            chain=chain,
+            lessons=lessons,
+            repeated=frozenset(repeated),
+            replay_times=replay_times,
+            now=self._clock(),
         )
 
     async def next_version(self) -> int:
@@ -164,11 +184,15 @@ class TrainerStore(StoreBase):
         """How many live turns may train, of each state as far as `most`."""
         return await self.read(freshness.untrained, most=most)
 
-    async def ready_count(self, outcomes: OutcomeRewards | None = None) -> int:
+    async def ready_count(
+        self, outcomes: OutcomeRewards | None = None, repeats: bool = False
+    ) -> int:
         """Number of turns that wait for a trainer; with `outcomes` without those that wait for what
-        their sessions come to.
+        their sessions come to, with `repeats` also of those that may train again.
         """
-        return await self.read(training.ready_count, outcomes=outcomes, now=self._clock())
+        return await self.read(
+            training.ready_count, outcomes=outcomes, now=self._clock(), repeats=repeats
+        )
 
     async def drop_without_outcome(self, outcomes: OutcomeRewards) -> int:
         """Ready turns for which no outcome comes and that have no hint to train on ->

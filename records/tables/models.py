@@ -45,6 +45,8 @@ IS_UNSAID = text("drop_reason IN ('no_outcome', 'no_next_state')")
 """Of a row of `turns`: dropped since nobody said what followed it, or what its session came to."""
 IS_SIDE_TURN = text("drop_reason = 'side_turn'")
 """As text: an index of such rows alone is not used for a parameter."""
+TRAINS_AGAIN = text("times_left > 0")
+"""Of a row of `turns`: it has trained and may train again."""
 
 
 class Base(DeclarativeBase):
@@ -117,6 +119,8 @@ class TurnRow(Base):
     `claim_until`. Of waiting turns, those of the lowest `priority` go first. `calls_key` stands for
     the names and arguments of the response's calls; `echo_changes` says how the client showed the
     response when it sent the next state (NULL: as it was sent), see `records.messages.EchoChange`.
+    `times_trained` counts the surviving steps that trained it, `times_left` those that may come
+    (records/training/repeats.py).
     """
 
     __tablename__ = "turns"
@@ -155,6 +159,8 @@ class TurnRow(Base):
     user_id: Mapped[str | None] = mapped_column(CleanText)
     findings: Mapped[Any] = mapped_column(JsonText, nullable=True)
     priority: Mapped[int] = mapped_column(server_default="0")
+    times_trained: Mapped[int] = mapped_column(server_default="0")
+    times_left: Mapped[int] = mapped_column(server_default="0")
     __table_args__ = (
         Index(None, "state", "priority", "scope", "created_at"),
         Index(None, "session_id", "created_at"),
@@ -182,6 +188,13 @@ class TurnRow(Base):
             "updated_at",
             sqlite_where=IS_UNSAID,
             postgresql_where=IS_UNSAID,
+        ),
+        Index(
+            "ix_turns_again_scope_created_at",
+            "scope",
+            "created_at",
+            sqlite_where=TRAINS_AGAIN,
+            postgresql_where=TRAINS_AGAIN,
         ),
     )
 

@@ -1,6 +1,7 @@
 """Which ready turns, and which lessons beside them, make the next batch. It locks what it chooses.
 
-Turns alone: live ones first, then those of recordings; round robin by scope, at most the `Share` of
+Turns alone: live ones first, then those of recordings, then those that have trained before, if they
+may train again; round robin by scope, at most the `Share` of
 one, its oldest first. With lessons a batch has parts, each filled by the same rules, and is leased
 whole or not at all:
 
@@ -36,8 +37,9 @@ from records.queue.round_robin import (
     ring_of_scopes,
     waiting_scopes,
 )
-from records.tables.models import ScoreRow, TurnRow, VerdictRow
+from records.tables.models import TurnRow, VerdictRow
 from records.training.outcome_rewards import OutcomeRewards
+from records.training.repeats import has_score, trains_again
 from records.training.share import LessonShares, Share
 
 
@@ -121,6 +123,27 @@ class Lessons:
         return _locked(connection, statement, depth, is_lesson=True)
 
 
+class Repeats:
+    """Turns that have trained and may train again, the least often trained first."""
+
+    def scopes(self, connection: Connection, after: str, limit: int) -> list[str]:
+        """As `Source`."""
+        return ring_of_scopes(connection, TurnRow, _may_repeat, after, limit)
+
+    def oldest(self, connection: Connection, scope: str, depth: int) -> list[Candidate]:
+        """As `Source`."""
+        statement = (
+            select(TurnRow.turn_id, TurnRow.scope, TurnRow.updated_at)
+            .where(TurnRow.scope == scope, *_may_repeat(TurnRow))
+            .order_by(TurnRow.times_trained, TurnRow.created_at, TurnRow.turn_id)
+        )
+        return _locked(connection, statement, depth, is_lesson=False)
+
+
+def _may_repeat(row: type[TurnRow]) -> list[ColumnElement[bool]]:
+    return [*trains_again(row), ~_is_paused(row)]
+
+
 def _locked(
     connection: Connection, statement: Any, depth: int, *, is_lesson: bool
 ) -> list[Candidate]:
@@ -151,11 +174,6 @@ def waited_enough(outcomes: OutcomeRewards | None, now: float) -> Condition | No
         return has_outcome
     since = now - outcomes.wait_s
     return lambda row: or_(has_outcome(row), and_(has_score(row), none_comes(row, since)))
-
-
-def has_score(row: type[TurnRow]) -> ColumnElement[bool]:
-    """Whether a teacher has read the turn under its hint."""
-    return exists().where(ScoreRow.turn_id == row.turn_id)
 
 
 def none_comes(row: type[TurnRow], since: float) -> ColumnElement[bool]:
@@ -231,10 +249,14 @@ def turns_alone(
     share: Share,
     after: str,
     is_free: Condition | None = None,
+    repeats: bool = False,
 ) -> Batch | None:
-    """A batch of turns; None if there are not enough, or none may be added yet."""
+    """A batch of turns; None if there are not enough, or none may be added yet. With `repeats`
+    those that have trained before fill it up.
+    """
     chosen: list[Candidate] = []
-    for source in ready_turns(is_free):
+    sources: list[Source] = [*ready_turns(is_free), *([Repeats()] if repeats else [])]
+    for source in sources:
         left = count - len(chosen)
         if not left:
             break

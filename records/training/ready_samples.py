@@ -157,4 +157,5 @@ def _sample(
         scope=row.scope,
         history=history,
         session=session,
+        times_trained=row.times_trained,
     )

@@ -7,22 +7,31 @@ may be lost after the store heard of them. The manifests decide. It knows manife
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from sqlalchemy import Connection, exists, insert, or_, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from records.errors import StoreConflict
 from records.hints.ending import drop_turns
 from records.hints.versions import recount
 from records.lessons import steps
 from records.names import DropReason, TurnState
-from records.tables.models import PolicyVersionRow, ScoreRow, TurnRow, VerdictRow
+from records.tables.models import PolicyVersionRow, TurnRow
 from records.tables.sql import chunks
+from records.training.repeats import is_taught
 from records.training.training import release_all_op, version_row
 from records.types import PolicyVersion
 
 Chain = Sequence[tuple[PolicyVersion, Sequence[str]]]
+
+
+class Trained(NamedTuple):
+    """The newest version that trained a turn or lesson, and how many did."""
+
+    version: int
+    times: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,35 +51,42 @@ class ReconcileReport:
     unknown_lessons: tuple[str, ...]
 
 
-def trained_on_chain(chain: Chain) -> dict[str, int]:
-    """Id of a turn (or lesson) -> the version that trained it. Raises StoreConflict if one was
+def trained_on_chain(chain: Chain, repeated: Set[str] = frozenset()) -> dict[str, Trained]:
+    """What trained each turn (or lesson). Raises StoreConflict if one that is not `repeated` was
     trained twice.
     """
-    trained: dict[str, int] = {}
+    trained: dict[str, Trained] = {}
     for version, turn_ids in chain:
         for turn_id in turn_ids:
-            if turn_id in trained:
+            before = trained.get(turn_id)
+            if before is not None and turn_id not in repeated:
                 raise StoreConflict(
                     f"turn {turn_id} was trained twice: "
-                    f"in versions {trained[turn_id]} and {version.version}"
+                    f"in versions {before.version} and {version.version}"
                 )
-            trained[turn_id] = version.version
+            trained[turn_id] = Trained(version.version, 1 if before is None else before.times + 1)
     return trained
 
 
 def reconcile_op(
-    connection: Connection, chain: Chain, lessons: Chain, now: float
+    connection: Connection,
+    chain: Chain,
+    lessons: Chain,
+    now: float,
+    repeated: Set[str] = frozenset(),
+    replay_times: int = 1,
 ) -> ReconcileReport:
     """Versions, trained turns and lessons as on the chain; every other trained or leased turn and
-    every other leased lesson -> ready.
+    every other leased lesson -> ready. A turn may train until it has `replay_times`; `repeated` are
+    those that have more than once.
     """
-    on_chain, lessons_on_chain = trained_on_chain(chain), trained_on_chain(lessons)
+    on_chain, lessons_on_chain = trained_on_chain(chain, repeated), trained_on_chain(lessons)
     added, abandoned = _reconcile_versions(connection, [version for version, _ in chain])
     released = release_all_op(connection, now)
-    in_store: dict[str, int | None] = {
-        row.turn_id: row.trained_version
+    in_store: dict[str, tuple[int | None, int]] = {
+        row.turn_id: (row.trained_version, row.times_trained)
         for row in connection.execute(
-            select(TurnRow.turn_id, TurnRow.trained_version).where(
+            select(TurnRow.turn_id, TurnRow.trained_version, TurnRow.times_trained).where(
                 TurnRow.state == TurnState.TRAINED
             )
         )
@@ -79,35 +95,29 @@ def reconcile_op(
     for part in chunks(returned):
         again = TurnRow.turn_id.in_(part)
         drop_turns(connection, now, again)
+        untrained = {"trained_version": None, "times_trained": 0, "times_left": 0}
         # What taught it may have been deleted since (records/care/deletion.py).
-        taught = or_(
-            exists().where(ScoreRow.turn_id == TurnRow.turn_id),
-            exists().where(
-                VerdictRow.turn_id == TurnRow.turn_id,
-                or_(VerdictRow.reward.is_not(None), VerdictRow.awaits_outcome),
-            ),
-        )
+        taught = is_taught(TurnRow)
         connection.execute(
             update(TurnRow)
             .where(again, TurnRow.state == TurnState.TRAINED, ~taught)
             .values(
                 state=TurnState.DROPPED,
                 drop_reason=DropReason.FORGOTTEN,
-                trained_version=None,
+                **untrained,
                 updated_at=now,
             )
         )
         connection.execute(
             update(TurnRow)
             .where(again, taught, TurnRow.state == TurnState.TRAINED)
-            .values(state=TurnState.READY, trained_version=None, updated_at=now)
+            .values(state=TurnState.READY, **untrained, updated_at=now)
         )
-    marked, unknown = _mark_trained(
-        connection,
-        {turn: version for turn, version in on_chain.items() if in_store.get(turn) != version},
-        now,
+    differing = {turn: found for turn, found in on_chain.items() if in_store.get(turn) != found}
+    marked, unknown = _mark_trained(connection, differing, replay_times, now)
+    dropped, lessons_marked, unknown_lessons = steps.reconcile(
+        connection, {one: found.version for one, found in lessons_on_chain.items()}, now
     )
-    dropped, lessons_marked, unknown_lessons = steps.reconcile(connection, lessons_on_chain, now)
     recount(connection, [version.version for version, _ in chain])
     return ReconcileReport(
         versions_added=tuple(added),
@@ -158,11 +168,11 @@ def _set_abandoned(connection: Connection, versions: list[int], abandoned: bool)
 
 
 def _mark_trained(
-    connection: Connection, trained: dict[str, int], now: float
+    connection: Connection, trained: dict[str, Trained], replay_times: int, now: float
 ) -> tuple[int, list[str]]:
     """These turns -> trained, whatever their state; returns (number marked, unknown turn ids)."""
     unknown = []
-    for turn_id, version in trained.items():
+    for turn_id, (version, times) in trained.items():
         changed = connection.execute(
             update(TurnRow)
             .where(TurnRow.turn_id == turn_id)
@@ -171,6 +181,8 @@ def _mark_trained(
                 drop_reason=None,
                 drop_detail=None,
                 trained_version=version,
+                times_trained=times,
+                times_left=max(0, replay_times - times),
                 claim_owner=None,
                 claim_until=None,
                 updated_at=now,

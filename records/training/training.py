@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    case,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.orm import aliased
 
 from records.errors import StoreConflict
@@ -23,26 +34,26 @@ from records.outcomes.rows import has_outcome
 from records.queue.round_robin import Condition, Taken
 from records.tables.models import PolicyVersionRow, RecordingRow, SampleRow, TurnRow
 from records.tables.sql import chunks
-from records.training.batches import (
-    has_score,
-    none_comes,
-    turns_alone,
-    waited_enough,
-    with_lessons,
-)
+from records.training.batches import none_comes, turns_alone, waited_enough, with_lessons
 from records.training.outcome_rewards import OutcomeRewards
+from records.training.repeats import has_score, num_repeatable, repeat_no_more, to_trained
 from records.training.share import UNCAPPED, LessonShares, Share
 from records.turns.recording import RecordingKind
 from records.types import PolicyVersion, SampleResult
 
 
-def ready_count(connection: Connection, outcomes: OutcomeRewards | None, now: float) -> int:
-    """Number of turns that wait for a trainer, without those that wait for an outcome."""
+def ready_count(
+    connection: Connection, outcomes: OutcomeRewards | None, now: float, repeats: bool = False
+) -> int:
+    """Number of turns that wait for a trainer, without those that wait for an outcome; with
+    `repeats` also of those that may train again.
+    """
     statement = select(func.count()).where(TurnRow.state == TurnState.READY)
     may_train = waited_enough(outcomes, now)
     if may_train is not None:
         statement = statement.where(may_train(TurnRow))
-    return connection.scalar(statement) or 0
+    again = num_repeatable(connection) if repeats else 0
+    return again + (connection.scalar(statement) or 0)
 
 
 def enough_ready(
@@ -51,9 +62,10 @@ def enough_ready(
     now: float,
     lessons: bool = False,
     outcomes: OutcomeRewards | None = None,
+    repeats: bool = False,
 ) -> bool:
-    """Whether a lease would find `count` turns, or `lessons` beside them: who waits asks this, and
-    takes no write lock.
+    """Whether a lease would find `count` turns, with `repeats` those that may train again among
+    them, or `lessons` beside them: who waits asks this, and takes no write lock.
     """
     expired = and_(TurnRow.state == TurnState.LEASED, TurnRow.claim_until < now)
     statement = select(func.count()).where(or_(TurnRow.state == TurnState.READY, expired))
@@ -63,6 +75,8 @@ def enough_ready(
     found = connection.scalar(statement) or 0
     if lessons and found < count:
         found += steps.num_ready(connection, now)
+    if repeats and found < count:
+        found += num_repeatable(connection)
     return found >= count
 
 
@@ -77,18 +91,20 @@ def lease_op(
     after: str = "",
     lessons: LessonShares | None = None,
     outcomes: OutcomeRewards | None = None,
+    repeats: bool = False,
 ) -> Taken:
     """Lease `count` ready turns, or turns and `lessons` (records/training/batches.py says which),
     or none.
 
     With `whole_sessions` the other ready turns of their sessions too. With `outcomes` turns
-    wait for what their sessions come to. Expired leases are ready again.
+    wait for what their sessions come to. With `repeats` turns that have trained before fill a batch
+    without lessons up. Expired leases are ready again.
     """
     _to_ready(connection, now, TurnRow.claim_until < now)
     steps.give_back(connection, now, LessonRow.claim_until < now)
     may_train = waited_enough(outcomes, now)
     if lessons is None:
-        batch = turns_alone(connection, count, now, share, after, may_train)
+        batch = turns_alone(connection, count, now, share, after, may_train, repeats)
     else:
         batch = with_lessons(connection, count, now, share, lessons, after, may_train)
     if batch is None:
@@ -152,10 +168,14 @@ def release_all_op(connection: Connection, now: float) -> int:
 
 
 def _to_ready(connection: Connection, now: float, *conditions: Any) -> int:
-    """leased -> ready, or dropped where the hint ended meanwhile; returns how many."""
+    """leased -> ready, or dropped where the hint ended meanwhile; trained where the turn has been
+    before. Returns how many.
+    """
+    again = to_trained(connection, now, *conditions)
     ended = ending.drop_turns(connection, now, TurnRow.state == TurnState.LEASED, *conditions)
     return (
-        ended
+        again
+        + ended
         + connection.execute(
             update(TurnRow)
             .where(TurnRow.state == TurnState.LEASED, *conditions)
@@ -165,7 +185,8 @@ def _to_ready(connection: Connection, now: float, *conditions: Any) -> int:
 
 
 def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
-    """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale).
+    """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale); trained ones
+    train no more.
 
     Responses of recordings stay: the version says who scored them, and no policy of the run is to
     be held to what it sampled.
@@ -173,11 +194,11 @@ def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
     is_recorded = exists().where(
         RecordingRow.turn_id == TurnRow.turn_id, RecordingRow.kind != RecordingKind.RESAMPLED
     )
+    is_old = and_(TurnRow.oldest_version < oldest_allowed, ~is_recorded)
+    repeat_no_more(connection, is_old)
     return connection.execute(
         update(TurnRow)
-        .where(
-            TurnRow.state == TurnState.READY, TurnRow.oldest_version < oldest_allowed, ~is_recorded
-        )
+        .where(TurnRow.state == TurnState.READY, is_old)
         .values(state=TurnState.DROPPED, drop_reason=DropReason.STALE, updated_at=now)
     ).rowcount
 
@@ -216,17 +237,21 @@ def commit_step_op(
     results: Sequence[SampleResult],
     lessons: Sequence[SampleResult],
     now: float,
+    replay_times: int = 1,
 ) -> None:
-    """Insert the version and what it made of its turns and `lessons`; leased -> trained. The same
-    step again changes nothing.
+    """Insert the version and what it made of its turns and `lessons`; leased -> trained, from where
+    a turn may train until it has `replay_times`. The same step again changes nothing. What a
+    rollback withdraws trains no more.
 
     Raises StoreConflict if the version number is taken or a turn or lesson is not leased.
     """
     if not _new_version(connection, version):
         return
+    if version.restores is not None:
+        repeat_no_more(connection, TurnRow.trained_version > version.restores)
     turn_ids = [result.turn_id for result in results]
     if results:
-        _leased_to_trained(connection, version.version, turn_ids, now)
+        _leased_to_trained(connection, version.version, turn_ids, now, times=replay_times)
         connection.execute(
             insert(SampleRow), [_sample_row(result, version.version, now) for result in results]
         )
@@ -267,8 +292,14 @@ def _new_version(connection: Connection, version: PolicyVersion) -> bool:
 
 
 def _leased_to_trained(
-    connection: Connection, version: int, turn_ids: Sequence[str], now: float, *conditions: Any
+    connection: Connection,
+    version: int,
+    turn_ids: Sequence[str],
+    now: float,
+    *conditions: Any,
+    times: int = 1,
 ) -> None:
+    trained_now = TurnRow.times_trained + 1
     trained = sum(
         connection.execute(
             update(TurnRow)
@@ -276,6 +307,8 @@ def _leased_to_trained(
             .values(
                 state=TurnState.TRAINED,
                 trained_version=version,
+                times_trained=trained_now,
+                times_left=case((trained_now < times, times - trained_now), else_=0),
                 claim_owner=None,
                 claim_until=None,
                 updated_at=now,

@@ -35,7 +35,7 @@ class ScoringMetrics:
         )
         self.hintless = Counter(
             "teacher_hintless",
-            "Turns that go on with their reward alone, by why their hint does not",
+            "Turns that continue with their reward alone, by why the hint was not used",
             ["reason"],
             registry=self.registry,
         )

@@ -80,6 +80,7 @@ def assemble(
         support=_support(batch, now, views),
         statistics=context.statistics,
         emphasis_BT=_emphasis(batch, views),
+        sampling_logprobs_BT=_sampling(batch, views),
     )
     return Assembled(tokens=tokens, compared_BT=compared_BT)
 
@@ -89,6 +90,12 @@ def _emphasis(batch: MicroBatch, views: Sequence[TurnView]) -> Tensor | None:
     if all(view.emphasis == 1.0 for view in views):
         return None
     return batch.spread([torch.full_like(one.rollout, one.emphasis) for one in views], fill=1.0)
+
+
+def _sampling(batch: MicroBatch, views: Sequence[TurnView]) -> Tensor | None:
+    """None where no objective asks for it."""
+    known = [view.sampling for view in views if view.sampling is not None]
+    return batch.spread(known, fill=0.0) if len(known) == len(views) else None
 
 
 def _old(

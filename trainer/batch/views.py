@@ -12,7 +12,7 @@ Shapes: R tokens of a turn's response, K tokens per position, C hint candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class TurnView:
 
     `rollout` is NaN where it cannot be compared. `opd_valid` is 1 where the teacher's advantage
     acts. `reward_advantage` is that of the reward alone, 0 where no reward acts. `emphasis`
-    multiplies what the teacher teaches.
+    multiplies what the teacher teaches. `sampling` is the policy at the weights that sampled.
     """
 
     rollout: Tensor
@@ -49,6 +49,7 @@ class TurnView:
     support: TurnSupport | None
     choice: HintChoice | None = None
     emphasis: float = 1.0
+    sampling: Tensor | None = None
 
     @property
     def lacks_scores(self) -> bool:
@@ -69,13 +70,15 @@ def view_turns(
     hold_weight: float,
     step: int,
     start_kls: Sequence[float] | None = None,
+    sampling: Sequence[Tensor] | None = None,
 ) -> list[TurnView]:
     """A view of each sample, in order; `version_gaps` are steps between sampling and now,
     `hold_weight` is `trainer.lesson_hold_weight`, `step` counts the steps before this one.
-    `start_kls` are the nats of each sample that a reward pays for.
+    `start_kls` are the nats of each sample that a reward pays for, `sampling` the policy at the
+    weights that sampled each, where somebody asked for it.
     """
     facts = reward_facts(samples, start_kls)
-    return [
+    views = [
         view_turn(sample, taught, reward, eligible, version_gap, plan.options, hold_weight)
         for sample, taught, reward, eligible, version_gap in zip(
             samples,
@@ -86,6 +89,9 @@ def view_turns(
             strict=True,
         )
     ]
+    if sampling is None:
+        return views
+    return [replace(view, sampling=one) for view, one in zip(views, sampling, strict=True)]
 
 
 def view_turn(

@@ -156,6 +156,7 @@ class Checkpoints:
         staleness: Sequence[int],
         lesson_ids: Sequence[str] = (),
         lesson_staleness: Sequence[int] = (),
+        times: Sequence[int] = (),
         average: EmaTeacher | None = None,
         with_optimizer: bool = True,
     ) -> Manifest:
@@ -194,6 +195,7 @@ class Checkpoints:
             seed=self.seed,
             created_at=time.time(),
             files=files,
+            times=tuple(times) if any(time > 1 for time in times) else (),
         )
         self._finish(temporary, manifest)
         return manifest

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,8 +34,9 @@ class Manifest:
     """One version of the policy. Version 0 is the start: no parent, no turns, no files.
 
     `step` counts trained steps along the chain; `staleness` is aligned with `turn_ids`,
-    `lesson_staleness` with `lesson_ids`. A step without lessons has the bytes that it had before
-    there were any.
+    `lesson_staleness` with `lesson_ids`. So is `times` with `turn_ids`: 2 where the chain trained
+    the turn once before; empty where this is the first time of all. A step without lessons, or
+    without repeats, has the bytes that it had before there were any.
 
     `restores` makes it the link of a rollback: it has the weights and the optimiser's state of that
     ancestor, and trained nothing itself.
@@ -53,10 +55,13 @@ class Manifest:
     lesson_ids: tuple[str, ...] = ()
     lesson_staleness: tuple[int, ...] = ()
     restores: int | None = None
+    times: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.turn_ids) != len(self.staleness):
             raise ValueError("one staleness per turn")
+        if self.times and (len(self.times) != len(self.turn_ids) or min(self.times) < 1):
+            raise ValueError("one count from 1 per turn, or none at all")
         if len(self.lesson_ids) != len(self.lesson_staleness):
             raise ValueError("one staleness per lesson")
         if len(set(self.turn_ids)) != len(self.turn_ids):
@@ -75,6 +80,8 @@ class Manifest:
             del content["lesson_ids"], content["lesson_staleness"]
         if self.restores is None:
             del content["restores"]
+        if not self.times:
+            del content["times"]
         return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
 
     @property
@@ -95,9 +102,15 @@ class Manifest:
             content["staleness"] = tuple(content["staleness"])
             content["lesson_ids"] = tuple(content.get("lesson_ids", ()))
             content["lesson_staleness"] = tuple(content.get("lesson_staleness", ()))
+            content["times"] = tuple(content.get("times", ()))
             return cls(files=files, **content)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{path}: not a readable manifest: {error}") from error
+
+    @property
+    def time_of(self) -> dict[str, int]:
+        """Id of each turn -> for which time the chain trained it."""
+        return dict(zip(self.turn_ids, self.times or (1,) * len(self.turn_ids), strict=True))
 
     def policy_version(self, checkpoint: str) -> PolicyVersion:
         """As the store keeps it; `checkpoint` is the folder (for version 0 the start model)."""
@@ -114,8 +127,8 @@ class Manifest:
 def chain_to(manifest: Manifest, known: dict[int, Manifest]) -> list[Manifest]:
     """From version 0 to `manifest`, along parents whose hashes match.
 
-    Raises CheckpointError if an ancestor is missing or changed, or a turn or lesson was trained
-    twice.
+    Raises CheckpointError if an ancestor is missing or changed, a lesson was trained twice, or a
+    turn twice for the same time.
     """
     chain = [manifest]
     while chain[-1].parent_version is not None:
@@ -128,13 +141,16 @@ def chain_to(manifest: Manifest, known: dict[int, Manifest]) -> list[Manifest]:
             )
         chain.append(parent)
     chain.reverse()
-    seen: set[str] = set()
+    seen: Counter[str] = Counter()
     for link in chain:
-        trained = {*link.turn_ids, *link.lesson_ids}
-        twice = seen & trained
-        if twice:
-            raise CheckpointError(f"version {link.version} trained {sorted(twice)} a second time")
-        seen |= trained
+        trained = dict.fromkeys(link.lesson_ids, 1) | link.time_of
+        for one, time in sorted(trained.items()):
+            if time != seen[one] + 1:
+                raise CheckpointError(
+                    f"version {link.version} says that it trained {one} for time {time}, and its "
+                    f"ancestors trained it {seen[one]} times"
+                )
+        seen.update(trained.keys())
     return chain
 
 

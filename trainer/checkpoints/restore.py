@@ -12,6 +12,7 @@ import torch
 from rollout_bridge.embedded.model.threads import set_threads
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
+from trainer.checkpoints.older import OlderPolicies
 from trainer.config import HeldDtype, TrainerConfig
 from trainer.model.heap import map_large_blocks
 from trainer.model.model_config import config_value, held_dtype, recomputes
@@ -39,7 +40,10 @@ def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest)
         reference = _start(config, checkpoints, policy)
     teacher = _teacher(config, checkpoints, policy, reference)
     config, longest = fitting(config, policy)
-    updater = Updater(policy, reference, config, teacher=teacher, longest=longest)
+    older = None
+    if config.objective.needs_sampling_weights:
+        older = OlderPolicies(config, checkpoints, policy)
+    updater = Updater(policy, reference, config, teacher=teacher, longest=longest, older=older)
     average = teacher if isinstance(teacher, EmaTeacher) else None
     checkpoints.load(manifest, policy, updater.optimizer, average)
     return updater

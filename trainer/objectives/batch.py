@@ -63,7 +63,8 @@ class TokenBatch:
     rollout correction, `version_gap_BT` the steps between sampling and training.
     `compared_logprobs_BT` are what that correction compares with the rollout engine, at the
     sampling temperature, where that is not `old_logprobs_sampled_BT`. `emphasis_BT` multiplies what
-    the teacher teaches at a token; None: by 1 everywhere.
+    the teacher teaches at a token; None: by 1 everywhere. `sampling_logprobs_BT` is the policy at
+    the weights and the temperature that sampled, where an objective asks for it.
     """
 
     logprobs_BT: Tensor
@@ -84,6 +85,7 @@ class TokenBatch:
     support: Support | None = None
     statistics: BatchStatistics = NO_STATISTICS
     emphasis_BT: Tensor | None = None
+    sampling_logprobs_BT: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +167,7 @@ def select_finite(batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
     same_old = batch.old_logprobs_sampled_BT is batch.old_logprobs_BT
     logprobs_BT, old_BT = select(batch.logprobs_BT), select(batch.old_logprobs_BT)
     reference_BT, compared_BT = batch.reference_logprobs_BT, batch.compared_logprobs_BT
+    sampling_BT = batch.sampling_logprobs_BT
     clean = replace(
         batch,
         logprobs_BT=logprobs_BT,
@@ -182,6 +185,7 @@ def select_finite(batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
         version_gap_BT=select(batch.version_gap_BT),
         compared_logprobs_BT=None if compared_BT is None else select(compared_BT),
         support=None if support is None else _select_support(support, finite_BT),
+        sampling_logprobs_BT=None if sampling_BT is None else select(sampling_BT),
     )
     return clean, (mask_BT & ~finite_BT).sum()
 
@@ -193,9 +197,8 @@ def _own_values(batch: TokenBatch) -> list[Tensor]:
         batch.old_logprobs_BT,
         batch.old_logprobs_sampled_BT,
     ]
-    if batch.reference_logprobs_BT is not None:
-        values.append(batch.reference_logprobs_BT)
-    return values
+    further = (batch.reference_logprobs_BT, batch.sampling_logprobs_BT)
+    return values + [one for one in further if one is not None]
 
 
 def _select_support(support: Support, finite_BT: Tensor) -> Support:

@@ -88,6 +88,11 @@ class HindsightOpd(TeacherReach):
     """Mask such tokens alone, or their whole turn."""
     importance_cap: PositiveFloat = 5.0
     """Decoupled and A-3PO: a weight above it becomes 0."""
+    engine_cap: PositiveFloat | None = None
+    """Decoupled: correct the engine's arithmetic and the sample's age apart (ALGORITHMS 6.9). The
+    first weight is capped at this, the second becomes 0 above `importance_cap`. Turns are scored
+    once more, by the weights that sampled them: `trainer.keep_checkpoints` must keep these.
+    """
     second_moment_budget: PositiveFloat = 0.04
     """M2PO: mean squared log-ratio that tokens may keep."""
 
@@ -149,6 +154,11 @@ class HindsightOpd(TeacherReach):
         return self.length_anchor == "first_pass"
 
     @property
+    def needs_sampling_weights(self) -> bool:
+        """With `engine_cap`."""
+        return self.engine_cap is not None
+
+    @property
     def needs_batch_statistics(self) -> bool:
         """For standardised advantages and M2PO's clip."""
         return self.normalise or self.surrogate == "m2po"
@@ -177,6 +187,11 @@ class HindsightOpd(TeacherReach):
             raise ValueError("reward_kl_coef takes from a reward: set reward_coef above 0")
         if self.surrogate in ("unclipped", "pure_is", "m2po") and self._moved_clips():
             raise ValueError(f"surrogate {self.surrogate} takes no clip_low, clip_high; unset them")
+        if self.engine_cap is not None and self.surrogate != "decoupled":
+            raise ValueError(
+                f"engine_cap has no meaning with surrogate {self.surrogate}: unset it, or set "
+                "surrogate = decoupled"
+            )
         if not self.divide_by_std and self.reward_baseline == "none":
             raise ValueError("divide_by_std acts on a reward_baseline only; set that too")
         self._check_length()

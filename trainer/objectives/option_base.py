@@ -78,6 +78,11 @@ class Options(BaseModel):
         return False
 
     @property
+    def needs_sampling_weights(self) -> bool:
+        """Whether the weights that sampled a turn say how probable they find it."""
+        return False
+
+    @property
     def needs_first_answers(self) -> bool:
         """Whether the first answers to a turn's prompt count, however old."""
         return False

@@ -49,6 +49,13 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
             "hold: choose hindsight_opd, supervised_opd, forward_kl_topk, topk_tail_reverse_kl, or "
             "support_of = teacher"
         )
+    if trainer.replay_times != 1:
+        return "the handover names each turn once: set trainer.replay_times = 1"
+    if objective.needs_sampling_weights:
+        return (
+            "slime does not hold the weights of earlier steps beside its own: unset "
+            "objective.engine_cap"
+        )
     if trainer.epochs_per_batch != 1:
         return "slime takes one step on each batch: set trainer.epochs_per_batch = 1"
     if trainer.lora is not None:

@@ -54,7 +54,8 @@ class Leasing:
         outcomes = self._config.outcomes(finishes=finishes)
         if outcomes is not None:
             await self._store.drop_without_outcome(outcomes)
-        num_turns = await self._store.ready_count(outcomes)
+        repeats = self._config.replay_times > 1
+        num_turns = await self._store.ready_count(outcomes, repeats=repeats)
         if finishes:
             size = min(size, num_turns)
         if size == 0 or num_turns + await self._lessons.num_ready() < size:
@@ -76,6 +77,7 @@ class Leasing:
             lessons=self._lessons.shares(is_full=num_turns >= size, finishes=finishes),
             history=self._config.history,
             outcomes=outcomes,
+            repeats=repeats,
         )
         if not samples:
             self._holds.no_batch()
@@ -117,4 +119,6 @@ class Leasing:
 
     async def is_through(self) -> bool:
         """Whether nothing is left of what came."""
-        return self.finishes and await self._store.ready_count() == 0
+        if not self.finishes:
+            return False
+        return await self._store.ready_count(repeats=self._config.replay_times > 1) == 0

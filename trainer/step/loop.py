@@ -159,6 +159,8 @@ class EmbeddedTrainer:
             report = await store.reconcile(
                 [(link.policy_version(checkpoints.name(link)), link.turn_ids) for link in chain],
                 [(link.policy_version(checkpoints.name(link)), link.lesson_ids) for link in chain],
+                repeated={one for link in chain for one, time in link.time_of.items() if time > 1},
+                replay_times=config.replay_times,
             )
             logger.info("resuming at version %d: %s", chain[-1].version, report)
             updater = await in_thread(thread, restore, config, checkpoints, chain[-1])

@@ -15,6 +15,7 @@ from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence, merge_turns
 from trainer.batch.collate import MicroBatch, build_micro_batch, comparable, plan_micro_batches
 from trainer.batch.correction import Correction
+from trainer.batch.sampling_scores import Older, sampling_logprobs
 from trainer.batch.teach import TeachingPlan, TurnSupport
 from trainer.batch.turn_scores import TurnScores, score_batches
 from trainer.batch.views import TurnView, view_turns
@@ -38,13 +39,16 @@ class PreparedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPreparation:
-    """Who is asked, and what for. `reference` is the frozen start, None where no KL needs it."""
+    """Who is asked, and what for. `reference` is the frozen start, None where no KL needs it;
+    `older` the policy at kept versions, None where nobody needs it.
+    """
 
     policy: Policy
     reference: LogprobModel | None
     config: TrainerConfig
     plan: TeachingPlan
     correction: Correction
+    older: Older | None = None
 
     @torch.no_grad()
     def prepare(
@@ -75,6 +79,7 @@ class BatchPreparation:
         reference = [self._reference_logprobs(batch) for batch in batches]
         start_kls = self._start_kls(batches, before, reference)
         gaps = version_gaps if version_gaps is not None else [0] * len(samples)
+        sampling = self._sampling_logprobs(samples, gaps, before)
         views = view_turns(
             samples,
             self.plan,
@@ -83,6 +88,7 @@ class BatchPreparation:
             hold_weight=self.config.lesson_hold_weight,
             step=step,
             start_kls=start_kls,
+            sampling=sampling,
         )
         if self.config.epochs_per_batch > 1 and self.config.objective.support == "teacher":
             views = self._remember_supports(batches, views)
@@ -103,6 +109,7 @@ class BatchPreparation:
             or self.config.objective.chooses_hints
             or self.config.objective.needs_batch_statistics
             or self.config.objective.charges_kl
+            or self.config.objective.needs_sampling_weights
             or self.correction.needs_whole_batch
         )
 
@@ -112,6 +119,27 @@ class BatchPreparation:
         objective = self.config.objective
         wants_top = objective.support in ("student", "overlap") or objective.chooses_hints
         return score_batches(self.policy, batches, top_k=self.plan.support_size if wants_top else 0)
+
+    def _sampling_logprobs(
+        self,
+        samples: Sequence[ReadySample],
+        gaps: Sequence[int],
+        before: Sequence[TurnScores] | None,
+    ) -> list[Tensor] | None:
+        if not self.config.objective.needs_sampling_weights:
+            return None
+        assert before is not None
+        if not any(gaps):
+            return [scores.logprobs_sampled for scores in before]
+        assert self.older is not None, "the updater of a run has it"
+        return sampling_logprobs(
+            samples,
+            gaps,
+            before,
+            self.older,
+            max_tokens=self.config.micro_batch_tokens,
+            device=self.policy.device,
+        )
 
     def _start_kls(
         self,

@@ -170,6 +170,7 @@ def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict
         "turns/live": kinds[None],
         "turns/recorded": len(turns) - kinds[None] - kinds[RecordingKind.RESAMPLED],
         "turns/resampled": kinds[RecordingKind.RESAMPLED],
+        "turns/again": sum(one.times_trained > 0 for one in turns),
         "guard/abandoned_turns": len(lost),
     }
 

@@ -21,6 +21,7 @@ from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence
 from trainer.batch.collate import MicroBatch
 from trainer.batch.correction import Correction
+from trainer.batch.sampling_scores import Older, is_known
 from trainer.batch.side_sampling import lacks_side_samples, with_side_samples
 from trainer.batch.statistics import BatchTotals, batch_statistics
 from trainer.batch.teach import TeachingPlan, unteachable
@@ -58,8 +59,11 @@ class Updater:
         teacher: LogprobModel | None = None,
         noise: float = 0.0,
         longest: int | None = None,
+        older: Older | None = None,
     ):
         self.policy = policy
+        self.older = older
+        """The policy at kept versions; None: nobody asks."""
         self.reference = reference
         self.teacher = teacher
         self.config = config
@@ -100,16 +104,19 @@ class Updater:
             config=self.config,
             plan=self.plan,
             correction=self._correction,
+            older=self.older,
         )
 
     def unusable(self, sample: ReadySample) -> DropReason | None:
-        """Why a sample cannot train: too long for the memory, or scores that are missing or not
-        finite.
+        """Why a sample cannot train: too long for the memory, weights that are gone, or scores that
+        are missing or not finite.
         """
         if is_beyond(sample, self.longest):
             return DropReason.BEYOND_TRAINER_MEMORY
         if not np.isfinite(sample.rollout_logprobs).all():
             return DropReason.ROLLOUT_LOGPROBS_INVALID
+        if self.older is not None and not is_known(sample, self.older):
+            return DropReason.SAMPLING_WEIGHTS_GONE
         return unteachable(sample, self.plan)
 
     def draw_side_samples(self, samples: Sequence[ReadySample], version: int) -> list[ReadySample]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -83,13 +83,17 @@ class Versions:
         begun = time.perf_counter()
         version = max(await self._store.next_version(), self._checkpoints.highest_version() + 1)
         rehearsed = {sample.turn_id for sample in samples if sample.lesson is not None}
-        manifest = await in_thread(self._thread, self._write, version, results, rehearsed, is_last)
+        times = {one.turn_id: one.times_trained + 1 for one in samples if one.lesson is None}
+        manifest = await in_thread(
+            self._thread, self._write, version, results, times, rehearsed, is_last
+        )
         written = time.perf_counter()
         lessons = set(manifest.lesson_ids)
         await self._store.commit_step(
             version=manifest.policy_version(self._checkpoints.name(manifest)),
             results=[one for one in results if one.turn_id not in lessons],
             lessons=[one for one in results if one.turn_id in lessons],
+            replay_times=self._config.replay_times,
         )
         self.manifest = manifest
         self.chain.append(version)
@@ -162,6 +166,7 @@ class Versions:
         self,
         version: int,
         results: Sequence[SampleResult],
+        times: Mapping[str, int],
         rehearsed: Set[str],
         is_last: bool,
     ) -> Manifest:
@@ -175,6 +180,7 @@ class Versions:
             version=version,
             turn_ids=[result.turn_id for result in turns],
             staleness=[result.staleness for result in turns],
+            times=[times[result.turn_id] for result in turns],
             lesson_ids=[result.turn_id for result in lessons],
             lesson_staleness=[result.staleness for result in lessons],
             average=teacher if isinstance(teacher, EmaTeacher) else None,

@@ -192,6 +192,41 @@ async def test_the_newest_state_of_the_optimiser_is_kept_and_the_last_step_has_o
         assert trainer.version == 5
 
 
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_kill_at_any_point_repeats_no_time_of_a_turn(point, folder, tmp_path, monkeypatch):
+    """Every turn trains twice, each time in exactly one surviving version."""
+    again = {"replay_times": 2}
+    engine = LocalEngine(str(folder))
+    store = await Store.open(new_store(tmp_path / "records.db"))
+    trainer = await EmbeddedTrainer.open(
+        store=store,
+        config=settings(**again),
+        run_folder=tmp_path,
+        model=str(folder),
+        engines={"policy": engine},
+    )
+    await make_ready(store, samples(BATCH))
+    for _ in range(2):
+        await trainer.step()
+    with monkeypatch.context() as patches:
+        arm(point, trainer, engine, patches)
+        with pytest.raises(Killed):
+            await trainer.step()
+        trainer._metrics.close()
+        trainer._thread.shutdown()
+        await store.close()
+    async with opened(tmp_path, folder, engine, **again) as (trainer, store, _):
+        while await trainer.step() is not None:
+            pass
+        assert await states(store) == {TurnState.TRAINED: 2 * BATCH}
+        assert await store.ready_count(repeats=True) == 0
+    chain = Checkpoints(tmp_path / "checkpoints", str(folder), seed=0).open()
+    trained = [one for link in chain for one in link.time_of.items()]
+    turns = {turn for turn, _ in trained}
+    assert len(turns) == 2 * BATCH
+    assert sorted(trained) == sorted((turn, time) for turn in turns for time in (1, 2))
+
+
 async def test_a_lost_checkpoint_returns_its_turns_and_its_number_is_not_used_again(
     folder, tmp_path, undisturbed
 ):

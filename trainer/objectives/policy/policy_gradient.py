@@ -17,7 +17,11 @@ from trainer.objectives.distributions.kl import distillation_advantage, kl_estim
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.cispo import cispo
 from trainer.objectives.policy.combined import combined_advantages
-from trainer.objectives.policy.decoupled import a3po_proximal_logprobs, decoupled_ppo
+from trainer.objectives.policy.decoupled import (
+    a3po_proximal_logprobs,
+    composed_weights,
+    decoupled_ppo,
+)
 from trainer.objectives.policy.gspo import gspo
 from trainer.objectives.policy.opsm import opsm_mask
 from trainer.objectives.policy.ppo import PpoTerms, ppo_clip, pure_is
@@ -144,8 +148,27 @@ def _surrogate(batch: TokenBatch, options: HindsightOpd, advantages_BT: Tensor) 
 
 
 def _decoupled(batch: TokenBatch, options: HindsightOpd, advantages_BT: Tensor) -> PpoTerms:
-    """The rollout engine is the behaviour policy; a token it cannot be compared at has weight 1."""
+    """The rollout engine is the behaviour policy; a token it cannot be compared at has weight 1,
+    or with `engine_cap` that of its age alone.
+    """
     now_BT, old_BT = batch.logprobs_sampled_BT, batch.old_logprobs_sampled_BT
+    if options.engine_cap is not None:
+        assert batch.sampling_logprobs_BT is not None, "prepared, since the options say so"
+        weights_BT = composed_weights(
+            batch.rollout_logprobs_BT,
+            batch.sampling_logprobs_BT,
+            old_BT,
+            engine_cap=options.engine_cap,
+            staleness_cap=options.importance_cap,
+        )
+        return ppo_clip(
+            now_BT,
+            old_BT,
+            advantages_BT,
+            clip_low=options.clip_low,
+            clip_high=options.clip_high,
+            weights=weights_BT,
+        )
     comparable_BT = torch.isfinite(batch.rollout_logprobs_BT)
     behaviour_BT = torch.where(comparable_BT, batch.rollout_logprobs_BT, old_BT)
     proximal_BT = old_BT
