@@ -1,1 +1,1 @@
-"""The endpoint: requests to turns, replies to clients. It knows no judge and no trainer."""
+"""The endpoint: requests to turns, replies to clients. Independent of judge and trainer."""

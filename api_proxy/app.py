@@ -1,4 +1,4 @@
-"""Puts the door together: an ASGI application over a store, an engine and a rendering.
+"""Assembles the endpoint: an ASGI application over a store, an engine and a rendering.
 
 `create_app` owns none of them; whoever made them closes them after the application's lifespan.
 """
@@ -35,7 +35,7 @@ from api_proxy.turns import ProxyDeps, TurnService
 from records.care.housekeeping import Housekeeping
 
 _EXPOSED_HEADERS = ("x-request-id", "request-id", "x-turn-id", "x-session-id", "retry-after")
-"""What a web page may read of a response beside its body."""
+"""What a web page may read from a response besides its body."""
 
 _ROUTERS = (
     router,
@@ -52,8 +52,8 @@ __all__ = ["ProxyDeps", "create_app"]
 
 
 def create_app(deps: ProxyDeps) -> FastAPI:
-    """The application. While it runs it closes idle sessions, deletes expired ones and takes in
-    what was spilled; at its end it commits what waits.
+    """The application. While it runs, it closes idle sessions, deletes expired ones and stores what
+    was spilled; at its end, it commits what is waiting.
     """
     ring, logins = KeyRing(deps.store, deps.config, deps.clock), Logins(deps.clock)
     app = FastAPI(
@@ -107,7 +107,7 @@ async def _lifespan(app: FastAPI, *, deps: ProxyDeps, ring: KeyRing) -> AsyncGen
 def _add_middleware(
     app: FastAPI, config: ProxyConfig, ring: KeyRing, logins: Logins, shapes: errors.ErrorShapes
 ) -> None:
-    """What each request passes, the innermost first."""
+    """Add what each request passes through, innermost first."""
     service: TurnService = app.state.service
     app.add_middleware(
         Gate,

@@ -1,9 +1,10 @@
-"""Errors as OpenAI's API words them.
+"""Errors in the format of OpenAI's API.
 
     ApiError          any refusal: HTTP status and the body {"error": {message, type, param, code}}
 
-One class and a function per kind of refusal. Raised anywhere below a route and turned into a
-response here; messages name the field at fault and never repeat the content of a request.
+One class, and one function for each kind of refusal. They are raised anywhere below a route and
+turned into a response here; messages name the field at fault and never repeat the content of a
+request.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ def model_not_found(model: str, names: Sequence[str]) -> ApiError:
 
 
 def too_long_to_record(limit: int) -> ApiError:
-    """400: more text than is looked through for secrets before it is stored."""
+    """400: more text than is searched for secrets before it is stored."""
     message = (
-        f"The messages and tools hold more than {limit} characters of text, the most that this "
+        f"The messages and tools contain more than {limit} characters of text, the most that this "
         "endpoint records of a request. Please reduce their length."
     )
     return ApiError(400, message, param="messages", code="string_above_max_length")
@@ -101,7 +102,7 @@ def context_length_exceeded(num_prompt_tokens: int, context_length: int) -> ApiE
 
 
 def beyond(limit: str, message: str, param: str | None, code: str) -> ApiError:
-    """400: more of something than a request may hold."""
+    """400: more of something than a request may contain."""
     return ApiError(400, message, param=param, code=code, limit=limit)
 
 
@@ -126,7 +127,7 @@ def bodies_too_large(retry_after_s: int, *, is_own: bool) -> ApiError:
     whose = "Your requests" if is_own else "The requests"
     return ApiError(
         429 if is_own else 503,
-        f"{whose} in progress hold as many bytes as are kept at a time. Please try again.",
+        f"{whose} in progress already hold as many bytes as are allowed. Please try again.",
         kind="rate_limit_error" if is_own else "server_error",
         code="too_many_bytes_in_progress",
         headers={"Retry-After": str(retry_after_s)},
@@ -145,7 +146,7 @@ def no_key() -> ApiError:
 
 
 def invalid_key() -> ApiError:
-    """401: an unknown or revoked key; which of them is not said."""
+    """401: an unknown or revoked key, without saying which."""
     return ApiError(
         401,
         "Incorrect API key provided.",
@@ -155,7 +156,7 @@ def invalid_key() -> ApiError:
 
 
 def admin_key_needed() -> ApiError:
-    """403: a client's key on a route of whoever runs the endpoint."""
+    """403: a client's key on a route for admins."""
     return ApiError(403, "This needs an admin key.", code="admin_key_needed")
 
 
@@ -165,7 +166,7 @@ def foreign_request(refusal: Refusal) -> ApiError:
 
 
 def over_limit(name: str, limit: int, retry_after_s: int) -> ApiError:
-    """429: a key has used what it may."""
+    """429: a key has used up its limit."""
     return ApiError(
         429,
         f"This API key's limit is reached: {name} = {limit}. Try again in {retry_after_s} s.",
@@ -176,7 +177,7 @@ def over_limit(name: str, limit: int, retry_after_s: int) -> ApiError:
 
 
 def queue_full(retry_after_s: int) -> ApiError:
-    """429: more requests wait than the endpoint keeps waiting."""
+    """429: the queue of waiting requests is full."""
     return ApiError(
         429,
         "Too many requests are waiting. Please try again.",
@@ -187,7 +188,7 @@ def queue_full(retry_after_s: int) -> ApiError:
 
 
 def shutting_down(retry_after_s: int) -> ApiError:
-    """503: this process ends."""
+    """503: this process is stopping."""
     return ApiError(
         503,
         "The server is shutting down. Please try again.",
@@ -204,7 +205,7 @@ def body_too_slow(limit_s: float) -> ApiError:
 
 
 def client_gone() -> ApiError:
-    """499: nobody reads this."""
+    """499: the client is gone, and nobody reads this."""
     return ApiError(499, "The client closed the connection.", code="client_closed_request")
 
 
@@ -231,10 +232,10 @@ def store_unavailable(retry_after_s: int) -> ApiError:
 
 
 def turn_not_kept(retry_after_s: int) -> ApiError:
-    """503: a reply that the database refused, or that neither it nor the spill file took."""
+    """503: a reply that the database refused, or that neither it nor the spill file could take."""
     return ApiError(
         503,
-        "The reply was not recorded: neither the database nor the spill file takes it. The disk is "
+        "The reply was not recorded: neither the database nor the spill file took it. The disk is "
         "full, or the conversation was deleted meanwhile. Please try again.",
         kind="server_error",
         code="turn_not_kept",
@@ -248,12 +249,12 @@ def internal_error() -> ApiError:
 
 
 Shape: TypeAlias = Callable[[ApiError], tuple[int, dict[str, Any]]]
-"""HTTP status and body of an error, as one API words it."""
+"""HTTP status and body of an error, in the format of one API."""
 
 
 class ErrorShapes:
-    """Words errors in OpenAI's shape, or in that of `shapes` whose key the path begins with; as a
-    page where `is_page` says so of the path.
+    """Puts errors into OpenAI's shape, or into the one of `shapes` whose key the path begins with;
+    or into a page, if `is_page` holds for the path.
     """
 
     def __init__(
@@ -278,7 +279,7 @@ class ErrorShapes:
 
 
 def install(app: FastAPI, shapes: ErrorShapes) -> None:
-    """Make every error response of `app` one of these shapes."""
+    """Give every error response of `app` one of these shapes."""
 
     def respond(request: Request, error: ApiError) -> Response:
         return shapes.response(request.url.path, error)
@@ -298,7 +299,7 @@ def install(app: FastAPI, shapes: ErrorShapes) -> None:
     async def on_fault(request: Request, error: Exception) -> Response:
         logger.error("request failed: %s", type(error).__name__)
         response = respond(request, internal_error())
-        # Sent past the middleware that names all other responses.
+        # Sent past the middleware that adds the id to all other responses.
         request_id = getattr(request.state, "request_id", None)
         response.headers.update(request_ids.headers_of(request_id) if request_id else {})
         return response

@@ -1,22 +1,22 @@
 """One reply from the engine, whatever interrupts it: the sampled ids, their log-probs and versions.
 
-A `Rollout` gathers what the engine sampled. When the engine breaks a reply off (it paused with
-`abort`, or died and came back), sampling goes on from the prompt and the ids so far with the budget
-that is left, and the version spans of each part are shifted to their place. Tokens of a part whose
-end never arrived are of an unknown version. Under a grammar a reply cannot go on, because an engine
-starts each request at the grammar's beginning: it is sampled anew while nobody has read of it, and
-ends there otherwise. Where updates break replies off (`is_held_back`), such a reply is therefore
-given out when it is whole.
+A `Rollout` gathers what the engine sampled. When the engine interrupts a reply (it paused with
+`abort`, or died and came back), sampling continues from the prompt and the ids so far with the
+budget that is left, and the version spans of each part are shifted to their place. Tokens of a part
+whose end never arrived have an unknown version. Under a grammar a reply cannot be continued,
+because an engine starts each request at the grammar's beginning: it is sampled anew if nobody has
+read any of it, and ends there otherwise. If updates interrupt replies (`is_held_back`), such a
+reply is therefore sent only when it is complete.
 
-Where weights change under running requests (`keeps_kv`), the engine's cache outlives its weights,
-also for later requests with an equal prompt: SGLang then says one version and means two. So each
-part names the version that its sender believes in as the cache's namespace, and a part that says
-anything else than that, or that spans versions, has mixed keys and values.
+If weights change under running requests (`keeps_kv`), the engine's cache outlives its weights, also
+for later requests with an equal prompt: SGLang then reports one version although two took part. So
+each part names the version that is current for its sender as the cache's namespace, and a part that
+reports any other version, or several, has mixed keys and values.
 
 Tenants have namespaces of their own too (`cache_scope`): how many tokens were cached, and how fast
-the first one came, would tell one what another has asked.
+the first one came, would otherwise tell one what another has asked.
 
-It does not know messages or the store.
+Independent of messages and the store.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ UNKNOWN_LABEL = "unknown"
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _CONTEXT_MARGIN = 8
-"""Engines keep a few tokens of the context to themselves (SGLang 7 for a prompt): a reply that was
-broken off so close to its end cannot be sent back to be continued.
+"""Engines reserve a few tokens of the context (SGLang 7 for a prompt): a reply that was interrupted
+so close to its end cannot be sent back to be continued.
 """
 
 
 class GeneratingEngine(Protocol):
-    """What the proxy needs of `rollout_bridge.engine.client.EngineClient`."""
+    """What the proxy needs from `rollout_bridge.engine.client.EngineClient`."""
 
     async def generate(
         self,
@@ -100,7 +100,7 @@ class LabelSpan:
 class SeenVersion:
     """The weights' label in the engine's latest reply.
 
-    For engines that report no spans: labels only ever move on, so a reply that ends under the label
+    For engines that report no spans: labels never go back, so a reply that ends under the label
     seen before it began was sampled under that one alone.
     """
 
@@ -109,13 +109,13 @@ class SeenVersion:
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """What was sampled so far for one prompt.
+    """What has been sampled so far for one prompt.
 
     `finish_reason` is None while sampling goes on, and "abort" when it could not be completed.
     `max_continuations` bounds the parts in a row that bring no token, and those that are sampled
-    anew: a part that does bring some is bounded by the budget. `heard_at` (of a monotonic clock) is
-    when the engine last brought tokens, or was last asked. `pause_mode` is what an update does to
-    it. `has_mixed_kv`: see above.
+    anew: parts that do bring some are bounded by the budget. `heard_at` (of a monotonic clock) is
+    when the engine last sent tokens, or was last asked. `pause_mode` is what an update does to the
+    reply. `has_mixed_kv`: see above.
     """
 
     prompt_ids: Ids
@@ -208,12 +208,12 @@ class Rollout:
             yield self.ids, self.logprobs
 
     def _cache_key(self, label: str | None) -> str | None:
-        """The namespace of cached prefixes; None for the one of all."""
+        """The namespace of cached prefixes; None for the shared one."""
         named = (self.cache_scope, label if self.keeps_kv else None)
         return "@".join(part for part in named if part is not None) or None
 
     async def cancel(self, engine: GeneratingEngine) -> None:
-        """The client is gone: break off at the engine and do not continue."""
+        """The client is gone: abort at the engine and do not continue."""
         self.is_cancelled = True
         if self.request_id:
             await engine.abort(self.request_id)
@@ -230,7 +230,9 @@ class Rollout:
         top: Sequence[TopLogprobs],
         start: int,
     ) -> None:
-        """Add new tokens of the part that began at `start`, up to a stop string across it."""
+        """Add new tokens of the part that began at `start`, up to a stop string across its
+        start.
+        """
         is_near = start > 0 and len(self.ids) < start + self.stops.reach
         self.ids += ids
         self.logprobs += logprobs
@@ -254,11 +256,11 @@ class Rollout:
         self.matched_stop = part.matched if isinstance(part.matched, str) else None
 
     async def _lost(self, error: EngineUnavailable | EngineProtocolError, start: int) -> None:
-        """A part broke off without its end; `start` is where it began.
+        """A part was lost before its end; `start` is where it began.
 
-        The engine client has tried again what can be tried while nothing had been sampled. An
+        The engine client has already retried what can be retried while nothing has been sampled. An
         answer that breaks the contract (a log-prob that is not finite, say) is worth one more try:
-        the agent wants its reply, though the turn cannot train.
+        the agent wants its reply, even though the turn cannot train.
         """
         if isinstance(error, EngineProtocolError):
             if self.has_invalid_logprobs:
@@ -272,7 +274,9 @@ class Rollout:
         await self._interrupted(len(self.ids) - start)
 
     def _refused(self, error: EngineRejected) -> None:
-        """The engine takes no such prompt: the client's affair, unless most of it is the reply."""
+        """The engine refuses the prompt: the client's fault, unless the reply has almost used its
+        budget.
+        """
         left = self.params.max_new_tokens - len(self.ids)
         if not self.ids or left > _CONTEXT_MARGIN:
             raise error
@@ -280,9 +284,7 @@ class Rollout:
         self.finish_reason = "length"
 
     async def _interrupted(self, num_new: int) -> None:
-        """Make ready to continue after a part of `num_new` tokens, or settle that the reply ends
-        here.
-        """
+        """Prepare to continue after a part of `num_new` tokens, or end the reply here."""
         is_kept = num_new > 0 and self.params.grammar is None
         self._num_idle = 0 if is_kept else self._num_idle + 1
         if self.matched_stop is not None:
@@ -299,7 +301,7 @@ class Rollout:
 
     @property
     def is_held_back(self) -> bool:
-        """Whether an update would break the reply off where it cannot be gone on with."""
+        """Whether an update would interrupt the reply where it cannot be continued."""
         return self.params.grammar is not None and self.pause_mode == "abort"
 
     @property
@@ -309,11 +311,11 @@ class Rollout:
 
     @property
     def _is_final(self) -> bool:
-        """Whether what was sampled can neither be gone on with nor forgotten."""
+        """Whether what was sampled can be neither continued nor discarded."""
         return self.params.grammar is not None and self._is_read
 
     def _start_over(self) -> None:
-        """Forget what was sampled."""
+        """Discard what was sampled."""
         for tokens in (self.ids, self.logprobs, self.top, self.spans):
             tokens.clear()
         self.routed_experts = None
@@ -340,7 +342,7 @@ class Rollout:
 
 
 def _is_mixed(part: Generation, cache_key: str | None) -> bool:
-    """Whether keys and values of other weights than those it names went into `part`."""
+    """Whether keys and values of weights other than `cache_key`'s went into `part`."""
     if part.weight_spans is None:
         labels = {part.weight_version}
     else:
@@ -351,7 +353,7 @@ def _is_mixed(part: Generation, cache_key: str | None) -> bool:
 def _label_spans(
     part: Generation, start: int, label_before: str | None, end: int
 ) -> list[LabelSpan]:
-    """The spans of one part, moved to where the part stands in the reply, which ends at `end`."""
+    """The spans of one part, moved to the part's place in the reply, which ends at `end`."""
     if part.weight_spans is not None:
         moved = [(span.version, span.start + start, span.end + start) for span in part.weight_spans]
         return [

@@ -1,4 +1,4 @@
-"""What was measured of a run, as whoever starts the proxy tells it."""
+"""What was measured in a run, as whoever starts the proxy provides it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Counters of the door, in Prometheus' form; one registry for each application.
+"""Counters of the endpoint, in Prometheus' format; one registry for each application.
 
 `opd_bridge_total` counts how prompts were built, `opd_links_total` how requests were linked. The
-share of requests with a history that link to nothing says whether feedback is being lost: above 5%
-it is logged.
+share of requests with a history that link to nothing shows whether feedback is being lost: above
+5%, it is logged.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class ProxyMetrics:
         )
         self.bridge = self._counter("opd_bridge", "Prompts, by how their ids were made.", "how")
         self.tokens = self._counter("opd_tokens", "Tokens, by kind.", "kind")
-        self.continuations = self._counter("opd_continuations", "Broken-off replies continued.")
+        self.continuations = self._counter("opd_continuations", "Interrupted replies continued.")
         self.mismatches = self._counter(
             "opd_stream_mismatches", "Streams whose final parse disagreed with what was sent."
         )
         self.longest_wait_s = Gauge(
             "opd_longest_wait_seconds",
-            "Longest time that a request in flight has not heard from the engine; it grows while "
-            "weights load or the engine stays paused. An unstreamed reply is heard at its end.",
+            "Longest time since a request in flight heard from the engine; it grows while weights "
+            "load or the engine stays paused. An unstreamed reply is heard only at its end.",
             ["reply"],
             registry=self.registry,
         )
@@ -88,7 +88,7 @@ class ProxyMetrics:
         )
         self.oversized = self._counter(
             "opd_oversized",
-            "Requests refused and connections closed because they hold or take too much, by limit.",
+            "Requests refused and connections closed because they exceed a limit, by limit.",
             "limit",
         )
         self.refusals = Refusals(self.oversized)
@@ -106,12 +106,12 @@ class ProxyMetrics:
         self._since_warning = _WINDOW
 
     def _add_store_metrics(self) -> None:
-        """What became of writing to the store, and of what it holds."""
+        """Add the metrics of writes to the store, and of what is in it."""
         self.failed_turns = self._counter(
             "opd_store_failed_turns", "Turns that were lost: neither stored nor spilled."
         )
         self.unrecorded = self._counter(
-            "opd_unrecorded_turns", "Turns answered and not recorded: their key's consent is none."
+            "opd_unrecorded_turns", "Turns answered but not recorded: their key's consent is none."
         )
         self.spilled = self._counter(
             "opd_store_spilled",
@@ -119,7 +119,7 @@ class ProxyMetrics:
             "what",
         )
         self.taken_in = self._counter(
-            "opd_store_taken_in", "Records of spill files that the store took later."
+            "opd_store_taken_in", "Records of spill files that were stored later."
         )
         self.spill_torn = self._counter(
             "opd_store_spill_torn", "Spill files that ended in a record cut off by a crash."
@@ -130,24 +130,25 @@ class ProxyMetrics:
         )
         self.spill_waiting = Gauge(
             "opd_store_spill_waiting",
-            "Spilled records that wait for the store, and files of dead processes. Not 0: alarm.",
+            "Spilled records that wait for the store, and files of dead processes. Alarm if not 0.",
             registry=self.registry,
         )
         self.failed_lookups = self._counter(
-            "opd_store_failed_lookups", "Requests answered without being linked: no store."
+            "opd_store_failed_lookups",
+            "Requests answered unlinked because the store did not answer.",
         )
         self.failed_next_states = self._counter(
             "opd_store_failed_next_states", "Next states lost: neither stored nor spilled."
         )
         self.findings = Counter(
             "opd_findings",
-            "Secrets and personal data found in distinct messages, by kind and what became of it.",
+            "Secrets and personal data in distinct messages, by kind and what became of them.",
             ["kind", "mode"],
             registry=self.registry,
         )
         self.too_long = self._counter(
             "opd_redaction_refused",
-            "Requests refused: more text than store.redaction.max_chars lets be looked through.",
+            "Requests refused because they have more text than store.redaction.max_chars.",
         )
         self.expired_sessions = self._counter(
             "opd_retention_sessions", "Sessions deleted because of their age."

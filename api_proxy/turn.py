@@ -1,4 +1,4 @@
-"""A request that is being answered: what is known of it between the route and the store."""
+"""A request that is being answered: what is known about it between the route and the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from records.types import CapturedTurn
 
 
 class Assembler(Protocol):
-    """Makes the reply of the ids as they come (`streaming.ReplyAssembler`)."""
+    """Makes the reply from the ids as they come (`streaming.ReplyAssembler`)."""
 
     mismatched: bool
 
@@ -35,17 +35,17 @@ class Assembler(Protocol):
 class Turn:
     """One request on its way.
 
-    `notes` is the task that writes what the request itself tells, `commit` the one that writes the
-    turn; `is_session_kept` says that the session is in the store, `is_link_deferred` that the store
-    could not be asked where the turn belongs; `first_node` is its prompt's node if it begins a
-    conversation that its client did not name; `captured` is the turn as the store takes it;
-    `is_lost`: the store refused it, or neither the store nor the spill file took it.
-    `created` is in unix seconds, `started` of a monotonic clock. `is_cut`: the proxy stops. `place`
-    is left when the reply is over.
+    `notes` is the task that writes what the request itself brings, `commit` the one that writes the
+    turn; `is_session_kept` tells that the session is in the store, `is_link_deferred` that the
+    store could not be asked where the turn belongs; `first_node` is its prompt's node if it begins
+    a conversation that its client did not name; `captured` is the turn in the form that the store
+    takes; `is_lost`: the store refused it, or neither the store nor the spill file took it.
+    `created` is in unix seconds, `started` of a monotonic clock. `is_cut`: the proxy is stopping.
+    `place` is left when the reply is over.
 
-    A request for several answers (`n`) is as many turns with one prompt: `siblings` are the others
-    of the first one, `choice` is the place among them, and `unfinished` the ids of those that are
-    still to be committed, one set for all.
+    A request for several answers (`n`) becomes as many turns with one prompt: the first one has the
+    others as `siblings`, `choice` is a turn's place among them, and `unfinished` has the ids of
+    those still to be committed, one set for all.
     """
 
     turn_id: str
@@ -95,5 +95,5 @@ class Turn:
 
     @property
     def may_answer(self) -> bool:
-        """Whether what the request says may be a next state: no side request, and with consent."""
+        """Whether the request may carry a next state: it is no side request, and has consent."""
         return self.turn_type is not TurnType.SIDE and self.caller.consent is Consent.TRAIN

@@ -1,8 +1,8 @@
 """From a checked request to a turn that can be sampled: its lineage, its session, its prompt.
 
-What the request itself tells (its session goes on; an earlier turn got its next state) begins to be
-written at the same time. Without the store a request is answered unlinked, and linked when its turn
-is stored: that is counted and logged, and costs the agent nothing.
+Writing what the request itself brings (its session continues; an earlier turn got its next state)
+begins at the same time. If the store does not answer, the request is answered unlinked, and linked
+when its turn is stored: that is counted and logged, and costs the agent nothing.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyDeps:
-    """What the proxy stands on. `clock` gives unix seconds; `pause_mode` is how the trainer changes
-    the engine's weights; in `metrics_folder` other processes of the run write what they count;
-    `hold` is where the trainer's schedule may hold generation, None where it never does.
-    `waiting` is what turns wait for; None: the idle timeout alone is known.
-    `hint_versions` reads, in a thread, what was measured of a hint; None: nobody here knows it.
-    `teacher` answers hinted prompts when a page asks for it; None: it cannot be asked.
-    `run_status` reads how the whole run stands, as `opd status --json` says it; None: nobody here
-    knows it. `curves` reads, in a thread, what the run measured step by step, and `why_stopped`
-    why training has stopped, None while it goes on.
+    """What the proxy depends on. `clock` gives unix seconds; `pause_mode` is how the trainer
+    changes the engine's weights; in `metrics_folder`, other processes of the run write their
+    metrics; `hold` is where the trainer's schedule may hold generation, None where it never does.
+    `waiting` is what turns wait for; None: only the idle timeout is known. `hint_versions` reads,
+    in a thread, what was measured for a hint; None: not known here. `teacher` answers hinted
+    prompts when a page asks for it; None: it cannot be asked. `run_status` reads the status of the
+    whole run, as `opd status --json` prints it; None: not known here. `curves` reads, in a thread,
+    what the run measured step by step, and `why_stopped` why training has stopped, None while it
+    goes on.
     """
 
     store: Store
@@ -95,7 +95,7 @@ class ProxyDeps:
 
 @dataclass(frozen=True, slots=True)
 class _Speaker:
-    """What one setting of the chat template needs beside its rendering."""
+    """What one setting of the chat template needs besides its rendering."""
 
     shaper: ReplyShaper
     detokenizer: Detokenizer
@@ -181,12 +181,12 @@ class TurnService:
         return turn
 
     def left(self, turn: Turn) -> None:
-        """The turn ends without an answer that its client has read."""
+        """Note that the turn ended without an answer that its client has read."""
         if turn.first_node is not None:
             self._lineage.left(turn.first_node, turn.session_id)
 
     async def refuse_too_long(self, completion: Completion, caller: Caller) -> None:
-        """Raises ApiError for more text than is looked through before it is stored."""
+        """Raises ApiError for more text than is searched before it is stored."""
         if caller.consent is Consent.NONE:
             return
         limit = await self.workers.run(
@@ -200,7 +200,7 @@ class TurnService:
             raise too_long_to_record(limit)
 
     async def stop(self) -> None:
-        """Begin no more replies, and end those that there are."""
+        """Begin no more replies, and end the open ones."""
         self.closing.set()
         self.places.close()
         await self.replies.close(self.config.shutdown_grace_s)
@@ -213,17 +213,17 @@ class TurnService:
 
     @property
     def request_limits(self) -> RequestLimits:
-        """What a request may hold, as far as that is known without asking the engine."""
+        """What a request may contain, as far as that is known without asking the engine."""
         return RequestLimits(config=self.config, context_length=self._context_length)
 
     async def limits_for(self, num_bytes: int) -> RequestLimits:
-        """What a request may hold; the engine is asked if this one is long enough to matter."""
+        """What a request may contain; the engine is asked if this one is long enough to matter."""
         if num_bytes > self.config.render_offload_chars:
             await self._ask_engine()
         return self.request_limits
 
     async def context_length(self) -> int | None:
-        """Tokens of prompt and reply together; None until the engine has said it."""
+        """Tokens of prompt and reply together; None until the engine has reported it."""
         await self._ask_engine()
         return self._context_length
 
@@ -335,7 +335,9 @@ class TurnService:
         )
 
     def _stop_token_ids(self, completion: Completion, constraint: Constraint) -> tuple[int, ...]:
-        """What ends a reply; after one call, if there may be only one and no grammar sees to it."""
+        """What ends a reply; also the end of a call, if only one is allowed and no grammar enforces
+        that.
+        """
         stops = self.deps.rendering.stop_token_ids
         fields = completion.fields
         may_call = bool(completion.tools) and fields.tool_choice != "none"
@@ -346,7 +348,7 @@ class TurnService:
     async def _find(
         self, caller: Caller, completion: Completion, now: float, has_next_state: bool
     ) -> Lineage:
-        """The request's lineage; without the store it is found out later."""
+        """The request's lineage; if the store does not answer, it is found later."""
         if caller.consent is Consent.NONE:
             return Lineage(link=Link(), session_id=None, has_history=False)
         deferred = Lineage(link=Link(), session_id=None, has_history=False, is_deferred=True)
@@ -372,7 +374,7 @@ class TurnService:
         except (StoreError, TimeoutError) as error:
             self.metrics.failed_lookups.inc()
             why = error if isinstance(error, StoreError) else "within proxy.record_timeout_s"
-            logger.error("request not linked yet, the store does not answer: %s", why)
+            logger.error("request not linked yet because the store does not answer: %s", why)
             return deferred
         except RecursionError:
             raise invalid("The messages are nested too deeply.", "messages") from None
@@ -407,18 +409,18 @@ class TurnService:
             raise invalid(said, "messages") from error
         except StoreError as error:
             self.metrics.failed_lookups.inc()
-            logger.error("prompt rendered in full, the store does not answer: %s", error)
+            logger.error("prompt rendered in full because the store does not answer: %s", error)
             return await self._prompts.build(Link(), completion)
 
     async def _ask_engine(self) -> None:
-        """What has to be known of the engine before it is used; asked until it says so."""
+        """Ask for what must be known about the engine before it is used, until it answers."""
         needs_label = self.deps.pause_mode == "in_place" and self._seen.label is None
         if self._context_length is not None and not needs_label:
             return
         try:
             info = await self.deps.engine.model_info()
         except EngineError as error:
-            logger.warning("context length unknown, the engine does not answer: %s", error)
+            logger.warning("context length unknown because the engine does not answer: %s", error)
             return
         if self._context_length is None:
             self._context_length = info.context_length

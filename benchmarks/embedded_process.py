@@ -1,4 +1,4 @@
-"""The embedded engine in a process of its own, for the benchmarks that ask it over HTTP."""
+"""The embedded engine in a process of its own, for benchmarks that use it over HTTP."""
 
 from __future__ import annotations
 

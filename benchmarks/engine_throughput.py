@@ -1,10 +1,10 @@
-"""How fast the embedded engine is beside transformers' own batched generation, and how soon a
-request that arrives late gets its first token.
+"""How fast the embedded engine is compared with transformers' own batched generation, and how soon
+a request that arrives late gets its first token.
 
     python -m benchmarks.engine_throughput --model examples/tool_lab/model
 
 Both measurements alternate with their reference, with new prompts each time (nothing is in the
-prefix cache), and report medians; the engine runs in its own process and is reached over HTTP,
+prefix cache), and report medians. The engine runs in its own process and is used over HTTP,
 streaming, with log-probabilities.
 
 1. Tokens per second of N concurrent requests, divided by those of one batched `generate` call of
@@ -88,7 +88,7 @@ class Reference:
 
 
 async def measure(arguments: argparse.Namespace, reference: Reference, url: str) -> dict:
-    """Both measurements as numbers; ratios are to be >= 0.6 and <= 1."""
+    """Both measurements as numbers; the ratios should be >= 0.6 and <= 1."""
     draw = random.Random(0)
     ordinary = [i for i in range(reference.vocab_size) if i not in reference.end_ids]
 
@@ -161,7 +161,7 @@ async def first_token(client: EngineClient, prompts, count: int) -> tuple[float,
         for number, prompt in enumerate(prompts(count - 1))
     ]
     try:
-        # All of them decode once the first one has: their prompts went in together.
+        # Once the first one decodes, all do: their prompts went in together.
         while clock.total < 40:
             await asyncio.sleep(0.005)
         step = clock.step
@@ -201,7 +201,7 @@ class _TokenClock:
 
     @property
     def step(self) -> float:
-        """Mean seconds a token, from the first to the last arrival."""
+        """Mean seconds per token, from the first to the last arrival."""
         elapsed = self._arrivals[-1][0] - self._arrivals[0][0]
         return elapsed / sum(tokens for _, tokens in self._arrivals[1:])
 

@@ -2,13 +2,13 @@
 
     python -m benchmarks.logprob_memory [--tokens 4096] [--vocab 151936] [--hidden 1024]
 
-Forward and backward of the loss from hidden states and an output matrix that both want gradients.
-Memory is the peak above the resident inputs, the gradients included: of a child process for each
-path (the resident set's high-water mark), or of the allocator with --device cuda. Then --pairs
-pairs of runs in this process take turns, and the gradients of the last pair are compared. CPU
-time is printed too, as it depends less on what else runs. Most of the gradients' difference is the
+Forward and backward of the loss from hidden states and an output matrix that both need gradients.
+Memory is the peak above the resident inputs, including gradients: of a child process for each path
+(the resident set's high-water mark), or of the allocator with --device cuda. Then the two paths
+alternate in this process, --pairs times, and the gradients of the last pair are compared. CPU time
+is printed too, because it depends less on what else runs. Most of the gradients' difference is the
 rounding of log_softmax, whose float32 sum over a large vocabulary is the less exact one. The
-defaults need 12 GB and, on two idle cores of a CPU, about ten minutes.
+defaults need 12 GB and, on two idle CPU cores, about ten minutes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Inputs:
 
     @classmethod
     def make(cls, tokens: int, vocab: int, hidden: int, device: str) -> Inputs:
-        """Random ones whose logits have a standard deviation of 3; no temporary memory."""
+        """Random inputs whose logits have a standard deviation of 3; uses no temporary memory."""
         torch.manual_seed(0)
         weight_VH = torch.empty(vocab, hidden, device=device).normal_(std=3 / hidden**0.5)
         return cls(
@@ -57,7 +57,7 @@ class Inputs:
         )
 
     def take_gradients(self) -> tuple[Tensor, Tensor]:
-        """(of the hidden states, of the output matrix); the next run starts without."""
+        """Those of (hidden states, output matrix); they are cleared for the next run."""
         hidden_NH, self.hidden_NH.grad = self.hidden_NH.grad, None
         weight_VH, self.weight_VH.grad = self.weight_VH.grad, None
         assert hidden_NH is not None
@@ -71,7 +71,7 @@ def run_once(path: str, inputs: Inputs, options: argparse.Namespace) -> tuple[fl
     if path == "plain":
         logits_NV = torch.nn.functional.linear(inputs.hidden_NH, inputs.weight_VH)
         logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
-        # Or it would be held to the end, which autograd does not need.
+        # Otherwise it would be kept to the end, which autograd does not need.
         del logits_NV
         logprobs_N = logprobs_NV.gather(1, inputs.ids_N.unsqueeze(1)).squeeze(1)
         del logprobs_NV
@@ -90,7 +90,7 @@ def run_once(path: str, inputs: Inputs, options: argparse.Namespace) -> tuple[fl
 
 
 def opd_loss(logprobs_N: Tensor, teacher_N: Tensor) -> Tensor:
-    """On-policy: the old log-probs are these."""
+    """The on-policy loss: the old log-probs are the current ones."""
     old_N = logprobs_N.detach()
     advantages_N = distillation_advantage(teacher_N, old_N)
     terms = ppo_clip(logprobs_N, old_N, advantages_N, clip_low=0.2, clip_high=0.28)
@@ -100,7 +100,7 @@ def opd_loss(logprobs_N: Tensor, teacher_N: Tensor) -> Tensor:
 
 def peak_bytes(path: str, options: argparse.Namespace) -> int:
     """Peak of one run above the inputs, in this process."""
-    # Libraries load code and threads start on the first run.
+    # The first run makes libraries load code and start threads.
     run_once(path, Inputs.make(8, 64, 16, options.device), options)
     inputs = Inputs.make(options.tokens, options.vocab, options.hidden, options.device)
     if options.device == "cuda":
@@ -130,7 +130,7 @@ def child_peak_bytes(path: str) -> int:
 def compare_times(options: argparse.Namespace) -> tuple[list[float], list[float], list[float]]:
     """(time ratio of each pair, CPU time ratio of each pair, gradient differences).
 
-    A difference is the largest one over the largest entry, of the last pair.
+    A gradient difference is the largest one divided by the largest entry, for the last pair.
     """
     inputs = Inputs.make(options.tokens, options.vocab, options.hidden, options.device)
     ratios: list[float] = []
@@ -159,12 +159,12 @@ def compare_times(options: argparse.Namespace) -> tuple[list[float], list[float]
 
 
 def verdict(value: float, limit: float) -> str:
-    """Whether a value keeps its limit."""
+    """Whether a value stays within its limit."""
     return f"(limit {limit:g}: {'kept' if value <= limit else 'MISSED'})"
 
 
 def main() -> None:
-    """Memory first: a light parent, so that both children have the machine."""
+    """Measure memory first: the parent is still small, so both children have the machine."""
     options = parse_options()
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -1,11 +1,11 @@
-"""What engine and trainer take at their largest, beside what `opd plan` says they take.
+"""How much memory engine and trainer take at most, compared with what `opd plan` predicts.
 
     python -m benchmarks.memory_plan --model runs/models/smollm2-135m-instruct [MODEL ...]
         [--context 2048] [--requests 8] [--full]
 
-The engine answers so many requests of so many tokens at the same time, three times over with other
-texts, so that the cache of prefixes fills, and then scores as many. The trainer takes a step of the
-recipe on samples of that length. Both are processes of their own. MiB of PSS, sampled.
+The engine answers --requests requests of --context tokens at the same time, three times with
+different texts, so that the prefix cache fills, and then scores as many. The trainer takes a step
+of the recipe on samples of that length. Both are processes of their own. MiB of PSS, sampled.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from trainer.model.model_config import held_dtype, model_vocab_size
 
 _ROUNDS = 3
 _SAMPLE_EVERY_S = 0.25
-"""Each look costs the kernel a walk over the process's pages."""
+"""For each sample the kernel walks over the process's pages."""
 _RESPONSE = 128
 _FEW_SAMPLES = "trainer.rollout_batch_size=3"
-"""Of a step: the peak is that of one pass."""
+"""Few samples are enough: a step's peak is that of one pass."""
 
 
 def main() -> None:
-    """A table, a row for each process of each model."""
+    """Print a table with a row for each process of each model."""
     options = parse_options()
     load = Load(context=options.context, requests=options.requests)
     console = Console()
@@ -62,20 +62,20 @@ def main() -> None:
 
 
 def planned_engine(model: str, load: Load) -> float:
-    """MiB by `opd plan`."""
+    """MiB according to `opd plan`."""
     config = EmbeddedEngineConfig(model=model)
     return sum(one.size for one in engine_parts("engine", "", shape_of(model), config, load)) / MIB
 
 
 def planned_trainer(model: str, load: Load, *, full: bool) -> float:
-    """MiB by `opd plan`, with the recipe of `serve`."""
+    """MiB according to `opd plan`, with the recipe of `serve`."""
     config = trainer_memory.trainer_config(_trainer_options(model, load), _weights(full))
     parts = trainer_parts(shape_of(model), config, held_dtype(model, config.base_dtype), load)
     return sum(one.size for one in parts) / MIB
 
 
 def measured_engine(model: str, load: Load) -> int:
-    """MiB at the largest, while it samples and scores."""
+    """The most MiB, while it samples and scores."""
     command = [sys.executable, "-m", "rollout_bridge.embedded", "--model", model]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -99,7 +99,7 @@ def measured_engine(model: str, load: Load) -> int:
 
 
 def measured_trainer(model: str, load: Load, *, full: bool) -> int:
-    """MiB at the largest, of a step and its checkpoint."""
+    """The most MiB, during a step and its checkpoint."""
     found = trainer_memory.measure(_trainer_options(model, load), _weights(full), load.context)
     return max(found.peaks.values())
 
@@ -133,7 +133,7 @@ def _trainer_options(model: str, load: Load) -> argparse.Namespace:
 
 def parse_options() -> argparse.Namespace:
     """Which models, and under what load."""
-    parser = argparse.ArgumentParser(description="what a run takes, beside the plan")
+    parser = argparse.ArgumentParser(description="memory of a run, compared with the plan")
     parser.add_argument("--model", required=True, nargs="+")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--requests", type=int, default=8)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.objective_cost
 
-A step is timed whole. Its objective is everything but the model: putting the batch together,
-rollout correction, the loss forward and backward down to the log-probs that the model gave, and the
+A whole step is timed. Its objective is everything except the model: assembling the batch, rollout
+correction, the loss forward and backward down to the log-probs that the model gave, and the
 reports. Medians of several steps on batches of 16 turns of the lab's lengths; the share must stay
 under 5%.
 """
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def measure(name: str, values: dict[str, Any], model: str, steps: int) -> tuple[float, float]:
-    """Median seconds of a step, and of what is not the model in it."""
+    """Median seconds of a step, and of everything in it except the model."""
     config = TrainerConfig.model_validate({"beta_kl": 0.02, **values})
     policy, start = (_load(model, config) for _ in range(2))
     teacher = start.freeze() if config.teacher.in_trainer else None
@@ -89,7 +89,7 @@ def measure(name: str, values: dict[str, Any], model: str, steps: int) -> tuple[
     try:
         for step in range(steps):
             samples = batch(policy.vocab_size, seed=step)
-            samples = updater.draw_side_samples(samples, 0) or samples
+            samples = updater.draw_side_samples(samples) or samples
             clock.reset()
             begun = time.perf_counter()
             updater.update(samples, step)
@@ -101,7 +101,7 @@ def measure(name: str, values: dict[str, Any], model: str, steps: int) -> tuple[
 
 
 class Clock:
-    """Adds up what wrapped functions take, and remembers what the loss was called with."""
+    """Adds up the time of wrapped functions, and remembers the loss's arguments."""
 
     def __init__(self) -> None:
         self.reset()
@@ -111,7 +111,7 @@ class Clock:
         self.seen: list[tuple[Any, ...]] = []
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, its time added to `seconds`."""
+        """`function`, with its time added to `seconds`."""
 
         def run(*arguments: Any) -> Any:
             begun = time.perf_counter()
@@ -122,7 +122,7 @@ class Clock:
         return run
 
     def remembering(self, *arguments: Any) -> Any:
-        """The loss as it is."""
+        """The unchanged loss; its arguments are remembered."""
         self.seen.append(arguments)
         return objective_loss(*arguments)
 

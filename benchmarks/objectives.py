@@ -1,14 +1,13 @@
 """The objectives side by side on the tool lab, with three preferences at once: temperature unit,
-hotel order, and a title to address the user by, which the base uses about 2% of the time.
+hotel order, and a title for the user, which the base uses about 2% of the time.
 
     python -m benchmarks.objectives --settings tail8 k1 --seeds 0 1 2 --updates 25
 
-Every run is the lab's own command, and all of them take its recipe but for the objective and what
-that needs of teacher and judge.
-Afterwards the kept versions of the weights are evaluated on held-out names, one after the other
-until all preferences reach 0.8 (after how many updates and seconds of learning?), and the last one
-on the other skills and a contrary instruction in the prompt, as ratios to before. A finished run is
-not run again: results lie in OUT/SETTING-SEED/objectives.json.
+Every run is the lab's own command with its recipe, except for the objective and what it needs from
+teacher and judge. Afterwards the kept versions of the weights are evaluated on held-out names, one
+after another, until all preferences reach 0.8 (after how many updates and seconds of learning?).
+The last one is also evaluated on the other skills and a contrary instruction in the prompt, as
+ratios to before. A finished run is not repeated: results are in OUT/SETTING-SEED/objectives.json.
 """
 
 from __future__ import annotations
@@ -121,16 +120,16 @@ def main() -> None:
         "--max-seconds",
         type=float,
         default=7200.0,
-        help="learning ends then at the latest: where all is learned, lessons become rare",
+        help="time limit for learning: once everything is learned, lessons become rare",
     )
     parser.add_argument("--samples", type=int, default=256, help="answers for each rate at the end")
     parser.add_argument(
         "--every",
         type=int,
         default=128,
-        help="answers for each rate of a version; 0: only the last",
+        help="answers for each rate of a version; 0: only the last version",
     )
-    parser.add_argument("--open-users", type=float, default=0.5, help="as the lab's option")
+    parser.add_argument("--open-users", type=float, default=0.5, help="like the lab's option")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/objectives"))
     parser.add_argument(
@@ -209,7 +208,7 @@ async def _success(weights: str, n: int, seed: int) -> tuple[float, dict[str, fl
 
 
 async def _rates_before(kept: Path, samples: int, seed: int) -> dict[str, float]:
-    """Of the start, which all runs of a seed share."""
+    """The rates of the start, which all runs of a seed share."""
     if not kept.exists():
         rates = await _rates(str(MODEL), samples, seed)
         kept.write_text(json.dumps(rates, indent=1) + "\n")

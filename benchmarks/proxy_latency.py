@@ -2,12 +2,12 @@
 
     python -m benchmarks.proxy_latency [--seconds 60] [--agents 16] [--model PATH]
 
-16 agents hold conversations at the same time. Each turn is asked twice, in random order: of the
-scripted engine directly, with the prompt's ids, and of the proxy, with the messages. Agents start
-staggered and pause between turns, so that the machine is less than half busy: what is measured is
-the way through the proxy, not a queue before it. Engine, proxy and agents are processes of their
-own. The time is from sending the request to the first token (at the engine) or the first text (at
-the proxy); the figure is the difference of the medians.
+16 agents have conversations at the same time. Each turn is sent twice, in random order: directly to
+the scripted engine, as the prompt's ids, and to the proxy, as messages. Agents start staggered and
+pause between turns, so that the machine is less than half busy: this measures the way through the
+proxy, not a queue before it. Engine, proxy and agents are processes of their own. The time is from
+sending the request to the first token (at the engine) or the first text (at the proxy); the figure
+is the difference of the medians.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Setup:
 
 @dataclass(slots=True)
 class Measured:
-    """Times to the first token in seconds, and what went wrong."""
+    """Times to the first token in seconds."""
 
     direct_s: list[float] = field(default_factory=list)
     proxied_s: list[float] = field(default_factory=list)
@@ -104,7 +104,7 @@ async def agent(
     measured: Measured,
     deadline: float,
 ) -> None:
-    """One agent: conversations of several turns, each turn asked both ways, until `deadline`."""
+    """One agent: conversations of several turns, each turn sent both ways, until `deadline`."""
     randomness = random.Random(number)
     await asyncio.sleep(randomness.uniform(0, 2 * setup.pause_s))
     day = number * 1000
@@ -154,7 +154,7 @@ class CpuShare:
 
 
 class CpuMeter:
-    """Measures from its making to `read`."""
+    """Measures from its creation to `read`."""
 
     def __init__(self, pids: dict[str, int | None]) -> None:
         self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
@@ -204,7 +204,7 @@ async def measure(setup: Setup, rendering: Rendering, pids: dict[str, int | None
 
 
 async def proxy_counters(proxy_url: str) -> str:
-    """What the proxy counted since its start: that turns were recorded and prompts extended."""
+    """The proxy's counters since its start: they show that turns were recorded and extended."""
     async with aiohttp.ClientSession() as session, session.get(f"{proxy_url}/metrics") as response:
         lines = (await response.text()).splitlines()
     wanted = ("opd_turns_total", "opd_bridge_total", "opd_store_failed_turns_total")

@@ -1,5 +1,5 @@
-"""The scripted engine and the proxy before it, as processes of their own, for the benchmarks of the
-proxy. The proxy is the one that is deployed: it writes a real store and renders with the real
+"""The scripted engine and the proxy in front of it, as processes of their own, for the proxy's
+benchmarks. The proxy is the deployed one: it writes a real store and renders with the real
 tokenizer.
 """
 

@@ -1,5 +1,5 @@
-"""Recorded sessions as the trainer gets them: imported as a replay imports them, into a store that
-is thrown away. What the replay's benchmarks share.
+"""Recorded sessions as the trainer gets them: imported like in a replay, into a temporary store.
+Shared by the replay's benchmarks.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from rollout_bridge.rendering.rendering import Rendering
 
 ROOT = Path(__file__).parents[1]
 SESSIONS = ROOT / "tests" / "data" / "replay" / "tau_bench_airline_sessions.jsonl"
-"""Four of the sessions, which are in the repository."""
+"""Four of the sessions; these are in the repository."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A turn with a next state, which alone can be judged and trained on."""
+    """A turn with a next state; only these can be judged and trained on."""
 
     turn_id: str
     session_id: str
@@ -43,13 +43,13 @@ class Turn:
 
 
 def replay_config(folder: Path, model: Path = LAB_MODEL) -> RunConfig:
-    """What `opd replay` runs with when nothing is set."""
+    """The configuration of `opd replay` when nothing is set."""
     values = run_config.merge(single_machine(str(model), folder), DEFAULTS)
     return resolve(values, None, [])
 
 
 def imported_turns(paths: Sequence[Path], model: Path = LAB_MODEL) -> list[Turn]:
-    """The turns of the recordings that can train, in the order in which a trainer leases them."""
+    """The recordings' turns that can train, in the order in which a trainer leases them."""
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         config = replay_config(folder, model)
@@ -82,7 +82,7 @@ async def _imported(paths: Sequence[Path], config: RunConfig, folder: Path) -> l
 
 
 def import_settings(config: RunConfig, rendering: Rendering) -> ImportSettings:
-    """As a replay sets them."""
+    """The settings of a replay's import."""
     return ImportSettings(
         context_length=config.scoring.context_length,
         held_out=config.replay.held_out,
@@ -91,7 +91,7 @@ def import_settings(config: RunConfig, rendering: Rendering) -> ImportSettings:
 
 
 def ready_samples(turns: Sequence[Turn], seed: int = 0) -> list[ReadySample]:
-    """`turns` as if scored; log-probs of rollout and teacher are drawn, a nat around -3."""
+    """`turns` as if scored; log-probs of rollout and teacher are drawn from N(-3, 1)."""
     generator = np.random.default_rng(seed)
     return [
         ReadySample(
@@ -117,7 +117,7 @@ def _drawn(generator: np.random.Generator, length: int) -> np.ndarray:
 
 def distinct_tokens(sequences: Sequence[Ids]) -> int:
     """Nodes of the tree of these sequences: a prefix that several share counts once."""
-    # Big-endian bytes sort as the ids do, so sequences that share most stand next to each other.
+    # Big-endian bytes sort like the ids, so the sequences that share most are next to each other.
     ordered = sorted(sequences, key=lambda ids: ids.astype(">i4").tobytes())
     before: Ids = np.empty(0, dtype=np.int32)
     count = 0

@@ -1,14 +1,14 @@
-"""Engine tokens that a replay computes for votes and scores, against every prompt computed whole.
+"""Engine tokens that a replay computes for votes and scores, compared with computing every prompt.
 
     python -m benchmarks.replay_engine_tokens [FILE] [--votes FILE] [--sessions 4] [--judged 1]
 
-The replay's own judge and scoring workers on a store that is thrown away, with embedded engines.
-Between workers and engines stand counters of what each reply says: prompt tokens (of a score: the
-response's too) minus cached ones are computed tokens. One session after the other:
+The replay's own judge and scoring workers run on a temporary store, with embedded engines. Counters
+between workers and engines read each reply: prompt tokens (for a score, also the response's) minus
+cached ones are computed tokens. One session after another:
 
-1. Scores of the turns that recorded votes give a hint: by the policy (prompt and response) and by
-   the teacher (hinted prompt and response). Also printed: the tokens of it that no earlier request
-   held, sessions before this one included, which is the least that any cache can compute.
+1. Scores of the turns to which recorded votes give a hint: by the policy (prompt and response) and
+   by the teacher (hinted prompt and response). Also printed are the tokens that no earlier request
+   of this or an earlier session contained: the least that any cache can compute.
 2. Votes (m for each turn) on the first `--judged` sessions, as if no votes were recorded. One
    prompt per turn is the share of an engine that computes the prompt of a turn's votes once.
 """
@@ -55,7 +55,7 @@ from rollout_bridge.scoring.scoring import ScoringWorker
 
 @dataclass(kw_only=True)
 class Tokens:
-    """Of some requests: sum of their tokens, what the engine computed, and the least of them."""
+    """Sum of the tokens of some requests, how many were computed, and the least possible."""
 
     asked: int = 0
     computed: int = 0
@@ -79,7 +79,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What is replayed: a session as rows, and the votes on it."""
+    """A session to replay, as rows, and the votes on it."""
 
     rows: PreparedSession
     votes: tuple[Votes, ...]
@@ -91,10 +91,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", nargs="?", type=Path, default=SESSIONS)
-    parser.add_argument("--votes", type=Path, help="default: beside FILE, *_votes.jsonl")
+    parser.add_argument("--votes", type=Path, help="default: next to FILE, *_votes.jsonl")
     parser.add_argument("--model", type=Path, default=LAB_MODEL)
-    parser.add_argument("--sessions", type=int, default=4, help="most sessions that are scored")
-    parser.add_argument("--judged", type=int, default=1, help="sessions that are voted on")
+    parser.add_argument("--sessions", type=int, default=4, help="most sessions to score")
+    parser.add_argument("--judged", type=int, default=1, help="sessions to vote on")
     parser.add_argument("--votes-per-turn", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=8, help="of a vote")
     arguments = parser.parse_args()
@@ -149,7 +149,7 @@ async def measure_scores(
     policy_url: str,
     teacher_url: str,
 ) -> dict[str, Tokens]:
-    """Part 1: a block per session, and the sums, which it returns."""
+    """Part 1: print a block per session, and the sums; returns the sums."""
     judge = config.judge.model_copy(update={"recorded_votes_only": True})
     totals = {"policy": Tokens(), "teacher": Tokens()}
     asked: dict[str, list[Ids]] = {name: [] for name in totals}
@@ -200,7 +200,7 @@ async def measure_votes(
     folder: Path,
     judge_url: str,
 ) -> list[Tokens]:
-    """Part 2: a block per session; returns what each took."""
+    """Part 2: print a block per session; returns the tokens of each."""
     counted = []
     async with await Store.open(StoreConfig.sqlite(folder / "judged.db")) as store:
         tap = Tap(judge_url)
@@ -226,7 +226,7 @@ async def measure_votes(
 
 @asynccontextmanager
 async def tapped(url: str, rendering: Rendering) -> AsyncIterator[tuple[Tap, EngineClient]]:
-    """An engine's client, and the counter that it goes through."""
+    """An engine's client, and the counter that its requests pass through."""
     tap = Tap(url)
     async with tap.served() as address:
         client = EngineClient(address, vocab_size=rendering.vocab_size)
@@ -244,7 +244,7 @@ def taken(tap: Tap, least: int) -> Tokens:
 
 
 async def take_in(store: Store, session: Recorded, *, with_votes: bool) -> None:
-    """Into the store, as the import does."""
+    """Write a session to the store, like the import."""
     await store.import_session(session.rows)
     if with_votes:
         turns = await store.recorded_turns(SCOPE, session.rows.name)

@@ -1,13 +1,13 @@
-"""How fast recorded sessions are taken in, where the time goes, and what memory it takes.
+"""How fast recorded sessions are imported, where the time goes, and how much memory it takes.
 
     python -m benchmarks.replay_import --sessions 100000 [--url postgresql+asyncpg://...]
 
-Sessions of a few turns, no two with the same texts, are written to a temporary file and imported as
-a replay does, into SQLite and, with --url, into PostgreSQL; each in a process of its own, one after
-the other. Memory is the process's largest resident size after 10% of the sessions and at the end:
-it must not grow with their number. Reading alone, and reading and rendering alone, are timed on
-some of the sessions; what the whole import takes beyond that is the writing that it waits for. On a
-busy machine compare the processor time, which is this process's own.
+Sessions of a few turns, no two with the same texts, are written to a temporary file and imported
+like in a replay, into SQLite and, with --url, into PostgreSQL; each in a process of its own, one
+after another. Memory is the process's largest resident size after 10% of the sessions and at the
+end: it must not grow with their number. Reading alone, and reading with rendering, are timed on
+some of the sessions; the rest of the import's time is waiting for writes. On a busy machine compare
+the processor time, which is this process's own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PAGE_KIB = 4
 
 @dataclass(slots=True, kw_only=True)
 class Figures:
-    """Of one import. KiB are None where the system does not say what a process has."""
+    """Figures of one import. KiB are None if the system does not report a process's memory."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -59,7 +59,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Seconds a session: reading it, and making its rows."""
+    """Seconds per session: reading it, and making its rows."""
 
     read: float
     render: float
@@ -72,8 +72,8 @@ def main() -> None:
     )
     parser.add_argument("--sessions", type=int, default=100_000)
     parser.add_argument("--turns", type=int, default=3, help="of a session")
-    parser.add_argument("--timed", type=int, default=500, help="sessions read and rendered alone")
-    parser.add_argument("--url", help="a PostgreSQL server, beside SQLite")
+    parser.add_argument("--timed", type=int, default=500, help="sessions to read and render alone")
+    parser.add_argument("--url", help="a PostgreSQL server, in addition to SQLite")
     parser.add_argument("--folder", type=Path, help="for the files (default: temporary)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
@@ -104,7 +104,7 @@ def _sqlite(folder: Path) -> str:
 
 
 def write_sessions(file: Path, count: int, turns: int) -> None:
-    """Sessions in OpenAI's chat format, drawn by a fixed seed."""
+    """Write sessions in OpenAI's chat format, drawn with a fixed seed."""
     draw = random.Random(0)
     with file.open("w", encoding="utf-8") as out:
         for number in range(count):
@@ -132,7 +132,7 @@ def _text(draw: random.Random, words: int) -> str:
 
 
 def parts_of(file: Path, count: int, folder: Path) -> Parts:
-    """Seconds a session, of the first `count`, without a store."""
+    """Seconds per session, over the first `count`, without a store."""
     rendering, settings = _prepared(folder)
     redactor = Redactor(StoreConfig.sqlite(folder / "none.db").redaction)
     begun = time.perf_counter()
@@ -184,7 +184,7 @@ async def _import(url: str, file: Path, count: int, folder: Path) -> Figures:
         figures.cpu_seconds = time.process_time() - begun
         figures.rows = await store.writer.run(_rows)
     if done.num_rendered != done.num_turns or done.num_new != done.num_turns:
-        raise SystemExit(f"not everything was taken in: {done.as_dict()}")
+        raise SystemExit(f"not everything was imported: {done.as_dict()}")
     figures.seconds, figures.turns, figures.new = done.seconds, done.num_turns, done.num_new
     return figures
 
@@ -198,7 +198,7 @@ def _rows(connection: Connection) -> int:
 
 
 def resident_kib() -> int | None:
-    """What this process holds in memory now; None where the system does not say."""
+    """This process's resident memory now; None if the system does not report it."""
     if not _STATM.exists():
         return None
     return int(_STATM.read_text().split()[1]) * _PAGE_KIB
@@ -219,7 +219,7 @@ def report(name: str, figures: Figures, sessions: int, parts: Parts) -> None:
         f"{1e3 * figures.cpu_seconds / sessions:.2f} ms of processor time"
     )
     if figures.kib_largest is None or figures.kib_at_10_percent is None:
-        print("  memory: the system does not say", flush=True)
+        print("  memory: not reported by the system", flush=True)
         return
     grown = (figures.kib_largest - figures.kib_at_10_percent) / 1024
     print(

@@ -3,15 +3,15 @@
     python -m benchmarks.replay_merging [FILE] [--timed-sessions 1]
 
 1. Tokens that go through the model for all turns that have a next state: merged, and as a sequence
-   for each turn, against the distinct tokens of the conversations (the nodes of each session's
-   tree of ids: a prefix that turns share counts once). In the batches that a replay makes, which
-   hold whole sessions, and in batches of as many turns that are cut anywhere: there turns of one
-   session that fall into two batches share nothing, because the weights between them are not the
-   same.
+   per turn, compared with the distinct tokens of the conversations (the nodes of each session's
+   tree of ids: a prefix that turns share counts once). This is counted for the batches of a replay,
+   which contain whole sessions, and for batches of the same number of turns that are cut anywhere.
+   In the latter, turns of one session in different batches share nothing, because their weights
+   differ.
 2. On some sessions: the trainer's own loss and gradients both ways in float32, alternating; median
    seconds, and the largest difference of any gradient's element over the largest element.
 
-Responses are the recorded ones; log-probs of rollout and teacher are drawn (any will do for both).
+Responses are the recorded ones; log-probs of rollout and teacher are random (any values will do).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def main() -> None:
 
 def counts(samples: Sequence[ReadySample], batch: int, max_tokens: int) -> float:
     """Print both counts for both kinds of batch; returns merged / distinct tokens of the
-    conversations, padding included, in the batches of a replay.
+    conversations, including padding, in the batches of a replay.
     """
     sessions = by_session(samples)
     responses = sum(len(sample.response_ids) for sample in samples)
@@ -170,7 +170,7 @@ def path_ids(sample: ReadySample) -> np.ndarray:
 
 
 def forwarded(batches: Sequence[Sequence[ReadySample]], way: Way, max_tokens: int) -> Forwarded:
-    """What the trainer's micro-batches of these batches hold."""
+    """The tokens in the trainer's micro-batches of these batches."""
     real = padded = 0
     for samples in batches:
         for group in plan_micro_batches(way(samples), max_tokens):

@@ -1,12 +1,12 @@
-"""What each `trainer.schedule` costs and gives: the tool lab with each of them, at equal updates.
+"""Cost and benefit of each `trainer.schedule`: the tool lab with each of them, at equal updates.
 
     python -m benchmarks.schedules [--updates 18] [--steps-off 1 2] [--seeds 0] [--pause-s 0.2]
 
 Agents take `--pause-s` seconds between two turns, for thinking and tools. For each schedule and
-seed it prints the time until the updates were done, the staleness of what trained, the turns that
-went stale, for how long generation was held, and success on names that never trained. A run that
-did not reach its updates within `--max-seconds` says so. Every run is the lab's own command;
-results lie in OUT/SCHEDULE-SEED. `--set` and `--lab=WORD` (repeatable) go to each run.
+seed it prints the time until the updates were done, the staleness of trained samples, the turns
+that went stale, for how long generation was held, and success on names that never trained. A run
+that did not reach its updates within `--max-seconds` is marked. Every run is the lab's own command;
+results are in OUT/SCHEDULE-SEED. `--set` and `--lab=WORD` (repeatable) are passed to each run.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def row_of(name: str, seed: int, folder: Path) -> tuple[str, ...]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """In columns."""
+    """The rows in columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -2,10 +2,10 @@
 
     python -m benchmarks.scripted_engine --reply-ids 12,40,7,2 --first-ms 30 --pace-ms 20
 
-A measuring instrument: what stands in front of an engine is measured against it, because its own
-times are known. Token i of a reply leaves at request + first + i * pace. It speaks the routes that
-a proxy needs (streamed or not), samples nothing, and ignores sampling parameters. With `--port 0`
-the operating system chooses; the port is printed when the engine is ready.
+A measuring instrument for what runs in front of an engine, because its own times are known. Token i
+of a reply leaves at request + first + i * pace. It has the routes that a proxy needs (streamed or
+not), samples nothing, and ignores sampling parameters. With `--port 0` the operating system chooses
+the port; it is printed when the engine is ready.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class ScriptedEngine:
         return web.json_response({})
 
     async def model_info(self, request: web.Request) -> web.Response:
-        """What an engine says of itself."""
+        """The engine's model and version."""
         return web.json_response({"model_path": "scripted", "weight_version": VERSION})
 
     async def server_info(self, request: web.Request) -> web.Response:
-        """What kind of engine it takes the place of."""
+        """The kind of engine that it replaces."""
         said = {"engine": "embedded", "incremental_streaming_output": self.script.incremental}
         return web.json_response(said)
 
@@ -88,7 +88,7 @@ class ScriptedEngine:
             )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        # A client that leaves, as all do when a measurement ends, is no error.
+        # A client that leaves is not an error: all do when a measurement ends.
         with contextlib.suppress(ConnectionResetError):
             for count in range(1, total + 1):
                 await self._wait_for(start, count - 1)

@@ -3,17 +3,17 @@
     python -m benchmarks.shared_prefill --model examples/tool_lab/model
     python -m benchmarks.shared_prefill --engine-url http://127.0.0.1:31000 --engine-model tiny
 
-Without `--engine-url` an embedded engine is started; SGLang needs --enable-cache-report. Between
-the client and the engine stands a counter of what each reply says: prompt tokens minus cached ones
-are computed tokens. All prompts are new in each round. Both figures are shares: 1 is an engine that
-computes every prompt whole.
+Without `--engine-url` an embedded engine is started; SGLang needs --enable-cache-report. A counter
+between the client and the engine reads each reply: prompt tokens minus cached ones are computed
+tokens. All prompts are new in each round. Both figures are shares: 1 is an engine that computes
+every prompt completely.
 
-1. m votes on each of several turns at a time, asked as the judge worker asks them (the others
+1. m votes on each of several turns at a time, requested like the judge worker does (the others
    follow the first one's first token), and all at once: computed / (m * prompt). Votes that arrive
-   together on an idle engine share anyway, since the first is computed while the others come; on a
-   busy one they wait in its queue and are then computed together.
-2. Teacher scores of consecutive turns of a session under hinted prompts, one after the other as the
-   scoring worker asks for them, and all at once: computed / sum of all prompts and responses.
+   together on an idle engine share anyway, since the first is computed while the others arrive; on
+   a busy one they wait in its queue and are then computed together.
+2. Teacher scores of consecutive turns of a session under hinted prompts, one after another like in
+   the scoring worker, and all at once: computed / sum of all prompts and responses.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from rollout_bridge.scoring.teachers import FrozenTeacher
 
 @dataclass(kw_only=True)
 class Count:
-    """Prompt tokens of the replies that came by."""
+    """Prompt tokens of the replies that passed."""
 
     prompt: int = 0
     cached: int = 0
@@ -56,18 +56,18 @@ class Count:
         elif reply.get("usage"):
             usage = reply["usage"]
             if usage.get("prompt_tokens_details") is None:
-                raise SystemExit("the engine does not say what was cached: --enable-cache-report")
+                raise SystemExit("the engine does not report cached tokens: --enable-cache-report")
             self.prompt += usage["prompt_tokens"]
             self.cached += usage["prompt_tokens_details"]["cached_tokens"] or 0
 
     @property
     def share(self) -> float:
-        """Computed tokens over all."""
+        """Computed tokens divided by all tokens."""
         return (self.prompt - self.cached) / self.prompt
 
 
 class Tap:
-    """Passes requests on to the engine and counts what its replies say."""
+    """Passes requests on to the engine and counts the tokens that its replies report."""
 
     def __init__(self, engine_url: str) -> None:
         self._engine_url = engine_url
@@ -75,7 +75,7 @@ class Tap:
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[str]:
-        """Its address."""
+        """Serve it; yields its address."""
         async with aiohttp.ClientSession() as self._session:
             app = web.Application(client_max_size=2**28)
             app.router.add_route("*", "/{path:.*}", self._forward)
@@ -172,7 +172,7 @@ async def _counted(tap: Tap, way: Callable[[], Awaitable[None]]) -> tuple[float,
 
 
 class Voting:
-    """Votes on a turn that no one has seen before."""
+    """Votes on turns whose prompts are new."""
 
     def __init__(self, arguments: argparse.Namespace, url: str, draw: random.Random) -> None:
         self._arguments, self._draw = arguments, draw
@@ -232,7 +232,7 @@ class Scoring:
         return turns
 
     async def as_the_worker_does(self) -> None:
-        """One turn after the other."""
+        """One turn after another."""
         for prompt_ids, response_ids in self._turns():
             await self._teacher.score(prompt_ids, response_ids)
 

@@ -1,11 +1,11 @@
-"""How much faster log-probs and gradients are where rows begin alike: an agent's system prompt and
+"""How much faster log-probs and gradients are if rows begin alike: an agent's system prompt and
 tools go through the model once.
 
     python -m benchmarks.shared_prefix [--model FOLDER] [--prefix 240] [--tail 40] [--rows 24]
 
-Rows of random tokens: `prefix` that all share, `tail` of their own, half of which train. Both ways
-alternate, on one thread, with adapters, in micro-batches as the trainer plans them; medians. Exits
-with 1 if a gradient differs by more than 1e-4 of the largest.
+Rows of random tokens: `prefix` tokens that all rows share, and `tail` own tokens, half of which
+train. Both ways alternate, on one thread, with adapters, in the trainer's micro-batches; medians.
+Exits with 1 if a gradient differs by more than 1e-4 of the largest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, default=Path("examples/tool_lab/model"))
-    parser.add_argument("--prefix", type=int, default=240, help="tokens that all rows begin with")
+    parser.add_argument("--prefix", type=int, default=240, help="tokens with which all rows begin")
     parser.add_argument("--tail", type=int, default=40, help="further tokens of each row")
     parser.add_argument("--rows", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=5)
@@ -88,7 +88,7 @@ def _rows(given: argparse.Namespace, vocab_size: int) -> list[PackedSequence]:
 def _pass(
     policy: Policy, rows: list[PackedSequence], max_tokens: int, shares: bool
 ) -> tuple[float, Tensor]:
-    """Seconds of all log-probs and gradients, and the latter in one row."""
+    """Seconds for all log-probs and gradients, and the gradients in one row."""
     policy.shares_prefixes = shares
     parameters = policy.trainable_parameters()
     begun = time.perf_counter()

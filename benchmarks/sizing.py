@@ -1,9 +1,9 @@
-"""The table of docs/sizing.md: what models of 0.1 to 8 billion parameters take, by `opd plan`.
+"""The table of docs/sizing.md: memory of models with 0.1 to 8 billion parameters, by `opd plan`.
 
     python -m benchmarks.sizing
 
-Nothing is loaded: the sizes are those that the models' own config.json names. A test holds the page
-to what this prints.
+Nothing is loaded: the sizes are those in the models' own config.json. A test checks that the page
+agrees with this output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opd.run.config import RunConfig, build, merge
 from opd.run.defaults import single_machine
 
 SIZES = (8, 16, 24, 80)
-"""GiB of a machine, or of a GPU."""
+"""GiB of a machine or a GPU."""
 CONTEXTS = (2048, 8192)
 _QWEN = {"num_heads": 16, "num_kv_heads": 8, "head_size": 128, "vocab_size": 151_936}
 _COMMON = {"num_matrices": 3, "num_experts": 1, "context_length": 8192}

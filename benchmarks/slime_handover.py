@@ -3,9 +3,9 @@
     python -m benchmarks.slime_handover [--url postgresql+asyncpg://...] [--calls 1000] [--short]
 
 First a batch of 256 turns of 8k tokens with top-64 teacher scores is handed over several times,
-from the store's lease to merged rows and their carriers (and, where slime is installed, on through
-its samples and the convert hook). Then many small batches, each marked trained by a checkpoint,
-with the process's resident memory noted along the way. The database is the run's own.
+from the store's lease to merged rows and their carriers (and, if slime is installed, on through its
+samples and the convert hook). Then many small batches are handed over, each marked trained by a
+checkpoint, while the process's resident memory is recorded. It uses a database of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 VOCABULARY = 150_000
 WORKER = "benchmark"
-"""Owner of the claims by which turns are made ready."""
+"""Owner of the claims with which turns are made ready."""
 GROUP = 32
 """Turns that are made ready at a time."""
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--calls", type=int, default=1000)
-    parser.add_argument("--short", action="store_true", help="a minute's look for developers")
+    parser.add_argument("--short", action="store_true", help="a one-minute check for developers")
     args = parser.parse_args()
     if args.short:
         args.turns, args.tokens, args.response = 32, 2048, 256
@@ -79,7 +79,7 @@ def speed(args: Namespace, config: StoreConfig) -> None:
     size = 0
     with tempfile.TemporaryDirectory() as folder:
         for job in range(args.repeats):
-            # A new job finds its start weights only: what was handed over is ready again.
+            # A new job finds only its start weights: what was handed over is ready again.
             host = TurnHost(_settings(Path(folder), config, args.turns, first_version=2 + 2 * job))
             host.resume(-1)
             started, cpu_before = time.perf_counter(), time.process_time()
@@ -133,14 +133,14 @@ def memory(args: Namespace, config: StoreConfig) -> None:
 
 
 def handed_over(host: TurnHost, rollout_id: int, turns: int) -> list[TrainRow]:
-    """One call as the rollout function makes it."""
+    """One call, like that of the rollout function."""
     batch = host.next_batch(rollout_id)
     assert len(batch.samples) == turns, f"{len(batch.samples)} turns instead of {turns}"
     return train_rows(batch.samples, batch.version_gaps, min_rows=8)
 
 
 def converted(rows: list[TrainRow]) -> int:
-    """Through slime's sample type and the convert hook, where slime is there; bytes of scores."""
+    """Pass rows through slime's samples and the convert hook, if installed; returns score bytes."""
     if importlib.util.find_spec("slime"):
         from rollout_bridge.slime.rollout import convert_samples, row_sample
 
@@ -246,7 +246,7 @@ def _settings(folder: Path, config: StoreConfig, turns: int, first_version: int)
 
 
 def release(config: StoreConfig) -> None:
-    """Leases of jobs that ended, and the turns under them, out of the way."""
+    """Release the leases of jobs that ended, and drop their turns."""
 
     async def drop(store: Store) -> None:
         await store.reconcile([])
@@ -257,7 +257,7 @@ def release(config: StoreConfig) -> None:
 
 
 def on_store(config: StoreConfig, work: Callable[[Store], Awaitable[T]]) -> T:
-    """What `work` gives on a store that is open meanwhile."""
+    """The result of `work` on a store that is open meanwhile."""
 
     async def run() -> T:
         async with await Store.open(config) as store:

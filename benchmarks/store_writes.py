@@ -2,10 +2,10 @@
 
     python -m benchmarks.store_writes --seconds 60 --processes 4 [--url postgresql+asyncpg://...]
 
-Each process is a proxy (agents that record turns and give them their next state) and the workers
-(claim, verdict, score) at once, as fast as they can. The two ways of writing take turns of a few
-seconds in the same run, each on a fresh database, so that both see the same machine. Lock errors
-are the operations that ended in StoreUnavailable; lock retries the transactions tried again.
+Each process acts as a proxy (agents that record turns and give them their next state) and as the
+workers (claim, verdict, score) at once, as fast as it can. The two ways of writing alternate every
+few seconds in the same run, each on a fresh database, so that both see the same machine. Lock
+errors are operations that ended in StoreUnavailable; lock retries are transactions tried again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROMPT_IDS = 600
 RESPONSE_IDS = 80
 TURNS_PER_SESSION = 12
 ROWS = {"record_turn": 4, "set_next_state": 1, "commit_verdict": 5, "commit_score": 2}
-"""Rows that an operation writes (a turn: two messages, turn, tokens); a claim: one a turn."""
+"""Rows that an operation writes (a turn: two messages, turn, tokens); a claim: one per turn."""
 MODES = {"grouped": 256, "one transaction per operation": 1}
 """Way of writing -> most operations in one transaction."""
 

@@ -1,12 +1,12 @@
-"""What a streamed token costs the proxy, in replies of different lengths.
+"""The proxy's cost of a streamed token, in replies of different lengths.
 
     python -m benchmarks.stream_cost [--lengths 500,4000,16000] [--pace-ms 5]
 
 One agent reads streams through the proxy, from a scripted engine whose events carry everything so
-far (SGLang's without `--incremental-streaming-output`), and from one whose events carry what is
-new. For each length both are asked in turn. Engine, proxy and agent are processes of their own;
-printed is the proxy's processor time for each token, its start and end of a request included, and
-how many tokens went into one piece: a proxy that lags behind reads several events at once.
+far (SGLang's without `--incremental-streaming-output`), and from one whose events carry only what
+is new. For each length both are used in turn. Engine, proxy and agent are processes of their own.
+It prints the proxy's processor time per token, including the start and end of requests, and how
+many tokens went into one piece: a proxy that lags behind reads several events at once.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
 
 TOKENS_AT_LEAST = 4000
-"""Of each figure: short replies are asked for several times."""
+"""For each figure: short replies are requested several times."""
 KINDS = ("cumulative", "incremental")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Microseconds of the proxy's processor time for a token; tokens in a piece of the stream."""
+    """Microseconds of the proxy's processor time per token; tokens per piece of the stream."""
 
     us: float
     tokens_per_piece: float
 
 
 async def num_pieces(session: aiohttp.ClientSession, url: str, length: int, number: int) -> int:
-    """Read one reply of `length` tokens; the pieces of text it came in. Raises RuntimeError."""
+    """Read one reply of `length` tokens; returns its pieces of text. Raises RuntimeError."""
     messages = [{"role": "user", "content": f"Question {number} for {length} tokens."}]
     body = {"model": MODEL_NAME, "messages": messages, "stream": True, "max_tokens": length}
     body["stream_options"] = {"include_usage": True}
@@ -58,17 +58,17 @@ async def num_pieces(session: aiohttp.ClientSession, url: str, length: int, numb
             pieces += any(choice["delta"].get("content") for choice in event["choices"])
             tokens = (event["usage"] or {}).get("completion_tokens", tokens)
     if tokens != length:
-        raise RuntimeError(f"a reply had {tokens} tokens in place of {length}")
+        raise RuntimeError(f"a reply had {tokens} tokens instead of {length}")
     return pieces
 
 
 async def measure(where: Served, length: int) -> Cost:
-    """Streams one after the other."""
+    """Measure streams one after another."""
     proxy = psutil.Process(where.proxy_pid)
     number = max(TOKENS_AT_LEAST // length, 1)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        # What only the first request of a proxy does is not counted.
+        # Do not count work that only a proxy's first request does.
         await num_pieces(session, where.proxy_url, 2, 0)
         before = sum(proxy.cpu_times()[:2])
         pieces = 0
@@ -81,7 +81,7 @@ async def measure(where: Served, length: int) -> Cost:
 
 def report(lengths: Sequence[int], costs: dict[tuple[str, int], Cost]) -> str:
     """The figures as a table."""
-    lines = ["processor time of the proxy for a streamed token (tokens in a piece)"]
+    lines = ["processor time of the proxy per streamed token (tokens per piece)"]
     lines.append(f"{'tokens':>8} {'cumulative':>20} {'incremental':>20} {'ratio':>7}")
     for length in lengths:
         one, other = (costs[kind, length] for kind in KINDS)
@@ -120,7 +120,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="What a streamed token costs the proxy.")
     parser.add_argument("--lengths", default="500,4000,16000", help="tokens of a reply")
-    parser.add_argument("--pace-ms", type=float, default=5.0, help="engine's time for a token")
+    parser.add_argument("--pace-ms", type=float, default=5.0, help="engine's time per token")
     options = parser.parse_args()
     print(run([int(length) for length in options.lengths.split(",")], options.pace_ms / 1000))
 

@@ -1,15 +1,14 @@
-"""What many slow streams cost: errors, memory over time, and how late each token comes.
+"""The cost of many slow streams: errors, memory over time, and how late each token comes.
 
     python -m benchmarks.streams [--streams 256] [--seconds 300] [--pace-ms 1000] [--open-over 60]
 
-Agents hold a stream open each, against a scripted engine at one token a second; a stream that ends
+Each agent keeps a stream open, with a scripted engine at one token per second; a stream that ends
 is followed by the next of its conversation. They are opened evenly over the first minute; with
-`--open-over 1` all at once, and again all at once when they end, which shows what a burst of
-requests waits for being let in. Engine, proxy and agents are processes of their own.
-The engine's schedule is known, so each piece of text has a time at which it was due: its token's
-place times the pace after the first token was due. Printed are the errors, the proxy's memory after
-the first minute and at the end, and the delay of the pieces: p50 and p99 of what they came later
-than due.
+`--open-over 1` all at once, and again all at once when they end, which shows how long a burst of
+requests waits for admission. Engine, proxy and agents are processes of their own.
+The engine's schedule is known, so each piece of text has a due time: its token's place times the
+pace after the first token was due. It prints the errors, the proxy's memory after the first minute
+and at the end, and the delay of the pieces: p50 and p99 of the time that they came later than due.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
 
 TOKENS = 120
-"""Of a reply: at one token a second a stream stays open for two minutes."""
+"""Per reply: at one token per second a stream stays open for two minutes."""
 SAMPLE_EVERY_S = 2.0
 SETTLED_S = 60.0
-"""Memory is compared with what it was at this age."""
+"""Memory is compared with what it was at this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class Measured:
 
 
 def reply_ids(rendering: Rendering) -> tuple[int, ...]:
-    """Ids that each are a piece of text, so that every token is seen at once, and the end token."""
+    """Ids that are each a piece of text, so that every token shows at once, and the end token."""
     word = rendering.tokenizer.encode("sun", add_special_tokens=False)
     return (*(word * TOKENS)[:TOKENS], rendering.stop_token_ids[0])
 
@@ -71,7 +70,7 @@ def reply_ids(rendering: Rendering) -> tuple[int, ...]:
 async def one_stream(
     session: aiohttp.ClientSession, setup: Setup, messages: list[dict[str, Any]], deadline: float
 ) -> tuple[str, list[float]]:
-    """The text of a reply and the delay of each piece; ends early, without error, at `deadline`."""
+    """A reply's text and the delay of each piece; ends early, without an error, at `deadline`."""
     body = {"model": MODEL_NAME, "messages": messages, "stream": True, "max_tokens": 2 * TOKENS}
     delays: list[float] = []
     text = ""
@@ -101,7 +100,7 @@ async def one_stream(
 async def agent(
     number: int, setup: Setup, session: aiohttp.ClientSession, measured: Measured, deadline: float
 ) -> None:
-    """One stream after the other until `deadline`."""
+    """One stream after another until `deadline`."""
     await asyncio.sleep(random.Random(number).uniform(0, setup.open_over_s))
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
     while time.monotonic() < deadline:
@@ -119,7 +118,7 @@ async def agent(
 
 
 async def watch_memory(pid: int, seconds: float, measured: Measured) -> None:
-    """Note the resident memory of the proxy now and then, with progress shown."""
+    """Record the proxy's resident memory at intervals, and show progress."""
     process = psutil.Process(pid)
     started = time.monotonic()
     with Progress() as progress:
@@ -187,7 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What many slow streams cost the proxy.")
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--pace-ms", type=float, default=1000.0, help="engine's time for a token")
+    parser.add_argument("--pace-ms", type=float, default=1000.0, help="engine's time per token")
     parser.add_argument("--open-over", type=float, default=60.0, help="seconds until all are open")
     print(run(parser.parse_args()))
 

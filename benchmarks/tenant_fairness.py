@@ -1,11 +1,11 @@
-"""How much later a tenant is answered while another one asks for all that there is.
+"""How much later a tenant is answered while another one requests all capacity.
 
     python -m benchmarks.tenant_fairness [--seconds 30] [--places 32] [--reserved-share 0.125]
 
 One tenant asks a short question again and again: first alone, then while another tenant keeps three
-times as many long replies asked for as there are places. Measured is the time to the first token of
-the first tenant. Its p99 under load may be three times the idle one at most; otherwise the exit
-status is 1. Engine, proxy and agents are processes of their own, the engine is scripted.
+times as many long replies requested as there are places. It measures the first tenant's time to the
+first token. Its p99 under load may be at most three times the idle one; otherwise the exit status
+is 1. Engine, proxy and agents are processes of their own; the engine is scripted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHORT = 4
 """Tokens of the modest tenant's replies."""
 PACE_S = 0.04
 FIRST_S = 0.04
-"""A reply holds its place for six seconds."""
+"""A reply occupies its place for six seconds."""
 PAUSE_S = 0.05
 LOAD_FACTOR = 3
 SETTLE_S = 3.0
@@ -69,7 +69,7 @@ class Tenant:
 
 
 async def asks_in_turn(tenant: Tenant, seconds: float) -> list[float]:
-    """The modest tenant: one question after the other."""
+    """The modest tenant: one question after another."""
     found: list[float] = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -110,7 +110,7 @@ async def measure(url: str, places: int, seconds: float) -> tuple[list[float], l
 
 
 def run(options: argparse.Namespace) -> bool:
-    """Print the figures; whether the ratio is small enough."""
+    """Print the figures; returns whether the ratio is small enough."""
     renderer = RendererConfig(name="qwen3", enable_thinking=False)
     rendering = Rendering.load(str(LAB_MODEL), renderer)
     word = rendering.tokenizer.encode("sun", add_special_tokens=False)
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> bool:
         psutil.cpu_percent()
         idle, loaded = uvloop.run(measure(where.proxy_url, options.places, options.seconds))
         busy = psutil.cpu_percent()
-    for name, values in (("alone", idle), ("beside the load", loaded)):
+    for name, values in (("alone", idle), ("under load", loaded)):
         p50, p99 = (1000 * percentile(values, share) for share in (0.5, 0.99))
         print(f"{name:16} {len(values):5d} questions  p50 {p50:8.1f} ms  p99 {p99:8.1f} ms")
     ratio = percentile(loaded, 0.99) / percentile(idle, 0.99)

@@ -1,12 +1,12 @@
-"""Memory of the trainer: what it takes once loaded, in a step, and while it writes a checkpoint.
+"""Memory of the trainer once loaded, in a step, and while it writes a checkpoint.
 
     python -m benchmarks.trainer_memory --model runs/models/smollm2-135m-instruct
         [--contexts 512 2048] [--weights lora full] [--set trainer.micro_batch_tokens=4096 ...]
 
-Each line is a trainer of its own, in a child process, with the recipe of `opd serve` and as many
-samples a step as that has, all of the given length. Its share of memory (PSS: what it alone holds,
-and its part of what it shares) is sampled while it works; the largest resident set (VmHWM) is the
-kernel's own figure, which counts shared pages in full. MiB.
+Each line is a trainer of its own, in a child process, with the recipe of `opd serve` and its number
+of samples per step, all of the given length. Its share of memory (PSS: its private pages, and its
+part of shared ones) is sampled while it works; the largest resident set (VmHWM) is the kernel's own
+figure, which counts shared pages in full. MiB.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PHASES = ("loaded", "step", "checkpoint", "rest")
 
 
 def trainer_config(options: argparse.Namespace, weights: str) -> TrainerConfig:
-    """The recipe for the model, and what is set on top."""
+    """The recipe for the model, with the given settings on top."""
     width = config_value(options.model, "hidden_size")
     values = recipe(width, full_weights=weights == "full")["trainer"]
     given = parse_overrides(options.set).get("trainer", {})
@@ -47,7 +47,7 @@ def trainer_config(options: argparse.Namespace, weights: str) -> TrainerConfig:
 
 
 def work(options: argparse.Namespace) -> None:
-    """In the child: says each phase on a line when it begins."""
+    """The child's work: prints each phase on a line when it begins."""
     from trainer.checkpoints.checkpoint import Checkpoints
     from trainer.checkpoints.restore import restore
 
@@ -87,7 +87,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def say(what: str) -> None:
-    """To the parent."""
+    """Tell the parent."""
     print(what, flush=True)
 
 
@@ -145,8 +145,8 @@ def line(options: argparse.Namespace, weights: str, context: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """MiB: the largest share by phase, at `rest` the last one, and the largest resident set;
-    seconds of the faster step.
+    """MiB: the largest share by phase (for `rest` the last one), and the largest resident set;
+    seconds of the fastest step.
     """
 
     peaks: dict[str, int]
@@ -155,7 +155,7 @@ class Measured:
 
 
 def measure(options: argparse.Namespace, weights: str, context: int) -> Measured:
-    """A trainer in a child process. Raises CalledProcessError where it fails."""
+    """A trainer in a child process. Raises CalledProcessError if it fails."""
     command = [sys.executable, "-m", "benchmarks.trainer_memory", "--model", options.model]
     command += ["--child", weights, "--contexts", str(context), "--steps", str(options.steps)]
     for one in options.set:
@@ -203,7 +203,7 @@ def share(pid: int) -> tuple[int, int] | None:
 
 
 def main() -> None:
-    """A table, one line as it is measured."""
+    """Print a table, line by line as it is measured."""
     options = parse_options()
     if options.child:
         work(options)
@@ -218,7 +218,7 @@ def main() -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """Which model, contexts and weights; settings as `opd serve --set` takes them."""
+    """The model, contexts and weights; settings in the form of `opd serve --set`."""
     parser = argparse.ArgumentParser(description="memory of a trainer's step")
     parser.add_argument("--model", required=True)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048])

@@ -1,1 +1,1 @@
-"""The judge: votes on turns, and questions about hints. It knows no trainer and no endpoint."""
+"""The judge: votes on turns, and questions about hints. Independent of trainer and endpoint."""

@@ -26,8 +26,8 @@ class JudgeConfig(BaseModel):
     votes: int = Field(default=3, ge=1)
     """Votes for each turn (m)."""
     shared_prefill_wait_s: float = Field(default=30.0, ge=0)
-    """Longest wait of the other votes for the first one's first token, from which on they find the
-    prompt in the judge's cache; 0 asks for all at once.
+    """Longest time that the other votes wait for the first vote's first token; from then on they
+    find the prompt in the judge's cache. 0 asks for all votes at once.
     """
     temperature: float = Field(default=0.6, ge=0)
     """Sampling temperature of a vote; at 0 all votes of a turn are the same."""
@@ -36,13 +36,13 @@ class JudgeConfig(BaseModel):
     max_tokens: int = Field(default=1024, ge=1)
     """Longest answer of a vote, reasoning included."""
     max_prompt_tokens: int = Field(default=24576, ge=256)
-    """Longest judge prompt; over it the oldest middle messages are left out. Context length minus
-    max_tokens.
+    """Longest judge prompt; the oldest middle messages of a longer one are left out. Set it to the
+    judge's context length minus max_tokens.
     """
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further request fields, e.g. `{"chat_template_kwargs": {"enable_thinking": false}}`."""
     timeout_s: float = Field(default=120.0, gt=0)
-    """Whole duration of one call, each retry anew."""
+    """Time limit of one whole call; each retry has its own."""
     retries: int = Field(default=2, ge=0)
     """Retries of one call on transport errors, 429 and 5xx before the turn is set aside."""
     retry_wait_s: float = Field(default=0.25, ge=0)
@@ -52,26 +52,27 @@ class JudgeConfig(BaseModel):
     selection: str = "longest"
     """Hint selection strategy (judge/votes/selection.py)."""
     min_positive_votes: int = Field(default=1, ge=1)
-    """Positive votes needed before a hint is taken. 1 is the published rule, under which one slip
-    in m trains the policy; a majority (2 of 3) is recommended.
+    """Positive votes needed before a hint is taken. 1 is the published rule, under which one
+    mistaken vote of m trains the policy; a majority (2 of 3) is recommended.
     """
     max_hint_chars: int = Field(default=1000, ge=11)
     """A longer hint is rejected as `too_long`."""
     max_copied_words: int = Field(default=12, ge=1)
     """A hint with a longer run of words from the next state is rejected as `copies_next_state`."""
     allow_new_values: bool = False
-    """Let hints name numbers, identifiers and addresses that occur in the next state and nowhere
-    before it: what the assistant could not have known (`new_value`).
+    """Allow hints to name numbers, identifiers and addresses that occur in the next state and
+    nowhere before it, so that the assistant could not have known them (`new_value`).
     """
     max_candidates: int = Field(default=3, ge=1)
-    """Most hints of a turn that are kept and scored, where the selection gives several."""
+    """At most this many hints of a turn are kept and scored, if the selection gives several."""
     exception_texts: int = Field(default=12, ge=1)
-    """Open wishes for the opposite of a hint that are asked for; where few are usable, once more.
-    Every third is kept out of training. Of wishes of which it says nothing a third as many.
+    """How many open wishes for the opposite of a hint the judge is asked for; if few are usable, it
+    is asked again. Every third is kept out of training. A third as many wishes about which the hint
+    says nothing are asked for.
     """
     reward: RewardKind = "none"
     """Reward of a turn: the majority of its votes, 1, 0 or -1 (`verdict`), their mean (`votes`),
-    what its session comes to, whatever the votes say (`outcome`, docs/outcomes.md), or none. With a
+    its session's outcome, whatever the votes say (`outcome`, docs/outcomes.md), or none. With a
     reward, turns without a hint train too.
     """
     review: Literal["none", "sampled", "all"] = "none"

@@ -1,9 +1,8 @@
-"""What the judge's votes came to, under the names of ALGORITHMS 1.8.
+"""Counts of the judge's votes and verdicts, under the names of ALGORITHMS 1.8.
 
 Counted where verdicts are committed, so each turn counts once however often it was attempted.
-Prometheus names cannot hold a slash: `hint/vote_none` is exposed as `hint_vote_none_total`. The
-store's vote summary gives the same figures for a whole run; these are for the process that is
-running.
+Prometheus names cannot contain a slash: `hint/vote_none` is exposed as `hint_vote_none_total`. The
+store's vote summary gives the same figures for a whole run; these are for the running process.
 """
 
 from __future__ import annotations
@@ -36,7 +35,9 @@ class HintMetrics:
         self.votes = {
             None: self._counter("hint_vote_none", "Votes that abstained or failed"),
             1: self._counter("hint_vote_pos", "Votes that the next state shows a better response"),
-            -1: self._counter("hint_vote_neg", "Votes that it does not"),
+            -1: self._counter(
+                "hint_vote_neg", "Votes that the next state shows no better response"
+            ),
         }
         self.vote_failed = self._counter("hint_vote_failed", "Votes whose call failed")
         self.turns = self._counter("hint_turns", "Turns judged")
@@ -89,17 +90,17 @@ class HintMetrics:
 
         self.waiting_s = Gauge(
             "judge_waiting_seconds",
-            "Age of the oldest turn that waits for the judge and can still train; 0 without any",
+            "Age of the oldest turn that waits for the judge and can still train; 0 if none does",
             registry=self.registry,
         )
 
     def watch(self, capacity: Capacity) -> None:
-        """Show the judge's pace, and the share of turns that it sees in time."""
+        """Expose the judge's pace, and the share of turns that it judges in time."""
         for name, text, figure in (
             (
                 "judge_sampled_share",
                 "Share of the turns of the last five minutes that were judged while they could "
-                "still train; NaN without any",
+                "still train; NaN if there were none",
                 capacity.share,
             ),
             (
@@ -111,7 +112,9 @@ class HintMetrics:
             Gauge(name, text, registry=self.registry).set_function(figure)
 
     def count_let_go(self, number: int, waiting_s: float | None) -> None:
-        """Turns that were dropped unjudged, and for how long the oldest of the others waits."""
+        """Count turns that were dropped unjudged, and note how long the oldest of the others has
+        waited.
+        """
         if number:
             self.dropped.labels(reason=DropReason.OVER_CAPACITY.value).inc(number)
         self.waiting_s.set(waiting_s or 0.0)

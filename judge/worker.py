@@ -1,8 +1,8 @@
 """The judge stage: turn -> votes -> verdict, committed to the store.
 
-Sits between the proxy, which put the turn's next state there, and teacher scoring, which needs the
-hints; a turn with a reward alone goes past it to the trainer. All failures of the judge itself are
-left to the claim loop's patience (rollout_bridge/worker.py).
+Sits between the proxy, which stored the turn's next state, and teacher scoring, which needs the
+hints; a turn with a reward alone skips scoring and goes to the trainer. All failures of the judge
+itself are left to the claim loop's patience (rollout_bridge/worker.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class JudgeStore(FreshStore, Protocol):
-    """What the judge worker needs of the store."""
+    """What the judge worker needs from the store."""
 
     async def commit_verdict(
         self,
@@ -60,11 +60,11 @@ class JudgeStore(FreshStore, Protocol):
 class JudgeWorker:
     """Judges turns in state `judging` until stopped.
 
-    `owner` names the claims: unique for each worker that runs at a time. `count_tokens` counts a
-    text with the judge's tokenizer (it is called from other threads); without one an estimate on
-    the high side is used. `control_texts` are that tokenizer's. `freshness` says which turns can
-    still train: the others are judged in idle time, for their hint alone; without it all are judged
-    as if they could.
+    `owner` names the claims: unique among the workers that run at the same time. `count_tokens`
+    counts a text with the judge's tokenizer (it is called from other threads); without one an
+    estimate on the high side is used. `control_texts` are that tokenizer's. `freshness` tells which
+    turns can still train: the others are judged in idle time, for their hint alone; without it, all
+    are judged as if they could.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class JudgeWorker:
             freshness,
             concurrency=self._config.loop.concurrency,
             takes_late=True,
-            # Teacher and trainer's look for a batch take about as long again.
+            # The teacher, and the trainer's search for a batch, take about as long again.
             latency_s=lambda: 2 * self.capacity.turn_s,
             on_look=self._looked,
         )
@@ -192,10 +192,10 @@ class JudgeWorker:
             self._owner, verdict, drop, turn.num_reactions, review=review
         ):
             if drop is None and turn.for_hint_alone and not (review and verdict.hint):
-                drop = DropReason.HINT_ONLY  # the store's word
+                drop = DropReason.HINT_ONLY  # as the store has marked it
             self.metrics.count(verdict, drop)
         else:
             logger.warning(
-                "turn %s: the claim was lost or feedback came, its verdict is not kept",
+                "turn %s: the claim was lost or feedback came; its verdict is not kept",
                 turn.turn_id,
             )

@@ -1,3 +1,3 @@
-"""What a person runs: commands, configuration, processes, replay, evaluation, export, the cluster's
-launch. It knows every other package; none knows it.
+"""What users run: commands, configuration, processes, replay, evaluation, export, cluster launches.
+It imports every other package; none imports it.
 """

@@ -1,4 +1,4 @@
-"""Where the store lies and how patient it is."""
+"""Where the store is and how patient it is."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ class RetentionConfig(BaseModel):
 
 
 Mode = Literal["off", "mark", "redact"]
-"""Of a finding: not looked for; counted and named at its turn; taken out of what is stored."""
+"""A finding is not searched for; counted and named with its turn; removed from what is stored."""
 
 
 class RedactionConfig(BaseModel):
-    """What is taken out before anything is judged or trained (docs/records.md)."""
+    """What is removed before anything is judged or trained (docs/records.md)."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     secrets: Mode = "redact"
-    """Keys, tokens and passwords in forms that services are known by."""
+    """Keys, tokens and passwords in the known formats of services."""
     personal: Mode = "redact"
     """E-mail addresses, phone, account, card and US social security numbers."""
     kinds: dict[str, Mode] = Field(default_factory=dict)
-    """Another mode for single kinds, own ones too: `email = "mark"`."""
+    """Another mode for single kinds, including your own: `email = "mark"`."""
     patterns: dict[str, str] = Field(default_factory=dict)
     """Further kinds: a name and a regular expression (Python's)."""
     phone_region: str | None = Field(default=None, pattern="^[A-Z]{2}$")
-    """Country of phone numbers without a country code (DE, US, ...); unset: such are not found."""
+    """Country of phone numbers without a country code (DE, US, ...); unset: they are not found."""
     allow: list[str] = Field(default_factory=list)
-    """Texts that are no findings, each as it stands or as `sha256:` and its digest, which
-    `opd doctor` prints: an address in an agent's own tools, say.
+    """Texts that are not findings, such as an address in an agent's own tools. Each is given as
+    text or as `sha256:` and its digest, which `opd doctor` prints.
     """
     max_chars: int = Field(default=1_000_000, ge=1000)
-    """Most characters of a request's messages and tools together; a longer one is refused."""
+    """Maximum characters of a request's messages and tools together; a longer one is refused."""
 
     @field_validator("allow")
     @classmethod
@@ -61,7 +61,8 @@ class RedactionConfig(BaseModel):
         for text in value:
             if re.fullmatch(r"sha256:(?![0-9a-f]{32}$).*", text, re.DOTALL):
                 raise ValueError(
-                    f"{text!r} is no digest: 32 hexadecimal digits follow, as `opd doctor` prints"
+                    f"{text!r} is not a digest: 32 hexadecimal digits follow, "
+                    "as `opd doctor` prints"
                 )
         return value
 
@@ -75,7 +76,7 @@ class RedactionConfig(BaseModel):
                 raise ValueError(f"kinds: unknown {kind!r}; {meant}")
         for kind, pattern in self.patterns.items():
             if kind in (*SECRETS, *PERSONAL):
-                raise ValueError(f"patterns: {kind!r} is a kind already, choose another name")
+                raise ValueError(f"patterns: {kind!r} is already a kind, choose another name")
             try:
                 re.compile(pattern)
             except re.error as error:
@@ -94,29 +95,29 @@ class StoreConfig(BaseModel):
     """How long one attempt waits for another process's write lock."""
     command_timeout_s: float | None = Field(default=30.0, gt=0)
     """PostgreSQL: how long to wait for a connection, and for the answer to a command. A server that
-    vanished counts as unavailable afterwards. None: for as long as it takes (see `patient`).
+    does not answer in time counts as unavailable. None: as long as it takes (see `patient`).
     """
     lock_retries: int = Field(default=1, ge=0)
     """Further attempts, with growing pauses, before a write raises StoreUnavailable."""
     group_max: int = Field(default=256, ge=1)
-    """Most write operations that share one transaction."""
+    """Maximum number of write operations that share one transaction."""
     reader_connections: int = Field(default=4, ge=1)
     """Connections of this process that only read."""
     redaction: RedactionConfig = Field(default_factory=RedactionConfig)
     retention: RetentionConfig = Field(default_factory=RetentionConfig)
     spill_folder: Path | None = Field(default=None, strict=False)
-    """Where the proxy keeps what the database does not take; unset: beside a SQLite file, and in
-    the run folder with PostgreSQL. On a disk of its own it outlives one that is full.
+    """Where the proxy keeps what the database cannot store; unset: next to a SQLite file, or in the
+    run folder with PostgreSQL. On a separate disk, it still works when the database's disk is full.
     """
     spill_reserve_bytes: int = Field(default=16 * 2**20, ge=0)
-    """Room that each proxy reserves there when it starts, for the time when the disk is full."""
+    """Space that each proxy reserves there when it starts, for when the disk is full."""
 
     @field_validator("url")
     @classmethod
     def _known_database(cls, url: str) -> str:
         try:
             parsed = make_url(url)
-        except (ArgumentError, ValueError) as error:  # the latter for a port that is no number
+        except (ArgumentError, ValueError) as error:  # the latter for a port that is not a number
             raise ValueError(
                 f"not a database URL: {url!r}; write {SQLITE}:///FILE or "
                 f"{POSTGRESQL}://USER@HOST:PORT/DATABASE"
@@ -136,7 +137,7 @@ class StoreConfig(BaseModel):
         return cls.model_validate({"url": f"{SQLITE}:///{path}", **options})
 
     def patient(self) -> StoreConfig:
-        """The same database for work that may rightly take long: migrations, vacuum, checks."""
+        """The same database for work that may take long: migrations, vacuum, checks."""
         return self.model_copy(update={"command_timeout_s": None})
 
     @property
@@ -150,7 +151,9 @@ class StoreConfig(BaseModel):
         if self.spill_folder is not None:
             return self.spill_folder
         if self.sqlite_path is None:
-            raise ValueError("store.spill_folder: name a folder, PostgreSQL has no file beside it")
+            raise ValueError(
+                "store.spill_folder: name a folder, as PostgreSQL has no file to put it next to"
+            )
         return Path(f"{self.sqlite_path}-spill")
 
     @property

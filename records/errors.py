@@ -5,7 +5,7 @@
     |-- StoreSchemaError   the database was written by another version of this program
     |-- StoreConflict      what is asked contradicts what is stored; trying again will not help
     |-- StoreCorrupt       stored rows contradict each other
-    |-- BackupError        (records.care.backup) a backup cannot be taken, or is not what it says
+    |-- BackupError        (records.care.backup) a backup cannot be taken, or is not as described
     |-- UnknownKey         no such API key, or it was revoked
     `-- UnknownTurn        no such turn (also a KeyError)
 
@@ -20,7 +20,7 @@ class StoreError(Exception):
 
 
 class StoreUnavailable(StoreError):
-    """The database does not answer or stayed locked beyond the configured patience."""
+    """The database does not answer, or stayed locked for longer than is configured."""
 
 
 class StoreSchemaError(StoreError):
@@ -32,7 +32,7 @@ class StoreConflict(StoreError):
 
 
 class StoreCorrupt(StoreError):
-    """Rows that belong together do not fit; nothing computed from them may be used."""
+    """Rows that belong together do not match; nothing computed from them may be used."""
 
 
 class UnknownKey(StoreError):

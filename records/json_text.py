@@ -1,8 +1,8 @@
-"""JSON text that models and clients wrote, as a value: whatever is in it, reading ends in a value
-or in ValueError.
+"""Reading JSON text that models and clients wrote: whatever is in it, the result is a value or
+ValueError.
 
-Python's own parser ends in RecursionError where brackets nest too deep, at a depth that depends on
-who calls it. Here the depth is fixed, so that one text is the same message in every process.
+Python's own parser raises RecursionError if brackets nest too deep, at a depth that depends on the
+caller. Here the depth is fixed, so that one text is the same message in every process.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MAX_NESTING = 200
 identities write the value as text again, within brackets of their own.
 """
 _BRACKETS = re.compile(r'"(?:[^"\\]+|\\.?)*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
-"""Brackets, and strings: one that is not closed goes to the end, or each quote in it would begin
-another search for its end.
+"""Brackets and strings. An unclosed string extends to the end; otherwise each quote in it would
+start another search for its end.
 """
 
 
 def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """The value of `text`, as json.loads reads it. Raises ValueError on text that is no JSON, and
+    """The value of `text`, as json.loads reads it. Raises ValueError on text that is not JSON, and
     on brackets nested deeper than MAX_NESTING, closed or not.
     """
     if nests_too_deep(text):

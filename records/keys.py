@@ -1,9 +1,9 @@
 """API keys: who may use the endpoint, how much, and what may become of what they send.
 
-A key is `opd_ID_SECRET`. The id is public: it stands in lists, logs and the audit trail. The secret
-is 256 random bits, of which only the SHA-256 is stored: a fast hash is enough, because nobody can
-try 2^256 secrets, and a slow one would cost every request what it costs an attacker. Each change is
-noted with who made it, in the same transaction.
+A key is `opd_ID_SECRET`. The id is public: it appears in lists, logs and the audit trail. The
+secret is 256 random bits, of which only the SHA-256 is stored: a fast hash is enough, because
+nobody can try 2^256 secrets, and a slow one would cost every request what it costs an attacker.
+Each change is noted with its author, in the same transaction.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from records.tables.models import KeyEventRow, KeyRow, KeyUsageRow
 from records.tables.sql import insert_missing, table_of
 
 KEY = re.compile(r"opd_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
-"""A key as its owner holds it."""
+"""A whole key, as its owner has it."""
 
 Action = Literal["create", "rotate", "revoke"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
-    """What a key may use; None: as much as there is. Tokens are those of prompts and replies."""
+    """What a key may use; None: unlimited. Tokens are those of prompts and replies."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -61,11 +61,11 @@ class ApiKey:
     old_until: float | None = None
 
     def accepts(self, secret: str, now: float) -> bool:
-        """Whether this is the key's secret; takes the same time for each secret."""
+        """Whether this is the key's secret; takes the same time for every secret."""
         return self.accepts_hash(hash_of(secret), now)
 
     def accepts_hash(self, given: bytes, now: float) -> bool:
-        """Whether `hash_of` the key's secret gives this; takes the same time for each."""
+        """Whether this is `hash_of` the key's secret; takes the same time for every hash."""
         is_new = hmac.compare_digest(given, self.secret_hash)
         is_old = hmac.compare_digest(given, self.old_hash or b"")
         is_old = is_old and self.old_until is not None and now < self.old_until
@@ -99,7 +99,7 @@ class Keys:
         consent: Consent = Consent.TRAIN,
         limits: KeyLimits | None = None,
     ) -> tuple[ApiKey, str]:
-        """A new key, and its text, which is not kept. Without a tenant it is one of its own."""
+        """A new key, and its text, which is not kept. Without a `tenant`, it is its own tenant."""
         key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
         key = ApiKey(
             key_id=key_id,
@@ -115,7 +115,7 @@ class Keys:
         return key, _text(key_id, secret)
 
     async def rotate(self, key_id: str, *, actor: str, overlap_s: float = 0.0) -> str:
-        """A new secret for a key; the old one goes on working for `overlap_s`. Returns the text.
+        """A new secret for a key; the old one keeps working for `overlap_s`. Returns the text.
 
         Raises UnknownKey, also for one that was revoked.
         """
@@ -125,7 +125,7 @@ class Keys:
         return _text(key_id, secret)
 
     async def revoke(self, key_id: str, *, actor: str) -> None:
-        """Let a key never work again. Raises UnknownKey, also for one that was revoked."""
+        """Revoke a key for good. Raises UnknownKey, also for one that was revoked."""
         now = self._clock()
         change = partial(_revoked, now=now)
         await self._change(key_id, change, _event(key_id, "revoke", actor, now))
@@ -168,7 +168,7 @@ def hash_of(secret: str) -> bytes:
 
 
 def _rotated(key: ApiKey, secret_hash: bytes, now: float, overlap_s: float) -> ApiKey:
-    # One old secret at most: who rotates twice within the overlap ends the first one.
+    # At most one old secret: rotating twice within the overlap ends the first one.
     old_hash, old_until = (key.secret_hash, now + overlap_s) if overlap_s > 0 else (None, None)
     return replace(
         key, secret_hash=secret_hash, rotated_at=now, old_hash=old_hash, old_until=old_until
@@ -216,7 +216,7 @@ def _key(row: Row[Any]) -> ApiKey:
 
 
 def _add_usage_op(connection: Connection, tokens: Mapping[tuple[str, int], int]) -> None:
-    """One row after the other, in one order: two proxies may add at the same time."""
+    """Row by row, in a fixed order: two proxies may add at the same time."""
     for (key_id, of_day), number in sorted(tokens.items()):
         place = {"key_id": key_id, "day": of_day}
         insert_missing(connection, KeyUsageRow, [{**place, "num_tokens": 0}])

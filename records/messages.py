@@ -2,8 +2,8 @@
 
 Messages are plain dicts in OpenAI's shape. This module holds the pure functions on them: their
 text, their canonical form (the identity of a node in the conversation tree) and their fingerprint
-(the weaker identity by which a request is linked to an earlier turn when an agent re-serialised
-its history), and what a client changed of an answer before it sent it back. It knows no tokens.
+(the weaker identity by which a request is linked to an earlier turn when an agent re-serialised its
+history), and what a client changed in an answer before it sent it back. It knows no tokens.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from records.json_text import parse_json
 
 Message: TypeAlias = dict[str, Any]
 EchoChange: TypeAlias = Literal["text", "calls", "ids", "retold"]
-"""What a client changed of an answer with calls: the text beside them, their number (some are left
-out), their ids; or it tells the calls as text.
+"""What a client changed in an answer with calls: the text next to them, their number (some are left
+out), their ids; or it retells the calls as text.
 """
 
 
@@ -45,7 +45,9 @@ def content_text(content: Any) -> str:
 
 
 def parsed_arguments(arguments: Any) -> Any:
-    """A tool call's arguments as a value: JSON text parsed where it parses, else left as it is."""
+    """A tool call's arguments as a value: JSON text is parsed if it parses, otherwise left as it
+    is.
+    """
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -89,13 +91,15 @@ def node_id(parent_id: str, message: Message) -> str:
 
 
 def calls_key(message: Message) -> str | None:
-    """What calls of equal names and arguments share, whatever their ids; None without calls."""
+    """A key that calls with equal names and arguments share, whatever their ids; None without
+    calls.
+    """
     calls = canonical_message(message).get("tool_calls")
     return _digest([_without_id(call) for call in calls]) if calls else None
 
 
 def loose_fingerprint(message: Message) -> str:
-    """A fingerprint that does not see what clients rewrite: ids of calls, the text beside them."""
+    """A fingerprint that ignores what clients rewrite: ids of calls, the text next to them."""
     canonical = canonical_message(message)
     canonical.pop("tool_call_id", None)
     if "tool_calls" in canonical:
@@ -105,7 +109,7 @@ def loose_fingerprint(message: Message) -> str:
 
 
 def echo_changes(sent: Message, shown: Message) -> tuple[EchoChange, ...] | None:
-    """What `shown`, which a client sends back, changes of the answer `sent`.
+    """What `shown`, which a client sends back, changes in the answer `sent`.
 
     None if it is not that answer: it has no calls, or one that was not sent. A call is the same by
     name and arguments; ids may have been renamed, and calls left out.
@@ -133,13 +137,13 @@ def echo_changes(sent: Message, shown: Message) -> tuple[EchoChange, ...] | None
 
 
 def echo_changes_of(text: str | None) -> tuple[EchoChange, ...]:
-    """As they are kept with a turn, separated by commas; None: there are none."""
+    """The changes from their stored form, separated by commas; None: there are none."""
     given = text.split(",") if text else []
     return tuple(one for one in get_args(EchoChange) if one in given)
 
 
 class _EqualCalls:
-    """Calls of one name and equal arguments that were sent and not shown yet, by their ids."""
+    """Calls with one name and equal arguments that were sent and not yet shown, by their ids."""
 
     def __init__(self) -> None:
         self._ids: OrderedDict[int, str] = OrderedDict()
@@ -149,13 +153,13 @@ class _EqualCalls:
         return len(self._ids)
 
     def add(self, call_id: str) -> None:
-        """One more, after the others."""
+        """Add a call after the others."""
         place = len(self._ids)
         self._ids[place] = call_id
         self._places[call_id].append(place)
 
     def take(self, call_id: str) -> bool:
-        """Take the one of this id out; False if there is none, and the first was taken instead."""
+        """Take out the call with this id; False if there is none: the first was taken instead."""
         places = self._places.get(call_id)
         if places:
             del self._ids[places.popleft()]
@@ -170,7 +174,7 @@ def _without_id(call: dict[str, Any]) -> list[Any]:
 
 
 def _call_digest(call: dict[str, Any]) -> str:
-    """Equal for calls whose name and arguments are; 1, 1.0 and true are, as in Python."""
+    """Equal for calls with equal names and arguments; 1, 1.0 and true are equal, as in Python."""
     return _digest([call["name"], _plain_numbers(call["arguments"])])
 
 

@@ -1,5 +1,5 @@
-"""The closed sets of names: what a turn is, where it stands, why it does not train, and what may
-become of what was sent. One word each, in the store, the metrics and the logs alike.
+"""The closed sets of names: what a turn is, where it stands, why it does not train, and what a
+request may be used for. Each has one name, in the store, the metrics and the logs alike.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 class TurnType(StrEnum):
     """Only `main` turns train; `side` turns are recorded and forwarded, and so are `text` turns:
-    continuations of a text that is no conversation.
+    continuations of a text that is not a conversation.
     """
 
     MAIN = "main"
@@ -41,7 +41,7 @@ class DropReason(StrEnum):
 
     # Decided by whatever stage had the turn in hand.
     INTERNAL_ERROR = "internal_error"
-    # Its content was asked to be deleted while it was on its way, or is being deleted.
+    # Deletion of its content was requested while it was on its way, or is in progress.
     FORGOTTEN = "forgotten"
     # Decided when the reply is recorded. RECORD_ONLY: its key consents to no more.
     RECORD_ONLY = "record_only"
@@ -67,8 +67,8 @@ class DropReason(StrEnum):
     JUDGE_UNAVAILABLE = "judge_unavailable"
     JUDGE_PROMPT_TOO_LONG = "judge_prompt_too_long"
     NO_RECORDED_VOTES = "no_recorded_votes"
-    # OVER_CAPACITY: not judged in time to train; the judge may come to it later, in idle time.
-    # HINT_ONLY: it did, and the hint is all that comes of it.
+    # OVER_CAPACITY: not judged in time to train; the judge may judge it later, in idle time.
+    # HINT_ONLY: it did, and only the hint is used.
     OVER_CAPACITY = "over_capacity"
     HINT_ONLY = "hint_only"
     # Decided by a person.
@@ -99,7 +99,7 @@ class DropReason(StrEnum):
 
 
 class Consent(StrEnum):
-    """What may become of what a key's requests hold: trained on; recorded only; neither."""
+    """What the contents of a key's requests may be used for: training; recording only; neither."""
 
     TRAIN = "train"
     RECORD = "record"
@@ -121,7 +121,7 @@ REJUDGEABLE = frozenset(
         DropReason.NO_OUTCOME,
     }
 )
-"""Drops that another look at a longer next state may undo."""
+"""Drops that judging a longer next state may undo."""
 
 
 UNJUDGED = frozenset(
@@ -132,11 +132,22 @@ UNJUDGED = frozenset(
         DropReason.OVER_CAPACITY,
     }
 )
-"""Drops of turns on which no judge said anything: no share of accepted turns counts them."""
+"""Drops of turns that no judge has judged: no share of accepted turns counts them."""
+
+
+class SideSource(StrEnum):
+    """Where side samples come from. The set is closed."""
+
+    POLICY = "policy"
+    """Drawn by the weights that sampled the turn."""
+    POLICY_TOP = "policy_top"
+    """The likeliest tokens of these weights."""
+    TEACHER = "teacher"
+    """Drawn by the teacher under the hint."""
 
 
 class ReviewDecision(StrEnum):
-    """What a person made of a hint of the judge. The set is closed."""
+    """What a person decided on a hint of the judge. The set is closed."""
 
     APPROVED = "approved"
     EDITED = "edited"
@@ -154,7 +165,7 @@ class FeedbackOutcome(StrEnum):
     TOO_LATE = "too_late"
     """The trainer has the turn, or had it. The feedback is kept and changes nothing."""
     NOT_TRAINED = "not_trained"
-    """The turn does not train, whatever is said of it. The feedback is kept."""
+    """The turn does not train, whatever is said about it. The feedback is kept."""
 
 
 class HintRejection(StrEnum):

@@ -40,9 +40,9 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnIdentity:
-    """What a redacted turn is recognised by: hashes of the messages as they were.
+    """Identifies a redacted turn: hashes of the messages as they were.
 
-    `node_ids` are those of the path: of each prompt message, then of the response.
+    `node_ids` are those of the path: for each prompt message, then for the response.
     """
 
     node_ids: tuple[str, ...]
@@ -54,8 +54,8 @@ class CapturedTurn:
     """One answered request, as the proxy hands it to the store.
 
     `messages` is the whole prompt; `prompt_ids` [P] the exact ids the engine was given;
-    `response_ids` [R] the exact ids it sampled, stop token included; `rollout_logprobs` [R] their
-    log-probabilities at the sampling temperature. If `token_parent_id` is set, the first
+    `response_ids` [R] the exact ids it sampled, including the stop token; `rollout_logprobs` [R]
+    their log-probabilities at the sampling temperature. If `token_parent_id` is set, the first
     `num_shared_ids` prompt ids equal the first ids of that turn's prompt + response (bridged
     prompts), and the store keeps only the rest. A `drop_reason` stores the turn as dropped.
     `teacher_key` names the teacher that the client asked for, `user_id` the end user that it
@@ -63,8 +63,8 @@ class CapturedTurn:
     the reply; None: it may not ask for it again. `routed_experts` [T, layers, topk] are the experts
     that a mixture-of-experts engine sent each token to, T = P + R - 1: the last token went through
     no layer. `findings` counts secrets and personal data by kind (None: not looked for yet); a turn
-    that was redacted has an `identity` and no tokens. `drop_detail` says more of the drop: of a
-    side turn, the rule that made it one. A turn of a `recording` may have no version, and NaN for
+    that was redacted has an `identity` and no tokens. `drop_detail` gives details of the drop: for
+    a side turn, the rule that made it one. A turn of a `recording` may have no version, and NaN for
     `rollout_logprobs`: both come when the policy has scored it.
     """
 
@@ -134,11 +134,11 @@ class TurnRef:
 class TurnRecord:
     """A stored turn with everything that a worker may need; arrays as in `CapturedTurn`.
 
-    `next_state` is what followed, then the feedback on the turn: `num_reactions` of them, where the
-    messages that followed are one. `feedback_reward`, on [-1, 1], is the newest score in it.
-    `echo_changes` is what of `response` the client had changed when it went on: the history that
-    it saw then differs from what was sampled. `for_hint_alone`: it is judged, or waits to be, when
-    it cannot train any more.
+    `next_state` is what followed, then the feedback on the turn: `num_reactions` in total, where
+    all messages that followed count as one. `feedback_reward`, on [-1, 1], is the newest score in
+    it. `echo_changes` is what the client had changed in `response` when it went on: the history
+    that it saw then differs from what was sampled. `for_hint_alone`: it is judged, or waits to be,
+    although it can no longer train.
     """
 
     turn_id: str
@@ -174,7 +174,7 @@ class TurnRecord:
 class Vote:
     """One judge answer: `score` is +1, -1 or None (abstained, or failed for the reason `error`).
 
-    `rejected`: why its hint must not be used; the score counts all the same.
+    `rejected`: why its hint must not be used; the score still counts.
     """
 
     index: int
@@ -193,9 +193,9 @@ class Verdict:
     """The judge's decision on a turn: the selected hint, or None.
 
     `num_omitted` messages were left out of its prompt to fit the judge's context. `candidates` are
-    the hints worth scoring, the selected one first; where none are given, it is the only one.
-    `reward` is what the votes say of the response itself; None: not asked for, or all abstained.
-    With `awaits_outcome` its session will say it.
+    the hints worth scoring, the selected one first; if none are given, it is the only one. `reward`
+    is what the votes say about the response itself; None: not asked for, or all abstained. With
+    `awaits_outcome` its session's outcome will give it.
     """
 
     turn_id: str
@@ -224,7 +224,7 @@ class Score:
     """A teacher's log-probs [R] at temperature 1 of the response ids under one hinted prompt.
 
     `candidate` is the hint's place among the turn's candidates. `topk_ids`, `topk_logprobs` [R, K]
-    are the teacher's most probable tokens at each position, where they were asked for. With
+    are the teacher's most probable tokens at each position, if they were asked for. With
     `teacher_version` UNSCORED only the prompt was built, and `teacher_logprobs` are NaN.
     """
 
@@ -258,7 +258,7 @@ class PolicyScore:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastAnswer:
     """An earlier answer to a prompt, sampled by `version`; `length` counts its tokens. `outcome` is
-    what its session came to; None: not known. `reward` is None where that alone is to be it.
+    its session's; None: not known. `reward` is None if only the outcome gives it.
     """
 
     turn_id: str
@@ -270,8 +270,8 @@ class PastAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptHistory:
-    """Rewarded answers to one prompt beside a batch: the `recent` ones, newest first, and the
-    `first` ever, oldest first, which the batch's own may be among.
+    """Rewarded answers to one prompt: the `recent` ones outside the batch, newest first, and the
+    `first` ever, oldest first, which may include the batch's own.
     """
 
     recent: tuple[PastAnswer, ...] = ()
@@ -283,7 +283,7 @@ NO_HISTORY = PromptHistory()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastSession:
-    """What an earlier session came to, whose first turn `version` sampled."""
+    """The outcome of an earlier session, whose first turn `version` sampled."""
 
     session_id: str
     version: int
@@ -292,15 +292,16 @@ class PastSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOutcome:
-    """What a turn's session came to, in [0, 1]; None: nobody has said.
+    """The outcome of a turn's session, in [0, 1]; None: nobody has given one.
 
     `start` is equal for sessions of one scope whose first turns have equal prompts; `past` are
-    earlier ones, newest first, where somebody asked for them.
+    earlier ones, newest first, if they were asked for.
     """
 
     outcome: float | None = None
     start: str = ""
     past: tuple[PastSession, ...] = ()
+    values: tuple[tuple[str, float | None], ...] = ()
 
 
 UNKNOWN_OUTCOME = SessionOutcome()
@@ -311,15 +312,15 @@ class ReadySample:
     """One turn ready to train: ids and log-probs of one turn, never padded, lengths checked.
 
     prompt_ids [P], response_ids [R], rollout_logprobs [R] at `temperature`, teacher_logprobs [R] at
-    temperature 1 under the selected `hint`: NaN where no engine scored the turn, and the hint ""
-    where it has none. `teachings` are all candidates, the selected hint's first; a turn that has
-    only a `reward` has none. `after_tool`: the response follows a tool result. `step_index` counts
-    the policy's earlier turns in its conversation. `is_cut`: the response ends at its token limit.
-    `scope` is whose turn it is, `history` what was answered to its prompt before and `session` what
-    its conversation came to, where somebody asked for it. `routed_experts` [P + R - 1, layers,
-    topk]. `times_trained` counts the steps that trained it before.
+    temperature 1 under the selected `hint`: NaN if no engine scored the turn, and the hint is "" if
+    it has none. `teachings` are all candidates, the selected hint's first; a turn that has only a
+    `reward` has none. `after_tool`: the response follows a tool result. `step_index` counts the
+    policy's earlier turns in its conversation. `is_cut`: the response ends at its token limit.
+    `scope` is the turn's, `history` the earlier answers to its prompt and `session` its session's
+    outcome, if they were asked for. `routed_experts` [P + R - 1, layers, topk]. `times_trained`
+    counts the steps that trained it before.
 
-    Of a `lesson`, `turn_id` and `session_id` are the lesson's id and `hint_id` names the hint of
+    For a `lesson`, `turn_id` and `session_id` are the lesson's id, and `hint_id` names the hint of
     the memory that it was made for; its one teaching has the prompt that the teacher read, hinted
     or not.
     """

@@ -1,4 +1,4 @@
-"""Settings of what stands between records and engines.
+"""Settings of the layer between records and engines.
 
 Plain values, checked strictly; nothing here loads a tokenizer or opens a connection.
 """
@@ -31,7 +31,7 @@ class RendererConfig(BaseModel):
     """The chat template's switch of the same name; unset leaves the renderer's default."""
     thinking_retention: Literal["tool_cycle", "all"] | None = None
     """Which earlier reasoning stays in a prompt that extends the previous one: that of the running
-    tool cycle, or all of it. Unset follows the model's template; `default` cannot be told.
+    tool cycle, or all of it. Unset follows the model's template; `default` does not support it.
     """
     tool_parser: str | None = None
     """Only with `default`: parser of tool calls ("qwen3", "glm", ...). Unset: calls stay text."""
@@ -49,7 +49,7 @@ class ClaimLoopConfig(BaseModel):
     concurrency: int = Field(default=24, ge=1)
     """Turns in flight at a time."""
     claim_ttl_s: float = Field(default=60.0, gt=0)
-    """A claim that is not extended for so long belongs to nobody; extended every third of it."""
+    """A claim that is not extended for this long expires. It is extended every third of this."""
     poll_min_s: float = Field(default=0.01, gt=0)
     """Shortest time between two claims while turns are waiting."""
     poll_max_s: float = Field(default=0.2, gt=0)
@@ -59,11 +59,11 @@ class ClaimLoopConfig(BaseModel):
     pause_max_s: float = Field(default=30.0, gt=0)
     """Longest pause between two attempts while the service is down."""
     max_attempts: int = Field(default=5, ge=1)
-    """Failures of one turn, other turns succeeding in between, until it is dropped."""
+    """Failures of one turn, with other turns succeeding in between, before it is dropped."""
     give_up_after_s: float = Field(default=3600.0, gt=0)
-    """A turn that has been failing for so long is dropped whatever the service does."""
+    """A turn that has been failing for this long is dropped, whether the service is up or not."""
     stop_grace_s: float = Field(default=5.0, ge=0)
-    """How long turns in flight may take to finish after a stop is asked for."""
+    """How long turns in flight may take to finish after a stop is requested."""
 
 
 class ScoringConfig(BaseModel):
@@ -72,28 +72,30 @@ class ScoringConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     teacher: str = "teacher"
-    """Name of the run's own teacher, stored with each score; turns that name none are its."""
+    """Name of the run's own teacher, stored with each score. It scores turns that name no teacher,
+    unless `default_teacher` is set.
+    """
     teachers: dict[str, str] = Field(default_factory=dict)
     """Further teachers: name -> base URL of an engine. A client names one for its requests in the
     header `X-Teacher`; a turn that names an unknown one is dropped as `unknown_teacher`.
     """
     teacher_api_keys: dict[str, SecretStr] = Field(default_factory=dict)
-    """Their keys, where they want some: name -> key."""
+    """Their keys, if they need them: name -> key."""
     allow_incompatible_teachers: bool = False
-    """Train with a teacher whose tokenizer or template differs from the policy's all the same."""
+    """Train even with a teacher whose tokenizer or template differs from the policy's."""
     default_teacher: str | None = None
     """Teacher of turns that name none; unset: `teacher`."""
     top_k: int = Field(default=0, ge=0)
-    """Most probable tokens of the teacher that are stored at each position of a response."""
+    """How many of the teacher's likeliest tokens are stored at each position of a response."""
     engine_scores: bool = True
     """Whether engines score. If not, only the hinted prompts are built and stored, for a teacher
     inside the trainer.
     """
     least_fall: float = Field(default=0.0, ge=0)
-    """A hint must lower the log-prob of a token of the answer that it came from by so many nats, by
-    the teacher's own account; else the turn is dropped as `hint_agrees` and the hint is not
-    remembered of it. 0: every accepted hint counts. Costs a second score of each turn; answers that
-    the policy gave anew are not asked about.
+    """A hint must lower the teacher's log-prob of a token of the answer that it came from by at
+    least this many nats; else the turn is dropped as `hint_agrees` and the hint is not remembered
+    from it. 0: every accepted hint counts. Costs a second score of each turn; resampled answers are
+    not checked.
     """
     expected_version: str | None = None
     """Weight version that the teacher must report; unset takes the first one that it reports."""
@@ -123,7 +125,7 @@ class ScoringConfig(BaseModel):
             )
         if self.default_teacher not in (None, self.teacher, *self.teachers):
             raise ValueError(
-                f"default_teacher {self.default_teacher!r} is none of "
+                f"default_teacher {self.default_teacher!r} is not one of "
                 f"{', '.join([self.teacher, *self.teachers])}"
             )
         if self.top_k and not self.engine_scores:
@@ -137,6 +139,6 @@ class ScoringConfig(BaseModel):
         return self
 
     def keys_of_teacher(self, name: str) -> EngineKeys:
-        """What a further teacher wants to see."""
+        """The keys that a further teacher needs."""
         key = self.teacher_api_keys.get(name)
         return EngineKeys(api=None if key is None else key.get_secret_value())

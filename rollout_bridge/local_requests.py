@@ -1,8 +1,8 @@
 """Whether a request to a server without keys comes from this machine's own programs.
 
-Such a server trusts whoever reaches it over loopback, and a web page that the user has open does
-too: it may post to 127.0.0.1, and by a name of its own that points there (DNS rebinding) it may
-even read. What a page cannot choose are the headers looked at here. Pure; knows no server.
+Such a server trusts whoever reaches it over loopback. That includes a web page that the user has
+open: it may post to 127.0.0.1, and with a host name of its own that points there (DNS rebinding) it
+may even read. A page cannot choose the headers that are checked here. Pure; knows no server.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Refusal:
 _HOST = Refusal(
     check="host",
     status=403,
-    message="While there is no API key, only this machine's own names are served in the Host "
-    "header: localhost, 127.0.0.1, [::1]. Use one of them, or make a key.",
+    message="While there is no API key, the Host header must be one of this machine's own names: "
+    "localhost, 127.0.0.1, [::1]. Use one of them, or create a key.",
 )
 _ORIGIN = Refusal(
     check="origin",
     status=403,
     message="While there is no API key, web pages of another origin are refused (Origin and "
-    "Sec-Fetch-Site headers). Call from a program, or make a key.",
+    "Sec-Fetch-Site headers). Call from a program, or create a key.",
 )
 _CONTENT_TYPE = Refusal(
     check="content_type",
@@ -56,7 +56,7 @@ def refusal_of(
 ) -> Refusal | None:
     """Why a server without keys refuses this request; None if it may be answered.
 
-    Pages of `allowed_origins` ("https://host:port", as browsers write it) may ask too.
+    Pages of `allowed_origins` ("https://host:port", as browsers write it) are allowed too.
     """
     host = _only(headers.getlist("host"))
     if host is None or not is_loopback_host(host):
@@ -69,7 +69,7 @@ def refusal_of(
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a Host header, with any port, names this machine: no name that DNS resolves."""
+    """Whether a Host header, with any port, names this machine, not by a name that DNS resolves."""
     try:
         parts = urlsplit(f"//{host}")
         _ = parts.port
@@ -90,7 +90,7 @@ def is_loopback_host(host: str) -> bool:
 def _is_own_page(headers: Headers, host: str, allowed_origins: Collection[str]) -> bool:
     origins = headers.getlist("origin")
     if not origins:
-        # Browsers send no Origin with what a page merely embeds, but say where it stands.
+        # Browsers send no Origin for what a page merely embeds, but they tell the page's site.
         return headers.get("sec-fetch-site", "none") in _OWN_SITES
     origin = _only(origins)
     if origin is None:
@@ -113,5 +113,5 @@ def _is_json_or_empty(headers: Headers) -> bool:
 
 
 def _only(values: Sequence[str]) -> str | None:
-    """The value of a header that may be there once."""
+    """The value of a header that may occur only once."""
     return values[0] if len(values) == 1 else None

@@ -1,9 +1,9 @@
-"""Turns whose tokens extend each other, as ONE sequence: what they repeat is there once.
+"""Turns whose tokens extend each other, as ONE sequence: what they repeat is stored once.
 
 Whatever lies between the turns of a sequence (tool output, user text, template, turns that were
 dropped) is context. The loss is the same as with a sequence per turn, because every token sees the
-same prefix and weights are counted per turn. Every trainer merges by this module. Pure functions of
-numpy arrays; tensors, models and the store are unknown here.
+same prefix and weights are counted per turn. Every trainer uses this module. Pure functions of
+numpy arrays; they know no tensors, models or store.
 
 Shapes: T tokens of a sequence.
 """
@@ -43,11 +43,11 @@ class PackedSequence:
 
 
 def merge_turns(samples: Sequence[ReadySample]) -> list[PackedSequence]:
-    """Sequences that together hold the response of every sample exactly once.
+    """Sequences that together contain the response of every sample exactly once.
 
     A turn joins the longest sequence of its session whose ids its prompt starts with; siblings,
-    duplicates and turns after a rewritten history start sequences of their own. Order: as the first
-    turn of each sequence came.
+    duplicates and turns after a rewritten history start sequences of their own. They are in the
+    order of their first turns.
     """
     by_length = sorted(
         range(len(samples)),

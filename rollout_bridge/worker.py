@@ -1,18 +1,17 @@
 """The loop that every stage shares: claim turns, compute, commit; at most `concurrency` turns at a
 time.
 
-A stage (judge, teacher scoring) says what happens to one turn. The loop knows nothing of votes or
-log-probs. It keeps turns flowing (a finished turn makes room for the next at once, no batches in
-lockstep), keeps its claims alive, gives them back when it stops, and is patient: when the service
-behind a stage does not answer, nothing is dropped, but the turn is set aside (still claimed, so
-that the queue behind it moves), and the loop sends one turn at a time, with growing pauses, until
-one succeeds.
+A stage (judge, teacher scoring) defines what happens to one turn. The loop knows nothing of votes
+or log-probs. It keeps turns flowing (a finished turn makes room for the next at once, there are no
+batches in lockstep), keeps its claims alive, and gives them back when it stops. If the service of a
+stage does not answer, nothing is dropped. The turn is set aside (still claimed, so that the queue
+moves on), and the loop sends one turn at a time, with growing pauses, until one succeeds.
 
 A turn is given up in two cases only. It failed `max_attempts` times while other turns succeeded in
 between: then the turn is at fault, not the service. Or it has been failing for `give_up_after_s`.
-An exception that the stage did not plan for counts as such a failure: one odd turn ends as
-`internal_error`, and a mistake in the program, which hits every turn, costs none. A loop that is
-killed leaves its claims to expire; nothing else is lost.
+An unplanned exception of the stage counts as such a failure: one odd turn ends as `internal_error`,
+and a mistake in the program, which affects every turn, costs none. A loop that is killed leaves its
+claims to expire; nothing else is lost.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 class ServiceUnavailable(Exception):
-    """The service behind a stage gave no usable answer for a turn; the same turn may succeed later.
+    """The service of a stage gave no usable answer for a turn; the same turn may succeed later.
 
-    `retry_after_s`: how long the service asks to be left alone, if it says so.
+    `retry_after_s`: how long the service asks to be left alone, if it does.
     """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
@@ -45,21 +44,21 @@ class ServiceUnavailable(Exception):
 
 
 class UnplannedError(ServiceUnavailable):
-    """A stage raised what it did not plan for. Whether the turn or the program is at fault shows
-    in whether other turns succeed.
+    """A stage raised an unplanned exception. Whether other turns succeed shows whether the turn or
+    the program is at fault.
     """
 
 
 class StageStopped(RuntimeError):
-    """The stage can process no turn at all until somebody changes something: the loop must end."""
+    """The stage cannot process any turn until somebody changes something: the loop must end."""
 
 
 class Claimed(Protocol):
-    """What is claimed: a turn, or what waits in the store as turns do."""
+    """What is claimed: a turn, or whatever else waits in the store like a turn."""
 
     @property
     def turn_id(self) -> str:
-        """Its id in the store; of a lesson, the lesson's."""
+        """Its id in the store; for a lesson, the lesson's id."""
         ...
 
 
@@ -71,7 +70,7 @@ _Of = TypeVar("_Of", covariant=True)
 
 
 class Claims(Protocol[_State, _Given]):
-    """What the loop needs of the store."""
+    """What the loop needs from the store."""
 
     async def claim(
         self, state: _State, *, owner: str, limit: int, ttl_s: float
@@ -84,7 +83,7 @@ class Claims(Protocol[_State, _Given]):
 
 
 class ClaimStore(Claims[TurnState, TurnRecord], Protocol):
-    """What a loop over turns needs of the store."""
+    """What a loop over turns needs from the store."""
 
 
 class Stage(Protocol[_Of, _Taken]):
@@ -141,7 +140,7 @@ class ClaimLoop(Generic[Item]):
 
     @property
     def failures_in_a_row(self) -> int:
-        """Failures of the service since its last success; 0: it is up, as far as is known."""
+        """Failures of the service since its last success; 0: as far as is known, it is up."""
         return self._failures_in_a_row
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -176,7 +175,7 @@ class ClaimLoop(Generic[Item]):
             await self._claim(1)
             self._start_set_aside(1)
         else:
-            # Those set aside go first: a long queue must not keep them waiting for ever.
+            # Those set aside go first: a long queue must not keep them waiting forever.
             self._start_set_aside(self._config.concurrency)
             await self._claim(self._config.concurrency)
 
@@ -189,8 +188,8 @@ class ClaimLoop(Generic[Item]):
 
     async def _claim(self, width: int) -> None:
         free = width - len(self._tasks)
-        # Turns set aside are bounded too; beyond that a down service is probed with those already
-        # held.
+        # The number of turns set aside is limited too; beyond it, a service that is down is probed
+        # with those.
         free = min(free, 4 * self._config.concurrency - self._num_waiting())
         if free <= 0 or time.monotonic() < self._next_claim_at:
             return
@@ -226,8 +225,7 @@ class ClaimLoop(Generic[Item]):
         except ServiceUnavailable as error:
             await self._failed(turn, error)
         except StoreUnavailable as error:
-            # What was computed is lost, the turn is not: it is computed again when the store is
-            # back.
+            # The result is lost, but not the turn: it is computed again when the store is back.
             await self._failed(turn, ServiceUnavailable(f"the store is unavailable: {error}"))
         except (StageStopped, StoreError) as error:
             error.add_note(f"while {self._owner} worked on turn {turn.turn_id}")
@@ -290,7 +288,7 @@ class ClaimLoop(Generic[Item]):
         )
 
     async def _give_up(self, turn: Item, error: ServiceUnavailable) -> None:
-        logger.warning("%s: giving turn %s up: %s", self._owner, turn.turn_id, error)
+        logger.warning("%s: giving up turn %s: %s", self._owner, turn.turn_id, error)
         try:
             if isinstance(error, UnplannedError):
                 reason = DropReason.INTERNAL_ERROR
@@ -303,7 +301,7 @@ class ClaimLoop(Generic[Item]):
 
     def _collect_finished(self) -> None:
         for task in [task for task in self._tasks if task.done()]:
-            task.result()  # raises before the turn is forgotten: its claim is still to be released
+            task.result()  # raises before the turn is forgotten: its claim must still be released
             del self._tasks[task]
 
     def _seconds_until_next_look(self) -> float:
@@ -344,4 +342,4 @@ class ClaimLoop(Generic[Item]):
             try:
                 await self._store.release(self._owner, held)
             except StoreUnavailable as error:
-                logger.warning("%s: claims expire by themselves: %s", self._owner, error)
+                logger.warning("%s: claims are left to expire: %s", self._owner, error)

@@ -1,9 +1,9 @@
-"""Known vulnerabilities of everything that the lock pins, torch too, and what could not be asked.
+"""Known vulnerabilities of everything that the lock pins, torch too, and what was not audited.
 
     python -m supply.audit PATH_OF_PIP_AUDIT
 
 asks each service that pip-audit knows (OSV, then the package index's own list) about the packages
-that none before has answered for. Exit status 0: every package was audited, or some were and the
+that no earlier one has answered for. Exit status 0: every package was audited, or some were and the
 rest are named. 1: a vulnerability is known. 3: no package at all was audited.
 """
 
@@ -29,7 +29,7 @@ _TIMEOUT_S = 300
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What the services said of the pinned packages."""
+    """What the services said about the pinned packages."""
 
     audited: dict[str, str] = field(default_factory=dict)
     """Package -> the service that answered for it."""
@@ -54,7 +54,7 @@ class Findings:
                 line = f"{name} {one['version']}: {known['id']}, fixed in {fixed}"
                 self.vulnerabilities.append(line)
         for name in silent:
-            self.refuse(service, name, "said nothing of it")
+            self.refuse(service, name, "did not mention it")
 
     def refuse(self, service: str, name: str, reason: str) -> None:
         """Note that a service did not answer for a package."""
@@ -67,7 +67,7 @@ Ask = Callable[[str, list[Pin]], dict[str, Any] | str]
 
 
 def audit(pins: Iterable[Pin], ask: Ask) -> Findings:
-    """Ask every service about what those before it did not answer for."""
+    """Ask each service about the packages that earlier ones did not answer for."""
     pins = list(pins)
     findings = Findings()
     for service in SERVICES:
@@ -102,7 +102,7 @@ def report(findings: Findings, num_pins: int) -> tuple[list[str], int]:
 
 
 def with_pip_audit(program: str) -> Ask:
-    """Asks through pip-audit, which looks nothing up but what it is given."""
+    """Asks through pip-audit, which looks up only what it is given."""
 
     def ask(service: str, pins: list[Pin]) -> dict[str, Any] | str:
         with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +121,7 @@ def with_pip_audit(program: str) -> Ask:
             except subprocess.TimeoutExpired:
                 return f"did not answer within {_TIMEOUT_S} s"
         try:
-            # Status 1 is also what it ends with when it found something.
+            # It also ends with status 1 when it found something.
             return json.loads(done.stdout)
         except ValueError:
             return (

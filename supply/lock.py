@@ -1,10 +1,10 @@
-"""The lock (`constraints.txt`, `constraints-torch.txt`) and whether an environment is what it says.
+"""The lock (`constraints.txt`, `constraints-torch.txt`) and whether an environment matches it.
 
     python -m supply.lock
 
-exits with status 1 and a line per problem: a pin without a hash, a package that is installed and
-not pinned or in another version, a pin that applies here and is not installed. What a build of
-torch brings for its GPU is torch's to say, and not pinned. It asks no network.
+exits with status 1 and a line per problem: a pin without a hash, an installed package that is not
+pinned or has another version, a pin that applies here but is not installed. What a build of torch
+needs for its GPU is torch's choice and not pinned. It uses no network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 HASHED, BY_VERSION = ROOT / "constraints.txt", ROOT / "constraints-torch.txt"
 INSTALLERS = frozenset({"pip", "hindsight-opd"})
-"""In the environment, and not from the lock: what installs, and what is installed there."""
+"""In the environment but not from the lock: the installer, and the project itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Pin:
     name: str
     version: str
     applies: bool
-    """Whether its marker holds for the Python that asks."""
+    """Whether its marker holds for the running Python."""
     num_hashes: int
 
 
@@ -68,7 +68,9 @@ def problems(
     installed: Mapping[str, str],
     brought: Iterable[str] = (),
 ) -> list[str]:
-    """What differs between lock and environment; `brought` came with what is pinned by version."""
+    """What differs between lock and environment; `brought` came with packages that are pinned by
+    version.
+    """
     hashed, by_version = list(hashed), list(by_version)
     pinned = {pin.name: pin for pin in [*hashed, *by_version]}
     found = [f"{pin.name}: pinned without a hash" for pin in hashed if not pin.num_hashes]
@@ -76,14 +78,14 @@ def problems(
         if name in INSTALLERS or name in brought:
             continue
         pin = pinned.get(name)
-        # A build names itself behind the plus: 2.13.0+cpu.
+        # A build's name follows the plus: 2.13.0+cpu.
         if pin is None:
-            found.append(f"{name} {version}: installed, and not in the lock")
+            found.append(f"{name} {version}: installed, but not in the lock")
         elif pin.version != version.partition("+")[0]:
             found.append(f"{name}: {version} is installed, the lock says {pin.version}")
     missing = sorted(pin.name for pin in pinned.values() if pin.applies)
     found += [
-        f"{name}: in the lock, and not installed" for name in missing if name not in installed
+        f"{name}: in the lock, but not installed" for name in missing if name not in installed
     ]
     return found
 
@@ -96,7 +98,7 @@ def installed_here() -> dict[str, str]:
 
 
 def brought_by(names: Iterable[str], pinned: Iterable[str]) -> set[str]:
-    """What these distributions need, directly or not, that is not pinned: GPU libraries."""
+    """The unpinned packages that these distributions need, directly or not: GPU libraries."""
     known, found, left = set(pinned), set(), list(names)
     while left:
         try:
@@ -121,7 +123,7 @@ def main() -> int:
         print(f"lock: {line}", file=sys.stderr)
     if not found:
         num = sum(pin.applies for pin in [*hashed, *by_version])
-        print(f"lock: the environment is what it says: {num} packages, all but torch by hash")
+        print(f"lock: the environment matches it: {num} packages, all but torch by hash")
     return 1 if found else 0
 
 

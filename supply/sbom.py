@@ -19,7 +19,7 @@ from supply.lock import installed_here
 
 
 def differences(document: Mapping[str, Any], installed: Mapping[str, str]) -> list[str]:
-    """A line for each package that only one of the two has, or in another version."""
+    """A line for each package that only one of the two has, or whose versions differ."""
     if document.get("bomFormat") != "CycloneDX":
         return ["not a CycloneDX document"]
     parts = [*document["components"], document["metadata"]["component"]]

@@ -1,9 +1,9 @@
 """The documentation as a site: the pages of docs/, the README as the first one, and references
-that are made from the code.
+generated from the code.
 
     python -m supply.site build/docs      writes the pages that mkdocs.yml builds from
 
-Links that leave docs/ become plain text, since the site holds no sources.
+Links that leave docs/ become plain text, since the site has no sources.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def write(to: Path) -> None:
 
 
 def inside(text: str) -> str:
-    """A page of docs/ without links to what lies outside."""
+    """A page of docs/ without links to files outside it."""
     return _OUTSIDE.sub(r"`\1`", text)
 
 
 def from_root(text: str) -> str:
-    """A page of the root, as a page beside those of docs/."""
+    """A page of the root, as if it were in docs/."""
     for name, page in _ROOT_PAGES.items():
         text = text.replace(f"]({name})", f"]({page})")
     text = text.replace("](docs/", "](")
@@ -116,14 +116,16 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """A text in a table: outside of code, what would be a tag or end the cell is spelt out."""
+    """A text in a table: outside of code, characters that would begin a tag or end the cell are
+    escaped.
+    """
     parts = text.split("`")
     parts[::2] = [part.replace("<", "&lt;").replace("|", "&#124;") for part in parts[::2]]
     return "`".join(parts)
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """The texts under the fields of a model, those of its bases too."""
+    """The texts under the fields of a model, including those of its bases."""
     found: dict[str, str] = {}
     for one in reversed(model.__mro__):
         if not issubclass(one, BaseModel) or one is BaseModel:
@@ -138,7 +140,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _text(statement: ast.stmt) -> str | None:
-    """What a bare string says, on one line; None of another statement."""
+    """The text of a bare string, on one line; None for another statement."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return " ".join(str(statement.value.value).split())
     return None

@@ -70,7 +70,7 @@ def families() -> list[Family]:
             process="endpoint",
             name="opd_process_metrics_age_seconds",
             kind="gauge",
-            text="Since the process wrote its metrics.",
+            text="Seconds since the process wrote its metrics.",
         ),
         *_of("judge", _judge()),
         *_of("judge", _run()),

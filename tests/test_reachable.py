@@ -17,16 +17,7 @@ BY_PATH = ("trainer.slime.hooks", "rollout_bridge.slime.rollout")
 SCRIPTS = "records.migrations"
 """alembic runs these files by name."""
 
-WAITS: dict[str, str] = {
-    "trainer.objectives.distributions.side_samples.side_sample_forward_kl": (
-        "waits for: Monte Carlo multi-sample from stored side tokens"
-    ),
-    "trainer.rewards.episodes": "waits for: V(prefix) process rewards",
-    "trainer.rewards.process_value": "waits for: V(prefix) process rewards, marginal utility",
-    "trainer.rewards.token_preserving": "waits for: token-preserving GRPO",
-}
 ALLOWED: dict[str, str] = {
-    **WAITS,
     "records.reading.explaining.Explanation": "printed whole, as JSON",
     "api_proxy.measured.HintVersion": "written whole into a reply",
     "api_proxy.pages.tokens.Signal": "shown by a template",
@@ -93,8 +84,7 @@ def test_every_allowance_is_needed(product: Product) -> None:
 
 def test_every_module_is_imported(product: Product) -> None:
     live = product.reached(entries(product))
-    waiting = {path for path in WAITS if path in product.modules}
-    assert set(product.modules) - live == waiting
+    assert set(product.modules) - live == set()
 
 
 @pytest.fixture

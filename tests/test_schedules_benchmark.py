@@ -17,7 +17,7 @@ def test_the_lab_takes_the_words_of_each_schedule(name: str, tmp_path: Path) -> 
     words = [*schedules([2])[name], "--pause-s", "0.2", "--run", str(tmp_path)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 2
-    assert "exists already" in result.output, "all but the folder is right"
+    assert "already exists" in result.output, "all but the folder is right"
 
 
 def test_an_unknown_schedule_is_refused_before_anything_starts(tmp_path: Path) -> None:

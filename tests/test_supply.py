@@ -63,8 +63,8 @@ def test_what_the_lock_does_not_cover_is_named() -> None:
     assert problems(pins, torch, installed, brought={"cuda"}) == [
         "b: pinned without a hash",
         "a: 1.1 is installed, the lock says 1.0",
-        "c 2: installed, and not in the lock",
-        "gone: in the lock, and not installed",
+        "c 2: installed, but not in the lock",
+        "gone: in the lock, but not installed",
     ]
 
 
@@ -112,7 +112,7 @@ def test_the_second_service_is_asked_only_about_what_the_first_did_not_know() ->
     assert status == VULNERABLE
     assert lines[0] == "VULNERABLE b 1.0: CVE-1, fixed in 1.1"
     assert (
-        "NOT AUDITED: 1 of 3 packages (osv: said nothing of it; pypi: said nothing of it)" in lines
+        "NOT AUDITED: 1 of 3 packages (osv: did not mention it; pypi: did not mention it)" in lines
     )
 
 

@@ -1,3 +1,3 @@
-"""What trains: objectives, batches, steps, checkpoints and publication. It knows no command line
-and not where turns come from.
+"""The trainer: objectives, batches, steps, checkpoints and publication. It knows neither the
+command line nor where turns come from.
 """

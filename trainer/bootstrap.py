@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 LEVEL = 0.95
 RESAMPLES = 10_000
 _BLOCK = 500
-"""Resamples that are drawn at one time: bounds the memory."""
+"""Resamples that are drawn at a time, to limit memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ def mean_estimate(
 ) -> Estimate:
     """The mean of `values` with its 95% interval; `clusters` names the cluster of each value.
 
-    There is no interval for fewer than two clusters. Resampling values that are all the same, say
-    only successes, would give an interval without width; with `bounds`, within which every value
-    must lie, it is instead what so many clusters can exclude: another value has a probability of at
-    most 1 - 0.05^(1/clusters) per cluster (the "rule of three"). Without bounds there is none.
+    There is no interval for fewer than two clusters. Resampling values that are all the same, such
+    as only successes, would give an interval without width. With `bounds`, within which every value
+    must lie, it is instead what this many clusters can exclude: another value has a probability of
+    at most 1 - 0.05^(1/clusters) per cluster (the "rule of three"). Without bounds there is none.
 
     Raises ValueError for no values, values outside the bounds, or lists of different lengths.
     """

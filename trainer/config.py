@@ -1,4 +1,4 @@
-"""The trainer's configuration: strict, with a reason under each field.
+"""The trainer's configuration: strict, with an explanation under each field.
 
 It imports no torch, so that commands can read it without loading a model.
 """
@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from records.names import SideSource
 from records.training.outcome_rewards import OutcomeRewards
 from records.training.prompt_history import HistoryWindow
 from records.training.share import LessonShares, Share
@@ -24,12 +25,12 @@ from trainer.correction_config import CorrectionConfig
 from trainer.objectives.aggregation_names import AggregationMode
 from trainer.objectives.distributions.kl_names import validate_kl_loss_name
 from trainer.objectives.option_base import TeacherReach
-from trainer.objectives.options import HindsightOpd, ObjectiveOptions
+from trainer.objectives.options import HindsightOpd, ObjectiveOptions, SideSampleOptions
 
 Schedule = Literal["sync", "step_off", "async"]
 """When generation waits for training."""
 HeldDtype = Literal["float32", "bfloat16"]
-"""What weights are held in that do not change."""
+"""Precision in which weights that do not change are held."""
 
 
 class LoraConfig(BaseModel):
@@ -42,11 +43,11 @@ class LoraConfig(BaseModel):
     alpha: PositiveInt = 32
     """Scale: an adapter's product is multiplied by alpha / rank."""
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
-    """Module names that get an adapter; "all-linear" is every linear layer but the head."""
+    """Module names that get an adapter; "all-linear" is every linear layer except the head."""
 
 
 def trains_all_weights(lora: object) -> bool:
-    """Whether a value of `trainer.lora` says that there are to be no adapters."""
+    """Whether a value of `trainer.lora` asks for no adapters."""
     return lora is False or lora == "none"
 
 
@@ -80,56 +81,55 @@ class TrainerConfig(BaseModel):
     teacher: TeacherConfig = Field(default_factory=TeacherConfig)
     """Who teaches: an engine, or a model inside the trainer."""
     correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
-    """How samples of other weights, or of another engine's arithmetic, are corrected."""
+    """How samples from other weights, or from another engine's arithmetic, are corrected."""
     aggregation: AggregationMode = "turn-mean-token-mean"
     """How the losses of tokens become one number."""
     aggregation_horizon: PositiveInt | None = None
-    """What `seq-mean-token-sum-norm` divides by; required there, the longest response allowed."""
+    """Divisor of `seq-mean-token-sum-norm`, which requires it: the longest response allowed."""
     rollout_batch_size: PositiveInt = 16
     """Samples (turns) per step; a step waits until that many are ready."""
     max_share: float = Field(default=Share().most, gt=0, le=1)
     """Largest share of a batch that the turns of one scope (a tenant, or a key without one) fill
-    while other scopes have ready turns; never below an equal part. Alone, a scope fills batches.
+    while other scopes have ready turns; never below an equal share. If only one scope has ready
+    turns, it fills the batch.
     """
     max_share_wait_s: float = Field(default=Share().wait_s, ge=0)
     """A batch that `max_share` leaves short is filled up with whatever is ready once a turn of the
     other scopes has been ready for this long.
     """
     lesson_counter_share: float = Field(default=LessonShares().counter, ge=0, lt=1)
-    """Share of a batch that are counter-lessons while hints are rehearsed: without them a policy
-    learns to disobey open wishes.
+    """Share of counter-lessons in a batch while hints are rehearsed: without them a policy learns
+    to disobey open wishes.
     """
     lesson_keep_share: float = Field(default=LessonShares().keep, ge=0, lt=1)
-    """Share of a batch that are keep-lessons, against drift of what no hint speaks of."""
+    """Share of keep-lessons in a batch, against drift of everything that no hint is about."""
     lesson_hold_weight: float = Field(default=4.0, gt=0)
-    """Weight of counter- and keep-lessons in the loss, beside 1 of hinted samples: how little of an
-    open wish, and of what nobody spoke of, a step may cost (docs/learning.md).
+    """Weight of counter- and keep-lessons in the loss, where hinted samples have 1: the higher, the
+    less a step damages open wishes and everything that no hint is about (docs/learning.md).
     """
     lesson_wait_s: float = Field(default=LessonShares().wait_s, ge=0)
-    """A full batch of turns goes without lessons where those do not come for this long."""
+    """A full batch of turns trains without lessons if these do not come for this long."""
     hint_wait_s: float = Field(default=LessonShares().hold_s, ge=0)
-    """A turn waits for this long until its hint has been examined and can be practised. Trained
-    before, without counter-lessons, it would cost the open wish for the opposite.
+    """A turn waits at most this long until its hint has been examined and can be practised. Trained
+    earlier, without counter-lessons, it would damage the open wish for the opposite.
     """
     whole_sessions: bool = False
     """Fill each batch up with all ready turns of its sessions, so that what they share is computed
     once: for recordings, where all turns of a session are ready together.
     """
     epochs_per_batch: PositiveInt = 1
-    """Optimiser steps on one batch; above 1 the old log-probs are computed in a pass of their
-    own.
-    """
+    """Optimiser steps on one batch; above 1 the old log-probs are computed in a separate pass."""
     micro_batch_tokens: PositiveInt = 2048
-    """Padded tokens per forward pass; a longer sequence gets a pass of its own. On a CPU more of
-    them take more memory and no less time; a GPU is filled better by 8192 and more.
+    """Padded tokens per forward pass; a longer sequence gets a pass of its own. On a CPU, more
+    tokens take more memory but no less time; a GPU is used better with 8192 or more.
     """
     memory_gb: PositiveFloat | None = None
-    """Memory that the trainer may take, in 10^9 bytes; of the GPU's where it is on one. What a
-    token costs is measured at the start: micro-batches are made no larger than fits, and a turn
-    that is too long for it is dropped (`beyond_trainer_memory`). Unset: nothing is measured.
+    """Memory that the trainer may use, in 10^9 bytes; GPU memory if it runs on one. The cost of a
+    token is measured at the start: micro-batches are made no larger than fits, and a turn that is
+    too long is dropped (`beyond_trainer_memory`). Unset: nothing is measured.
     """
     logprob_chunk_tokens: PositiveInt = 1024
-    """Policy tokens whose logits over the vocabulary exist at one time."""
+    """Policy tokens whose logits over the vocabulary exist at the same time."""
     max_steps: PositiveInt | None = None
     """Stop after this many trained steps; none means until stopped."""
 
@@ -138,8 +138,9 @@ class TrainerConfig(BaseModel):
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly."""
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
-    """How the rate goes on: to 0 at `max_steps` with the latter two. Only failures teach, so at a
-    constant rate a policy swings between wishes that exclude each other; a falling one settles.
+    """How the rate changes after the warm-up: the latter two fall to 0 at `max_steps`. Only
+    failures teach, so at a constant rate a policy swings between wishes that exclude each other; at
+    a falling rate it settles.
     """
     adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
     """AdamW's decay rates."""
@@ -151,40 +152,40 @@ class TrainerConfig(BaseModel):
     """Maximum global gradient norm."""
 
     beta_kl: float = Field(default=0.02, ge=0)
-    """Weight of the KL to the frozen start; 0 does not load the start a second time."""
+    """Weight of the KL to the frozen start; with 0 the start is not loaded a second time."""
     kl_type: str = "low_var_kl"
     """KL estimator; k1 as a loss is refused."""
     kl_ratio: Literal["none", "unbiased", "clipped"] = "none"
     """With several epochs: multiply the KL by the ratio to the start of the batch, as it is or
-    clipped like the objective's (ALGORITHMS 6.10), at 0.2 and 0.28 beside one without a clip.
+    clipped like the objective's (ALGORITHMS 6.10), or at 0.2 and 0.28 if that has no clip.
     """
     beta_entropy: float = 0.0
     """Weight of the entropy bonus; at 0 the entropy is computed for the metrics only."""
 
     prompt_history_versions: int = Field(default=32, ge=0)
-    """Where a turn is compared with others of its prompt, earlier rewarded answers to it count, if
-    they were sampled at most so many versions before; 0: those of the same version as the batch's
+    """Where a turn is compared with others of its prompt, earlier rewarded answers to it count if
+    they were sampled at most this many versions before; 0: those of the same version as the batch's
     newest turn.
     """
     outcome_wait_s: float = Field(default=600.0, ge=0)
-    """With `objective.reward_outcome`: how long a ready turn waits for what its session came to.
-    Then its hint trains without a reward; without a hint it is dropped (`no_outcome`).
+    """With `objective.reward_outcome`: how long a ready turn waits for its session's outcome. After
+    that its hint trains without a reward; a turn without a hint is dropped (`no_outcome`).
     """
     max_staleness: int = Field(default=4, ge=0)
-    """Ready turns older than this many versions expire. `schedule` may let fewer."""
+    """Ready turns older than this many versions expire. `schedule` may allow fewer."""
     replay_times: PositiveInt = 1
-    """Times that a turn may train: after its first step it fills batches that new turns leave
-    short, until it has trained so often or is older than `max_staleness` (ALGORITHMS 6.11). For
-    runs without rehearsal, which samples anew.
+    """How many times a turn may train: after its first step it fills batches that lack new turns,
+    until it has trained this often or is older than `max_staleness` (ALGORITHMS 6.11). For runs
+    without rehearsal, which samples anew.
     """
     schedule: Schedule = "async"
     """Whether requests wait for training (docs/schedules.md). async: never, and turns that are too
-    old expire. sync: from the moment at which a batch is full until its weights are served, so all
-    that trains has staleness 0. step_off: while generation is `steps_off` versions ahead.
+    old expire. sync: from the moment a batch is full until its weights are served, so every sample
+    has staleness 0. step_off: while generation is `steps_off` versions ahead.
     """
     steps_off: PositiveInt | None = None
-    """With `schedule` step_off: so many versions ahead of training generation may run, and so old
-    may be what trains.
+    """With `schedule` step_off: how many versions generation may run ahead of training, and so how
+    old samples may be.
     """
     max_hold_s: PositiveFloat = 300.0
     """Requests wait for at most this long for one step."""
@@ -200,18 +201,19 @@ class TrainerConfig(BaseModel):
     lora: LoraConfig | None = None
     """Train adapters instead of all weights; false (or "none") trains all."""
     base_dtype: Literal["auto"] | HeldDtype = "auto"
-    """What frozen start weights are held in: the base under `lora`, else the start that `beta_kl`
-    and the calibration compare with. auto: bfloat16 where the model's config.json says that it is
+    """Precision of the frozen start weights: the base under `lora`, else the start that `beta_kl`
+    and the calibration compare with. auto: bfloat16 if the model's config.json says that it is
     stored so, else float32. bfloat16 rounds a checkpoint of higher precision, for the run's own
     engines as well. Products are computed in `dtype` in either case.
     """
     gradient_checkpointing: bool | None = None
-    """Keep the input of each layer alone for the backward pass, which computes the rest again: a
-    fraction of the memory, a third more time for a step's gradients; the same results. Unset: not
-    for a small model.
+    """Keep only the input of each layer for the backward pass, which computes the rest again: a
+    fraction of the memory, a third more time for a step's gradients, the same results. Unset: on,
+    except for a small model.
     """
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the forward pass; what trains and its optimiser state are float32 in both."""
+    """Precision of the forward pass; trained weights and their optimiser state are float32 in both.
+    """
     device: str = "cpu"
     """Torch device."""
     threads: PositiveInt | None = None
@@ -220,33 +222,35 @@ class TrainerConfig(BaseModel):
     """Seed of everything random in the trainer."""
 
     keep_checkpoints: PositiveInt = 3
-    """Checkpoints kept with weights; manifests of all are kept."""
+    """Checkpoints kept with weights; manifests of all are kept. An objective that needs the weights
+    that sampled a turn keeps at least `max_staleness` + 1.
+    """
     optimizer_every: PositiveInt = 1
-    """Checkpoints of every so many steps hold the optimiser's state (two thirds of a checkpoint of
-    all weights). A run goes on from the newest that does: what came after it is trained again.
+    """How often, in steps, a checkpoint contains the optimiser's state (two thirds of a checkpoint
+    of all weights). A run resumes from the newest that does: later steps are trained again.
     """
     lease_ttl_s: PositiveFloat = 3600.0
     """How long a batch stays leased to a trainer that does not answer."""
     poll_interval_s: PositiveFloat = 0.1
-    """Pause between two looks for a full batch."""
+    """Pause between two checks for a full batch."""
     engine_check_interval_s: PositiveFloat = 5.0
-    """Pause between two looks at the version that each engine serves."""
+    """Pause between two checks of the version that each engine serves."""
     pause_mode: Literal["retract", "abort", "in_place"] = "retract"
-    """What becomes of running requests while weights are loaded. retract: they go on afterwards,
-    keys and values computed anew; abort: the proxy sends them again with what they have; in_place:
-    they keep keys and values of the old weights, and their turns do not train (proxy.
+    """What becomes of running requests while weights are loaded. retract: they continue afterwards,
+    with keys and values computed anew; abort: the proxy sends them again with the tokens they have;
+    in_place: they keep keys and values of the old weights, and their turns do not train (proxy.
     train_mixed_version).
     """
     publish: Literal["auto", "adapter", "merged"] = "auto"
-    """With `lora`: engines load each adapter beside the base, or weights that it is merged into.
-    auto: adapters where every engine takes them, which is found out at start.
+    """With `lora`: engines load each adapter next to the base, or weights that it is merged into.
+    auto: adapters if every engine accepts them, which is tested at start.
     """
     publish_attempts: PositiveInt = 3
     """Attempts to load new weights into an engine before training goes on without it."""
     publish_backoff_s: PositiveFloat = 0.5
     """Pause between two such attempts, doubled each time."""
     tensorboard: bool = True
-    """Write metrics for TensorBoard beside the JSON lines."""
+    """Write metrics for TensorBoard in addition to the JSON lines."""
 
     @field_validator("objective", mode="before")
     @classmethod
@@ -259,7 +263,7 @@ class TrainerConfig(BaseModel):
     @field_validator("lora", mode="before")
     @classmethod
     def _all_weights(cls, value: object) -> object:
-        """What says that there are to be no adapters is none."""
+        """A value that asks for no adapters is None."""
         if trains_all_weights(value):
             return None
         if value is None or isinstance(value, dict | LoraConfig):
@@ -271,7 +275,7 @@ class TrainerConfig(BaseModel):
 
     @property
     def staleness_bound(self) -> int:
-        """How many versions newer than a sample there may be when it trains."""
+        """The largest staleness that a sample may have when it trains."""
         if self.schedule == "sync":
             return 0
         return self.steps_off or self.max_staleness
@@ -287,22 +291,47 @@ class TrainerConfig(BaseModel):
         return self.beta_kl > 0 or self.objective.charges_kl
 
     @property
+    def side_source(self) -> SideSource | None:
+        """Where a turn's stored side samples come from; None: it has none."""
+        objective = self.objective
+        if objective.support == "samples":
+            forward = isinstance(objective, SideSampleOptions) and objective.direction == "forward"
+            return SideSource.TEACHER if forward else SideSource.POLICY
+        if "teacher_tokens" in objective.needs and not self.teacher.in_trainer:
+            return SideSource.POLICY_TOP
+        return None
+
+    @property
+    def asks_sampling_weights(self) -> bool:
+        """Whether turns are scored by the weights that sampled them."""
+        by_policy = self.side_source in (SideSource.POLICY, SideSource.POLICY_TOP)
+        return self.objective.needs_sampling_weights or by_policy
+
+    @property
+    def versions_kept(self) -> int:
+        """How many of the newest versions keep their weights."""
+        if not self.asks_sampling_weights:
+            return self.keep_checkpoints
+        return max(self.keep_checkpoints, self.staleness_bound + 1)
+
+    @property
     def history(self) -> HistoryWindow | None:
         """What to read of a prompt's earlier answers; None: nothing."""
         objective = self.objective
         by_prompt = objective.compares_prompts or objective.needs_first_answers
-        if not (by_prompt or objective.compares_sessions):
+        if not (by_prompt or objective.compares_sessions or objective.values_turns):
             return None
         return HistoryWindow(
             versions=self.prompt_history_versions,
             first=objective.needs_first_answers,
             sessions=objective.compares_sessions,
+            values=objective.values_turns,
             outcomes=objective.outcome_reward is not None,
         )
 
     def outcomes(self, *, finishes: bool = False) -> OutcomeRewards | None:
-        """How rewards are made of what sessions came to; None: they are not. A run that `finishes`
-        waits for none.
+        """How rewards are made from session outcomes; None: they are not. A run that `finishes`
+        does not wait for outcomes.
         """
         kind = self.objective.outcome_reward
         if kind is None:
@@ -315,12 +344,12 @@ class TrainerConfig(BaseModel):
 
     @property
     def share(self) -> Share:
-        """What one scope may have of a batch."""
+        """How much of a batch one scope may fill."""
         return Share(most=self.max_share, wait_s=self.max_share_wait_s)
 
     @property
     def lesson_shares(self) -> LessonShares:
-        """What lessons have of a batch while hints are rehearsed."""
+        """How much of a batch lessons fill while hints are rehearsed."""
         return LessonShares(
             counter=self.lesson_counter_share,
             keep=self.lesson_keep_share,
@@ -329,8 +358,8 @@ class TrainerConfig(BaseModel):
         )
 
     def turns_per_step(self, *, with_lessons: bool) -> int:
-        """Turns that a step takes at most: with lessons, those that hold other wishes and
-        everything else have the rest of a batch.
+        """The most turns that a step takes: with lessons, the counter- and keep-lessons fill the
+        rest of a batch.
         """
         size = self.rollout_batch_size
         return size - sum(self.lesson_shares.of(size)) if with_lessons else size
@@ -342,8 +371,8 @@ class TrainerConfig(BaseModel):
         _check_schedule(self)
         if self.objective.outcome_reward is not None and self.schedule != "async":
             raise ValueError(
-                f"schedule {self.schedule} holds generation, and turns wait for what sessions come "
-                'to: set schedule = "async", or objective.reward_outcome = "none"'
+                f"schedule {self.schedule} holds generation, but turns wait for session outcomes: "
+                'set schedule = "async", or objective.reward_outcome = "none"'
             )
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ValueError(f"adam_betas must lie in [0, 1), got {self.adam_betas}")
@@ -361,12 +390,6 @@ class TrainerConfig(BaseModel):
             raise ValueError(
                 "replay_times above 1 needs turns that are older than the policy: set "
                 "max_staleness above 0, and no schedule = sync"
-            )
-        if self.objective.needs_sampling_weights and self.keep_checkpoints <= self.staleness_bound:
-            raise ValueError(
-                f"objective.engine_cap asks the weights that sampled a turn, up to "
-                f"{self.staleness_bound} versions old: set keep_checkpoints to at least "
-                f"{self.staleness_bound + 1}"
             )
         if self.publish == "adapter" and self.lora is None:
             raise ValueError("publish = adapter needs adapters: set lora, or publish = auto")
@@ -390,7 +413,7 @@ def _check_schedule(config: TrainerConfig) -> None:
 
 
 def check_combination(config: TrainerConfig) -> None:
-    """Raise ValueError for settings that are right alone and wrong together."""
+    """Raise ValueError for settings that are valid alone but wrong together."""
     is_normed = config.aggregation == "seq-mean-token-sum-norm"
     if is_normed != (config.aggregation_horizon is not None):
         raise ValueError(
@@ -429,7 +452,7 @@ def check_combination(config: TrainerConfig) -> None:
 
 
 def leaves_stale_uncorrected(config: TrainerConfig) -> bool:
-    """Whether samples of older weights train without anything that answers their age."""
+    """Whether samples of older weights train without anything that corrects for their age."""
     objective, correction = config.objective, config.correction.settings()
     if not isinstance(objective, HindsightOpd):
         return False
@@ -442,27 +465,27 @@ def lessons_problem(config: TrainerConfig) -> str | None:
     """None, or in one line why these settings cannot train lessons, and what to set instead."""
     if config.replay_times > 1:
         return (
-            "replay_times trains the same answers again, and rehearsal samples new ones: set "
+            "replay_times trains the same answers again, but rehearsal samples new ones: set "
             "replay_times = 1, or rehearsal.enabled = false"
         )
     if "teacher_scalar" not in config.objective.needs:
         return (
-            f"objective {config.objective.name!r} learns from rewards alone, and lessons have a "
+            f"objective {config.objective.name!r} learns from rewards alone, but lessons have a "
             "teacher and no reward: choose another, or set rehearsal.enabled = false"
         )
     if isinstance(config.objective, TeacherReach) and config.objective.mix == "replace":
         return (
-            "objective.mix = replace lets a teacher act on failed answers alone, and lessons have "
+            "objective.mix = replace lets a teacher act on failed answers only, but lessons have "
             "no reward: set mix = sum, or rehearsal.enabled = false"
         )
-    if config.objective.support == "samples":
+    if config.side_source is not None:
         return (
-            "side samples are drawn for turns alone: set another objective.support, or "
+            "side samples are drawn for turns only: set another objective.support, or "
             "rehearsal.enabled = false"
         )
     if config.teacher.kind not in ("engine", "frozen"):
         return (
-            f"teacher.kind {config.teacher.kind!r} follows the policy, and counter- and "
+            f"teacher.kind {config.teacher.kind!r} follows the policy, but counter- and "
             "keep-lessons hold it to the start: set engine or frozen, or rehearsal.enabled = false"
         )
     return None

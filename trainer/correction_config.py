@@ -1,4 +1,4 @@
-"""The configuration of rollout correction: how samples of other weights, or of another engine's
+"""The configuration of rollout correction: how samples from other weights, or from another engine's
 arithmetic, are corrected. It imports no torch.
 """
 
@@ -35,7 +35,7 @@ class RejectionConfig(BaseModel):
     upper: float | None = None
     """Largest value that stays; required. For k1 it bounds the ratio itself."""
     lower: float | None = None
-    """Smallest ratio that stays; unset is 1/upper. For k1 alone."""
+    """Smallest ratio that stays; unset is 1/upper. For k1 only."""
 
 
 BESIDE_PRESET = frozenset({"importance_upper", "importance_lower", "veto_threshold"})
@@ -48,13 +48,15 @@ class CorrectionConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     preset: str | None = None
-    """A named setting (docs/objectives.md); then only thresholds may stand beside it."""
+    """A named setting (docs/objectives.md); then only thresholds may be set with it."""
     verl: dict[str, Any] | None = None
-    """Options by verl's names (rollout_is, rollout_rs, ...), as its configuration has them; then
-    nothing else but their meaning may stand beside them.
+    """Options by verl's names (rollout_is, rollout_rs, ...), as in its configuration; then only
+    their meaning (`verl_semantics`) may be set with them.
     """
     verl_semantics: Semantics = "verl"
-    """What these mean: as verl 0.9.1 computes it, or as the page on rollout correction says."""
+    """What these options mean: as verl 0.9.1 computes it, or as the page on rollout correction
+    says.
+    """
     mode: Literal["decoupled", "bypass", "pure_is"] = "decoupled"
     """Which policies are compared, and whether weights are applied."""
     importance_level: Literal["token", "sequence", "none"] = "token"
@@ -64,8 +66,8 @@ class CorrectionConfig(BaseModel):
     importance_lower: float | None = Field(default=None, ge=0)
     """If set, weights outside both bounds become 0 instead of being capped (IcePop)."""
     post_tool_upper: PositiveFloat | None = None
-    """If set, the cap of weights of answers to a tool result, at most `importance_upper`: there
-    ratios run away first (ALGORITHMS 6.8).
+    """If set, the cap of weights of answers to a tool result, at most `importance_upper`: ratios
+    run away there first (ALGORITHMS 6.8).
     """
     is_mask_mode: bool = False
     """Leave weights above the cap as they are, for use with rejection."""
@@ -82,7 +84,7 @@ class CorrectionConfig(BaseModel):
         return self
 
     def settings(self) -> RolloutCorrectionSettings:
-        """As the pure functions take them; raises ValueError for what makes no sense."""
+        """As the pure functions take them; raises ValueError for settings that make no sense."""
         if self.preset is not None:
             return self._preset_settings(self.preset)
         if self.verl is not None:
@@ -134,8 +136,8 @@ class CorrectionConfig(BaseModel):
 
     @model_serializer(mode="wrap")
     def _as_it_was_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A preset, or verl's options, alone with what was set beside it: it could not be read
-        again with the rest.
+        """A preset, or verl's options, only with what was set along with it: with the rest it could
+        not be read again.
         """
         values = handler(self)
         if self.preset is not None:

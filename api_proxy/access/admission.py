@@ -31,7 +31,7 @@ TEXT_PATH = "/v1/completions"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """What a request holds, as JSON, and what it may hold."""
+    """The fields of a request, as JSON, and the limits that they are under."""
 
     fields: dict[str, Any]
     num_bytes: int
@@ -39,13 +39,13 @@ class Body:
 
 
 Parse: TypeAlias = Callable[[Body, str], Awaitable[Completion]]
-"""Makes the request of a body, in the scope of who sent it; raises ApiError. Where that is work, it
-does it through `TurnService.workers`.
+"""Makes the request from a body, in its sender's scope; raises ApiError. Heavy work goes through
+`TurnService.workers`.
 """
 
 
 async def admitted(request: Request, parse: Parse) -> Turn:
-    """The turn that a request asks for, ready to be sampled and with a place to be left.
+    """The turn that a request asks for, ready to be sampled, with a place that must be left.
 
     Raises ApiError; refusals count.
     """
@@ -90,17 +90,17 @@ async def checked(request: Request, parse: Parse) -> tuple[Completion, Caller]:
 
 
 def count_refusal(service: TurnService, error: ApiError) -> None:
-    """A request got an error for an answer."""
+    """Count a request that was answered with an error."""
     service.metrics.requests.labels(str(error.status)).inc()
     if error.limit is not None:
         service.metrics.refusals.note(error.limit)
 
 
 async def body_of(request: Request, check: Callable[[int], None], timeout_s: float) -> bytes:
-    """The request's body, decompressed. Raises what `check` raises of its length, before it is read
-    if that was announced; ApiError 429 or 503 if too much is held already, 408 once it takes longer
-    than `timeout_s`, 415 and 400 if it is compressed in an unknown way or damaged, 499 if it never
-    comes.
+    """The request's body, decompressed. Raises what `check` raises for its length, before it is
+    read if the length was announced; ApiError 429 or 503 if too much is held already, 408 once it
+    takes longer than `timeout_s`, 415 if its compression is unknown, 400 if it is damaged, 499 if
+    it never comes.
     """
     encoding = check_encoding(request.headers.get("content-encoding", ""))
     try:
@@ -115,7 +115,7 @@ async def body_of(request: Request, check: Callable[[int], None], timeout_s: flo
 
 async def _read(request: Request, check: Callable[[int], None]) -> bytes:
     declared = request.headers.get("content-length", "")
-    # A longer number is no length that could be read.
+    # Twenty digits are already longer than any body that could be read.
     if declared.isdecimal():
         check(int(declared[:20]))
     held: HeldBody = request.state.body

@@ -1,6 +1,6 @@
 """How many bytes of request bodies are in memory at a time, over all connections.
 
-A body counts from its first byte until its request is answered: what is made of it lives as long.
+A body counts from its first byte until its request is answered: what is made from it lives as long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from api_proxy.errors import bodies_too_large
 
 
 class BodyBudget:
-    """The bytes of one application; a tenant gets half of them at most."""
+    """The bytes of one application; a tenant gets at most half of them."""
 
     def __init__(self, config: ProxyConfig) -> None:
         self._most = config.max_bytes_in_progress
@@ -22,11 +22,11 @@ class BodyBudget:
         self.num_bytes = 0
 
     def hold(self, scope: str) -> HeldBody:
-        """What one request of this scope holds; use it as a context."""
+        """The bytes that one request of this scope holds; use it as a context manager."""
         return HeldBody(self, scope)
 
     def add(self, scope: str, num_bytes: int) -> None:
-        """`num_bytes` more. Raises ApiError 429 or 503, and then holds none of them."""
+        """Hold `num_bytes` more. Raises ApiError 429 or 503, and then holds none of them."""
         if self._held[scope] + num_bytes > self._most // 2:
             raise bodies_too_large(self._retry_after_s, is_own=True)
         if self.num_bytes + num_bytes > self._most:
@@ -35,7 +35,7 @@ class BodyBudget:
         self._held[scope] += num_bytes
 
     def free(self, scope: str, num_bytes: int) -> None:
-        """They are no longer held."""
+        """Release `num_bytes`."""
         self.num_bytes -= num_bytes
         self._held[scope] -= num_bytes
         if not self._held[scope]:

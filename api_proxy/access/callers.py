@@ -1,6 +1,6 @@
-"""Who sends a request, which conversations it may see and continue, and what may become of it.
+"""Who sends a request, which conversations they may see and continue, and what it may be used for.
 
-`gate.Gate` finds out and puts it with the request; routes ask `caller_of`.
+`gate.Gate` finds this out and attaches it to the request; routes ask `caller_of`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ANONYMOUS = "anonymous"
 class Caller:
     """The sender of a request. Conversations of different scopes never meet.
 
-    `key` is None where there are no keys at all: then whatever a client sends as its key tells
-    conversations apart, and nothing else.
+    `key` is None if there are no keys at all: whatever a client sends as its key then only tells
+    conversations apart.
     """
 
     scope: str
@@ -31,17 +31,17 @@ class Caller:
 
     @property
     def consent(self) -> Consent:
-        """What may become of what the request holds."""
+        """What the content of the request may be used for."""
         return Consent.TRAIN if self.key is None else self.key.consent
 
     @property
     def is_admin(self) -> bool:
-        """Whether it may ask what is not a client's business."""
+        """Whether it may use what is reserved for admins."""
         return self.key is None or self.key.is_admin
 
     @property
     def cache_scope(self) -> str | None:
-        """Namespace of the engine's prefix cache; None for the one that all share."""
+        """Namespace of the engine's prefix cache; None for the shared one."""
         return None if self.key is None else self.scope
 
 
@@ -65,7 +65,9 @@ def credentials_of(headers: Mapping[str, str]) -> str | None:
 
 
 def anonymous_scope(key: str | None) -> str:
-    """The scope of what a client sends as its key while there are none. It is not kept itself."""
+    """The scope for what a client sends as its key while there are no keys. The key itself is not
+    kept.
+    """
     if key is None:
         return ANONYMOUS
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]

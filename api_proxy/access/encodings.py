@@ -1,6 +1,6 @@
-"""Request bodies that come compressed, in the two ways that the standard library reads.
+"""Compressed request bodies, in the two formats that the standard library reads.
 
-What a body unpacks to is bounded like a body that comes as it is; it is unpacked in a thread.
+A decompressed body has the same limits as an uncompressed one. It is decompressed in a thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STEP_BYTES = 2**20
 
 
 def check_encoding(encoding: str) -> str | None:
-    """The encoding by its plain name, None for a body as it is. Raises ApiError 415."""
+    """The encoding's plain name; None for an uncompressed body. Raises ApiError 415."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return None
@@ -32,8 +32,8 @@ def check_encoding(encoding: str) -> str | None:
 
 
 async def decoded(raw: bytes, encoding: str, check: Callable[[int], None], held: HeldBody) -> bytes:
-    """The body in `raw`. Raises what `check` raises of its length, ApiError 429 or 503 if too much
-    is held already, 400 if it is damaged.
+    """The body compressed in `raw`. Raises what `check` raises for its length, ApiError 429 or 503
+    if too much is held already, 400 if it is damaged.
     """
     reader = zlib.decompressobj(_WINDOW_BITS[encoding])
     parts: list[bytes] = []

@@ -1,9 +1,9 @@
-"""What stands before every route: no request gets past it without a valid key that has not used up
-its limits, or, while there are no keys, unless it comes from this machine's own programs.
+"""The check before every route: a request needs a valid key that has not used up its limits or,
+while there are no keys, must come from a program on this machine.
 
-Whatever is not named here needs a key, so a new route cannot be left open by mistake. It reads the
-headers alone: the body of a request that is refused is never read. Pages, and what is read of runs,
-take the cookie of a login instead of a key.
+Whatever is not named here needs a key, so a new route cannot be left open by mistake. It reads only
+the headers: the body of a refused request is never read. Pages, and GET requests about runs, accept
+the cookie of a login instead of a key.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from api_proxy.metrics import ProxyMetrics
 from rollout_bridge.local_requests import refusal_of
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/readyz"})
-"""Whether this process lives and is ready: what asks that has no key."""
+"""Whether this process is alive and ready: what asks for that has no key."""
 PAGES = "/ui"
 LOGIN_PATH = "/ui/login"
 _STATIC = "/ui/static/"
 _RUNS = "/v1/runs/"
 _NOBODY = "login"
-"""Whose the form is with which somebody logs in."""
+"""The scope of the login form."""
 
 
 class Gate:
-    """ASGI middleware that says whose each request is (`callers.caller_of`), or refuses it."""
+    """ASGI middleware that finds the caller of each request (`callers.caller_of`), or refuses
+    it.
+    """
 
     def __init__(
         self,
@@ -85,8 +87,8 @@ class Gate:
             await self._app(scope, receive, send)
 
     async def _ask_for_key(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """To a page that needs a login: only the page that asks for a key is there. It has no
-        caller, who would be taken for that of a run without keys.
+        """Answer a page request without a login: only the login page is available. It gets no
+        caller, because one without a key would count as that of a run without keys.
         """
         if scope["path"] != LOGIN_PATH:
             await RedirectResponse(LOGIN_PATH, status_code=303)(scope, receive, send)
@@ -95,8 +97,8 @@ class Gate:
             await self._app(scope, receive, send)
 
     async def _caller(self, scope: Scope, headers: Headers) -> tuple[Caller | None, Login | None]:
-        """Whose a request is, and its login; no caller for a page that nobody is logged in to.
-        Raises ApiError 401 or 503.
+        """The caller of a request, and its login; no caller for a page without a login. Raises
+        ApiError 401 or 503.
         """
         path = scope["path"]
         takes_cookie = is_page(path) or (path.startswith(_RUNS) and scope["method"] == "GET")
@@ -107,12 +109,12 @@ class Gate:
             caller = await self._ring.caller_by_hash(login.key_id, login.secret_hash)
             if caller is not None:
                 return caller, login
-        # What is no page says 401 as everywhere.
+        # Anything but a page gives 401, as usual.
         return (None if is_page(path) else await self._ring.caller(headers)), None
 
     def _refuse_foreign(self, scope: Scope, headers: Headers) -> None:
-        """Raises ApiError for what a web page could have sent. A form of our pages is no JSON: it
-        holds a token that other pages cannot know.
+        """Raises ApiError for what a web page could have sent. The forms of our pages are not JSON:
+        they contain a token that other pages cannot know.
         """
         refusal = refusal_of(scope["method"], headers, self._allowed_origins)
         if refusal is None or (refusal.check == "content_type" and is_page(scope["path"])):
@@ -122,5 +124,5 @@ class Gate:
 
 
 def is_page(path: str) -> bool:
-    """Whether people look at what is there."""
+    """Whether this is the path of a page for people."""
     return path == PAGES or path.startswith(f"{PAGES}/")

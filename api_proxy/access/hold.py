@@ -1,7 +1,7 @@
 """Requests wait here while the trainer's schedule holds generation (docs/schedules.md).
 
-Nobody looks while nobody waits: a request looks once when it comes, and while some wait, one task
-looks for all of them. None is refused for it, and whoever leaves meanwhile is not waited for.
+The hold is read only when needed: once for each request that comes, and by one task for all
+requests while some wait. None is refused because of it, and a client that leaves is not waited for.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from rollout_bridge.engine.hold_file import HoldFile, HoldOrder
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.02
-"""Pause between two looks for the end of a hold that somebody waits for."""
+"""Pause between two checks whether a hold has ended, while requests wait."""
 
 
 class GenerationHold:
-    """What the trainer of a run says of new generation; without a file, nothing ever waits."""
+    """Whether the trainer of a run holds new generation; without a file, nothing ever waits."""
 
     def __init__(self, file: HoldFile | None, metrics: ProxyMetrics) -> None:
         self._file = file
@@ -31,7 +31,7 @@ class GenerationHold:
         metrics.held.set_function(lambda: self._num_waiting)
 
     async def wait(self) -> bool:
-        """Return when generation may begin; whether that was not at once."""
+        """Wait until generation may begin; returns whether the request had to wait."""
         if self._file is None or self._is_closed:
             return False
         ended = self._ended
@@ -52,7 +52,7 @@ class GenerationHold:
         return True
 
     def close(self) -> None:
-        """The endpoint ends: let everybody through, to be told so."""
+        """The endpoint is closing: let all requests through, so that they can be told so."""
         self._is_closed = True
         if self._ended is not None:
             self._ended.set()

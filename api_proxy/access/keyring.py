@@ -1,8 +1,8 @@
-"""The API keys as the store had them a moment ago, and whose a request is.
+"""The API keys as the store had them a moment ago, and the caller of a request.
 
-They are read again when a request finds them older than `key_refresh_s`, so a change takes
-effect within that time. While the store does not answer, those known before go on working for
-`key_grace_s` at most, and only the first request waits: agents get their answers.
+They are read again when a request finds them older than `key_refresh_s`, so a change takes effect
+within that time. While the store does not answer, known keys keep working for at most
+`key_grace_s`, and only the first request waits: agents get their answers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class KeyRing:
         self._reading: asyncio.Task[None] | None = None
 
     async def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Who sends these headers. Raises ApiError 401, or 503 if the keys cannot be read."""
+        """The caller who sends these headers. Raises ApiError 401, or 503 if the keys cannot be
+        read.
+        """
         keys = await self._current()
         text = credentials_of(headers)
         if not keys and self._config.is_loopback:
@@ -55,7 +57,7 @@ class KeyRing:
         return bool(await self._current()) or not self._config.is_loopback
 
     async def caller_by_hash(self, key_id: str, secret_hash: bytes) -> Caller | None:
-        """Whose this key is; None once it is revoked, or another secret has taken its place.
+        """The caller with this key; None once it is revoked or has another secret.
 
         Raises ApiError 503 if the keys cannot be read.
         """
@@ -71,19 +73,19 @@ class KeyRing:
             if self._answers or self._keys is None:
                 await asyncio.wait({self._reading})
         keys = self._keys
-        # Where there were no keys, none can end meanwhile.
+        # If there were no keys, none can have ended meanwhile.
         if keys is None or (keys and self._is_older(self._read_at, self._config.key_grace_s)):
             raise store_unavailable(self._config.retry_after_s)
         return keys
 
     async def read(self) -> None:
-        """Ask the store; without an answer what was known stays."""
+        """Ask the store; without an answer, the known keys stay."""
         asked_at = self._clock()
         try:
             async with asyncio.timeout(_READ_TIMEOUT_S):
                 keys = await self._source.all()
         except (StoreError, TimeoutError) as error:
-            logger.error("API keys not read, those known go on working: %s", type(error).__name__)
+            logger.error("API keys not read; the known ones keep working: %s", type(error).__name__)
             self._answers = False
             self._tried_at = self._clock()
         else:

@@ -1,9 +1,9 @@
 """How much a key may ask for: requests and tokens a minute, tokens a day, replies at once.
 
-Tokens are counted when they are known: those of a prompt before it is sampled from, those of a
-reply at its end. So a key is refused while it owes tokens, and what it can exceed its limit by are
-the replies that were running. What a day's quota has seen is kept in the store (`Keys.add_usage`),
-so it holds across restarts and, with the delay of a flush, across several proxies.
+Tokens are counted when they are known: those of a prompt before sampling, those of a reply at its
+end. So a key is refused while it owes tokens, and can exceed its limit only by the replies that
+were running. A day's usage is kept in the store (`Keys.add_usage`), so the quota holds across
+restarts and, with the delay of a flush, across several proxies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Bucket:
         self.at = now
 
     def wait_s(self, limit: int, wanted: float) -> float:
-        """Seconds until `wanted` is there."""
+        """Seconds until `wanted` is available."""
         return max((wanted - self.level) * 60 / limit, 0.0)
 
 
@@ -61,7 +61,7 @@ class Limits:
         self._saved: dict[tuple[str, int], int] = {}
 
     def request(self, key: ApiKey) -> None:
-        """One more request. Raises ApiError 429 if the key has no more of something."""
+        """Count one more request. Raises ApiError 429 if the key has used up one of its limits."""
         use, limits, now = self._use(key), key.limits, self._clock()
         if limits.tokens_per_day is not None and self._today(key, now) >= limits.tokens_per_day:
             wait_s = DAY_S - now % DAY_S
@@ -81,7 +81,7 @@ class Limits:
             bucket.level -= 1
 
     def begin(self, key: ApiKey, size: int) -> None:
-        """`size` more replies; whoever begins must end. Raises ApiError 429."""
+        """Count `size` more replies; whoever begins must end. Raises ApiError 429."""
         use, most = self._use(key), key.limits.max_concurrent
         if most is not None and use.num_running + size > most:
             raise self._refusal("max_concurrent", most, 1.0)
@@ -92,7 +92,7 @@ class Limits:
         self._use(key).num_running -= size
 
     def used(self, key: ApiKey, num_tokens: int) -> None:
-        """Tokens of a prompt or a reply."""
+        """Count tokens of a prompt or a reply."""
         use, now = self._use(key), self._clock()
         if use.tokens is not None and key.limits.tokens_per_minute is not None:
             use.tokens.refill(key.limits.tokens_per_minute, now)
@@ -100,7 +100,7 @@ class Limits:
         use.unsaved[_day(now)] += num_tokens
 
     def unsaved(self) -> dict[tuple[str, int], int]:
-        """(key id, day) -> tokens that are to be added to the store's."""
+        """(key id, day) -> tokens still to be added to the store's."""
         return {
             (key_id, day): number
             for key_id, use in self._uses.items()
@@ -109,7 +109,7 @@ class Limits:
         }
 
     def saved(self, added: dict[tuple[str, int], int], totals: dict[str, int], day: int) -> None:
-        """The store took these; `totals` are those of all proxies of the day, by key."""
+        """The store has added these; `totals` are the day's tokens of all proxies, by key."""
         for (key_id, of_day), number in added.items():
             self._uses[key_id].unsaved[of_day] -= number
         self._saved = {(key_id, day): number for key_id, number in totals.items()}

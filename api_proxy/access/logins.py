@@ -1,7 +1,7 @@
 """Who is logged in to the pages: random cookies, kept in this process and nowhere else.
 
-A cookie stands for a key without holding it. It ends with its key, after `LOGIN_S`, when its owner
-logs out, or with this process.
+A cookie stands for a key without containing it. It ends with its key, after `LOGIN_S`, when its
+owner logs out, or with this process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ LOGIN_S = 12 * 3600.0
 """A login ends after this long; then the key is asked for again."""
 COOKIE = "opd_login"
 _MOST = 1000
-"""Logins at a time; the oldest ends for one more."""
+"""Logins at a time; one more ends the oldest."""
 _MOST_OF_KEY = 50
 """Logins of one key, so that one key does not end those of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """A key that somebody logged in with, by what is kept of its secret; `until` in unix seconds.
+    """A key that somebody logged in with, by the hash of its secret; `until` in unix seconds.
     `csrf` is the token of forms.
     """
 
@@ -72,8 +72,8 @@ class Logins:
             self._logins.pop(_name(cookie), None)
 
     def csrf_of(self, login: Login | None) -> str:
-        """The token that a form sends back. Without a login: while there are no keys, one for all,
-        which pages of other origins cannot read.
+        """The token that a form sends back. While there are no keys, and so no logins, there is one
+        for all, which pages of other origins cannot read.
         """
         return self._csrf_without_keys if login is None else login.csrf
 

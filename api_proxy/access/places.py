@@ -1,7 +1,7 @@
-"""A request's place among those that are answered: the key's limits first, then the trainer's hold,
+"""A request's place among those being answered: the key's limits first, then the trainer's hold,
 then the fair queue.
 
-Whoever gets a `Place` leaves it when the reply is over, however it ends.
+Whoever gets a `Place` must leave it when the reply is over, however it ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Place:
         self._limits = limits
 
     def used(self, num_tokens: int) -> None:
-        """Tokens of the prompt, or of the replies."""
+        """Count tokens of the prompt or of the replies."""
         if self._caller.key is not None:
             self._limits.used(self._caller.key, num_tokens)
 
@@ -105,17 +105,17 @@ class Places:
             gone.cancel()
 
     async def _wait_and_enter(self, caller: Caller, size: int) -> None:
-        # What does not train cannot be too old to.
+        # What does not train cannot get too old to train.
         was_held = caller.consent is Consent.TRAIN and await self._hold.wait()
         await self._queue.enter(caller.scope, size, was_held=was_held)
 
     def close(self) -> None:
-        """Refuse who waits and whoever comes."""
+        """Refuse all waiting and all further requests."""
         self._queue.close()
         self._hold.close()
 
     async def keep_usage(self, stop: asyncio.Event) -> None:
-        """Note in the store what keys use, again and again until `stop`, and once more then."""
+        """Store what keys use, at intervals until `stop`, and once more then."""
         while not stop.is_set():
             await self._save()
             with contextlib.suppress(TimeoutError):
@@ -129,14 +129,14 @@ class Places:
                 await self._keys.add_usage(added)
             totals = await self._keys.usage(day)
         except StoreError as error:
-            # Counted here all the same, and added next time.
-            logger.warning("use of API keys not noted: %s", type(error).__name__)
+            # Still counted here, and added next time.
+            logger.warning("use of API keys not stored: %s", type(error).__name__)
         else:
             self._limits.saved(added, totals, day)
 
 
 def num_reserved(config: ProxyConfig) -> int:
-    """Places that are kept for tenants who hold none or few."""
+    """Places that are reserved for tenants that have few or none."""
     if config.max_running < 2 or not config.reserved_share:
         return 0
     return max(int(config.max_running * config.reserved_share), 1)

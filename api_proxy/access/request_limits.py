@@ -1,10 +1,10 @@
-"""How much a request may hold, found out before anything is made of it.
+"""How much a request may contain, checked before anything is made from it.
 
-The number of things in it is bounded as such. Its text is bounded by the context: a token stands
+The number of things in it has limits of its own. Its text is bounded by the context: a token stands
 for a few bytes, so far more bytes than that cannot fit, however they are tokenised. What passes is
-linear work for everything behind this; the exact length is checked once it is rendered.
+linear work for everything after this; the exact length is checked once it is rendered.
 
-It knows where requests of any of the APIs keep their lists, and nothing else of them.
+It knows where requests of any of the APIs keep their lists, and nothing else about them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from api_proxy.errors import ApiError, beyond, body_too_large, cannot_fit, inval
 from api_proxy.request.json_scan import json_size
 
 _LEAST_BYTES = 16_384
-"""Text that is looked at in full, however short the context is."""
+"""Bytes of text that are accepted here, however short the context is."""
 _ESCAPED = 6
 """Bytes of JSON for a byte of text, at most: `\\u0041`."""
 _ITEMS_OF_A_MESSAGE = 4
-"""A message of the Responses API: reasoning, text, a call and what it returned."""
+"""A message in the Responses API: reasoning, text, a call and its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """The limits of one application; `context_length` is None until the engine has said it."""
+    """The limits of one application; `context_length` is None until the engine has reported it."""
 
     config: ProxyConfig
     context_length: int | None
@@ -54,7 +54,7 @@ class RequestLimits:
         size = json_size(raw)
         most = self.config.max_json_values + num_more_values
         if size.num_values > most:
-            message = f"The request holds more than {most} JSON values."
+            message = f"The request contains more than {most} JSON values."
             raise beyond("json_values", message, None, "request_too_large")
         if size.depth > self.config.max_json_depth:
             message = f"The request nests deeper than {self.config.max_json_depth} levels."
@@ -81,24 +81,26 @@ class RequestLimits:
         return num_bytes
 
     def check_arguments(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ApiError 400 if the arguments of all calls, which are parsed, hold too much."""
+        """Raises ApiError 400 if the arguments of all calls, which are parsed, contain too much."""
         calls = [call for message in messages for call in message.get("tool_calls") or ()]
         texts = [str(call["function"].get("arguments")) for call in calls]
         most = self.config.max_json_values
         if sum(1 + sum(map(text.count, "[{,")) for text in texts) <= most:
-            return  # without a look at what of it stands in strings
+            return  # counting those inside strings, too
         number = 0
         for text in texts:
             number += json_size(text.encode("utf-8", "surrogatepass")).num_values
             if number > most:
-                fault = f"The arguments of all calls hold more than {most} JSON values."
+                fault = f"The arguments of all calls contain more than {most} JSON values."
                 raise beyond("json_values", fault, "messages", "invalid_value")
 
     def check_schemas(self, schemas: Sequence[Any], param: str) -> None:
-        """Raises ApiError 400 for schemas too long to be made a grammar of."""
+        """Raises ApiError 400 for schemas too long to make a grammar from."""
         num_bytes, most = len(orjson.dumps(list(schemas))), self.config.max_schema_bytes
         if num_bytes > most:
-            message = f"The schemas that the reply must fit have {num_bytes} bytes; at most {most}."
+            message = (
+                f"The schemas that the reply must match have {num_bytes} bytes; at most {most}."
+            )
             raise beyond("schema", message, param, "invalid_value")
 
     def _cannot_fit(self, num_bytes: int) -> ApiError:

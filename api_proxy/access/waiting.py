@@ -1,13 +1,13 @@
-"""Who is answered now and who waits, fairly among tenants, in a queue that has an end.
+"""Which requests are answered now and which wait: a bounded queue, fair among tenants.
 
-At most `max_running` replies are being sampled. Whoever comes then waits; the next free place goes
+At most `max_running` replies are sampled at a time. Further requests wait; the next free place goes
 to the tenant that has the fewest replies running, among equals to the one that was served longest
-ago, so a burst of one tenant costs another one turn at most. Some places are kept for tenants that
-hold none or few: replies that do not end would otherwise keep all. Where the queue is full, the
-newest request of the tenant that waits with the most is refused, which may be the one that just
-came.
+ago, so a burst of one tenant delays another by at most one turn. Some places are reserved for
+tenants that have few or none: replies that do not end would otherwise take them all. When the queue
+is full, the newest request of the tenant with the most waiting requests is refused, which may be
+the one that just came.
 
-It does not know HTTP or keys.
+Independent of HTTP and keys.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 
 class QueueFull(Exception):
-    """The request has to come again later."""
+    """The request must be sent again later."""
 
 
 class Closed(Exception):
-    """Nothing is begun any more."""
+    """No further reply begins."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,13 +33,13 @@ class _Waiter:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its client has left; its task hears of it a moment later, and withdraws it."""
+        """Whether its client has left; its task is told a moment later, and withdraws it."""
         return self.place.cancelled()
 
 
 class FairQueue:
-    """Places for `max_running` replies and `max_waiting` requests. A tenant that holds places
-    leaves as many free, `num_reserved` of them at most.
+    """Places for `max_running` replies and `max_waiting` requests. A tenant leaves as many places
+    free as it has, at most `num_reserved`.
     """
 
     def __init__(self, max_running: int, max_waiting: int, num_reserved: int = 0) -> None:
@@ -60,8 +60,9 @@ class FairQueue:
         return sum(len(waiters) for waiters in self._waiting.values())
 
     async def enter(self, tenant: str, size: int = 1, *, was_held: bool = False) -> None:
-        """Wait for `size` places (never more than there are). Whoever enters must leave. Who
-        `was_held` before is not refused, and takes no room of others: all of them come at once.
+        """Wait for `size` places (never more than there are). Whoever enters must leave. A request
+        that `was_held` before is not refused and takes no room from others, because all held
+        requests come at once.
 
         Raises QueueFull at once or, if another tenant needs the room, later; Closed at the end.
         """
@@ -77,7 +78,7 @@ class FairQueue:
             await waiter.place
         except asyncio.CancelledError:
             if waiter.place.done() and not waiter.place.cancelled():
-                # It was given a place at the moment at which it was given up.
+                # It was given a place just as it was cancelled.
                 if waiter.place.exception() is None:
                     self.leave(tenant, size)
             else:
@@ -96,7 +97,7 @@ class FairQueue:
                 del self._served[tenant]
 
     def close(self) -> None:
-        """Refuse who waits and whoever comes."""
+        """Refuse all waiting and all further requests."""
         self._is_closed = True
         for waiters in self._waiting.values():
             for waiter in waiters:
@@ -112,7 +113,8 @@ class FairQueue:
                 waiters.popleft()
                 self._drop_empty(tenant)
                 continue
-            # Who else waits holds as many or more, and so would have to leave as many or more.
+            # The others that wait have as many or more, so they would have to leave as many or
+            # more.
             kept = min(self._num_reserved, self._running[tenant])
             if self._running.total() + waiters[0].size > self._max_running - kept:
                 return
@@ -124,7 +126,7 @@ class FairQueue:
             waiter.place.set_result(None)
 
     def _refuse_newest(self, came: str) -> None:
-        """Of the tenant that waits with the most, or `came`'s where that one was held."""
+        """That of the tenant with the most waiting, or `came`'s if that one was held."""
         tenant = max(self._waiting, key=lambda one: len(self._waiting[one]))
         if self._waiting[tenant][-1].was_held:
             tenant = came

@@ -1,1 +1,1 @@
-"""Which conversation a request continues, and what of it is known as token ids."""
+"""Which conversation a request continues, and which part of it is known as token ids."""

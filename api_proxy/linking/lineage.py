@@ -1,7 +1,7 @@
 """Finds where a request belongs: asks the store for candidates and lets `linking` decide.
 
-Everything is looked up within the scope of one API key. Reads only; what follows from a link (the
-next state, the session) is written by others.
+Everything is looked up within the scope of one API key. It only reads; what follows from a link
+(the next state, the session) is written elsewhere.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ class Lineage:
     link: Link
     session_id: str | None
     has_history: bool
-    """Whether the request contains an assistant message, so that a link was to be expected."""
+    """Whether the request contains an assistant message, so that a link is expected."""
     is_deferred: bool = False
     """Whether the store could not be asked: the request is linked when its turn is stored."""
     is_repeated: bool = False
-    """Whether it is a first request that was left before, in a session that may not be stored."""
+    """Whether it is a first request sent again after it got no answer; its session may not be
+    stored.
+    """
     first_node: str | None = None
-    """The prompt's node, of a request without history whose client did not name its session."""
+    """The prompt's node, for a request without history whose client did not name its session."""
 
 
 class LineageFinder:
@@ -59,7 +61,7 @@ class LineageFinder:
 
     `idle_timeout_s` is how far back a rewritten history is followed; `max_candidates` how many
     earlier turns with an equal answer are compared; `summary_rules` mark the side turns whose
-    replies take the place of a history.
+    replies replace a history.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class LineageFinder:
         self._answered: OrderedDict[str, None] = OrderedDict()
         self._asked: OrderedDict[tuple[str, str | None], str] = OrderedDict()
         """What a prompt (node, named session) was linked to: a request that failed leaves no turn
-        by which its retry could be known.
+        by which its retry could be recognised.
         """
         self._left: OrderedDict[str, str] = OrderedDict()
         """Sessions of first requests that got no answer, by their prompt's node: a client that
@@ -98,8 +100,8 @@ class LineageFinder:
     ) -> Lineage:
         """The lineage of a request; `session_id` is set if the client named its session,
         `parent_turn_id` if it named the turn whose answer its newest assistant message is, `path`
-        (node ids) if the messages are no longer what was sent. Without `has_next_state` what
-        follows that answer is nobody's next state: side requests, keys without consent.
+        (node ids) if the messages are no longer what was sent. Without `has_next_state` (side
+        requests, keys without consent), what follows that answer is not a next state.
 
         Raises StoreError.
         """
@@ -138,7 +140,7 @@ class LineageFinder:
         elif link.ambiguous:
             session_id = session_id or link.session_id
         elif session_id is None:
-            # An edited answer matches no turn, but what stands before it may be known.
+            # An edited answer matches no turn, but the messages before it may be known.
             session_id = await self._store.session_of_nodes(scope, path)
             session_id = session_id or await self._session_of_summary(scope, messages, now)
         return Lineage(link=link, session_id=session_id, has_history=True)
@@ -168,7 +170,7 @@ class LineageFinder:
         )
 
     def left(self, first_node: str, session_id: str) -> None:
-        """The request of this lineage got no answer: sent again, it goes on in the same session."""
+        """Note that a first request got no answer: sent again, it continues the same session."""
         _keep(self._left, first_node, session_id)
 
     def forget(self, turn_id: str) -> None:
@@ -179,10 +181,10 @@ class LineageFinder:
         _keep(self._answered, turn_id, None)
 
     def _current(self, refs: Sequence[TurnRef]) -> list[TurnRef]:
-        """`refs` with what was linked here but may not be committed yet.
+        """`refs`, updated with links made here that may not be committed yet.
 
-        Without this, two users with equal conversations who go on at the same moment would both
-        answer the same turn, and the other's reaction would be lost.
+        Without this, two users with equal conversations who continue at the same moment would both
+        answer the same turn, and the reaction to the other turn would be lost.
         """
         return [
             replace(ref, has_next_state=True) if ref.turn_id in self._answered else ref
@@ -214,8 +216,8 @@ class LineageFinder:
     async def _compared(
         self, messages: Sequence[Message], index: int, refs: Sequence[TurnRef], link_by: LinkBy
     ) -> Link:
-        """What `link_by` finds among the turns `refs`, those that were deleted meanwhile left out:
-        it compares as many histories as there are candidates.
+        """What `link_by` finds among the turns `refs`, without those deleted meanwhile. It runs in
+        a worker: it compares as many histories as there are candidates.
         """
         turns = await self._store.load_turns([ref.turn_id for ref in refs]) if refs else []
         known = {turn.turn_id: turn for turn in turns}
@@ -233,13 +235,13 @@ class LineageFinder:
         return await self._workers.run(num_bytes, link_by, messages, index, candidates)
 
     async def _as_stored(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages in the form in which they are stored, to be compared with those."""
+        """The messages in their stored form, to be compared with stored ones."""
         return await self._store.redact(self._store.redactor.messages, messages)
 
     async def _by_name(
         self, scope: str, messages: Sequence[Message], index: int, parent_turn_id: str
     ) -> Link:
-        """The turn that the client named, though what stands before its answer has changed."""
+        """The turn that the client named, although the messages before its answer have changed."""
         key = await self._fingerprint(messages[index])
         named = self._current(await self._store.turns_by_id(scope, [parent_turn_id], key))
         if not named:
@@ -247,8 +249,8 @@ class LineageFinder:
         return Link(how="fingerprint", parent=named[0], next_state=tuple(messages[index + 1 :]))
 
     async def _by_calls(self, scope: str, messages: Sequence[Message], index: int) -> Link:
-        """Agents keep the ids of calls, whatever they do with the text beside them, and also where
-        they tell the calls again as text: these lead to a turn.
+        """Link by the ids of calls. Agents keep these, whatever they do with the text next to them,
+        even if they repeat the calls as text.
         """
         message = messages[index]
         ids = [str(call.get("id")) for call in message.get("tool_calls") or ()]
@@ -266,7 +268,7 @@ class LineageFinder:
         session_id: str | None,
         now: float,
     ) -> Link:
-        """Agents that rename the ids of calls leave their names and arguments."""
+        """Link by names and arguments of calls, which agents keep if they rename the ids."""
         if not messages[index].get("tool_calls"):
             return Link()
         [stored] = await self._as_stored(messages[index : index + 1])
@@ -286,7 +288,7 @@ class LineageFinder:
         index: int,
         session_id: str | None,
     ) -> Link | None:
-        """The turn that this very prompt was linked to before, when it fitted that one alone."""
+        """The turn that this exact prompt was linked to before, when it fitted only that one."""
         turn_id = self._asked.get((path[-1], session_id))
         refs = await self._store.turns_by_id(scope, [turn_id] if turn_id else [])
         if not refs:
@@ -297,7 +299,7 @@ class LineageFinder:
     async def _session_of_summary(
         self, scope: str, messages: Sequence[Message], now: float
     ) -> str | None:
-        """The session that was summed up, if the request holds such a summary: its history was
+        """The summarised session, if the request contains such a summary: its history was
         compacted.
         """
         if not self._summary_rules or not may_hold_summary(messages):
@@ -311,7 +313,7 @@ class LineageFinder:
         messages = await self._as_stored(messages)
         replies = [reply for _, reply in found]
         held = await self._workers.run(_size([*messages, *replies]), summarised, messages, found)
-        # Equal summaries of two conversations tell nothing.
+        # Equal summaries of two conversations identify neither.
         return held.pop() if len(held) == 1 else None
 
     @staticmethod
@@ -321,7 +323,7 @@ class LineageFinder:
 
 
 def _size(messages: Sequence[Message]) -> int:
-    """About how many bytes they are, arguments of calls included."""
+    """About how many bytes they have, arguments of calls included."""
     return sum(
         100
         + len(content_text(message.get("content")))

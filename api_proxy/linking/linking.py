@@ -1,11 +1,11 @@
 """Which earlier turn a request answers: pure decisions over what the store knows.
 
 The newest assistant message of a request is either one that this endpoint sent, or not. If it is,
-everything after it is that turn's next state. The full message path decides first; an agent that
-rewrote its history (a clock in the system prompt, compaction, re-serialised arguments) is found by
-the message's fingerprint and by how much of what precedes it agrees; one that rewrote the text
-beside its calls by the calls: their ids, or their names and arguments. A guess is worse than
-nothing: where several conversations fit equally and none is waiting, the link is `ambiguous`.
+everything after it is that turn's next state. The full message path decides first. If an agent
+rewrote its history (a clock in the system prompt, compaction, re-serialised arguments), the
+message's fingerprint decides, and how much of what precedes it agrees; if it rewrote the text next
+to its calls, the calls decide: their ids, or their names and arguments. A guess is worse than
+nothing: if several conversations fit equally well and none is waiting, the link is `ambiguous`.
 
 Nothing here reads the store; `lineage` does.
 """
@@ -42,7 +42,7 @@ class Link:
     `parent` is the turn that its newest assistant message came from; `next_state` the messages
     after it. `how` tells which identity matched; `retry` that this prompt was answered before. If
     it is `ambiguous`, `session_id` is the one session of all turns that fit. `echo_changes` is what
-    the client changed of the parent's answer: the visible history then differs from what was
+    the client changed in the parent's answer: the visible history then differs from what was
     sampled, and no prompt extends the parent's.
     """
 
@@ -73,9 +73,9 @@ def newest_assistant(messages: Sequence[Message]) -> int | None:
 
 
 def is_unanswered(ref: TurnRef) -> bool:
-    """Whether nothing followed the turn yet, and what follows could matter to it.
+    """Whether nothing has followed the turn yet, and what follows could matter to it.
 
-    A turn may have been judged, and trained, by feedback alone: its user still goes on.
+    A turn may have been judged, and trained, on feedback alone: its user may still continue.
     """
     if ref.has_next_state:
         return False
@@ -89,12 +89,12 @@ def link_by_path(
     session_id: str | None,
     asked_of: str | None = None,
 ) -> Link:
-    """Link a request whose newest assistant message is, path included, what `matches` answered.
+    """Link a request whose newest assistant message is, path included, the answer of `matches`.
 
-    `siblings` are turns that answered this very prompt before: then the request is a retry, which
-    belongs to the turn that they belong to and never to a sibling of it. So it does if this prompt
-    was linked to the turn `asked_of` before, and got no answer (yet). `session_id` is the session
-    that the client named, if it did.
+    `siblings` are turns that answered this exact prompt before: the request is then a retry, which
+    has the same parent as they have and never a sibling of it. The same goes if this prompt was
+    linked to the turn `asked_of` before, and got no answer (yet). `session_id` is the session that
+    the client named, if it did.
     """
     if not matches:
         return Link()
@@ -119,11 +119,11 @@ def link_by_fingerprint(
 ) -> Link:
     """Link a request whose history was rewritten, by its assistant message at `index`.
 
-    The candidates whose prompt agrees longest with the messages before `index`, read backwards,
-    are kept; among them those that differ in system messages alone, if there are any. When nothing
+    The candidates whose prompt agrees longest with the messages before `index`, read backwards, are
+    kept; among them those that differ only in system messages, if there are any. When nothing
     agrees, only a distinctive answer (tool calls, a long text) or an equal first message links.
-    Different prompts that fit equally are no evidence, be they of one conversation. If the client
-    named its session, text alone does not link to another.
+    Different prompts that fit equally well are no evidence, even within one conversation. If the
+    client named its session, text alone does not link to another.
     """
     pool = list(candidates)
     if session_id is not None:
@@ -136,10 +136,10 @@ def link_by_fingerprint(
 
 
 def link_by_calls(messages: Sequence[Message], index: int, candidates: Sequence[Candidate]) -> Link:
-    """Link a request by the ids of calls in its assistant message at `index`: those of the one
+    """Link a request by the ids of calls in its assistant message at `index`: they lead to the one
     candidate, if there is one.
 
-    The calls stand there as calls, of the names and arguments that were sent, or are told as text.
+    The message has them as calls, with the names and arguments that were sent, or as text.
     """
     if not candidates:
         return Link()
@@ -165,8 +165,8 @@ def link_by_equal_calls(
 ) -> Link:
     """Link a request whose calls have other ids than were sent, by their names and arguments.
 
-    As `link_by_fingerprint`, with ids and the text beside calls left out of every comparison. Equal
-    calls alone identify nothing: something before them must agree.
+    Like `link_by_fingerprint`, with ids and the text next to calls left out of every comparison.
+    Equal calls alone identify nothing: something before them must agree.
     """
     pool = [c for c in candidates if session_id is None or c.ref.session_id == session_id]
     link = _of_longest_agreement(
@@ -212,10 +212,10 @@ def _of_longest_agreement(
 
 
 class _Sameness:
-    """Whether messages have one identity, in the time that it takes to read what they share.
+    """Whether messages have the same identity, in the time that it takes to read what they share.
 
-    Messages that are equal as they stand need no identity; others have theirs computed once. Of
-    prompts that were told anew in equal words (a client's retries) one is digested, not all.
+    Messages that are equal as they are need no identity; others have theirs computed once. Of
+    prompts that were rewritten in equal words (a client's retries), only one is digested.
     """
 
     def __init__(self, identity: Identity) -> None:
@@ -224,7 +224,7 @@ class _Sameness:
         self._latest: dict[int, tuple[Message, bool]] = {}
 
     def __call__(self, mine: Message, theirs: Message) -> bool:
-        """Whether two messages are the same; both outlive this object."""
+        """Whether two messages are the same; both must outlive this object."""
         if mine == theirs:
             return True
         known = self._latest.get(id(mine))
@@ -258,10 +258,10 @@ def num_agreeing(
 
 
 def summarised(messages: Sequence[Message], summaries: Sequence[tuple[str, Message]]) -> set[str]:
-    """Sessions of whose `summaries` (session id, reply) one of the messages that no assistant wrote
-    holds what the reply summed up.
+    """The sessions of those `summaries` (session id, reply) whose text is in a message that no
+    assistant wrote.
 
-    Agents keep what stands between the reply's summary tags, if it has some, and space it anew.
+    Agents keep the text between the reply's summary tags, if it has any, and change its blanks.
     """
     texts = [
         _spaced(content_text(message.get("content")))
@@ -277,14 +277,14 @@ def summarised(messages: Sequence[Message], summaries: Sequence[tuple[str, Messa
 
 
 def _summary_of(reply: Message) -> str:
-    """What stands between the first opening tag and the last closing one; without them, all."""
+    """The text between the first opening tag and the last closing one; without them, all of it."""
     text = content_text(reply.get("content"))
     start, end = text.find(_OPENING), text.rfind(_CLOSING)
     return _spaced(text[start + len(_OPENING) : end] if 0 <= start < end else text)
 
 
 def may_hold_summary(messages: Sequence[Message]) -> bool:
-    """Whether a message is long enough for that."""
+    """Whether a message is long enough to contain a summary."""
     return any(
         len(content_text(message.get("content"))) >= _DISTINCTIVE_CHARS
         for message in messages
@@ -297,7 +297,7 @@ def _spaced(text: str) -> str:
 
 
 def _choose(how: How, refs: Sequence[TurnRef], next_state: Sequence[Message]) -> Link:
-    """The oldest unanswered turn; if all are answered, their one session's newest."""
+    """The oldest unanswered turn; if all are answered, the newest of their session if it is one."""
     unanswered = [ref for ref in refs if is_unanswered(ref)]
     if unanswered:
         parent = min(unanswered, key=lambda ref: (ref.created_at, ref.turn_id))
@@ -311,7 +311,7 @@ def _choose(how: How, refs: Sequence[TurnRef], next_state: Sequence[Message]) ->
 def _in_session(
     refs: Sequence[TurnRef], session_id: str | None, *, strict: bool = False
 ) -> list[TurnRef]:
-    """The turns of the session that the client named; all if it has none of them (not `strict`)."""
+    """The turns of the session that the client named; all if none is in it (unless `strict`)."""
     if session_id is None:
         return list(refs)
     own = [ref for ref in refs if ref.session_id == session_id]

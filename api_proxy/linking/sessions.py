@@ -1,7 +1,8 @@
-"""Sessions: which conversation a request belongs to, and when that one ends.
+"""Sessions: which conversation a request belongs to, and when it ends.
 
-A session is what the client names, or what its messages continue, or new. Naming is remembered in a
-bounded map, because the store's answer (it commits a new session first) would delay the reply.
+A session is the one that the client names, the one that its messages continue, or a new one. Names
+are remembered in a bounded map, because asking the store (which commits a new session first) would
+delay the reply.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Sessions:
         await self._store.ensure_session(scope=scope, external_id=None, session_id=session_id)
 
     async def sweep(self, stop: asyncio.Event) -> None:
-        """Close idle sessions, again and again until `stop`."""
+        """Close idle sessions, at intervals until `stop`."""
         while not stop.is_set():
             try:
                 num_dropped = await self._store.close_idle_sessions(self._idle_timeout_s)

@@ -1,8 +1,8 @@
-"""Rules for the requests that known agents make beside the conversation.
+"""Rules for the requests that known agents make outside the conversation.
 
 Each rule names the agent and the purpose. The texts are the beginnings (or, in system prompts, the
 parts) of the prompts that these agents send; an agent whose prompts were changed by its owner needs
-rules of its own (`proxy.side_rules`). `is_summary`: the reply takes the place of a history.
+rules of its own (`proxy.side_rules`). `is_summary`: the reply replaces a history.
 """
 
 from __future__ import annotations

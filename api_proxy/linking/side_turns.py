@@ -1,4 +1,4 @@
-"""Main or side: what the agent says, else what the first rule that holds says, else main."""
+"""Main or side: what the agent declares, else what the first matching rule says, else main."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from records.messages import content_text
 from records.names import TurnType
 
 DECLARED = "declared"
-"""In place of a rule's name: the agent said so itself."""
+"""In place of a rule's name: the agent declared it itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What sort of turn a request is; `rule` names what made a side turn of it."""
+    """What sort of turn a request is; `rule` names what made it a side turn."""
 
     turn_type: TurnType
     rule: str | None = None

@@ -1,9 +1,9 @@
-"""The prompt's ids: an earlier turn's ids extended where that is provably the same, else rendered.
+"""The prompt's ids: an earlier turn's ids extended if that is provably the same, else rendered.
 
 Sampled ids are never tokenised again: a prompt that continues a turn starts with that turn's prompt
-and response ids. The rendering says whether the template means this; here it is checked that the
+and response ids. The rendering decides whether the template means this; this module checks that the
 client echoed what it was sent and offers the same tools. A bounded cache of recent turns saves
-reading their tokens back; the store remains the truth.
+reading their tokens back; the store remains authoritative.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from records.types import Ids
 from rollout_bridge.rendering.rendering import Rendering
 
 _LEAST_SHARED = 256
-"""A prompt that shares only a part of its parent's ids names it from this many on."""
+"""A prompt that shares only part of its parent's ids names the parent if it shares this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentTokens:
-    """The ids of an earlier turn, the tools that stood in its prompt, and whether its template was
-    told to think (None: as the run has it).
+    """The ids of an earlier turn, the tools in its prompt, and whether its template was told to
+    think (None: the run's default).
     """
 
     turn_id: str
@@ -156,10 +156,10 @@ def _build(
 
 
 def _means_the_same(rendering: Rendering, parent: ParentTokens, echoed: Message) -> bool:
-    """Whether the parent's ids say what the client echoes.
+    """Whether the parent's ids mean what the client echoes.
 
-    The path matched, so the echo is what was sent; but a reply that did not end by itself may hold
-    more than was sent: a stop string, for one, or a call that was never closed.
+    The path matched, so the echo is what was sent; but a reply that did not end by itself may
+    contain more than was sent: a stop string, for example, or a call that was never closed.
     """
     if not len(parent.response_ids):
         return False
@@ -167,7 +167,7 @@ def _means_the_same(rendering: Rendering, parent: ParentTokens, echoed: Message)
         return True
     parsed = rendering.parse(parent.response_ids, parent.tools, parent.prompt_ids)
     if not parsed.content and not parsed.tool_calls:
-        return False  # cut while it reasoned
+        return False  # cut off while it reasoned
     is_same_text = parsed.content.strip() == content_text(echoed.get("content")).strip()
     return is_same_text and len(parsed.tool_calls) == len(echoed.get("tool_calls") or ())
 

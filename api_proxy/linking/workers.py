@@ -1,7 +1,7 @@
-"""Threads for what a large request costs, so that the event loop goes on meanwhile.
+"""Threads for the work of large requests, so that the event loop keeps running.
 
-There are few of them: each takes turns with the loop at the interpreter's lock. What they are given
-is bounded (`request_limits`), and what was given up before it began does not begin.
+There are few of them, because each competes with the loop for the interpreter's lock. Their work is
+bounded (`request_limits`), and work that is cancelled before it starts never runs.
 """
 
 from __future__ import annotations
@@ -38,5 +38,5 @@ class Workers:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start no more work."""
         self._threads.shutdown(wait=False, cancel_futures=True)

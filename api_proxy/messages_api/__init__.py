@@ -1,5 +1,5 @@
 """Anthropic's Messages API over the same turns as chat completions.
 
-`request` says what a request means as a chat completion, `reply` and `stream` how a reply is
-worded, `errors` how a refusal is; all are pure. `routes` is the door.
+`request` turns a request into a chat completion, `reply` and `stream` put a reply into Anthropic's
+format, `errors` a refusal; all are pure. `routes` has the routes.
 """

@@ -1,4 +1,4 @@
-"""Errors as Anthropic's API words them: {"type": "error", "error": {...}, "request_id": ...}."""
+"""Errors in the format of Anthropic's API: {"type": "error", "error": {...}, "request_id": ...}."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = {
     504: "timeout_error",
 }
 _STATUSES = {503: 529}
-"""Anthropic's clients know "try again later" by a status of its own."""
+"""Anthropic's clients expect a status of its own for "try again later"."""
 
 
 def refusal(error: ApiError) -> tuple[int, dict[str, Any]]:

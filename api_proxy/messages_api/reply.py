@@ -1,4 +1,4 @@
-"""A reply in Anthropic's words: content blocks, stop reason, usage, a whole message. Pure."""
+"""A reply in Anthropic's format: content blocks, stop reason, usage, a whole message. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def message_body(turn_id: str, model: str, ended: EndedReply) -> dict[str, Any]:
 
 
 def open_message(turn_id: str, model: str) -> dict[str, Any]:
-    """A message that says nothing yet."""
+    """A message without content yet."""
     return {
         "id": f"msg_{turn_id}",
         "type": "message",
@@ -46,8 +46,8 @@ def content_blocks(turn_id: str, reply: Reply) -> list[dict[str, Any]]:
 
 
 def thinking_block(text: str, signature: str) -> dict[str, Any]:
-    """A thinking block. Nothing needs to be signed here; clients only keep blocks that are, so the
-    signature names the turn.
+    """A thinking block. Nothing needs to be signed here, but clients only keep signed blocks, so
+    the signature names the turn.
     """
     return {"type": "thinking", "thinking": text, "signature": signature}
 
@@ -58,20 +58,20 @@ def tool_use_block(call: SentCall, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def call_input(call: SentCall) -> dict[str, Any]:
-    """A call's arguments as an object; text that is none stands in an object of its own."""
+    """A call's arguments as an object; text that is not one is put into an object of its own."""
     value = _object(call.arguments)
     return {UNPARSED_ARGUMENTS: call.arguments} if value is None else value
 
 
 def input_json(call: SentCall) -> str:
-    """`call_input` as text: the policy's own where that is an object."""
+    """`call_input` as text: the policy's own if that is an object."""
     if _object(call.arguments) is not None:
         return call.arguments
     return json.dumps({UNPARSED_ARGUMENTS: call.arguments}, ensure_ascii=False)
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """The JSON object in `text`; None if it is none, or none that can be written again."""
+    """The JSON object in `text`; None if there is none, or none that can be written again."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
         orjson.dumps({"content": [{"input": value}]})
@@ -81,7 +81,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON, though Python reads it")
+    raise ValueError(f"{name} is not JSON, although Python reads it")
 
 
 def stop_fields(ended: EndedReply) -> dict[str, str | None]:
@@ -96,8 +96,8 @@ def stop_fields(ended: EndedReply) -> dict[str, str | None]:
 
 
 def usage_body(ended: EndedReply) -> dict[str, Any]:
-    """Token counts; `input_tokens` are those that no cache held. What the engine wrote to its cache
-    is not known.
+    """Token counts; `input_tokens` are those that were not cached. What the engine wrote to its
+    cache is not known.
     """
     usage = ended.usage
     return {

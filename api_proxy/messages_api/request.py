@@ -1,7 +1,7 @@
-"""What a request to `/v1/messages` means as a chat completion. Pure.
+"""Turns a request to `/v1/messages` into a chat completion. Pure.
 
-Blocks become messages of the conversation tree, in the form that the other APIs give them: a
-conversation that began elsewhere is found again. A user message with tool results becomes tool
+Blocks become messages of the conversation tree, in the form that the other APIs give them, so that
+a conversation that began elsewhere is recognised. A user message with tool results becomes tool
 messages and, for its text, user messages, in their order.
 """
 
@@ -30,12 +30,12 @@ from api_proxy.request.fields import SAMPLING, SESSION, SHAPING, check_fields, i
 from records.messages import Message
 
 UNPARSED_ARGUMENTS = "__unparsed_arguments__"
-"""The one key of a tool call's `input` where the policy wrote no JSON object: its text, so that the
-call can be sent at all and comes back as it was.
+"""The only key of a tool call's `input` if the policy did not write a JSON object. Its value is the
+text, so that the call can be sent at all and comes back unchanged.
 """
 _TAGS = ("user", "assistant", "system", "text", "thinking", "tool_use", "tool_result")
 _BILLING_HEADER = "x-anthropic-billing-header:"
-"""A system block of this beginning is the client's bookkeeping and differs in each request."""
+"""A system block that begins with this is the client's bookkeeping and differs in each request."""
 _SAME_FIELDS = ("stream", "temperature", "top_p", *SAMPLING, *SHAPING, *SESSION)
 
 
@@ -123,13 +123,13 @@ def _user_messages(message: UserMessage) -> list[Message]:
 def _tool_message(result: ToolResult) -> Message:
     content = _content(result.content or [])
     if result.is_error and not content:
-        # Otherwise nothing would say that the call failed.
+        # Otherwise nothing would show that the call failed.
         content = "error"
     return {"role": "tool", "tool_call_id": result.tool_use_id, "content": content}
 
 
 def _assistant_message(message: AssistantMessage) -> Message:
-    # A reply's text may have been cut into several blocks by the calls between.
+    # A reply's text may have been cut into several blocks by the calls in between.
     texts = [block.text for block in message.content if isinstance(block, Text)]
     thoughts = [block.thinking for block in message.content if isinstance(block, Thinking)]
     calls = [_call(block) for block in message.content if isinstance(block, ToolUse)]
@@ -157,7 +157,7 @@ def _call(block: ToolUse) -> dict[str, Any]:
 
 
 def _content(texts: Sequence[Text]) -> str | list[dict[str, str]]:
-    """One text as a string, several as the parts that they are."""
+    """One text as a string, several as separate parts."""
     if len(texts) <= 1:
         return texts[0].text if texts else ""
     return [{"type": "text", "text": block.text} for block in texts]
@@ -199,7 +199,7 @@ def _response_format(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_edits(context_management: Mapping[str, Any] | None) -> None:
-    """Clearing earlier thinking is the chat template's business; no other edit is done here."""
+    """The chat template clears earlier thinking itself; no other edit is supported here."""
     edits = (context_management or {}).get("edits")
     for edit in edits if isinstance(edits, list) else ():
         kind = str(edit.get("type")) if isinstance(edit, dict) else "edit"
@@ -213,7 +213,7 @@ def _worded(error: ValidationError) -> ApiError:
     """The first fault, with Anthropic's way of naming its place."""
     fault = error.errors(include_input=False, include_url=False)[0]
     steps = fault["loc"]
-    # A tag of a union follows the number of what it is the tag of.
+    # The tag of a union follows the index of the entry that it belongs to.
     tagged = [at for at, step in enumerate(steps) if at and isinstance(steps[at - 1], int)]
     place = ".".join(
         str(step) for at, step in enumerate(steps) if at not in tagged or step not in _TAGS

@@ -24,7 +24,7 @@ router = APIRouter()
 
 
 class MessagesFormat:
-    """The wording of a reply."""
+    """The format of a reply."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -56,7 +56,7 @@ async def messages(request: Request) -> Response:
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request) -> dict[str, int]:
-    """The tokens of a prompt, which is neither sampled from nor recorded."""
+    """Count the tokens of a prompt, which is neither sampled from nor recorded."""
     service: TurnService = request.app.state.service
 
     async def parse(body: Body, _scope: str) -> Completion:

@@ -4,7 +4,7 @@
     for each block: content_block_start, content_block_delta..., content_block_stop
     message_delta (stop reason, usage), message_stop; or error
 
-A tool call is sent when it is whole: its input must be an object, and only then it is known to be.
+A tool call is sent when it is complete: its input must be an object, which is known only then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from api_proxy.reply.reply import CallDelta, Delta, SentCall
 
 
 class MessageStream:
-    """The events of one reply; `num_prompt_tokens` is what `message_start` tells."""
+    """The events of one reply; `num_prompt_tokens` is what `message_start` reports."""
 
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -43,7 +43,7 @@ class MessageStream:
         self._arguments = StringIO()
 
     def start(self) -> bytes:
-        """The first event. What the cache held is known at the end only."""
+        """The first event. The number of cached tokens is known only at the end."""
         usage = {"input_tokens": self._num_prompt_tokens, "output_tokens": 0}
         message = {**open_message(self._turn_id, self._model), "usage": usage}
         return _event("message_start", message=message)
@@ -83,7 +83,7 @@ class MessageStream:
         return before
 
     def _close(self) -> bytes:
-        """End the open block, or send the call that is whole now."""
+        """End the open block, or send the call that is now complete."""
         if self._call is not None:
             arguments = self._arguments.getvalue()
             call = SentCall(id=self._call.id or "", name=self._call.name or "", arguments=arguments)

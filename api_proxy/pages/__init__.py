@@ -1,4 +1,4 @@
 """Pages under `/ui` for people, and the same as JSON: what a run recorded, and what became of it.
 
-They read the store and change nothing but hints. They do not sample, judge or train.
+They read the store and change nothing except hints. They do not sample, judge or train.
 """

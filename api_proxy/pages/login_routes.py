@@ -1,4 +1,4 @@
-"""Logging in to the pages and out again, and the files that pages are made with."""
+"""Logging in to the pages and out again, and the static files of the pages."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ router = APIRouter()
 _FILES = Path(__file__).parent / "static"
 _STATIC = {"pages.css": "text/css", "pages.js": "text/javascript"}
 _MOST_BYTES = 8192
-"""Of a form: a key or a token, and little else."""
+"""For a form: a key or a token, and little else."""
 _FOREIGN = (
-    "This form was sent by a page of another site. Open the page anew and send it from there."
+    "This form was sent by a page of another site. Open the page again and send it from there."
 )
 
 
 @router.get(LOGIN_PATH)
 async def login_page(request: Request) -> Response:
-    """The form that asks for a key; on to the pages where none is needed."""
+    """The form that asks for a key; redirects to the pages if none is needed."""
     ring: KeyRing = request.app.state.ring
     if not await ring.has_keys():
         return RedirectResponse(PAGES, status_code=303)
@@ -39,7 +39,7 @@ async def login_page(request: Request) -> Response:
 
 @router.post(LOGIN_PATH)
 async def log_in(request: Request) -> Response:
-    """Take a key, once; from then on its cookie stands for it."""
+    """Take a key once; from then on, a cookie stands for it."""
     ring: KeyRing = request.app.state.ring
     logins: Logins = request.app.state.logins
     refuse_foreign_form(request)
@@ -62,7 +62,7 @@ async def log_in(request: Request) -> Response:
 
 @router.get(PAGES)
 async def first_page() -> Response:
-    """On to the first of the pages."""
+    """Redirect to the first of the pages."""
     return RedirectResponse("/ui/now", status_code=303)
 
 
@@ -87,8 +87,8 @@ async def static_file(name: str) -> Response:
 
 
 async def checked_form(request: Request, most_bytes: int = _MOST_BYTES) -> dict[str, str]:
-    """The fields of a form that changes something. Raises ApiError 403 unless a page of ours, of
-    this login, sent it.
+    """The fields of a form that changes something. Raises ApiError 403 unless one of our pages sent
+    it, under this login.
     """
     refuse_foreign_form(request)
     fields = await form_of(request, most_bytes)
@@ -115,7 +115,7 @@ async def form_of(request: Request, most_bytes: int = _MOST_BYTES) -> dict[str, 
 
 
 def refuse_foreign_form(request: Request) -> None:
-    """Raises ApiError 403 for a form that a page of another site sent, as browsers say it."""
+    """Raises ApiError 403 for a form that a page of another site sent, as browsers report it."""
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     if site is not None:

@@ -1,7 +1,7 @@
-"""*Now*: how the run stands and what it learns from, kept up to date while somebody looks.
+"""*Now*: the run's status and what it learns from, kept up to date while somebody looks.
 
-However many look, and however much the store holds, reading costs a small part of a core: what was
-read is shared, and read anew only after fifty times what reading it took.
+However many people look, and however much is stored, reading takes a small part of a core: what was
+read is shared, and read again only after fifty times as long as reading it took.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from records.hints.types import HintStatus
 router = APIRouter()
 
 LEAST_S = 2.0
-"""Between two readings."""
+"""At least this long between two readings."""
 _TIMES = 50
 STREAM_S = 60.0
-"""A browser asks anew after so long, and its login is looked at again."""
+"""A browser asks again after this long, and its login is checked again."""
 _MOST_STREAMS = 100
 _MOST_SCOPES = 100
 _HINTS = 5
@@ -39,7 +39,7 @@ _SHOWN = [one for one in HintStatus if one not in (HintStatus.MERGED, HintStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What was read, and as HTML; `until`: when it is read anew (monotonic seconds)."""
+    """What was read, also as HTML; `until`: when it is read again (monotonic seconds)."""
 
     values: dict[str, Any]
     html: str
@@ -56,7 +56,7 @@ class NowFeed:
         self.streams = 0
 
     async def snapshot(self, scope: str | None) -> Snapshot:
-        """What is known of a scope (None: of the run). Raises ApiError 503."""
+        """What is known about a scope (None: about the run). Raises ApiError 503."""
         async with self._lock:
             found = self._snapshots.get(scope)
             if found is None or time.monotonic() >= found.until:
@@ -73,7 +73,7 @@ class NowFeed:
         return found
 
     async def _read(self, scope: str | None) -> dict[str, Any]:
-        """An admin's own part is in the run's status already, where there is one."""
+        """For an admin, queues and hints are in the run's status already, if there is one."""
         deps = self._service.deps
         store, now = deps.store, deps.clock()
         latest = await answered(self._service, store.latest_version())
@@ -119,7 +119,7 @@ class NowFeed:
         ]
 
     async def changes(self, scope: str | None) -> AsyncIterator[str]:
-        """Server-sent events with the page's changing part, until it is time to ask anew."""
+        """Server-sent events with the page's changing part, until it is time to ask again."""
         end = time.monotonic() + STREAM_S
         sent: Snapshot | None = None
         self.streams += 1
@@ -150,7 +150,7 @@ def _unavailable(message: str) -> str:
 
 @router.get("/ui/now")
 async def now_page(request: Request) -> Response:
-    """How the run stands."""
+    """The run's status."""
     feed: NowFeed = request.app.state.now
     found = await feed.snapshot(scope_of(request))
     return await page(request, "now.html.jinja", now=found.values)
@@ -158,11 +158,13 @@ async def now_page(request: Request) -> Response:
 
 @router.get("/ui/now/events")
 async def now_events(request: Request) -> Response:
-    """The same again and again, as server-sent events."""
+    """The same, kept up to date, as server-sent events."""
     feed: NowFeed = request.app.state.now
     if feed.streams >= _MOST_STREAMS:
         raise ApiError(
-            503, "Too many pages are kept up to date. Reload this one to see it anew.", code="busy"
+            503,
+            "Too many pages are being kept up to date. Reload this one to update it.",
+            code="busy",
         )
     return StreamingResponse(
         feed.changes(scope_of(request)), media_type="text/event-stream", headers=HEADERS

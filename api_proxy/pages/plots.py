@@ -1,5 +1,5 @@
-"""Curves as SVG, without a style or a script in themselves: what is drawn gets its colours from the
-page's style sheet. Reports are drawn by matplotlib, which is too large for the endpoint's process.
+"""Curves as SVG, without inline styles or scripts: colours come from the page's style sheet.
+Reports are drawn by matplotlib, which is too large for the endpoint's process.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from api_proxy.pages.words import seen
 WIDTH, HEIGHT = 520, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 10, 10, 30
 _COLOURS = 6
-"""Colours that the style sheet has; more series than that begin again."""
+"""Colours in the style sheet; further series start over."""
 _TICKS = 4
 _FEW = 40
-"""Up to so many points are drawn as dots, too."""
+"""Up to this many points are also drawn as dots."""
 
 Point = tuple[float, float]
 
 
 def svg(curve: Curve) -> Markup:
-    """The curve as an SVG element; missing values are gaps. Without a value an empty text."""
+    """The curve as an SVG element; missing values are gaps. Without any value, an empty text."""
     values = [value for series in curve.series.values() for value in _known(series)]
     if not values or not curve.steps:
         return Markup("")

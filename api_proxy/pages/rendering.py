@@ -1,5 +1,5 @@
-"""Templates to pages. What is stored is hostile: all of it is escaped and made visible. No page has
-a script or a style in itself.
+"""Makes pages from templates. What is stored is hostile: all of it is escaped and made visible. No
+page has inline scripts or styles.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""Of each page: nothing but our own files, in no frame, kept nowhere."""
+"""For each page: only our own files, in no frame, stored nowhere."""
 
 
 def _seen_once(value: Any) -> Any:
-    """What a template made of values was made visible value by value."""
+    """Markup that a template made was already made visible value by value."""
     return value if isinstance(value, Markup) else seen(value)
 
 
@@ -54,7 +54,7 @@ _TEMPLATES = _templates()
 
 
 async def page(request: Request, template: str, **values: Any) -> Response:
-    """A page, made in a thread: a long one would hold the loop."""
+    """A page, made in a thread: a long one would block the loop."""
     login: Login | None = request.state.login
     logins: Logins = request.app.state.logins
     caller = caller_of(request)
@@ -74,7 +74,7 @@ def fragment(template: str, **values: Any) -> str:
 
 
 def form_page(template: str, *, status: int = 200, **values: Any) -> Response:
-    """A short page for nobody in particular."""
+    """A short page without a caller."""
     nobody = {"csrf": "", "is_logged_in": False, "who": "", "path": ""}
     return _rendered(template, status, {**nobody, **values})
 
@@ -87,7 +87,7 @@ def error_page(error: ApiError) -> Response:
 
 
 def json_reply(value: Any) -> Response:
-    """JSON in plain ASCII: half a surrogate pair is no UTF-8. Raises ValueError for NaN."""
+    """JSON in plain ASCII: half a surrogate pair is not UTF-8. Raises ValueError for NaN."""
     return Response(json.dumps(value, allow_nan=False), media_type="application/json")
 
 

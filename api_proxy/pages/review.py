@@ -26,18 +26,18 @@ router = APIRouter()
 Cursor = Annotated[str | None, Query()]
 
 _MOST_CHARS = 4000
-"""Of a hint that a person writes."""
+"""For a hint that a person writes."""
 _MOST_BYTES = 12 * _MOST_CHARS + 1024
 _NOBODY = "Somebody without a key"
-"""The author where there are no keys."""
+"""The author if there are no keys."""
 
 
 _TEXT = StringConstraints(strip_whitespace=True, min_length=1, max_length=_MOST_CHARS)
 
 
 class DecisionRequest(BaseModel):
-    """What a person decides; `judged_at` is that of the hint that they saw. `hint` is what it is to
-    say instead.
+    """What a person decides; `judged_at` is that of the hint that they saw. `hint` is its new text,
+    if any.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -70,8 +70,8 @@ async def review_json(request: Request, after: Cursor = None, limit: str = "10")
 
 @router.post("/ui/review/{turn_id}")
 async def decide_by_form(request: Request, turn_id: str) -> Response:
-    """Approve or reject, by the page's form. Text as it was shown approves the hint as it is: a
-    page shows characters that nobody sees by their names.
+    """Approve or reject through the page's form. Text that equals what was shown approves the hint
+    unchanged: a page shows invisible characters by their names.
     """
     fields = await checked_form(request, 2 * _MOST_BYTES)  # the text as it was shown, and as it is
     text, shown = (fields.get(name, "").replace("\r\n", "\n") for name in ("hint", "shown"))
@@ -136,7 +136,7 @@ def _shown(one: Proposal) -> dict[str, Any]:
 
 
 async def _decide(request: Request, turn_id: str, decision: DecisionRequest) -> HintReview:
-    """Write it down. Raises ApiError 404, 409 or 503."""
+    """Store the decision. Raises ApiError 404, 409 or 503."""
     service: TurnService = request.app.state.service
     store, key = service.deps.store, caller_of(request).key
     hint = decision.hint

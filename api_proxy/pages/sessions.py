@@ -1,5 +1,5 @@
 """*Sessions*: a list with filters, and one session as a conversation with its branches; each turn
-with its state and why it is there.
+with its state and the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Text = Annotated[str, Query(max_length=300)]
 def _filters(
     state: Text = "", reason: Text = "", tenant: Text = "", version: Text = "", until: Text = ""
 ) -> dict[str, str]:
-    """What a list of sessions can be narrowed by, as it was given."""
+    """The filters of a list of sessions, as given."""
     return {
         "state": state,
         "reason": reason,
@@ -52,7 +52,7 @@ _MOST_TEXT = 4000
 async def sessions_page(
     request: Request, filters: Filters, after: Text = "", limit: Text = "50"
 ) -> Response:
-    """The sessions, those that began last first."""
+    """The sessions, newest first."""
     found = await _sessions(request, filters, after, limit)
     more = {name: value for name, value in filters.items() if value} | {"limit": limit}
     return await page(
@@ -99,7 +99,7 @@ async def _sessions(
     service: TurnService = request.app.state.service
     scope = scope_of(request)
     if filters["tenant"]:
-        # Another tenant's sessions are no more there than those of a tenant that does not exist.
+        # Another tenant's sessions look like those of a tenant that does not exist.
         wanted_scope = tenant_scope(filters["tenant"])
         if scope not in (None, wanted_scope):
             return {"object": "list", "data": [], "examined": 0, "next": None}
@@ -172,7 +172,7 @@ async def _session(request: Request, session_id: str, after: str, limit: str) ->
 
 
 def explained(service: TurnService, session: SessionFacts, turn: TurnFacts) -> dict[str, Any]:
-    """Where a turn stands and why, as `doctor` says it."""
+    """A turn's state and the reason, as `doctor` shows it."""
     limits = service.deps.waiting or Limits(
         batch_size=None, idle_timeout_s=service.config.idle_timeout_s, hint_wait_s=None
     )
@@ -196,7 +196,7 @@ def _turn(
 
 
 def _mark_branches(turns: list[dict[str, Any]]) -> None:
-    """Say of each turn whether it is another answer, or another way on, after the same turn."""
+    """Mark each turn that is another answer, or another continuation, after the same turn."""
     seen: set[str] = set()
     previous: str | None = None
     for turn in turns:
@@ -242,7 +242,7 @@ def _version(value: str) -> int | None:
 
 
 def _time(value: str) -> float | None:
-    """Unix seconds of what a form gives. Raises ApiError 400."""
+    """Unix seconds of a time in a form. Raises ApiError 400."""
     if not value:
         return None
     try:
@@ -259,4 +259,4 @@ def _place(after: str) -> Place | None:
     try:
         return Place(created_at=float(created_at), session_id=session_id)
     except ValueError:
-        raise invalid("'after' must be what 'next' of a page said.", "after") from None
+        raise invalid("'after' must be the 'next' of a page.", "after") from None

@@ -1,4 +1,4 @@
-"""One answer token by token: the text of each id, and numbers by which people read why it moved.
+"""One answer token by token: the text of each id, and the numbers that show why it moved.
 
 Pure functions. A number that is not known is None, never 0.
 """
@@ -33,7 +33,7 @@ _LONGEST_CHARACTER = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
     """A number for each token [R], None where it is not known. `is_signed`: its sign has a meaning;
-    otherwise what is farther from `nearest` is shown stronger.
+    otherwise what is farther from `nearest` is shown more strongly.
     """
 
     name: str
@@ -50,15 +50,15 @@ class Signal:
 
     @property
     def scale(self) -> float | None:
-        """What is shown in full strength: the distance that one token in fifty exceeds. None
-        without a number.
+        """The distance that is shown at full strength: one token in fifty exceeds it. None without
+        a number.
         """
         known = [abs(value - self.nearest) for value in self.values if value is not None]
         return float(np.quantile(known, 0.98)) if known else None
 
 
 def signals_of(whole: WholeTurn, score: Score | None) -> list[Signal]:
-    """What is known of the tokens of an answer, under one candidate's score."""
+    """What is known about the tokens of an answer, under one candidate's score."""
     turn = whole.turn
     teacher: Logprobs | None = None
     if score is not None and score.teacher_version != UNSCORED:
@@ -67,7 +67,7 @@ def signals_of(whole: WholeTurn, score: Score | None) -> list[Signal]:
     unknown = np.full(length, np.nan, dtype=np.float32)
     sample = whole.samples[-1] if whole.samples else None
     trained = unknown if sample is None else sample.advantages
-    # Log-probs of another temperature than the teacher's 1 are no part of a difference.
+    # Log-probs at a temperature other than the teacher's 1 cannot be subtracted from the teacher's.
     is_alike = turn.sampling.get("temperature") == 1.0
     gap = unknown if teacher is None or not is_alike else teacher - turn.rollout_logprobs
     when = "no step has trained it" if sample is None else f"as version {sample.version} trained it"
@@ -75,7 +75,7 @@ def signals_of(whole: WholeTurn, score: Score | None) -> list[Signal]:
         Signal(
             name="advantage",
             title="Advantage",
-            says=f"What the step pushed the token by ({when}): above 0 up, below 0 down. A token "
+            says=f"How far the step pushed the token ({when}): above 0 up, below 0 down. A token "
             "without a number was left out of the step.",
             values=_numbers(trained),
             is_signed=True,
@@ -85,7 +85,7 @@ def signals_of(whole: WholeTurn, score: Score | None) -> list[Signal]:
             title="Teacher minus policy",
             says="log q(token | prompt + hint) - log pi(token | prompt) in nats: above 0 the "
             "teacher, which reads the hint, finds the token likelier than the policy did. Not "
-            "known for an answer that was sampled at another temperature than 1.",
+            "known for an answer that was sampled at a temperature other than 1.",
             values=_numbers(gap),
             is_signed=True,
         ),
@@ -165,8 +165,8 @@ def _strength(distance: float, scale: float) -> int:
 def coloured(
     texts: Sequence[str], ids: Sequence[int], signals: Sequence[Signal], chosen: Signal
 ) -> Markup:
-    """The answer as HTML: a span for each token, coloured by `chosen`, that tells all its numbers
-    when it is pointed at.
+    """The answer as HTML: a span for each token, coloured by `chosen`, that shows all its numbers
+    when pointed at.
     """
     titles = [
         [f"{escape(signal.title)}: {_shown(value)}" for value in signal.values]
@@ -203,7 +203,7 @@ def hinted_part(prompt: Ids, hinted: Ids) -> tuple[int, int]:
 
 
 def prompt_change(prompt: Ids, hinted: Ids, decode: Decode, around: int) -> dict[str, Any]:
-    """What a hinted prompt has that the original has not, with `around` ids before and behind."""
+    """What a hinted prompt has that the original has not, with `around` ids before and after."""
     first, last = hinted_part(prompt, hinted)
     end = len(prompt) - last
     return {

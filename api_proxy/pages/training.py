@@ -58,10 +58,12 @@ async def training_json(request: Request, first: Text = "", last: Text = "") -> 
 
 
 async def _curves(request: Request, first: str, last: str) -> list[Curve] | None:
-    """None where this endpoint does not know the run's folder."""
+    """None if this endpoint does not know the run's folder."""
     if not caller_of(request).is_admin:
         raise ApiError(
-            403, "Only an admin's key shows how the run trains: it is of all tenants.", code="admin"
+            403,
+            "Only an admin's key shows how the run trains: it concerns all tenants.",
+            code="admin",
         )
     service: TurnService = request.app.state.service
     begin, end = _bound("first", first, -math.inf), _bound("last", last, math.inf)

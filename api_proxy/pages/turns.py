@@ -1,5 +1,5 @@
 """*Turn*: why each token of an answer was trained as it was. The prompt, the answer token by token,
-votes and hints, the hinted prompt beside the original, and what the teacher would have said.
+votes and hints, the hinted prompt next to the original, and what the teacher would have said.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ router = APIRouter()
 Text = Annotated[str, Query(max_length=100)]
 
 _MOST_PROMPT = 20_000
-"""Characters of a prompt that are shown, its last."""
+"""How many of a prompt's last characters are shown."""
 _MOST_MESSAGES = 100
-"""Messages of a prompt that are shown, its last."""
+"""How many of a prompt's last messages are shown."""
 _AROUND = 60
-"""Ids that are shown before and behind what a hint changes."""
+"""Ids that are shown before and after what a hint changes."""
 _MOST_ANSWER = 512
 """Tokens that the teacher is asked for."""
 _DEFAULT = "advantage"
@@ -142,7 +142,7 @@ async def _found(request: Request, turn_id: str) -> tuple[SessionFacts, WholeTur
 def _turn(
     service: TurnService, session: SessionFacts, whole: WholeTurn, score: Score | None
 ) -> dict[str, Any]:
-    """All that is said of a turn beside its tokens."""
+    """All that is shown about a turn besides its tokens."""
     turn, decode = whole.turn, _decode(service)
     [facts] = session.turns
     prompt = decode(turn.prompt_ids.tolist())
@@ -255,12 +255,12 @@ async def _teacher_answer(
             + (
                 "this endpoint does not know it."
                 if teacher is None
-                else "no hinted prompt was made of this turn."
+                else "no hinted prompt was made for this turn."
             ),
             code="no_teacher",
         )
     params = SamplingParams(
-        temperature=1.0,  # that at which it scores
+        temperature=1.0,  # the one at which it scores
         max_new_tokens=_MOST_ANSWER,
         stop_token_ids=tuple(service.deps.rendering.stop_token_ids),
     )
@@ -282,7 +282,7 @@ def _decode(service: TurnService) -> Any:
 
 
 def _score(whole: WholeTurn, candidate: str) -> Score | None:
-    """The score of the candidate that is looked at; None where nothing was scored."""
+    """The score of the chosen candidate; None if nothing was scored."""
     if not (candidate.isascii() and candidate.isdigit() and len(candidate) < 4):
         raise invalid("'candidate' must be a whole number.", "candidate")
     if not whole.scores:

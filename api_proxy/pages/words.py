@@ -1,4 +1,4 @@
-"""Values in words for people: times, numbers, and text in which every character is seen."""
+"""Values in words for people: times, numbers, and text in which every character is visible."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _UNSEEN.update({number: f"⟨U+{number:04X}⟩" for number in range(0xD800, 0xE0
 
 
 def seen(value: Any) -> Any:
-    """Text in which every character is seen; other values as they are. Half a surrogate pair, which
-    cannot be sent, is spelled out too.
+    """Text in which every character is visible; other values as they are. Half a surrogate pair,
+    which cannot be sent, is spelled out too.
     """
     return value.translate(_UNSEEN) if isinstance(value, str) else value
 

@@ -1,1 +1,1 @@
-"""What of a turn is kept, and what becomes of it where the database does not answer."""
+"""What is kept of a turn, and what happens if the database does not answer."""

@@ -21,9 +21,9 @@ from records.types import Experts, VersionSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What surrounded the sampling of a reply, as far as it bears on training.
+    """What surrounded the sampling of a reply, as far as it matters for training.
 
-    `may_train`: whether the key that asked consents to training. `is_cut`: the proxy stops.
+    `may_train`: whether the key that asked consents to training. `is_cut`: the proxy is stopping.
     """
 
     turn_type: TurnType
@@ -39,8 +39,8 @@ def version_spans(
 ) -> tuple[tuple[VersionSpan, ...], DropReason | None]:
     """Spans with the policy's version numbers, and why they do not cover the reply, if so.
 
-    A label that is no number, or no span at all: `unknown_version`. Tokens between or beside the
-    spans belong to no single version: `mixed_version`. Spans that overlap or leave the reply raise
+    A label that is not a number, or no span at all: `unknown_version`. Tokens outside the spans
+    belong to no single version: `mixed_version`. Spans that overlap or leave the reply raise
     ValueError.
     """
     numbered: list[VersionSpan] = []
@@ -82,11 +82,11 @@ _ABOUT_THE_ANSWER = frozenset(
         DropReason.DISTRIBUTION_MODIFIED,
     }
 )
-"""Reasons that say nothing of the request, so that hints may be practised there."""
+"""Reasons that concern only the answer, so that hints may be practised at the request."""
 
 
 def of_linked(reason: DropReason | None, *, is_ambiguous: bool) -> DropReason | None:
-    """A turn's `reason` once it is linked: an ambiguous request is no place to practise hints at,
+    """A turn's `reason` once it is linked: hints cannot be practised at an ambiguous request,
     whatever became of its answer.
     """
     if is_ambiguous and (reason is None or reason in _ABOUT_THE_ANSWER):
@@ -101,7 +101,7 @@ def drop_reason(
     version_fault: DropReason | None,
     config: ProxyConfig,
 ) -> DropReason | None:
-    """Why this turn does not train; the first that holds, None if it may."""
+    """Why this turn does not train; the first reason that holds, None if it may."""
     modified = circumstances.distribution_modified is not None
     is_broken_off = rollout.finish_reason in (None, "abort")
     is_gapped = version_fault is DropReason.MIXED_VERSION
@@ -139,7 +139,7 @@ def whole_experts(rollout: Rollout) -> Experts | None:
 
 def sampling_record(rollout: Rollout, enable_thinking: bool | None = None) -> dict[str, Any]:
     """How the reply was sampled, as it is stored; `enable_thinking` is the chat template's switch
-    if the request set it: who renders the prompt again needs it.
+    if the request set it: it is needed to render the prompt again.
     """
     params = rollout.params
     switches = {} if enable_thinking is None else {"enable_thinking": enable_thinking}

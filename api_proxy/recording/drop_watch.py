@@ -1,8 +1,8 @@
-"""Says at once what drops every turn of a session or of a key.
+"""Warns at once when every turn of a session or key is dropped.
 
 Turns are counted as they are recorded. What is decided later, when a session ends, by the judge or
-by the trainer, is read from the store now and then. Nothing that was found is told here, only its
-kind and place: `opd doctor` helps further.
+by the trainer, is read from the store now and then. What was found is not shown here, only its kind
+and place; `opd doctor` shows more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from records.store import Store
 logger = logging.getLogger(__name__)
 
 _OF_LATE_S = 24 * 3600.0
-"""A client that was not heard of for longer is no longer warned of."""
+"""Clients that have sent nothing for longer are no longer warned about."""
 _LINE_EVERY_S = 30.0
 _KEY_ID = re.compile(r"[0-9a-f]{12}")
 _MOST_TOLD = 5
@@ -43,7 +43,7 @@ class DropWatch:
         self._last_line = float("-inf")
         gauge = Gauge(
             "opd_dropping_all",
-            "Sessions and keys of late whose every turn is dropped. Not 0: see /readyz, doctor.",
+            "Recent sessions and keys whose every turn is dropped. If not 0, see /readyz, doctor.",
             registry=metrics.registry,
         )
         gauge.set_function(lambda: len(self._told()))
@@ -61,7 +61,7 @@ class DropWatch:
             self._say(long[0])
 
     def warnings(self) -> list[str]:
-        """A line for each session and key of which all is dropped, the longest first."""
+        """A line for each session and key whose turns are all dropped, the longest streak first."""
         return [streak.words() for streak in self._told()[:_MOST_TOLD]]
 
     def _told(self) -> list[Streak]:
@@ -71,7 +71,7 @@ class DropWatch:
         return sorted(known.values(), key=lambda streak: -streak.number)
 
     async def watch(self, stop: asyncio.Event) -> None:
-        """Look at what was decided later, again and again until `stop`."""
+        """Read what was decided later, at intervals until `stop`."""
         while not stop.is_set():
             try:
                 self.read(await self._store.recent_outcomes())
@@ -83,11 +83,11 @@ class DropWatch:
                 continue
 
     def read(self, outcomes: list[TurnOutcome]) -> None:
-        """Take what became of the newest turns in place of what was known."""
+        """Replace what was known with what became of the newest turns."""
         later = DropStreaks()
         for one in outcomes:
             later.add(f"session {one.session_id}", one.created_at, one.reason, one.detail)
-            # A tenant's name is not told to everybody who asks whether the endpoint is ready.
+            # Everybody may ask whether the endpoint is ready, so tenants are not named.
             later.add(_client(one.scope), one.created_at, one.reason, one.detail)
         self._later = later
         told = later.told()
@@ -103,7 +103,7 @@ class DropWatch:
 
 
 def _client(scope: str, key: ApiKey | None = None) -> str:
-    """A client as anybody may read it: the public id of its key, or a part of a hash."""
+    """A client's name that anybody may read: the public id of its key, or part of a hash."""
     if key is not None:
         return f"key {key.key_id}"
     tenant = scope.removeprefix("tenant:")

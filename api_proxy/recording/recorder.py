@@ -1,9 +1,8 @@
-"""Writes turns: what a request tells while it is answered, and the turn itself at its end.
+"""Writes turns: what a request brings while it is answered, and the turn itself at its end.
 
 A store that does not answer costs the agent nothing: what it does not take is spilled (spool.py).
-Only if the spill file takes nothing either, or the store refuses the turn for good, the request
-fails: what is answered is kept. The
-content of a request is never logged.
+The request fails only if the spill file does not take it either, or the store refuses the turn for
+good: every answer must be kept. The content of a request is never logged.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class TurnRecorder:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, turn: Turn) -> None:
-        """Begin to write what the request itself tells, while the engine samples."""
+        """Begin to write what the request itself brings, while the engine samples."""
         if turn.caller.consent is Consent.NONE:
             return
         notes = self._spawn(self._note(turn))
@@ -102,7 +101,7 @@ class TurnRecorder:
         try:
             await self._sessions.create(turn.scope, turn.session_id)
         except StoreError as error:
-            logger.warning("session of turn %s not noted: %s", turn.turn_id, error)
+            logger.warning("session of turn %s not stored: %s", turn.turn_id, error)
         else:
             turn.is_session_kept = True
         return turn.is_session_kept
@@ -110,8 +109,8 @@ class TurnRecorder:
     async def record(self, turn: Turn, reply: Reply) -> None:
         """Commit the turn, if anything was sampled; after a while without the store, spill it.
 
-        A turn is committed once, also when a reply that is being committed is cut off. Where
-        nothing takes it, it `is_lost`: then its reply must not end as if it were kept.
+        A turn is committed once, even if its reply is cut off during the commit. If nothing takes
+        it, it `is_lost`: its reply must not end as if it were kept.
         """
         if turn.caller.consent is Consent.NONE:
             self._leave_out(turn)
@@ -120,11 +119,11 @@ class TurnRecorder:
             turn.commit = self._begin_commit(turn, reply)
         done, _ = await asyncio.wait({turn.commit}, timeout=self._config.record_timeout_s)
         if not done:
-            logger.error("turn %s is not committed yet, its reply ends anyway", turn.turn_id)
+            logger.error("turn %s is not committed yet; its reply ends anyway", turn.turn_id)
             if turn.captured is not None:
                 await self._spill(turn, turn.captured)
         elif not turn.commit.cancelled() and turn.commit.exception() is not None:
-            turn.is_lost = True  # logged and counted as the task ended
+            turn.is_lost = True  # logged and counted when the task ended
 
     def _leave_out(self, turn: Turn) -> None:
         """Keep nothing of the turn; count it once."""
@@ -187,8 +186,8 @@ class TurnRecorder:
             )
 
     def _lost(self, turn: Turn, error: Exception) -> None:
-        """The store has refused the turn for good; asked again, its request begins a new session:
-        this one may be deleted.
+        """The store has refused the turn for good. If its request is sent again, it begins a new
+        session, because this one may be deleted.
         """
         turn.is_lost = True
         turn.first_node = None
@@ -196,7 +195,7 @@ class TurnRecorder:
         logger.error("turn %s was not stored: %s", turn.turn_id, error)
 
     async def _spill(self, turn: Turn, captured: CapturedTurn) -> None:
-        """Keep a turn beside the store, once; with it the next state that its request carried."""
+        """Keep a turn outside the store, once, with the next state that its request carried."""
         if turn.is_spilled:
             return
         turn.is_spilled = True
@@ -245,7 +244,7 @@ class TurnRecorder:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # What was foreseen is handled in the task. Its text may quote the request: not logged.
+            # Expected errors are handled in the task. The text may quote the request: not logged.
             self._metrics.failed_turns.inc()
             logger.error("writing a turn failed: %s", type(error).__name__)
 

@@ -22,7 +22,7 @@ async def sweep(
     sessions: Sessions,
     stop: asyncio.Event,
 ) -> None:
-    """Delete expired sessions, again and again until `stop`; returns at once where none expire."""
+    """Delete expired sessions, at intervals until `stop`; returns at once if none expire."""
     while config.max_age_days is not None and not stop.is_set():
         try:
             gone = await housekeeping.expire(config.max_age_days)

@@ -2,8 +2,8 @@
 
 While anything waits here, everything that is recorded goes the same way, and requests are answered
 without asking the store where they belong: the earlier turn that they continue may itself be
-waiting. That is found out when they are taken in, after what came before them. The files of dead
-processes are taken in by whichever process comes next.
+waiting. They are linked when they are taken in, after what came before them. Files of dead
+processes are taken in by the next process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Spool:
         self._file: SpillFile | None = None
         self._orphans: list[SpillFile] = []
         self._taken = 0
-        """Bytes of the own file that are in the store already."""
+        """Bytes of the own file that are already in the store."""
         self._writing = asyncio.Lock()
         self._adding: set[asyncio.Task[bool]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -78,7 +78,7 @@ class Spool:
         self._task = asyncio.create_task(self._keep_settling(), name="spool")
 
     async def close(self) -> None:
-        """Try once more to empty the file; what stays is for the next process."""
+        """Try once more to empty the file; what is left is for the next process."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -96,7 +96,7 @@ class Spool:
         self._file = None
 
     async def add(self, addition: Addition) -> bool:
-        """Keep an addition, synced on return; False, counted and logged, if that fails too."""
+        """Keep an addition, synced on return; logs and returns False if that fails too."""
         # In a task of its own: a caller that is cancelled leaves no half record.
         adding = asyncio.create_task(self._add(addition))
         self._adding.add(adding)
@@ -113,7 +113,9 @@ class Spool:
                 self._num_waiting += 1
                 fail_points.reach("spill.appended")
         except (OSError, ValueError, RecursionError, StoreUnavailable) as error:
-            logger.error("a %s is lost, it was not spilled: %s", addition.what, _brief(error))
+            logger.error(
+                "a %s is lost because it was not spilled: %s", addition.what, _brief(error)
+            )
             return False
         self._metrics.spilled.labels(addition.what).inc()
         logger.error(
@@ -178,10 +180,10 @@ class Spool:
             async with self._writing:
                 if self._taken == file.end:
                     file = await self._begin_anew(file)
-                    logger.warning("all that waited for the store is taken in")
+                    logger.warning("all records that waited are in the store")
 
     async def _begin_anew(self, file: SpillFile) -> SpillFile:
-        """The own file emptied, or a new one if it holds what cannot be taken in."""
+        """The own file emptied, or a new one if it contains what cannot be taken in."""
         fresh = file
         if file.is_spent:
             await asyncio.to_thread(file.clear)
@@ -226,7 +228,7 @@ class Spool:
         turn = addition.turn
         assert turn is not None, "only a turn's own lineage can be deferred"
         if await self._store.has_turn(turn.turn_id):
-            return addition, None  # it was taken in before, by a process that died over it
+            return addition, None  # it was taken in before, by a process that then died
         session_id = None
         if addition.session_name is not None:
             session_id = await self._sessions.named(addition.scope, addition.session_name)
@@ -270,7 +272,7 @@ class Spool:
 
 
 def _brief(error: BaseException) -> str:
-    """An error without what it may quote of a request."""
+    """An error without what it may quote from a request."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return str(error) if isinstance(error, StoreError) else type(error).__name__

@@ -1,8 +1,8 @@
-"""Several answers to one request (`n`): each is a turn of its own, sampled beside the others.
+"""Several answers to one request (`n`): each is a turn of its own, sampled alongside the others.
 
-They share the prompt and nothing else. The one that the conversation goes on with is found by what
-the client echoes; the others never get a next state. If one fails, all do: a client that asked for
-n answers would not expect fewer.
+They share the prompt and nothing else. The one with which the conversation continues is found by
+what the client echoes; the others never get a next state. If one fails, all do: a client that asked
+for n answers would not expect fewer.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def together(
 ) -> list[EndedReply] | None:
     """The ends of all choices; None if the client left. Raises what the first to fail raised.
 
-    The others are then broken off, and recorded as far as they came.
+    The others are then aborted, and recorded as far as they got.
     """
     tasks = [asyncio.create_task(work) for work in works]
     try:

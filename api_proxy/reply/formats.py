@@ -1,7 +1,7 @@
-"""How a reply is worded: the seam between answering a turn and the API that asked for it.
+"""How a reply is formatted: the seam between answering a turn and the API that asked for it.
 
-`responses` samples, records and sends; what it sends is the business of a `Format`, one for each
-API that this endpoint speaks. The one of chat completions stands here.
+`responses` samples, records and sends; a `Format` decides what is sent, one for each API of this
+endpoint. The one of chat completions is here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StreamWriter(Protocol):
 
 
 class Format(Protocol):
-    """The wording of one API. `refusal` gives HTTP status and body of an error."""
+    """The format of one API. `refusal` gives HTTP status and body of an error."""
 
     def refusal(self, error: ApiError) -> tuple[int, dict[str, Any]]: ...
     def whole(self, turn: Turn, ended: EndedReply) -> dict[str, Any]: ...
@@ -71,7 +71,7 @@ class ChoiceWriter(StreamWriter, Protocol):
 
 
 class ChoicesFormat(Format, Protocol):
-    """The wording of an API that gives several replies to one request."""
+    """The format of an API that gives several replies to one request."""
 
     def whole_choices(self, turn: Turn, ended: Sequence[EndedReply]) -> dict[str, Any]: ...
     def choice_writer(self, turn: Turn, one: Turn) -> ChoiceWriter: ...

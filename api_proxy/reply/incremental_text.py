@@ -1,4 +1,4 @@
-"""Ids into text as they come: what is certain of it, each time."""
+"""Turns ids into text as they come, as far as it is certain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from io import StringIO
 
 REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 8
-"""Pushes, at most, that one character takes: what is none after these never becomes one."""
+"""How many pushes a character takes at most: what is none after these never becomes one."""
 
 
 class IncrementalText:
@@ -27,11 +27,11 @@ class IncrementalText:
 
     def push(self, ids: Sequence[int]) -> str:
         """Add ids; returns what is now certain. Text that ends in the middle of a character waits
-        for the next ids, though not for ever: bytes of which none is ever whole would be decoded
+        for the next ids, but not forever: bytes that never become a character would be decoded
         again with each id.
 
-        A token's text may depend on the one before it, therefore the window keeps the last tokens
-        that were read, and what it gains is new.
+        A token's text may depend on the one before it, so the window keeps the last tokens that
+        were read, and what it gains is new.
         """
         self._window.extend(ids)
         known = self._decode(self._window[: self._num_read])

@@ -1,7 +1,7 @@
-"""The replies that are on their way, and how they end when the proxy is told to stop.
+"""The replies in progress, and how they end when the proxy is told to stop.
 
-New requests are refused from then on and readiness says so. Replies may end by themselves for a
-while; what is left then is broken off at the engine, told so, and recorded as `shutdown`.
+From then on, new requests are refused and readiness says so. For a while, replies may end by
+themselves; those left then are aborted at the engine, told so, and recorded as `shutdown`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 _CUT_PATIENCE_S = 5.0
-"""For replies that were cut off to be recorded."""
+"""How long to wait until replies that were cut off are recorded."""
 
 
 class OpenReply(Protocol):
@@ -42,13 +42,13 @@ class OpenReplies:
         self._ended.set()
 
     async def close(self, grace_s: float) -> int:
-        """Let replies end, for `grace_s`, and cut the others off; returns how many these are."""
+        """Let replies end, for `grace_s`, and cut off the others; returns how many were cut off."""
         self.is_closing = True
         await self._ends(grace_s)
         if not self._open:
             return 0
         left = list(self._open)
-        logger.warning("%d replies are cut off: the proxy stops", len(left))
+        logger.warning("%d replies are cut off: the proxy is stopping", len(left))
         await asyncio.gather(*(reply.cut() for reply in left))
         self._is_hurried = False
         await self._ends(_CUT_PATIENCE_S)
@@ -62,7 +62,7 @@ class OpenReplies:
         self._ended.set()
 
     async def _ends(self, patience_s: float) -> None:
-        """Returns when no reply is open, or when it is time to go on all the same."""
+        """Returns when no reply is open, or when it is time to go on anyway."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while self._open and not self._is_hurried:

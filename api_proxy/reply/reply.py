@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from records.messages import Message
 
 TEXT_ROLE = "text"
-"""Role of what is no message of a conversation: a text prompt and its continuation."""
+"""Role of what is not a message of a conversation: a text prompt and its continuation."""
 _CALL_ID = re.compile(r"\bcall_([0-9a-f]{32})[0-9a-f]{2}\b")
 
 

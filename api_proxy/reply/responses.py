@@ -1,10 +1,10 @@
 """Answers a prepared turn over ASGI: whole or as a stream, watching whether the client stays.
 
-How the answer is worded is the business of the `Format` that it is given.
+The given `Format` decides what the answer looks like.
 
 Errors that come before the first byte keep their HTTP status; later ones are an event in the
 stream. The turn is committed before the last chunk goes out. When the client leaves, the engine is
-told to break off at once, and what had been sampled is recorded as `client_disconnected`.
+told to stop at once, and what has been sampled is recorded as `client_disconnected`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class TurnResponse(Response, ABC):
                 await self.refuse(send, shutting_down(self.service.config.retry_after_s))
 
     async def refuse(self, send: Send, error: ApiError) -> None:
-        """An error in place of the reply."""
+        """Send an error in place of the reply."""
         self.service.metrics.requests.labels(str(error.status)).inc()
         status, body = self.wording.refusal(error)
         await send_whole(send, status, body, error.headers)
@@ -118,7 +118,7 @@ class TurnResponse(Response, ABC):
         await self._end_early(work)
 
     async def cut(self) -> None:
-        """The proxy stops: end the reply here."""
+        """The proxy is stopping: end the reply here."""
         for turn in self.turns:
             turn.is_cut = True
         if self._work is not None and not self._work.done():
@@ -131,7 +131,7 @@ class TurnResponse(Response, ABC):
             self.turn.place = None
 
     async def _end_early(self, work: asyncio.Task[None]) -> None:
-        """Break off at the engine; the work then ends by itself, and if not, it is cancelled."""
+        """Abort at the engine; the work then ends by itself, and if not, it is cancelled."""
         abort = asyncio.create_task(self.break_off())
         await asyncio.wait({work}, timeout=_ABORT_PATIENCE_S)
         if not work.done():
@@ -151,10 +151,10 @@ class TurnResponse(Response, ABC):
         """Why a reply has no end."""
         if turn.is_cut:
             return shutting_down(self.service.config.retry_after_s)
-        return EngineUnavailable("the engine keeps breaking the reply off")
+        return EngineUnavailable("the engine keeps interrupting the reply")
 
     def _check_kept(self, turn: Turn) -> None:
-        """Raises ApiError 503 for a turn that nothing took: what is answered is kept."""
+        """Raises ApiError 503 for a turn that was not kept: every answer must be kept."""
         if turn.is_lost:
             raise turn_not_kept(self.service.config.retry_after_s)
 
@@ -263,7 +263,7 @@ class StreamResponse(TurnResponse):
             keep_alive.cancel()
 
     async def refuse(self, send: Send, error: ApiError) -> None:
-        """An error in place of the reply, or of the rest of it."""
+        """Send an error in place of the reply, or of the rest of it."""
         if not self._is_started:
             await super().refuse(send, error)
             return
@@ -277,7 +277,7 @@ class StreamResponse(TurnResponse):
             await self._send(send, self.writer.end(ended), is_last=True)
 
     async def streamed(self, turn: Turn, writer: StreamWriter, send: Send) -> EndedReply | None:
-        """Sample, send and record one turn, all but its end; None if the client left meanwhile.
+        """Sample, send and record one turn, except its end; None if the client left meanwhile.
         Raises EngineError.
         """
         rollout = turn.rollout
@@ -331,7 +331,9 @@ class StreamResponse(TurnResponse):
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def _keep_alive(self, send: Send) -> None:
-        """While the engine is silent (weights are loading), tell the client that it is heard."""
+        """While the engine is silent (weights are loading), tell the client that the connection is
+        alive.
+        """
         while True:
             await asyncio.sleep(_KEEP_ALIVE_S)
             await self._send(send, self.writer.keep_alive)

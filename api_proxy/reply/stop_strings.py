@@ -1,7 +1,7 @@
-"""Stop strings that a reply completes across the place where the engine broke it off.
+"""Stop strings that span a place where the engine interrupted the reply.
 
 An engine looks for stop strings in what one request samples. A continued reply is sampled by
-several: the beginning of a stop string at the end of one part is prompt to the next.
+several: the beginning of a stop string at the end of one part is in the prompt of the next.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class StopStrings:
         self._decode = decode
         self._stops = tuple(stops)
         self.reach = max((len(stop.encode()) for stop in stops), default=0)
-        """Tokens beyond which nothing is across: each is a byte of text at least."""
+        """How many tokens a stop string can span at most: each has at least one byte of text."""
 
     def across(self, ids: Sequence[int], boundary: int) -> tuple[int, str] | None:
         """(number of ids up to the one that completes it, the stop string) if a stop string begins

@@ -1,15 +1,15 @@
-"""Sampled ids into what the client sees, while they arrive: text, reasoning, tool calls.
+"""Turns sampled ids into what the client sees, as they arrive: text, reasoning, tool calls.
 
-A `ReplyAssembler` is fed ids as the engine samples them and says what may be sent now. Held back
-are incomplete UTF-8, whitespace that may turn out to be trailing, the start of what may become a
+A `ReplyAssembler` is fed ids as the engine samples them and returns what may be sent now. It holds
+back incomplete UTF-8, whitespace that may turn out to be trailing, the start of what may become a
 stop string or a marker, and a tool call until its name is known; its arguments are then sent as
 they are written. (Families that do not write calls as JSON: each call when it is complete.) The
-rendering's own parse of all ids is the truth: it decides where text begins and, at the end, what
-the whole reply is. Between these moments text is decoded incrementally, and only what was not sent
-yet is looked at, so that a long reply takes linear time. An unstreamed reply goes through the same
-`finish`: both say the same.
+rendering's own parse of all ids is authoritative: it decides where text begins and, at the end,
+what the whole reply is. Between these moments text is decoded incrementally, and only what was not
+sent yet is looked at, so that a long reply takes linear time. An unstreamed reply goes through the
+same `finish`, so both are the same.
 
-It knows neither HTTP nor the engine.
+Independent of HTTP and the engine.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from records.types import Ids
 from rollout_bridge.rendering.call_text import CallReader
 
 _MARKERS = ("<think>", "</think>", "<tool_call>")
-"""Text that may open another part of a reply where a tokenizer has no single token for it."""
+"""Text that may open another part of a reply if the tokenizer has no single token for it."""
 _PARSED_PER_ID, _PARSED_FREELY = 64, 4096
-"""A reply is parsed again while it goes on as long as no more ids than this have been parsed."""
+"""A growing reply is parsed again while no more ids than this (for each id, and in addition) have
+been parsed.
+"""
 
 
 class Call(Protocol):
@@ -60,7 +62,7 @@ class Parsed(Protocol):
 
 
 class Parser(Protocol):
-    """What is needed of a `rollout_bridge.rendering.rendering.Rendering`."""
+    """What is needed from a `rollout_bridge.rendering.rendering.Rendering`."""
 
     tokenizer: Any
     stop_token_ids: tuple[int, ...]
@@ -72,7 +74,7 @@ class Parser(Protocol):
 
 
 class Detokenizer:
-    """A parser with what is slow to ask it again and again; one serves all replies.
+    """A parser, with a memory of what is slow to ask repeatedly; one serves all replies.
 
     `marker_ids` are tokens that are not plain text: each may open another part of a reply.
     """
@@ -108,7 +110,7 @@ class _OpenCall:
 
 @dataclass(slots=True)
 class _PartlySentCall:
-    """A call as far as it was sent."""
+    """The part of a call that was sent."""
 
     id: str
     name: str
@@ -123,13 +125,13 @@ class ReplyAssembler:
 
     `forced_ids` open the reply without having been sampled; `prompt_ids` do not contain them.
     Without `allow_calls` (tool_choice "none") the text of a call is content. Calls are named after
-    the turn, so that they lead back to it. After `finish`,
-    `mismatched` says that text was sent which the final parse disagrees with.
+    the turn, so that they lead back to it. After `finish`, `mismatched` tells whether text was sent
+    that contradicts the final parse.
 
     A stop string ends the reply wherever the policy writes it, and is never shown. In a call, it
-    leaves the call unwritten; therefore calls are held back until they are whole if there are stop
-    strings. A call that the policy left open when it ended by itself is text, unless a part of it
-    was sent already: then it stays a call (`Reply.has_open_call`).
+    discards the call; therefore, with stop strings, calls are held back until they are complete. A
+    call that the policy left open when it ended by itself is text, unless a part of it was sent
+    already: then it stays a call (`Reply.has_open_call`).
     """
 
     def __init__(
@@ -158,7 +160,9 @@ class ReplyAssembler:
         self._text = IncrementalText(detokenizer.decode)
         self._mode: Literal["probe", "content", "reasoning", "calls"] = "probe"
         self._pending = ""
-        """What follows the content or the reasoning that was sent, while it is decoded only."""
+        """What follows the content or reasoning that was sent, while text is only decoded, not
+        parsed.
+        """
         self._is_stopped = False
         """Whether a stop string came: nothing after it is shown."""
         self._content = StringIO()
@@ -169,7 +173,7 @@ class ReplyAssembler:
             self.push(forced_ids)
 
     def push(self, ids: Sequence[int]) -> list[Delta]:
-        """Add sampled ids; returns what may be sent now. Ids from a stop token on say nothing."""
+        """Add sampled ids; returns what may be sent now. Ids from a stop token on are ignored."""
         fresh = self._until_stop(ids)
         if not fresh or self._is_stopped:
             return []
@@ -231,7 +235,7 @@ class ReplyAssembler:
         return reasoning[:end], end is not None
 
     def _calls_before_stop(self, calls: Sequence[Call], matched_stop: str | None) -> list[Call]:
-        """The calls before a stop string, which takes the one that it stands in with it."""
+        """The calls before a stop string, without the one that contains it."""
         kept: list[Call] = []
         for call in calls:
             is_cut = call.open_at is not None and matched_stop is not None
@@ -252,14 +256,16 @@ class ReplyAssembler:
         return self._detokenizer.parser.parse(ids, self._tools, self._prompt_ids)
 
     def _may_end_a_call(self, fresh: Sequence[int]) -> bool:
-        """Whether the parser should look again: at a marker where these are tokens."""
+        """Whether the parser should look again: at a marker token if a call is open, else at a
+        ">".
+        """
         if self._open is not None:
             return not self._detokenizer.marker_ids.isdisjoint(fresh)
         return ">" in self._detokenizer.decode(fresh)
 
     def _probe_in_time(self, fresh: Sequence[int]) -> list[Delta]:
-        """Probe, if a reply of markers alone would not be parsed for each of them: then what it
-        says waits for more of it.
+        """Probe, unless too much has been parsed: a reply full of markers would be parsed for each
+        of them. The ids then wait for later ones.
         """
         self._unseen.extend(fresh)
         if self._num_parsed > _PARSED_PER_ID * len(self._ids) + _PARSED_FREELY:
@@ -269,11 +275,11 @@ class ReplyAssembler:
         return self._probe(unseen)
 
     def _probe(self, fresh: Sequence[int]) -> list[Delta]:
-        """Let the parser say what the ids so far are, and which part of the reply goes on."""
+        """Let the parser decide what the ids so far are, and which part of the reply continues."""
         parsed = self._parse()
         reasoning = parsed.reasoning or ""
         if parsed.tool_calls and reasoning and "</think>" not in self._text.text:
-            # An end of thinking that comes yet would make reasoning of these calls.
+            # An end of thinking that is still to come would turn these calls into reasoning.
             self._mode = "probe"
             return []
         reasoning, is_cut = self._cut_reasoning(parsed)
@@ -296,7 +302,7 @@ class ReplyAssembler:
         return []
 
     def _follow(self, mode: Literal["content", "reasoning"], parsed: str, sent: str) -> None:
-        """From here on decode instead of parsing, if the decoded text ends with the parsed one."""
+        """From here on decode instead of parsing, if the decoded text ends with the parsed text."""
         decoded = self._text.text
         tail = parsed.rstrip(REPLACEMENT).rstrip()
         if tail and decoded.rstrip().endswith(tail) and tail.startswith(sent):
@@ -304,8 +310,8 @@ class ReplyAssembler:
             self._pending = decoded[len(decoded.rstrip()) - len(tail) + len(sent) :]
 
     def _go_on_with_text(self) -> list[Delta]:
-        """Send what is certain of `_pending`. A stop string or a marker begins in it: its beginning
-        is never sent.
+        """Send what is certain of `_pending`. A stop string or marker always begins in it, because
+        the beginning of one is never sent.
         """
         new = self._certain(self._pending)
         if self._mode == "reasoning":
@@ -321,7 +327,7 @@ class ReplyAssembler:
         return [Delta(reasoning=new)]
 
     def _probed(self, calls: Sequence[Call], fresh: Sequence[int]) -> list[Delta]:
-        """Send of `calls` what more ids cannot change: the last may still be written."""
+        """Send what more ids cannot change of `calls`: the last may still be incomplete."""
         last = calls[-1]
         settled = list(calls) if last.ok and last.open_at is None else list(calls[:-1])
         settled = self._calls_before_stop(settled, None)
@@ -347,7 +353,7 @@ class ReplyAssembler:
         return deltas + self._send_arguments(len(self._calls) - 1, arguments)
 
     def _send_calls(self, calls: Sequence[Call]) -> list[Delta]:
-        """Send what is missing of `calls`, which are whole."""
+        """Send what was not sent yet of `calls`, which are complete."""
         deltas = []
         for index, call in enumerate(calls):
             if index == len(self._calls):
@@ -388,7 +394,7 @@ class ReplyAssembler:
     def _stop_position(self, content: str, matched_stop: str | None = None) -> int | None:
         """Where a stop string cuts `content`, or None.
 
-        The parser strips the whitespace around content, and so perhaps a part of the stop string
+        The parser strips the whitespace around content, and with it perhaps part of the stop string
         that the engine matched.
         """
         found = [at for stop in self._stop if (at := content.find(stop)) >= 0]
@@ -402,7 +408,7 @@ class ReplyAssembler:
 
 
 def _beyond(sent: StringIO, text: str) -> str:
-    """What `text` has beyond what was sent, and now is; "" where it is another text."""
+    """What `text` has beyond what was sent, noted as sent; "" if it does not begin with that."""
     known = sent.getvalue()
     if not text.startswith(known):
         return ""

@@ -23,8 +23,8 @@ class TextAssembler:
         self._is_stopped = False
 
     def push(self, ids: Sequence[int]) -> list[Delta]:
-        """Add sampled ids; returns what may be sent now. A stop string begins in what was not sent:
-        its beginning is held back.
+        """Add sampled ids; returns what may be sent now. What may be the beginning of a stop string
+        is held back.
         """
         if self._is_stopped:
             return []

@@ -16,7 +16,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Decoder(Protocol):
-    """What is needed of a `rollout_bridge.rendering.rendering.Rendering`."""
+    """What is needed from a `rollout_bridge.rendering.rendering.Rendering`."""
 
     tokenizer: Any
 
@@ -31,7 +31,7 @@ class TokenBytes:
         self._tokenizer = decoder.tokenizer
 
     def bytes_of(self, token: int) -> bytes | None:
-        """A token's own bytes; None where its vocabulary does not tell them."""
+        """A token's own bytes; None if its vocabulary does not show them."""
         text = self.decode([token])
         if _REPLACEMENT not in text:
             return text.encode()

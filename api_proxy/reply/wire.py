@@ -1,6 +1,6 @@
 """Replies in OpenAI's JSON: whole completions and the chunks of a stream.
 
-Pure functions of ids, texts and times that are given to them.
+Pure functions of the given ids, texts and times.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def logprob_entries(
 ) -> list[dict[str, Any]]:
     """One entry for each sampled token, stop token and calls included, at the sampling temperature.
 
-    `bytes_of` gives a token's own bytes, be they a part of a character. `top` lists (id, log-prob)
-    pairs for each token.
+    `bytes_of` gives a token's own bytes, even if they are only part of a character. `top` lists
+    (id, log-prob) pairs for each token.
     """
     alternatives = top if top is not None else [()] * len(ids)
 

@@ -1,11 +1,11 @@
-"""What becomes of each field of a request: the one rule, and the one table, of all doors.
+"""What happens to each field of a request: one rule and one table for all APIs.
 
 A field that would change the answer is served, or refused by name with 400; a value that changes
-nothing (null, or what is in force anyway) is taken. Metadata is taken. What asks for more or less
-of something that this model has no dial for is taken without effect, and so is a field that nobody
-here knows: the response names both in `x-ignored-fields`.
+nothing (null, or what applies anyway) is accepted. Metadata is accepted. A field that asks for more
+or less of something that this model cannot adjust is accepted without effect, and so is an unknown
+field: the response names both in `x-ignored-fields`.
 
-Each door says which fields it serves itself; the others are looked up here.
+Each API lists the fields that it serves itself; the others are looked up here.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SAMPLING = (
     *("top_k", "min_p", "seed", "logit_bias", "min_tokens"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 )
-"""Fields of chat completions that every door serves under the same name."""
+"""Fields of chat completions that every API serves under the same name."""
 SHAPING = (
     *("regex", "guided_regex", "guided_json", "guided_choice", "structured_outputs"),
     "chat_template_kwargs",
 )
-"""Those that every door of conversations serves: a text that is continued has no template."""
+"""Those that every API for conversations serves: a text that is continued has no template."""
 SESSION = ("session_id", "session_done", "turn_type")
 """This project's own."""
 
@@ -46,7 +46,7 @@ METADATA = frozenset(
         *("return_cached_tokens_details", "return_meta_info", "title", "stream_options"),
     }
 )
-"""Says something about the request and nothing about its answer."""
+"""Fields that say something about the request and nothing about its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class Refused:
 
 
 _ON = Refused(neutral=(True,))
-"""What is always so here: only switching it off is refused."""
+"""Always on here: only switching it off is refused."""
 _OFF = Refused()
-_TEXT_ONLY = Refused(neutral=(["text"], []), instead="this model takes and gives text only")
+_TEXT_ONLY = Refused(neutral=(["text"], []), instead="this model reads and writes text only")
 _ONE_GRAMMAR = Refused(instead="send a JSON schema or a regular expression")
 
 REFUSED: Mapping[str, Refused] = {
@@ -84,7 +84,7 @@ REFUSED: Mapping[str, Refused] = {
     **dict.fromkeys(("prompt_embeds", "truncate_prompt_tokens", "task"), _OFF),
     **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs", "images_config"), _TEXT_ONLY),
     "use_audio_in_video": _TEXT_ONLY,
-    # Grammars; those that a door serves are looked up there first.
+    # Grammars; those that an API serves are looked up there first.
     **dict.fromkeys((*SHAPING, "response_format", "tools", "tool_choice", "json_schema"), _OFF),
     **dict.fromkeys(("ebnf", "guided_grammar", "grammar", "structural_tag"), _ONE_GRAMMAR),
     # Sampling.
@@ -117,7 +117,7 @@ REFUSED: Mapping[str, Refused] = {
 def check_fields(body: Mapping[str, Any], served: Collection[str]) -> tuple[str, ...]:
     """The fields of `body` that have no effect, by name. Raises ApiError 400 on a refused one.
 
-    The door itself looks at those that are `served`.
+    The API itself handles those that are `served`.
     """
     ignored = []
     for name, value in body.items():
@@ -133,19 +133,19 @@ def check_fields(body: Mapping[str, Any], served: Collection[str]) -> tuple[str,
 
 
 def is_media(kind: str) -> bool:
-    """Whether a part of this kind is no text: `image_url`, `input_audio`, `document`..."""
+    """Whether a part of this kind is not text: `image_url`, `input_audio`, `document`..."""
     return any(word in kind for word in ("image", "audio", "video", "file", "document"))
 
 
 def text_only(place: str, kind: str, param: str | None = None) -> ApiError:
-    """400: the part at `place` is no text."""
+    """400: the part at `place` is not text."""
     article = "an" if kind[:1] in "aeiou" else "a"
     message = f"This model takes text only: {place} is {article} {kind[:100]}."
     return unsupported(message, param or place)
 
 
 def header_of(ignored: Collection[str]) -> dict[str, str]:
-    """The response's header that names them; a name that is no plain word is only counted."""
+    """The response's header that names them; a name that is not a plain word is only counted."""
     if not ignored:
         return {}
     plain = [name for name in ignored if _PLAIN.fullmatch(name)][:_MOST_NAMES]
@@ -154,5 +154,5 @@ def header_of(ignored: Collection[str]) -> dict[str, str]:
 
 
 def _is_among(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Whether it equals one of them; True is no 1, and False no 0."""
+    """Whether it equals one of them; True is not 1, and False is not 0."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)

@@ -1,14 +1,14 @@
-"""What a reply must be: a call of some tool, JSON of a schema, or anything.
+"""What a reply must be: a call of some tool, JSON that matches a schema, or anything.
 
-`tool_choice` "required" or a function's name makes the reply calls of such tools, whose arguments
-fit their schema; `response_format` (or a regular expression, or a list of answers) says what its
-text must be, or lets it be calls. The engine samples
-under the grammar that is built here: a structural tag, whose markers are single tokens by id. How
-this model writes a call is read off the rendering of a made-up message with two calls in it.
+With `tool_choice` "required" or a function's name, the reply must be calls of such tools, with
+arguments that match their schema; with `response_format` (or a regular expression, or a list of
+answers), it must be such a text, or calls. The engine samples under the grammar that is built here:
+a structural tag, whose markers are single tokens by id. How this model writes a call is read from
+the rendering of a made-up message with two calls.
 
-The token that opens a required call is forced: it belongs to the prompt and is not sampled. Where a
-family does not write its calls as JSON there is no grammar for them, only what opens a call is
-forced. Both leave the plain softmax: such turns are marked `grammar` or `forced_prefix`.
+The token that opens a required call is forced: it belongs to the prompt and is not sampled. If a
+family does not write its calls as JSON, there is no grammar for them; only what opens a call is
+forced. Neither is the plain softmax: such turns are marked `grammar` or `forced_prefix`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EXAMPLES = ("example_function", "other_function")
 _EXAMPLE_ARGUMENTS = '{"example_key": "example_value"}'
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _LONGEST_TAIL = 64
-"""Ids at the end of a prompt among which it opens or closes the reasoning."""
+"""How many ids at the end of a prompt are searched for the start or end of reasoning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,9 @@ class ReplyShaper:
         self._is_form_known = False
 
     def constraint(self, completion: Completion, prompt: Ids) -> Constraint:
-        """What the reply to `prompt` must be. Raises ApiError if this model cannot be made to."""
+        """What the reply to `prompt` must be. Raises ApiError if this model cannot be made to do
+        that.
+        """
         request, tools = completion.fields, completion.tools
         choice = request.tool_choice
         if choice == "required" or isinstance(choice, NamedChoice):
@@ -98,7 +100,7 @@ class ReplyShaper:
         if form is None:
             return Constraint(forced_ids=tuple(self._opening(name)))
         callable_tools = [tool for tool in tools if name in (None, tool["function"]["name"])]
-        # One call of the named function, as OpenAI's API gives it.
+        # One call of the named function, as in OpenAI's API.
         calls = self._calls(form, callable_tools, is_parallel and name is None)
         first = calls["elements"][0]
         assert first["type"] == "token"
@@ -118,7 +120,7 @@ class ReplyShaper:
         return _sequence(elements)
 
     def _reasoning(self, prompt: Ids) -> list[Element]:
-        """What may stand before the answer: reasoning, if the prompt leaves room for it."""
+        """What may come before the answer: reasoning, if the prompt leaves room for it."""
         start, end = self._rendering.reasoning_start_id, self._rendering.reasoning_end_id
         if start is None or end is None:
             return []
@@ -165,7 +167,7 @@ class ReplyShaper:
         marker = self._marker()
         try:
             text = self._example(_EXAMPLES, _EXAMPLE_ARGUMENTS)
-        except ValueError:  # a template that shows one call in a message at most
+        except ValueError:  # a template that allows at most one call in a message
             return None
         parts = text.split(_EXAMPLE_ARGUMENTS)
         if not marker or len(parts) != 3:

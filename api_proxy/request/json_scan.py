@@ -1,7 +1,7 @@
-"""How large and how deep a JSON text is, before anything is built of it.
+"""How large and how deep a JSON text is, before anything is built from it.
 
-A parser makes objects of every bracket and comma while it holds the interpreter's lock; this looks
-at the bytes alone, a block at a time, with numpy (which lets other threads run). It does not check
+A parser makes objects for every bracket and comma while it holds the interpreter's lock; this only
+looks at the bytes, a block at a time, with numpy (which lets other threads run). It does not check
 that the text is JSON: the parser does.
 """
 
@@ -22,7 +22,7 @@ _STEPS[[ord("]"), ord("}")]] = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonSize:
-    """`num_values` counts containers and what stands between commas; `depth` open containers."""
+    """`num_values` counts containers and what is between commas; `depth` open containers."""
 
     num_values: int
     depth: int
@@ -64,7 +64,7 @@ def _quotes(block: np.ndarray, is_escaped: bool) -> tuple[np.ndarray, bool]:
     last_other = np.maximum.accumulate(np.where(slashes, -1, places))
     run = places - last_other
     if is_escaped:
-        # The run that begins the block goes on from a backslash before it.
+        # The run that begins the block continues from a backslash before it.
         run[last_other < 0] += 1
     escapes = slashes & (run & 1 == 1)
     escaped = np.empty_like(escapes)

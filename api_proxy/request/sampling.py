@@ -16,7 +16,7 @@ def reply_budget(
     """Tokens that may be sampled: what was asked for, at most what the context leaves.
 
     Raises ApiError 400 `context_length_exceeded` if it leaves nothing. Without a known context
-    length the engine is the one to refuse.
+    length, it is left to the engine to refuse.
     """
     budget = requested if requested is not None else default
     if context_length is None:

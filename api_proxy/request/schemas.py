@@ -1,9 +1,10 @@
-"""What a client may send to `/v1/chat/completions`: parsed, checked, and the refusals worded.
+"""What a client may send to `/v1/chat/completions`: parsed and checked, with the texts of refusals.
 
 The models check; the messages and tools that go on are the client's own dicts, unchanged, because
-they are the identity of a conversation. What becomes of other fields says `fields`. A function's
-`strict` is read on: its arguments fit its schema wherever a call is asked for (`tool_choice`);
-where the model is free to answer, it stays the policy's own distribution, which is what trains.
+they are the identity of a conversation. `fields` decides about all other fields. A function's
+`strict` changes nothing: its arguments match its schema whenever a call is required
+(`tool_choice`); if the model is free to answer, the distribution stays the policy's own, which is
+what trains.
 """
 
 from __future__ import annotations
@@ -112,14 +113,14 @@ class AllowedChoice(BaseModel):
 
 
 class JsonSchema(BaseModel):
-    """A named JSON schema; the answer fits it whether `strict` is set or not."""
+    """A named JSON schema; the answer matches it whether `strict` is set or not."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
 class ResponseFormat(BaseModel):
-    """The shape asked of the answer."""
+    """The requested shape of the answer."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
@@ -162,7 +163,7 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     model: str
-    # Of many faults the first is told; to gather all of them would be work for nothing.
+    # Only the first of many faults is reported; gathering all of them would be wasted work.
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | AllowedChoice | None = None
@@ -200,14 +201,16 @@ class ChatRequest(BaseModel):
 
     @property
     def enable_thinking(self) -> bool | None:
-        """The chat template's switch for this request; None: as the run has it."""
+        """The chat template's switch for this request; None: the run's default."""
         switches = self.chat_template_kwargs
         return None if switches is None else switches.enable_thinking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What an answer must be: JSON of `schema`, what `regex` matches, or one of `choices`."""
+    """What an answer must be: JSON that matches `schema`, what `regex` matches, or one of
+    `choices`.
+    """
 
     schema: dict[str, Any] | None = None
     regex: str | None = None
@@ -218,7 +221,7 @@ class Shape:
 class Completion:
     """A checked request: its fields, and the client's own messages and tools.
 
-    `request_echo` is what the response repeats of it, and what its client may read again later if
+    `request_echo` is what the response repeats from it, and what its client may read again later if
     `is_retrievable`; `parent_turn_id` the turn that it says it continues. `prompt_ids` are those of
     a text to be continued, for which there is nothing to render. `shape` is what the answer must be
     (None: any text), `ignored` the fields that have no effect.
@@ -255,7 +258,7 @@ class Completion:
 
     @property
     def user_id(self) -> str | None:
-        """The end user that the client answers for, under OpenAI's newer or older name."""
+        """The end user of the client, under OpenAI's newer or older name."""
         return self.fields.safety_identifier or self.fields.user or None
 
     @property
@@ -269,7 +272,7 @@ def completion_of(
     body: dict[str, Any], headers: Mapping[str, str], limits: RequestLimits
 ) -> Completion:
     """The request whose fields are `body`: what a client sent, or what another API's request means.
-    Session fields may stand in the headers, which win over the body.
+    Session fields may be in the headers, which take precedence over the body.
 
     Raises ApiError 400 on anything that cannot be served.
     """
@@ -399,7 +402,7 @@ def _schema_of(given: dict[str, Any] | str, name: str) -> dict[str, Any]:
 
 
 def _check_parts(messages: list[Any]) -> None:
-    """Raises ApiError 400 with the place of the first part that is no text."""
+    """Raises ApiError 400 with the place of the first part that is not text."""
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             continue
@@ -424,7 +427,7 @@ def _check_tool_choice(fields: ChatRequest) -> None:
     else:
         named = choice.allowed_tools.tools if isinstance(choice, AllowedChoice) else []
     if any(one.function.name not in offered for one in named):
-        raise invalid("'tool_choice' names a function that 'tools' lacks.", "tool_choice")
+        raise invalid("'tool_choice' names a function that is not in 'tools'.", "tool_choice")
 
 
 def _check_schemas(
@@ -433,8 +436,8 @@ def _check_schemas(
     tools: Sequence[dict[str, Any]],
     limits: RequestLimits,
 ) -> None:
-    """What becomes a grammar: the form of the text, and the schemas of the calls that the reply may
-    be under one.
+    """Check what becomes a grammar: the form of the text, and the schemas of the calls that it
+    allows.
     """
     given: list[Any] = []
     if shape is not None:

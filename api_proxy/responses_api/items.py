@@ -1,8 +1,8 @@
-"""Input items into messages, and messages into items. Pure.
+"""Turns input items into messages, and messages into items. Pure.
 
 One reply is several items (reasoning, message, function calls), and one message of the conversation
-tree. The items that this endpoint sends carry their turn's id in their own, and so are put together
-again wherever they stand; without ids, as long as they stand in the order of a reply.
+tree. The items that this endpoint sends carry their turn's id in their own, so they are put
+together again wherever they are; those without ids, as long as they are in the order of a reply.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Body: TypeAlias = dict[str, Any]
 
 _OWN_ID = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{32})(?:_\d+)?")
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2}
-"""The order in which a reply comes."""
+"""The order of a reply's items."""
 
 
 def turn_of_item(item_id: str | None) -> str | None:
@@ -38,7 +38,7 @@ def turn_of_item(item_id: str | None) -> str | None:
 
 
 def messages_of(items: Iterable[AnyItem]) -> list[Message]:
-    """The messages that the items are."""
+    """The messages that the items stand for."""
     gathered = _Gathered()
     for item in items:
         if isinstance(item, FunctionCallOutput):
@@ -67,7 +67,7 @@ class _Reply:
             call = {"id": item.call_id, "type": "function", "function": function}
             self.message.setdefault("tool_calls", []).append(call)
         elif isinstance(item, MessageItem):
-            # A reply's text may have been cut into several messages by the calls between.
+            # A reply's text may have been cut into several messages by the calls in between.
             self._texts += [part.text for part in item.content]
         elif item.content:
             text = "\n".join(part.text for part in item.content)
@@ -101,7 +101,7 @@ class _Gathered:
         return self._messages
 
     def add(self, message: Message) -> None:
-        """Add a message that is no reply; it ends the reply before it."""
+        """Add a message that is not a reply; it ends the reply before it."""
         self._messages.append(message)
         self._open = None
 
@@ -126,12 +126,12 @@ class _Gathered:
         """Whether an item belongs to the open reply, by its place."""
         if turn_id is not None and self._open_turn is not None:
             return turn_id == self._open_turn
-        # A second text is another reply's; reasoning and calls may come in several items.
+        # A second text belongs to another reply; reasoning and calls may come in several items.
         return rank > self._rank or (rank == self._rank and rank != _RANKS["message"])
 
 
 def _content(parts: Sequence[TextPart | RefusalPart]) -> str | list[dict[str, str]]:
-    """One text as a string, several as the parts that they are."""
+    """One text as a string, several as separate parts."""
     if len(parts) <= 1:
         return parts[0].text if parts else ""
     return [{"type": "text", "text": part.text} for part in parts]
@@ -204,7 +204,7 @@ def call_item(
 def input_items(
     turn_id: str, messages: Sequence[Message], namespaces: Collection[str] = ()
 ) -> list[Body]:
-    """The messages before a reply as items, with ids that nothing else has."""
+    """The messages before a reply as items, with unique ids."""
     items: list[Body] = []
     for message in messages:
         if message["role"] == "assistant":

@@ -1,4 +1,4 @@
-"""A reply in the words of the Responses API: the response object around its items. Pure."""
+"""A reply in the format of the Responses API: the response object around its items. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from api_proxy.responses_api.tools import Namespaces, response_tools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What a response is apart from its reply.
+    """A response apart from its reply.
 
-    `tools` and `instructions` as they stand in the prompt; `echo` the fields of the request that
+    `tools` and `instructions` are those in the prompt; `echo` has the fields of the request that
     are repeated (`request.echo_of`).
     """
 
@@ -76,7 +76,7 @@ def _incomplete(status: str) -> Body | None:
 
 
 def status_of(finish_reason: str) -> str:
-    """The status of a reply that ended so."""
+    """The status of a reply that ended for this reason."""
     return {"length": "incomplete", "abort": "failed"}.get(finish_reason, "completed")
 
 

@@ -1,4 +1,4 @@
-"""What a request to `/v1/responses` means as a chat completion. Pure."""
+"""Turns a request to `/v1/responses` into a chat completion. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from records.messages import Message
 
 _SAME_FIELDS = ("temperature", "top_p", "stream", "parallel_tool_calls", "top_logprobs")
 _TAKEN_FIELDS = (*SESSION, *SAMPLING, *SHAPING, "stop", "user", "safety_identifier")
-"""Those of chat completions that are taken as they are."""
+"""Fields of chat completions that are passed on as they are."""
 _ECHOED_FIELDS = ("previous_response_id", "metadata", "tool_choice", "parallel_tool_calls")
 _ECHOED_FIELDS += ("temperature", "top_p", "max_output_tokens", "top_logprobs", "text")
 _ECHOED_FIELDS += ("user", "safety_identifier", "prompt_cache_key")
@@ -30,7 +30,7 @@ _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Previous:
-    """The conversation up to an earlier response, its reply included and its instructions not."""
+    """The conversation up to an earlier response, with its reply but without its instructions."""
 
     turn_id: str
     messages: Sequence[Message]
@@ -87,7 +87,7 @@ def chat_body(
 def echo_of(
     body: dict[str, Any], request: ResponsesRequest, created_at: float, max_bytes: int
 ) -> dict[str, Any]:
-    """What the response repeats of its request, and what continuing it later needs.
+    """What the response repeats from its request, and what continuing it later needs.
 
     `has_instructions`: the first message of the prompt is not carried over to the next response.
     Raises ApiError 400 if that is more than `max_bytes` as JSON.
@@ -96,7 +96,7 @@ def echo_of(
     if namespaces := namespaces_of(request.tools or ()):
         echoed["namespaces"] = namespaces
     if (num_bytes := len(orjson.dumps(echoed))) > max_bytes:
-        message = f"What the response repeats of the request has {num_bytes} bytes; at most "
+        message = f"What the response repeats from the request has {num_bytes} bytes; at most "
         raise beyond("echo", f"{message}{max_bytes}.", None, "request_too_large")
     return {
         "api": "responses",

@@ -34,7 +34,7 @@ _PARAMS = {
 
 
 class ResponsesFormat:
-    """The wording of a reply."""
+    """The format of a reply."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -101,7 +101,7 @@ async def create(request: Request) -> Response:
 
 @router.post("/v1/responses/input_tokens")
 async def input_tokens(request: Request) -> dict[str, Any]:
-    """The tokens of a prompt, which is neither sampled from nor recorded."""
+    """Count the tokens of a prompt, which is neither sampled from nor recorded."""
     service: TurnService = request.app.state.service
 
     async def parse(body: Body, scope: str) -> Completion:
@@ -155,7 +155,7 @@ async def cancel(request: Request, response_id: str) -> dict[str, Any]:
 
 
 def _most_echoed(service: TurnService) -> int:
-    """A schema as long as may be, and the short fields."""
+    """The longest allowed schema, and the short fields."""
     return service.config.max_schema_bytes + _OTHER_BYTES
 
 

@@ -104,7 +104,7 @@ class FunctionTool(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """The shape asked of the text."""
+    """The requested shape of the text."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None

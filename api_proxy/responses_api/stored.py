@@ -1,7 +1,7 @@
-"""Responses that were sent earlier, read back from the store: nothing of them is kept in memory.
+"""Responses that were sent earlier, read back from the store: none of them is kept in memory.
 
-A response can be read again by the key that asked for it, unless it said `store: false` or deleted
-it. That says nothing about the turn itself, which is recorded and trained on like any other.
+A response can be read again by the key that asked for it, unless it sent `store: false` or deleted
+it. That does not affect the turn itself, which is recorded and trained on like any other.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from records.errors import StoreError
 from records.types import TurnRecord
 
 _MAX_REFERRED = 128
-"""Responses that the references of one request lead to: each is read with its whole history."""
+"""Responses that the references of one request may lead to: each is read with its whole history."""
 _RESPONSE_ID = re.compile(r"resp_([0-9a-f]{32})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A recorded turn and what its request said (`request.echo_of`)."""
+    """A recorded turn and what is kept of its request (`request.echo_of`)."""
 
     turn: TurnRecord
     echo: Mapping[str, Any]
@@ -65,7 +65,7 @@ class StoredResponse:
         return reply_items(self.turn.turn_id, self.turn.response, item_status, self._namespaces)
 
     def body(self, model: str, reasoning_end_id: int | None) -> Body:
-        """The response as it was sent, under `model` if it is not known under which name."""
+        """The response as it was sent, under `model` if its name is not known."""
         turn = self.turn
         head = Head(
             turn_id=turn.turn_id,
@@ -83,13 +83,15 @@ class StoredResponse:
             turn.response_ids.tolist(), turn.response.get("reasoning_content"), reasoning_end_id
         )
         status = status_of(turn.finish_reason)
-        fault = {"code": "server_error", "message": "The reply was broken off."}
+        fault = {"code": "server_error", "message": "The reply was interrupted."}
         error = fault if status == "failed" else None
         return head.body(status, self.output_items(), usage_body(usage, reasoning), error)
 
 
 async def response_of(service: TurnService, scope: str, response_id: str) -> StoredResponse:
-    """A response by id. Raises ApiError 404 if this key has none, 503 if the store is away."""
+    """A response by id. Raises ApiError 404 if this key has none, 503 if the store does not
+    answer.
+    """
     match = _RESPONSE_ID.fullmatch(response_id)
     stored = await _load(service, scope, match[1]) if match else None
     if stored is None:
@@ -98,7 +100,7 @@ async def response_of(service: TurnService, scope: str, response_id: str) -> Sto
 
 
 async def delete(service: TurnService, scope: str, response_id: str) -> None:
-    """Let no one ask for a response again. Raises ApiError as `response_of`."""
+    """Make a response unreadable. Raises ApiError like `response_of`."""
     stored = await response_of(service, scope, response_id)
     try:
         await service.deps.store.erase_request_echo(scope, stored.turn.turn_id)
@@ -107,9 +109,9 @@ async def delete(service: TurnService, scope: str, response_id: str) -> None:
 
 
 async def with_references(service: TurnService, scope: str, given: Any) -> Any:
-    """Input items in which references to earlier reply items are replaced by these.
+    """Input items, with references to earlier reply items replaced by those items.
 
-    Raises ApiError 404 for an item that this key has not, 503 if the store is away.
+    Raises ApiError 404 for an item that this key does not have, 503 if the store does not answer.
     """
     if not isinstance(given, list):
         return given
@@ -150,10 +152,10 @@ async def _load(service: TurnService, scope: str, turn_id: str) -> StoredRespons
         turn = await store.turn(turn_id) if echo is not None else None
     except StoreError as error:
         raise store_unavailable(service.config.retry_after_s) from error
-    # An empty one was too long to be looked through and kept.
+    # An empty one was too long to be searched and kept.
     if not echo or turn is None:
         if service.spool.is_waiting:
-            # It may be among what the store has yet to take in.
+            # It may still be waiting to be stored.
             raise store_unavailable(service.config.retry_after_s)
         return None
     return StoredResponse(turn=turn, echo=echo)

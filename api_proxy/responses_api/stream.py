@@ -4,7 +4,7 @@
     for each item: response.output_item.added, its parts and deltas, response.output_item.done
     response.completed, response.incomplete or response.failed
 
-Every event has a sequence number; the items are those that the whole response would have.
+Every event has a sequence number; the items are those that an unstreamed response would have.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _OpenItem:
 
     @property
     def text(self) -> str:
-        """What was written of it."""
+        """What has been written of it."""
         return self.written.getvalue()
 
     def begun(self) -> Body:
@@ -66,7 +66,7 @@ class _OpenItem:
         return output_text(self.text, self.logprobs)
 
     def ended(self) -> Body:
-        """The item with what it has."""
+        """The item with what has been written."""
         if self.kind == "reasoning":
             return reasoning_item(self.item_id, self.text)
         if self.kind == "message":
@@ -139,7 +139,7 @@ class ResponseStream:
         return begin + self._item_event(kind, delta=piece.arguments)
 
     def _item_id(self, kind: Kind) -> str:
-        """As in a whole response; what is not the first of its kind gets a number."""
+        """As in an unstreamed response; items after the first of a kind get a number."""
         num_before = sum(item["type"] == kind for item in self._done)
         suffix = f"_{num_before}" if num_before else ""
         return f"{_PREFIXES[kind]}_{self._head.turn_id}{suffix}"

@@ -1,7 +1,7 @@
 """Tools of the Responses API as functions of chat completions, and back. Pure.
 
 A namespace groups functions. The model is shown them by their full names, `namespace__function`;
-the client's calls keep the two apart.
+the client's calls have the two apart.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _JOINT = "__"
 
 
 def chat_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The functions of chat completions. Raises ApiError 400 on tools that are none, and on full
-    names that would not tell whose they are.
+    """The functions of chat completions. Raises ApiError 400 on tools that are not functions, and
+    on ambiguous full names.
 
-    `strict` is left out: it is not enforced, and what is written here is shown to the model.
+    `strict` is left out: it is not enforced, and everything here is shown to the model.
     """
     functions = []
     for index, tool in enumerate(tools):
@@ -70,8 +70,8 @@ def split_name(name: str, namespaces: Collection[str]) -> tuple[str | None, str]
 def response_tools(
     tools: Iterable[Mapping[str, Any]], namespaces: Namespaces
 ) -> list[dict[str, Any]]:
-    """Functions of chat completions as the tools that they were; `strict` says what is enforced
-    here: nothing.
+    """Functions of chat completions as the tools that were sent; `strict` is False, because nothing
+    is enforced here.
     """
     found: list[dict[str, Any]] = []
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -120,7 +120,9 @@ def _worded(error: ValidationError, place: str) -> ApiError:
 
 
 def _check_names(functions: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ApiError 400 unless every full name has one function, and its prefix says whose."""
+    """Raises ApiError 400 unless every full name has one function, and its prefix tells its
+    namespace.
+    """
     namespaces = namespaces_of(tools)
     if not namespaces:
         return

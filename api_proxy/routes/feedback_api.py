@@ -1,9 +1,9 @@
-"""`/v1/feedback`: what somebody says of a response, tied to its turn by the response's id, or what
-a session came to.
+"""`/v1/feedback`: what somebody says about a response, linked to its turn by the response's id, or
+a session's outcome.
 
-It reads and checks, and words what became of it; what becomes of it is the store's to decide
-(records/feedback/feedback_writes.py). Nothing is kept here: a store that does not answer is a 503,
-and the client may send the same again.
+It reads and checks feedback and reports what became of it, which the store decides
+(records/feedback/feedback_writes.py). Nothing is kept here: if the store does not answer, the reply
+is 503, and the client may send the same again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from records.names import Consent
 router = APIRouter()
 
 _OTHER_BYTES = 16_384
-"""Of a body, beside its texts."""
+"""Bytes of a body besides its texts."""
 _RESPONSE_ID = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?([0-9a-f]{32})")
 
 
@@ -50,7 +50,7 @@ class FeedbackRequest(BaseModel):
 
 @router.post("/v1/feedback")
 async def add(request: Request) -> dict[str, Any]:
-    """Tie feedback to a turn; the reply says what became of it."""
+    """Link feedback to a turn; the reply tells what became of it."""
     service: TurnService = request.app.state.service
     try:
         config = service.config
@@ -124,7 +124,7 @@ def _check_outcome(fields: FeedbackRequest) -> None:
         raise invalid(message, "session_id", "missing_required_parameter")
     for name in ("correction", "score", "range", "thumbs", "id"):
         if getattr(fields, name) is not None:
-            message = f"'{name}' is said of a response, 'session_outcome' of a session: send two."
+            message = f"'{name}' is about a response, 'session_outcome' about a session: send two."
             raise invalid(message, name)
 
 
@@ -132,7 +132,7 @@ def _check_score(fields: FeedbackRequest) -> None:
     if fields.score is not None and fields.thumbs is not None:
         raise invalid("Give 'score' or 'thumbs', not both.", "thumbs")
     if (fields.score is None) != (fields.range is None):
-        message = "'score' and 'range' belong together: [lowest, highest] that a score can be."
+        message = "'score' and 'range' belong together; 'range' is [lowest, highest]."
         raise invalid(message, "range")
     if fields.score is None or fields.range is None:
         return
@@ -145,7 +145,7 @@ def _check_score(fields: FeedbackRequest) -> None:
 
 
 def _no_consent() -> ApiError:
-    message = "Nothing of this key is trained on, so feedback could change nothing; none was kept."
+    message = "This key's requests are not trained on, so feedback changes nothing; none was kept."
     return ApiError(403, message, code="no_consent")
 
 
@@ -155,7 +155,7 @@ def _said(text: str | None) -> str | None:
 
 
 def feedback_of(fields: FeedbackRequest) -> Feedback:
-    """A checked request as the store takes it."""
+    """A checked request in the form that the store takes."""
     score, score_range = fields.score, fields.range
     if fields.thumbs is not None:
         score, score_range = (1.0 if fields.thumbs == "up" else -1.0), [-1.0, 1.0]
@@ -170,7 +170,7 @@ def feedback_of(fields: FeedbackRequest) -> Feedback:
 
 
 async def _outcome(service: TurnService, scope: str, fields: FeedbackRequest) -> dict[str, Any]:
-    """Keep what a session came to."""
+    """Store a session's outcome."""
     assert fields.session_outcome is not None
     turn_id = None
     if fields.response_id is not None:
@@ -190,7 +190,7 @@ async def _outcome(service: TurnService, scope: str, fields: FeedbackRequest) ->
             turn_id=turn_id,
         )
     except StoreConflict as error:
-        message = f"Another outcome was said before: {error}."
+        message = f"Another outcome was given before: {error}."
         raise ApiError(409, message, param="session_outcome", code="outcome_known") from None
     except StoreError as error:
         raise store_unavailable(service.config.retry_after_s) from error
@@ -215,13 +215,13 @@ async def _outcome(service: TurnService, scope: str, fields: FeedbackRequest) ->
 def _check_complete(
     service: TurnService, scope: str, session_id: str | None, turn_id: str | None
 ) -> None:
-    """An outcome is of all turns of its session: each is to be stored by then. Raises ApiError."""
+    """An outcome covers all turns of its session: each must be stored already. Raises ApiError."""
     for turn in service.in_flight.values():
         if turn.scope == scope and (turn.turn_id == turn_id or turn.session_id == session_id):
             message = "A response of the session is not complete yet; send its outcome after that."
             raise ApiError(409, message, param="session_outcome", code="response_in_progress")
     if service.spool.is_waiting:
-        # Its last turn may be among what the store has yet to take in.
+        # Its last turn may still be waiting to be stored.
         raise store_unavailable(service.config.retry_after_s)
 
 
@@ -236,7 +236,7 @@ async def _add(service: TurnService, scope: str, fields: FeedbackRequest) -> Kep
         message = "This 'id' was used for other feedback; give each feedback its own."
         raise ApiError(409, message, param="id", code="feedback_id_taken") from None
     except TooMuchFeedback as error:
-        raise invalid(f"No more feedback is taken: {error}.", code="too_much_feedback") from None
+        raise invalid(f"No more feedback is accepted: {error}.", code="too_much_feedback") from None
     except StoreError as error:
         raise store_unavailable(service.config.retry_after_s) from error
     if kept is None:
@@ -245,7 +245,7 @@ async def _add(service: TurnService, scope: str, fields: FeedbackRequest) -> Kep
             message = "The response is not complete yet; send the feedback after its end."
             raise ApiError(409, message, param="response_id", code="response_in_progress")
         if service.spool.is_waiting:
-            # Its turn may be among what the store has yet to take in.
+            # Its turn may still be waiting to be stored.
             raise store_unavailable(service.config.retry_after_s)
         raise _unknown(fields.response_id)
     return kept

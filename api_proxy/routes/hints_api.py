@@ -1,7 +1,8 @@
-"""`/v1/hints`: what was learned from objections, read and deleted by whose turns it came from.
+"""`/v1/hints`: what was learned from objections, read and deleted by those whose turns it came
+from.
 
 A key sees the hints of its own tenant, an admin's key all. Texts are what the judge wrote and what
-users said, as the store has them: redacted.
+users said, as they are stored: redacted.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ async def hints(
     after: Annotated[str | None, Query()] = None,
     status: Annotated[str | None, Query()] = None,
 ) -> dict[str, Any]:
-    """The newest hints, or those behind the hint `after`; of one `status` if it is given."""
+    """The newest hints, or those that follow the hint `after`; of one `status` if it is given."""
     service: TurnService = request.app.state.service
     try:
         number, wanted = page_size(limit), status_of(status)
@@ -108,7 +109,7 @@ async def whole_hint(service: TurnService, hint_id: str, scope: str | None) -> d
 
 @router.delete("/v1/hints/{hint_id}")
 async def delete(request: Request, hint_id: str) -> dict[str, Any]:
-    """Delete a hint; the reply names the versions of the policy that had trained on it."""
+    """Delete a hint; the reply names the versions of the policy that trained on it."""
     service: TurnService = request.app.state.service
     try:
         gone = await answered(
@@ -152,7 +153,7 @@ def scope_of(request: Request) -> str | None:
 
 
 def page_size(limit: str) -> int:
-    """How many a page holds. Raises ApiError 400."""
+    """How many entries a page has. Raises ApiError 400."""
     if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= _MOST:
         raise invalid(f"'limit' must be a whole number from 1 to {_MOST}.", "limit")
     return int(limit)

@@ -82,7 +82,7 @@ async def _model(request: Request, name: str) -> dict[str, Any]:
         "object": "model",
         "created": int(started),
         "owned_by": "policy",
-        # As SGLang and vLLM name it, beside our own.
+        # SGLang's and vLLM's name for it, in addition to our own.
         "max_model_len": context_length,
         "limits": {
             "context_length": context_length,

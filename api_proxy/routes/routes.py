@@ -45,9 +45,9 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
-    """Engine and store answer, and requests are taken; 503 names what is not so. `warnings` say of
-    which sessions and keys every turn is dropped, and `training_stopped` in a few words why the
-    policy learns no more (null while it does); both cost no request anything.
+    """Engine and store answer, and requests are accepted; 503 names what fails. `warnings` names
+    sessions and keys whose turns are all dropped, and `training_stopped` says briefly why the
+    policy no longer learns (null while it does); neither affects requests.
     """
     service: TurnService = request.app.state.service
     engine, answers = await asyncio.gather(_engine_answers(service), _store_answers(service))
@@ -64,7 +64,7 @@ async def readyz(request: Request) -> JSONResponse:
             "engine": engine,
             "store": store,
             "warnings": service.drop_watch.warnings(),
-            # Who has no key reads this, too: no more than what stopped it.
+            # This can be read without a key: show no more than what stopped it.
             "training_stopped": None if stopped is None else stopped.partition(":")[0],
         },
         status_code=200 if is_ready else 503,
@@ -86,7 +86,8 @@ async def metrics(request: Request) -> Response:
 async def _engine_answers(service: TurnService) -> bool:
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            # Not its health: an engine that loads weights has none for a while, and requests wait.
+            # Not its health: an engine that loads weights is unhealthy for a while, and requests
+            # wait.
             await service.deps.engine.model_info()
     except (EngineError, TimeoutError):
         return False

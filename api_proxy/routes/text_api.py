@@ -1,8 +1,8 @@
 """`/v1/completions`: a text is continued.
 
-There is no conversation in it: no message whose answer a later request could comment on, so nothing
-can be learned in hindsight. The turn is recorded with its exact ids, as one of its own type that
-never trains (`text_completion`).
+It has no conversation: no message whose answer a later request could comment on, so nothing can be
+learned in hindsight. The turn is recorded with its exact ids, as a type of its own that never
+trains (`text_completion`).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _prompt(
     """The one prompt as text and as ids."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
-            raise unsupported("One prompt for each request is supported.", "prompt")
+            raise unsupported("Only one prompt per request is supported.", "prompt")
         prompt = prompt[0]
     if isinstance(prompt, str):
         limits.check_prompt([{"content": prompt}], [])

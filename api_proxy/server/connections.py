@@ -1,7 +1,7 @@
-"""What a connection may take: time to send its headers, time to read its answers, bytes of headers.
+"""Limits on a connection: time to send its headers, time to read its answers, bytes of headers.
 
-uvicorn bounds none of these. Here a connection that is silent, sends its headers in drops, or reads
-nothing of what it is sent is closed, and there are only so many of them. Bodies are read, and timed
+uvicorn limits none of these. Here, a connection that is silent, sends its headers too slowly, or
+reads nothing of what it is sent is closed, and their number is limited. Bodies are read, and timed
 out, by `admission`.
 """
 
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 _MAX_HEADERS = 256
 _LEAST_READ = 65_536
-"""Bytes that a client reads within the write timeout if it reads at all: a long answer on a slow
-line is not cut off.
+"""Bytes that a client reads within the write timeout if it reads at all, so that a long answer on a
+slow line is not cut off.
 """
 _OTHER_FILES = 256
-"""Open files that are no connections of clients."""
+"""Open files that are not connections of clients."""
 _HEADERS_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
@@ -57,14 +57,14 @@ def raised_file_limit() -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            # Some systems have a limit of their own below the one that they name.
+            # Some systems have a limit of their own below the one that they report.
             return soft
     return hard if hard != resource.RLIM_INFINITY else 2**31
 
 
 def room_for(num_wanted: int, file_limit: int) -> int:
-    """How many connections there may be: those wanted, or what open files leave, which is logged.
-    At least half of all files are left for them, and one.
+    """How many connections there may be: as many as wanted, or as the limit on files allows, which
+    is logged. At least half of all files, and at least one, are left for them.
     """
     room = max(file_limit - _OTHER_FILES, file_limit // 2, 1)
     if room < num_wanted:
@@ -96,7 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there: it has a while to say something."""
+        """A client has connected: it has a while to send something."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             self._end("connections", abort=True)
@@ -104,7 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await_headers(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
+        """Stop all timers."""
         self._stop_timer("_reading")
         self._stop_timer("_writing")
         super().connection_lost(exc)
@@ -140,30 +140,30 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Of a refused request nothing is kept."""
+        """Keep nothing of a refused request."""
         if not self._is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The next bytes are another request's."""
+        """The next bytes belong to another request."""
         self._is_in_headers = True
         self._is_whole = True
         if not self._is_refused:
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """An answered request that still arrives has as long as headers have."""
+        """An answered request that is still arriving has as long as headers have."""
         super().on_response_complete()
         if not self._is_whole and not self.transport.is_closing():
             self._await_headers(self.bounds.header_timeout_s)
 
     def pause_writing(self) -> None:
-        """The client does not read: it has a while to go on."""
+        """The client does not read: it has a while to continue."""
         super().pause_writing()
         self._await_reading()
 
     def resume_writing(self) -> None:
-        """It reads."""
+        """It reads again."""
         super().resume_writing()
         self._stop_timer("_writing")
 
@@ -175,7 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def _check_reading(self, num_waited: int) -> None:
-        """Nothing is written meanwhile, so what waits only becomes less."""
+        """Nothing is written meanwhile, so what waits can only shrink."""
         if self.transport.get_write_buffer_size() > num_waited - _LEAST_READ:
             self._end("write_timeout", abort=True)
         else:
@@ -199,7 +199,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _end(self, limit: str, abort: bool) -> None:
-        """Close the connection. `abort`: what waits to be sent is not."""
+        """Close the connection. `abort`: what waits to be sent is discarded."""
         if self.transport.is_closing() and not abort:
             return
         if limit != "header_timeout" or self._num_header_bytes or not self._is_whole:

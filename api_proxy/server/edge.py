@@ -1,8 +1,8 @@
-"""What a request meets first: its id, and the spellings of method and path that mean the same.
+"""What a request meets first: its id, and equivalent spellings of method and path.
 
-A path may end with a slash: it is served as it is without, and never redirected, since a redirect
-behind TLS would lead to `http`. HEAD is answered as GET is, without a body. It looks at nothing but
-the request line and one header, so it stands before the gate.
+A path may end with a slash: it is served like the path without it, and never redirected, since a
+redirect behind TLS would lead to `http`. HEAD is answered like GET, without a body. It only looks
+at the request line and one header, so it comes before the gate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from api_proxy.server import request_ids
 logger = logging.getLogger(__name__)
 
 READINESS = "/readyz"
-"""Whoever asks there is told that it is not ready yet: that is no fault to warn of."""
+"""A 503 there only says that the endpoint is not ready yet: no reason for a warning."""
 
 
 class Edge:
@@ -32,7 +32,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = request_ids.begin(Headers(scope=scope).get("x-request-id"))
-        # Shared with the scope that whoever answers unforeseen faults sees.
+        # Shared with the scope that the handler of unexpected faults sees.
         scope.setdefault("state", {})["request_id"] = request_id
         is_head = scope["method"] == "HEAD"
         is_probe = scope["path"].rstrip("/") == READINESS

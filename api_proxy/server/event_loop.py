@@ -1,8 +1,8 @@
 """The event loop that the endpoint runs in: asyncio's, which here takes few events at a time.
 
 asyncio serves everything that the selector reports before it looks at its timers again. Ten
-thousand clients that hang up at once would hold it for 0.3 s, and ten thousand that ask at once for
-more than a second. uvloop is faster, but has no such bound either, and none can be given to it.
+thousand clients that hang up at once would block it for 0.3 s, and ten thousand that ask at once
+for more than a second. uvloop is faster, but has no limit either, and none can be added.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _MOST_EVENTS = 8
 
 
 class FewAtATime(selectors.DefaultSelector):
-    """Reports at most so many events at once, all others before it looks for new ones: whoever has
-    many connections does not keep the others waiting longer than it takes to serve each once.
+    """Reports at most `most` events at once, and all pending ones before it looks for new ones: a
+    client with many connections keeps the others waiting no longer than it takes to serve each
+    once.
     """
 
     def __init__(self, most: int = _MOST_EVENTS) -> None:
@@ -30,7 +31,7 @@ class FewAtATime(selectors.DefaultSelector):
         self._waiting: deque[tuple[selectors.SelectorKey, int]] = deque()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As any selector does; nothing, if what waited is no longer asked for."""
+        """Like any selector; nothing, if the pending events are no longer wanted."""
         if not self._waiting:
             self._waiting.extend(super().select(timeout))
         known = self.get_map()

@@ -1,7 +1,7 @@
-"""What the run's other processes count: files in Prometheus' text format, one a process.
+"""Metrics of the run's other processes: files in Prometheus' text format, one for each process.
 
-Each is replaced whole by its process, so that it is read as it is. A process that died leaves its
-last one: its age is shown beside it.
+Each is replaced as a whole by its process, so it can be read at any time. A process that died
+leaves its last one; its age is shown with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _AGE = "opd_process_metrics_age_seconds"
 
 
 def other_metrics(folder: Path | None) -> bytes:
-    """All files' text and their ages; empty without a file. It reads files: not on the loop."""
+    """All files' text and their ages; empty without a file. It reads files, so not on the loop."""
     if folder is None or not folder.is_dir():
         return b""
     parts: list[bytes] = []
@@ -28,5 +28,5 @@ def other_metrics(folder: Path | None) -> bytes:
         ages.append(f'{_AGE}{{process="{path.stem}"}} {max(time.time() - status.st_mtime, 0.0)}')
     if not ages:
         return b""
-    head = f"# HELP {_AGE} Since the process wrote its metrics.\n# TYPE {_AGE} gauge\n"
+    head = f"# HELP {_AGE} Seconds since the process wrote its metrics.\n# TYPE {_AGE} gauge\n"
     return b"".join(parts) + (head + "\n".join(ages) + "\n").encode()

@@ -30,4 +30,4 @@ class Refusals:
             return
         self._said_at[limit] = now
         number = self._unsaid.pop(limit)
-        logger.warning("limit '%s' reached: %d refused since this was last said", limit, number)
+        logger.warning("limit '%s' reached: %d refused since this was last logged", limit, number)

@@ -1,8 +1,8 @@
-"""The proxy as a server of its own: what a signal to stop does.
+"""The proxy as a server of its own: what a stop signal does.
 
 uvicorn alone would close its socket first, so that nobody could be told to come back later, and
-wait for streams without an end. Here the first SIGTERM or SIGINT lets replies end for a while, with
-readiness false and new requests refused; a second one ends the wait.
+wait for streams without a limit. Here the first SIGTERM or SIGINT lets replies end for a while,
+with readiness false and new requests refused; a second one ends the wait.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from api_proxy.turns import TurnService
 logger = logging.getLogger(__name__)
 
 _LAST_PATIENCE_S = 10
-"""For whatever is no reply to a request for a turn."""
+"""For anything that is not a reply to a request for a turn."""
 _COLLECT_AFTER = (700, 10, 100)
-"""As Python has it, but for whole collections, which are ten times as rare: one takes 0.1 s of the
-loop beside 10,000 connections.
+"""Python's defaults, except that full collections are ten times as rare: with 10,000 connections,
+one takes 0.1 s of the loop.
 """
 _SWITCH_S = 0.001
-"""How long a thread that looks through texts keeps the interpreter from the loop. Python's 5 ms add
-up where there are several.
+"""How long a thread that searches texts keeps the interpreter from the loop. Python's 5 ms add up
+if there are several.
 """
 _MOST_ACCEPTED = 32
-"""Connections that one callback of the event loop accepts; thousands at once would hold it."""
+"""Connections that one callback of the event loop accepts; thousands at once would block it."""
 _MOST_WAITING = 2048
 """Connections that wait in the kernel to be accepted."""
 
@@ -66,7 +66,7 @@ class ProxyServer(uvicorn.Server):
     async def serve(self, sockets: list | None = None) -> None:
         """Serve; returns when all has ended."""
         self._loop = asyncio.get_running_loop()
-        # What was loaded stays: searching it for garbage again and again would hold the loop.
+        # What was loaded stays: searching it for garbage repeatedly would block the loop.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_COLLECT_AFTER)
@@ -75,7 +75,7 @@ class ProxyServer(uvicorn.Server):
 
     async def startup(self, sockets: list | None = None) -> None:
         """Listen. asyncio takes one number for the kernel's queue and for what it accepts at a
-        time: the queue gets its own again.
+        time; here the queue gets its own again.
         """
         await super().startup(sockets)
         for server in self.servers:
@@ -93,7 +93,7 @@ class ProxyServer(uvicorn.Server):
             logger.warning("%s again: not waiting any longer", name)
             self._service.replies.hurry()
             return
-        logger.info("%s: replies may end, no more are begun", name)
+        logger.info("%s: replies may end, no new ones begin", name)
         self._stopping = asyncio.create_task(self._end_replies())
 
     async def _end_replies(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether `opd serve` learns from people who are not the lab's: measure what is missing, print the
+"""Whether `opd serve` learns from people other than the lab's: measure what is missing, print the
 table.
 
     python -m benchmarks.own_agent --kinds unit order --seeds 0 1 2
@@ -11,24 +11,23 @@ table.
     python -m benchmarks.own_agent --kinds unit --objections 10 --seeds 0 --poisoned --others order
     python -m benchmarks.own_agent --only-table
 
-For each kind of wish (or several at once, as unit+order), seed and number of objections `opd
-serve` runs as documented in a folder of its own, one session at a time. Results lie in OUT as one
-JSON file each, and one that is there is not measured again: an interrupted command is given once
-more.
+For each kind of wish (or several at once, as in unit+order), seed and number of objections, `opd
+serve` runs as documented in a folder of its own, one session at a time. Each result is one JSON
+file in OUT and is not measured again; to continue after an interruption, repeat the command.
 
-`--judge` puts a scripted judge in the place of the model's own: a control. `none` gives no hint,
-`random` answers at random, `contrary` gives the hint for the opposite of what was wished, and
-`off-topic` that of another kind. The last two say rightly that such a hint is no rule which the
-words ask for; with `--judge-believes` they say it is one, so that it is practised. A hint that the
-answer heeded already is refuted unless `--set scoring.least_fall=0`.
+`--judge` replaces the model's own judge with a scripted one: a control. `none` gives no hint,
+`random` answers at random, `contrary` gives the hint for the opposite of the wish, and `off-topic`
+that of another kind. The last two answer correctly that such a hint is not a rule that the words
+ask for; with `--judge-believes` they answer that it is one, so that it is practised. A hint that
+the answer already followed is refuted unless `--set scoring.least_fall=0`.
 
-With `--rounds N` people with fresh patience come N times; from the middle round on they wish the
-kinds of `--change-of-mind` the other way round.
+With `--rounds N` people with fresh patience come N times; from the middle round on, their wishes of
+the kinds in `--change-of-mind` are reversed.
 
-`--poisoned`: two tenants with keys of their own. The people of one object as usual, those of the
-other are quiet, or wish what `--others` names; measured with the key of the latter.
+`--poisoned`: two tenants with keys of their own. The people of one object as usual; those of the
+other are quiet, or wish what `--others` names. The measurements use the key of the latter.
 
-What other ways to learn make of a run's objections: `python -m benchmarks.own_agent.baselines`.
+For other ways to learn from a run's objections see `python -m benchmarks.own_agent.baselines`.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def main() -> None:
         try:
             results = asyncio.run(measured(arguments))
         except asyncio.CancelledError:
-            raise SystemExit("interrupted; the same command goes on") from None
+            raise SystemExit("interrupted; repeat the command to continue") from None
     if not results:
         raise SystemExit(f"no results in {arguments.out}")
     (arguments.out / "before_and_after.svg").write_text(picture(results), encoding="utf-8")
@@ -82,7 +81,7 @@ def main() -> None:
 
 
 async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All cells that the arguments name, one after the other. Told to end, it ends what it has
+    """All cells that the arguments name, one after another. When told to end, it ends what it has
     started.
     """
     end_when_told()
@@ -120,7 +119,7 @@ async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def further_words(arguments: argparse.Namespace) -> list[object]:
-    """What is said beside the wishes' words, where these arguments make it so."""
+    """The words besides those of the wishes that these arguments make people and judges use."""
     turned: list[object] = [TURNED] if arguments.change_of_mind else []
     return turned if arguments.judge == "own" else [*turned, TURNED, HINTS]
 
@@ -147,24 +146,24 @@ def parsed() -> argparse.Namespace:
         nargs="+",
         type=objections_of,
         default=[1, 3, 10],
-        help=f"to each wish, before people stop; {UNTIL}: until the wishes hold",
+        help=f"objections to each wish before people stop; {UNTIL}: until the wishes hold",
     )
-    add("--sessions", type=int, default=60, help="at most so many in which people object")
+    add("--sessions", type=int, default=60, help="most sessions in which people object")
     add(
         "--quiet-sessions",
         type=int,
         default=12,
-        help="before: of people who leave without a word at what they do not like",
+        help="sessions before that, of people who silently leave when they do not like something",
     )
     add("--n", type=int, default=256, help="requests for each rate")
     add("--pace", type=float, default=2.0, help="least seconds from session to session")
     add("--wait", type=float, default=300.0, help="longest wait for the hints, seconds")
-    add("--steady", type=float, default=90.0, help="it ends when nothing changes for so long")
-    add("--every", type=int, default=10, help=f"sessions between two looks, with {UNTIL}")
+    add("--steady", type=float, default=90.0, help="the wait ends if nothing changes for this long")
+    add("--every", type=int, default=10, help=f"sessions between two checks, with {UNTIL}")
     add(
         "--asks-first",
         action="store_true",
-        help="the agent asks before it calls, and objections stand in place of the call's result",
+        help="the agent asks before it calls, and objections replace the call's result",
     )
     add(
         "--remember",
@@ -172,8 +171,8 @@ def parsed() -> argparse.Namespace:
         help="train nothing: the agent keeps the hints in its system prompt (a baseline)",
     )
     add("--judge", choices=JUDGES, default="own", help="a scripted one (a control)")
-    add("--judge-believes", action="store_true", help="it says that its hints are rules asked for")
-    add("--rounds", type=int, default=1, help="people object, and are waited for, so often")
+    add("--judge-believes", action="store_true", help="it says that users asked for its hints")
+    add("--rounds", type=int, default=1, help="how often people object, each time with a wait")
     add("--change-of-mind", nargs="+", choices=list(WISHES), default=[], metavar="KIND")
     add("--poisoned", action="store_true", help="two tenants, one of which objects")
     add("--others", nargs="+", choices=list(WISHES), default=[], metavar="KIND")
@@ -182,13 +181,13 @@ def parsed() -> argparse.Namespace:
     add("--only-table", action="store_true", help="measure nothing: print what is in OUT")
     arguments = parser.parse_args()
     if arguments.rounds < 1 or (arguments.change_of_mind and arguments.rounds < 2):
-        parser.error("--rounds: 1 at least, and 2 with --change-of-mind")
+        parser.error("--rounds: at least 1, or 2 with --change-of-mind")
     if arguments.others and not arguments.poisoned:
         parser.error("--others are the wishes of the second tenant: add --poisoned")
     if arguments.poisoned and (arguments.rounds > 1 or arguments.remember):
-        parser.error("--poisoned has one round, and a policy that learns")
+        parser.error("--poisoned needs a single round and a policy that learns")
     if any(kind in arguments.others for kinds in arguments.kinds for kind in kinds):
-        parser.error("--others: other kinds than those of --kinds")
+        parser.error("--others: name other kinds than --kinds")
     return arguments
 
 
@@ -202,11 +201,11 @@ def kinds_of(text: str) -> tuple[str, ...]:
 
 
 def objections_of(text: str) -> int | None:
-    """A number from 1 on; None for `until`. Raises ArgumentTypeError for anything else."""
+    """A number of at least 1; None for `until`. Raises ArgumentTypeError for anything else."""
     if text == UNTIL:
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: a number from 1 on, or {UNTIL}")
+        raise argparse.ArgumentTypeError(f"{text}: give a number of at least 1, or {UNTIL}")
     return int(text)
 
 

@@ -1,9 +1,9 @@
 """The agent: the official OpenAI client, a system prompt, four tools and a loop. It sends no header
-of this project; what belongs together, the endpoint has to see for itself.
+of this project; the endpoint must find out itself which requests belong together.
 
-It shows the user each call with its result, as agents do on a screen: words on a call come with the
-tool's result, words on an answer after it. One that asks before it calls sends them in place of the
-result.
+It shows the user each call with its result, as agents do on a screen: words about a call come with
+the tool's result, words about an answer after it. An agent that asks before it calls sends them in
+place of the result.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ TEMPERATURE = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where the policy answers. `headers` go along with every request. `memory`: what the agent
-    keeps in its system prompt of what it was told.
+    """Where the policy answers. `headers` are sent with every request. `memory`: what the agent was
+    told and keeps in its system prompt.
     """
 
     client: openai.AsyncOpenAI
@@ -51,7 +51,7 @@ class Endpoint:
 
 
 def remembering(messages: Sequence[Message], memory: Sequence[str]) -> Sequence[Message]:
-    """The messages, with what the agent keeps in mind at the end of the system prompt."""
+    """The messages, with the agent's memory at the end of the system prompt."""
     if not memory:
         return messages
     system, *others = messages
@@ -64,7 +64,7 @@ def opening(words: str) -> list[Message]:
 
 
 def tool_results(reply: Message, travel: Travel) -> list[tuple[Any, dict[str, Any], Message]]:
-    """Each call of a reply with its result, and the tool message that tells it."""
+    """Each call of a reply with its result, and the tool message that reports it."""
     found = []
     for call in calls_of(reply):
         result = travel.perform(call)
@@ -76,8 +76,8 @@ def tool_results(reply: Message, travel: Travel) -> list[tuple[Any, dict[str, An
 
 
 def what_follows(reply: Message, person: Person, *, asks_first: bool) -> list[Message]:
-    """The messages after a reply: results of its calls, and the user's words. None of them: the
-    user has left. `asks_first`: words on a call stand in place of its result.
+    """The messages after a reply: results of its calls, and the user's words. Empty if the user has
+    left. With `asks_first`, words about a call replace its result.
     """
     if not reply.get("tool_calls"):
         words = person.hear(str(reply["content"]))

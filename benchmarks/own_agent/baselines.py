@@ -1,12 +1,12 @@
-"""What other ways to learn make of the objections that a measured run has recorded.
+"""Other ways to learn from the objections that a measured run has recorded.
 
     python -m benchmarks.own_agent.baselines --run runs/own_agent/runs/CELL [--methods sft binary]
 
 For each run folder of a measured cell, and each method (offline.py): the policy trains offline from
-the run's start model on what the run recorded, in as many steps of as many samples, and is measured
-as the cell was, served without rehearsal. Results lie beside the cell's, as CELL.baseline-METHOD
-.json; one that is there is not measured again. They are rows of the benchmark's table. The agent
-that keeps hints in its prompt is `python -m benchmarks.own_agent --remember`.
+the run's start model on what the run recorded, with the same steps and samples per step. It is then
+served without rehearsal and measured like the cell. Results are next to the cell's, in
+CELL.baseline-METHOD.json; existing ones are not measured again. They are rows of the benchmark's
+table. The agent that keeps hints in its prompt is `python -m benchmarks.own_agent --remember`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ UNTRAINED = ("rehearsal.enabled=false", "trainer.rollout_batch_size=4096")
 
 
 def cell_of(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The results of the cell that a run folder is of, and their file. Raises SystemExit."""
+    """The file and results of the cell that a run folder belongs to. Raises SystemExit."""
     out = folder.resolve().parents[1]
     for path in sorted(out.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         if result.get("run") == folder.name and "baseline" not in result:
             return path, result
-    raise SystemExit(f"{folder}: no results in {out} are of this run; it has to be measured first")
+    raise SystemExit(f"{folder}: {out} has no results of this run; it must be measured first")
 
 
 def as_result(
     cell: Mapping[str, Any], method: Method, data: Recorded, end: Rates, seconds: float
 ) -> dict[str, Any]:
-    """A row's numbers: the cell's, with what the method came to in place of what the run did."""
+    """A row's numbers: the cell's, with the method's results in place of the run's."""
     kept = ("start", "kinds", "seed", "asked_objections", "protocol", "quiet", "objecting", "run")
     store = {"version": len(data.steps), "accepted": len(data.objected), "drops": {}}
     return {

@@ -1,9 +1,9 @@
 """One cell of the benchmark: a run of `opd serve`, a few people, and what became of their wishes.
 
-    measure -> people who leave without a word -> people who object -> wait -> measure
+    measure -> people who silently leave -> people who object -> wait -> measure
 
 The wait is for the hints: until all rest, or nothing changes any more, or time is up. With several
-rounds the last three come again, with people whose patience is fresh.
+rounds the last three parts are repeated, with people whose patience is fresh.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ Phases = Callable[[Served, Cell, Protocol, Path], Awaitable[dict[str, Any]]]
 HOLDS = 0.80
 POLL_S = 3.0
 SETTLED_S = 10.0
-"""So long no hint is practised before they count as done: one may be blocked on its way."""
+"""How long no hint must be practised before they count as done: one may be blocked for a while."""
 AT_WORK = frozenset({"judging", "scoring", "leased"})
-"""States of turns in which they are with, or wait for, judge, teacher or trainer; ready ones wait
-for others to fill a batch.
+"""States of turns that are with, or wait for, judge, teacher or trainer; ready ones wait for others
+to fill a batch.
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """What people did: sessions, replies that they took, seconds, and how often they objected."""
+    """What people did: sessions, replies that they got, seconds, and how often they objected."""
 
     patience: Patience
     sessions: int = 0
@@ -63,8 +63,8 @@ class Traffic:
 async def measured_cell(
     cell: Cell, protocol: Protocol, out: Path, run: Phases | None = None
 ) -> dict[str, Any]:
-    """The cell's results, from its file where it is there, else measured and written there; `run`
-    does what is done in place of `phases`.
+    """The cell's results, from its file if it exists, else measured and written there; `run`
+    replaces `phases`.
     """
     path = out / f"{cell.name(protocol)}.json"
     if path.exists():
@@ -91,7 +91,7 @@ async def measured_cell(
 
 
 def free_folder(folder: Path) -> Path:
-    """`folder`, or one with a number where an interrupted command has left it or its log."""
+    """`folder`, or one with a number if an interrupted command has left it or its log."""
     number, found = 1, folder
     while found.exists() or log_of(found).exists():
         number += 1
@@ -101,7 +101,7 @@ def free_folder(folder: Path) -> Path:
 
 @asynccontextmanager
 async def judge_of(cell: Cell, protocol: Protocol) -> AsyncIterator[list[str]]:
-    """The protocol's judge until the body ends: yields words for `opd serve`, none for its own."""
+    """The protocol's judge until the body ends: yields options for `opd serve`, [] for its own."""
     if protocol.judge == "own":
         yield []
         return
@@ -115,7 +115,7 @@ async def judge_of(cell: Cell, protocol: Protocol) -> AsyncIterator[list[str]]:
 async def start_rates(
     endpoint: Endpoint, cell: Cell, protocol: Protocol, out: Path
 ) -> dict[str, list[int]]:
-    """What the untrained model does, for all kinds; cells of one seed share it."""
+    """The untrained model's rates for all kinds; cells of one seed share them."""
     turned = protocol.change_of_mind
     name = f"seed{cell.seed}-n{protocol.n}-{protocol.model}-{protocol.words}"
     path = out / "starts" / f"{'-'.join((name, *turned))}.json"
@@ -136,7 +136,7 @@ def write_whole(path: Path, value: Any) -> None:
 
 
 async def phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> dict[str, Any]:
-    """From the first measurement to the last; returns what goes into the file."""
+    """All phases, from the first measurement to the last; returns what goes into the file."""
     start = await start_rates(served.endpoint, cell, protocol, out)
     quiet, objecting = Traffic(patience=Patience(0)), Traffic(patience=Patience(cell.objections))
     at_first = [WISHES[kind] for kind in cell.kinds]
@@ -169,8 +169,8 @@ async def _round(
     traffic: Traffic,
     looks: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """People with fresh patience object, their hints are waited for, and all is measured. Adds to
-    `traffic`, and to `looks`.
+    """People with fresh patience object, then it waits for their hints and measures everything.
+    Adds to `traffic`, and to `looks`.
     """
     said, sessions = Counter(traffic.patience.said), traffic.sessions
     wishes = wishes_in(cell.kinds, protocol, number)
@@ -203,7 +203,7 @@ async def _round(
 async def _people_object(
     served: Served, cell: Cell, protocol: Protocol, wishes: Sequence[Wish], traffic: Traffic
 ) -> list[dict[str, Any]]:
-    """Sessions until patience is over; returns the looks at the wishes between them, if any."""
+    """Sessions until patience is over; returns the measurements between them, if any."""
     looks: list[dict[str, Any]] = []
     most = traffic.sessions + protocol.sessions
     while traffic.sessions < most and not traffic.patience.is_over(cell.kinds):
@@ -229,7 +229,7 @@ async def session(
     about: Sequence[Wish] | None = None,
 ) -> None:
     """One session of somebody with these wishes, or with some of many; sessions follow each other
-    at the pace. `about`: whose errands they are, where those are not of these wishes.
+    at the pace. `about`: the wishes that the errands come from, if not these.
     """
     clock = time.monotonic()
     rng = random.Random(f"{'+'.join(cell.kinds)}-{cell.seed}-{number}")
@@ -249,8 +249,8 @@ async def session(
 
 async def wait_for_hints(served: Served, *, wait_s: float, steady_s: float) -> dict[str, Any]:
     """Wait, at most `wait_s`, or until nothing has changed for `steady_s`; returns for how many
-    seconds, why no longer (`no hint is practised`, `nothing changes` or `time is up`), and how the
-    hints stand.
+    seconds, why it ended (`no hint is practised`, `nothing changes` or `time is up`), and counts of
+    the hints by `standing`.
     """
     started = changed = time.monotonic()
     before: object = None
@@ -279,8 +279,8 @@ def standing(hint: Mapping[str, Any]) -> str:
 
 
 def remembered(hints: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What an agent would keep in its prompt of the memory's hints, newest first: the oldest first,
-    without those that were contradicted, merged or withdrawn.
+    """The hints that an agent would keep in its prompt: those of the memory (newest first), oldest
+    first, without those that were contradicted, merged or withdrawn.
     """
     return [one["text"] for one in reversed(hints) if one["status"] == "active"]
 
@@ -301,5 +301,5 @@ def shown_rates(rates: Rates) -> str:
 
 
 def say(text: str) -> None:
-    """A line about progress, at once."""
+    """Print a line about progress at once."""
     print(f"  {text}", flush=True)

@@ -1,5 +1,5 @@
-"""By how many nats a hint lowers the least favoured token of an answer: what tells a hint that the
-answer lacked from one that it heeded already (`scoring.least_fall`).
+"""By how many nats a hint lowers the least favoured token of an answer: this distinguishes a hint
+that the answer lacked from one that it already followed (`scoring.least_fall`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def shown_by_reply(wish: Wish, reply: Message) -> str | None:
 def _wrong_answers(
     generator: LocalGenerator, wish: Wish, n: int, rng: random.Random
 ) -> list[tuple[list[Message], Ids, Ids]]:
-    """Messages, prompt and answer of those of `n` sampled answers that show the opposite of the
-    wish.
-    """
+    """Messages, prompt and answer of those of `n` sampled answers that show the wish's opposite."""
     asked = [list(evaluation_episode(rng, wish.errand, wish.site).messages) for _ in range(n)]
     prompts = [generator.rendering.prompt_ids(messages, TOOLS) for messages in asked]
     answers = generator.sample_ids(prompts, 1.0)
@@ -57,8 +55,8 @@ def _wrong_answers(
 
 
 def falls(generator: LocalGenerator, wish: Wish, n: int, seed: int) -> dict[str, list[float]]:
-    """Falls by what the hint is: `right`, `opposite` (what the answer does) or `other kind`. Of
-    `n` sampled answers those count that show the opposite of the wish.
+    """Falls by the hint's kind: `right`, `opposite` (what the answer does) or `other kind`. Of `n`
+    sampled answers, only those count that show the opposite of the wish.
     """
     rng = random.Random(f"falls-{wish.kind}-{seed}")
     wrong = _wrong_answers(generator, wish, n, rng)
@@ -82,8 +80,8 @@ def falls(generator: LocalGenerator, wish: Wish, n: int, seed: int) -> dict[str,
 def parts_of_words(
     generator: LocalGenerator, wish: Wish, n: int, seed: int, sentences: Sequence[str]
 ) -> dict[str, list[float]]:
-    """For each sentence: which part of the right hint's fall it has itself, said with the request,
-    at each of `n` sampled answers that show the opposite of the wish (`part_of_fall`).
+    """For each sentence: which part of the right hint's fall it has itself, added to the request,
+    for those of `n` sampled answers that show the opposite of the wish (`part_of_fall`).
     """
     rng = random.Random(f"words-{wish.kind}-{seed}")
     wrong = _wrong_answers(generator, wish, n, rng)
@@ -129,7 +127,7 @@ def _hints(wish: Wish, name: str) -> Sequence[str]:
 
 
 def shown_falls(kind: str, found: Mapping[str, Sequence[float]], least: float) -> str:
-    """A line for each sort of hint."""
+    """A line for each kind of hint."""
     lines = []
     for name, values in found.items():
         if not values:

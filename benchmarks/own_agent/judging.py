@@ -12,7 +12,7 @@ NAME = "scripted"
 
 
 class Judge(Protocol):
-    """Answers one prompt of the judge; raises ValueError for a prompt that is none."""
+    """Answers one prompt of the judge; raises ValueError for any other prompt."""
 
     def answer(self, messages: Sequence[Mapping[str, str]]) -> str: ...
 

@@ -1,8 +1,8 @@
-"""What the served policy does, measured through the endpoint at temperature 1, on names that stand
-in no text it has learned from. Side requests: nothing is learned from being measured.
+"""What the served policy does, measured through the endpoint at temperature 1, on names that occur
+in no text it has learned from. These are side requests: nothing is learned from measurements.
 
-Each answer is one request of somebody who objects to nothing, in a conversation of its own; where a
-wish shows in the answer, the policy has made the call before it itself.
+Each answer is one request of somebody who objects to nothing, in a conversation of its own. If a
+wish shows in the answer, the policy has made the preceding call itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Rates = dict[str, Rate]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One request to be measured for a wish. `opposite`: its words openly ask for the opposite."""
+    """One request to measure for a wish. `opposite`: its words openly ask for the opposite."""
 
     wish: Wish
     request: Request
@@ -43,7 +43,7 @@ class Task:
 class Attempt:
     """What the policy did: its first call, the call that succeeded with its result, its answer.
 
-    `answer` is None where none was needed to see the wish's value, or none came.
+    `answer` is None if none was needed to see the wish's value, or none came.
     """
 
     first: Call | None
@@ -67,7 +67,7 @@ def tasks_for(wish: Wish, n: int, seed: int, *, opposite: bool) -> list[Task]:
 
 
 async def attempt(endpoint: Endpoint, task: Task) -> Attempt:
-    """Ask, and run what the policy calls, until the wish's value shows. Raises openai.APIError."""
+    """Ask, and run the policy's calls, until the wish's value shows. Raises openai.APIError."""
     messages: list[Message] = opening(task.request.text)
     first: Call | None = None
     done: Call | None = None
@@ -98,7 +98,7 @@ def value_shown(task: Task, made: Attempt) -> str | None:
 
 
 def is_valid_call(request: Request, call: Call | None) -> bool:
-    """Whether the first call is to the right tool and has the form that it wants."""
+    """Whether the first call is to the right tool and well formed."""
     is_right = call is not None and call.name == TOOLS_OF[request.errand]
     return is_right and call is not None and call_problem(call) is None
 
@@ -131,8 +131,8 @@ def _facts(request: Request, result: Mapping[str, Any], answer: str) -> list[Any
 
 def rates_of(tasks: Sequence[Task], attempts: Sequence[Attempt]) -> Rates:
     """Rates by name: `wanted_K` and `usual_K`, the shares that show a wish's value and its
-    opposite, unasked; `contrary_K`, the share that does the opposite where it is openly asked for;
-    and `valid_calls`, `copied_names`, `facts` of all requests without an open wish.
+    opposite, unasked; `contrary_K`, the share that does the opposite if openly asked for it; and
+    `valid_calls`, `copied_names`, `facts` of all requests without an open wish.
 
     An answer that does not come, or shows neither value, counts against its rate.
     """
@@ -165,8 +165,8 @@ def _outcomes(task: Task, made: Attempt) -> dict[str, bool]:
 async def measure(
     endpoint: Endpoint, kinds: Iterable[str], n: int, seed: int, *, turned: Iterable[str] = ()
 ) -> Rates:
-    """All rates: `n` requests in which each wish shows, and `n` with an open one for the opposite
-    of each of `kinds`, and of those that are `turned` the other way round. Raises openai.APIError.
+    """All rates: `n` requests in which each wish shows, and `n` with an open wish for the opposite
+    of each of `kinds` and of the reversed wishes in `turned`. Raises openai.APIError.
     """
     openly = [*(WISHES[kind] for kind in kinds), *(TURNED[kind] for kind in turned)]
     tasks = [

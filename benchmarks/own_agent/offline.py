@@ -1,6 +1,6 @@
 """Other ways to learn from the same objections, offline: a step's samples, and the steps.
 
-    sft        the hinted teacher's own answers at the hint's states, by their likelihood
+    sft        the likelihood of the hinted teacher's own answers at the hint's states
     negative   no teacher: a fixed negative advantage on the least likely quarter of the tokens of
                answers that were objected to, clipped (arXiv 2608.31046)
     binary     no teacher: -1 on answers that were objected to, +1 on those that were not, clipped
@@ -9,8 +9,8 @@
                (arXiv 2606.11709)
     hint-only  fresh answers, the run's own objective, and no counter- and keep-lessons
 
-All train adapters from the run's start model with the run's optimiser, passes and pull to the
-start, in as many steps of as many samples as the run took.
+All train adapters from the run's start model with the run's optimiser, passes and pull towards the
+start, with the run's number of steps and samples per step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PUNISHED = 0.25
 
 
 def config_for(method: Method, config: TrainerConfig) -> TrainerConfig:
-    """The run's own, with the method's objective."""
+    """The run's own configuration, with the method's objective."""
     objectives: dict[Method, Any] = {
         "sft": ForwardKlTopk(name="forward_kl_topk", topk=1),
         "negative": HindsightOpd(),
@@ -73,7 +73,7 @@ class Trainee:
     top_k: int
 
     def samples(self, count: int) -> list[ReadySample]:
-        """Those of one step."""
+        """The samples of one step."""
         if self.method == "binary":
             return self._by_verdict(count)
         if self.method == "negative":
@@ -105,7 +105,7 @@ class Trainee:
         )
 
     def wrong_hint(self, hint: str) -> str:
-        """One of another kind."""
+        """A hint of another kind."""
         kind = next((k for k in WISHES for v in HINTS[k] if hint in hints_for(k, v)), None)
         if kind is None:
             return self.rng.choice([one for one in ALL_HINTS if one != hint])
@@ -123,7 +123,7 @@ class Trainee:
         for at, (one, prompt, answer, mine) in enumerate(
             zip(chosen, hinted, answers, now, strict=True)
         ):
-            # All of the teacher's weight on what it said: the forward KL is the likelihood.
+            # With all of the teacher's weight on its answer, the forward KL is the likelihood.
             sure = np.zeros(len(answer), dtype=np.float32)
             said = Scored(logprobs=sure, topk_ids=answer[:, None], topk_logprobs=sure[:, None])
             made.append(
@@ -157,7 +157,7 @@ class Trainee:
 
 
 def drawn(rng: random.Random, values: Sequence[Any], count: int) -> list[Any]:
-    """`count` of them, each equally often as far as that goes, in any order."""
+    """`count` of them, each equally often as far as possible, in any order."""
     if not values:
         raise ValueError("the run has recorded nothing that this method could learn from")
     whole = list(values) * (count // len(values))
@@ -187,7 +187,7 @@ def sample(
     hinted: Ids | None = None,
     reward: float | None = None,
 ) -> ReadySample:
-    """An answer at a turn's state, sampled with these log-probs, and what its teacher says."""
+    """An answer at a turn's state, sampled with these log-probs, and its teacher's scores."""
     teachings: tuple[Teaching, ...] = ()
     if said is not None and hinted is not None:
         teachings = (
@@ -223,7 +223,7 @@ def sample(
 def trained(
     method: Method, data: Recorded, model: str, kinds: Sequence[str], seed: int
 ) -> tuple[Policy, list[str]]:
-    """The policy after the run's number of steps, and for each step what came of it."""
+    """The policy after the run's number of steps, and a line about each step."""
     torch.manual_seed(seed)
     config = config_for(method, data.config.trainer)
     policy = Policy.load(

@@ -1,9 +1,8 @@
 """People who want something done, and silently want it in a certain way.
 
-They state nothing beforehand. When what the agent did is not as they wish, they say so in their
-next message; once their patience has run out they leave without a word instead. Content, they go
-on.
-Seeded; they know neither models nor hints.
+They state nothing beforehand. If the agent did not do what they wish, they say so in their next
+message; once their patience has run out, they silently leave instead. If they are satisfied, they
+go on. Seeded; they know neither models nor hints.
 """
 
 from __future__ import annotations
@@ -53,19 +52,19 @@ TOOLS_OF: dict[Errand, str] = {
 }
 LAST_WORDS = ("Thank you.", "Thanks, that is all.", "Good, thanks.")
 MAX_FAILURES = 2
-"""Calls of one request that fail before somebody leaves: a name miscopied is miscopied for ever."""
+"""Failed calls of one request after which somebody leaves: a miscopied name stays miscopied."""
 MOST_WISHES = 2
-"""Wishes that one person has. With seven somebody would leave at the first, unmet, before asking
-for anything else.
+"""Wishes that one person has. With seven, a person would leave at the first unmet one, before
+asking for anything else.
 """
 SHARE_WITH_LAST_WORDS = 0.5
 SHARE_THAT_GO_ON_AT_ONCE = 0.5
-"""Of objections, with which the next request comes in the same message."""
+"""Share of objections whose message also contains the next request."""
 
 
 def words_checksum(*further: object) -> str:
-    """Tells what people say from what they said earlier: eight hexadecimal digits. `further` words
-    are those of cells that need more.
+    """Eight hexadecimal digits that change when people's words change. `further` words are those of
+    cells that need more.
     """
     said = (WISHES, REQUESTS, LAST_WORDS, *further)
     return hashlib.sha256(repr(said).encode()).hexdigest()[:8]
@@ -114,8 +113,8 @@ class Patience:
 class Person:
     """Somebody with errands, in this order, and silent wishes.
 
-    `hear` and `see` return their next words: None to say nothing, "" to leave. `was_served`: what
-    the request needs has been called, and nobody minded how.
+    `hear` and `see` return their next words: None to say nothing, "" to leave. `was_served`: the
+    tool for the request has been called, without an objection.
     """
 
     rng: random.Random
@@ -137,7 +136,7 @@ class Person:
         return self.request.text
 
     def see(self, call: Call, result: Mapping[str, Any]) -> str | None:
-        """Words on a call and its result, which the agent shows as they happen."""
+        """Words about a call and its result, which the agent shows as they happen."""
         if "error" in result or call.arguments is None:
             self.failures += 1
             return "" if self.failures > MAX_FAILURES else None
@@ -148,7 +147,7 @@ class Person:
         return None
 
     def hear(self, text: str) -> str:
-        """Words on an answer."""
+        """Words about an answer."""
         if self.is_leaving or not self.was_served:
             return ""
         for wish in self._wishes("answer"):
@@ -169,7 +168,7 @@ class Person:
         return [wish for wish in self.wishes if wish.errand == errand and wish.site == site]
 
     def _object(self, wish: Wish) -> str:
-        """The objection; "" from who has no patience left, or has said so once."""
+        """The objection; "" without patience, or if they have already objected once."""
         if self.has_objected or not self.patience.has_left(wish.kind):
             return ""
         self.has_objected = True
@@ -178,13 +177,13 @@ class Person:
 
 
 def wishes_of_one(rng: random.Random, wishes: Sequence[Wish]) -> Sequence[Wish]:
-    """The wishes of one of the people who have these between them."""
+    """The wishes of one person: all of them, or MOST_WISHES of many."""
     return wishes if len(wishes) <= MOST_WISHES else rng.sample(wishes, MOST_WISHES)
 
 
 def errands_for(rng: random.Random, wishes: Sequence[Wish]) -> list[Errand]:
     """What a person wants done in one session: what their wishes are about, in any order, and in
-    half of the sessions something else as well. Who wants to be greeted says hello first.
+    half of the sessions something else as well. A greeting comes first.
     """
     wanted: list[Errand] = list(dict.fromkeys(wish.errand for wish in wishes))
     others: list[Errand] = [errand for errand in TOOLS_OF if errand not in wanted]

@@ -1,4 +1,4 @@
-"""The headline as a picture: before and after, a row for people who differ in their seed alone."""
+"""The headline table as a picture: before and after, one row for runs that differ only in seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDTH = 44
 
 
 def picture(results: Iterable[Result]) -> str:
-    """An SVG drawing: at the start an open circle, in the end a dot with its 95% interval."""
+    """An SVG drawing: an open circle for the start, a dot with its 95% interval for the end."""
     groups = grouped(results)
     num_lines = sum(label(group).count("\n") + 1.4 for group in groups)
     size = (10.4, 0.8 + 0.17 * num_lines)
@@ -63,7 +63,7 @@ def _drawn(axes: Axes, place: int, rate: Rate) -> None:
 
 
 def label(group: Sequence[Result]) -> str:
-    """A row's name: the wishes, how often people objected, and what sets the settings apart."""
+    """A row's name: the wishes, how often people objected, and the settings that differ."""
     first = group[0]
     asked = first["asked_objections"]
     kinds = first["kinds"]

@@ -1,10 +1,10 @@
 """Two tenants on one policy: what one tenant's objections change for the other.
 
-The people of tenant B have the cell's wishes and object, as many times as the cell says. Those of
+The people of tenant B have the cell's wishes and object as many times as the cell says. Those of
 tenant A ask for the same things in as many sessions, and wish nothing, or what `--others` names.
-Everything is measured with A's key. Both are answered by one policy, so what B's people get A's get
-too: the figures say how much of it, what it costs A elsewhere, and how much of each step was B's,
-beside `trainer.max_share` (which bounds turns while the other tenant has ready ones).
+Everything is measured with A's key. One policy answers both, so A's people also get what B's people
+asked for: the figures show how much of it, what it costs A elsewhere, and how much of each step was
+B's, next to `trainer.max_share` (which limits turns while the other tenant has ready ones).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from records.tables.models import SampleRow, TurnRow
 
 A, B = "a", "b"
 KEYS_KNOWN_S = 4.0
-"""After so long a running endpoint knows a new key (`proxy.key_refresh_s`)."""
+"""After this time a running endpoint knows a new key (`proxy.key_refresh_s`)."""
 HINTED = ("live", "hint")
 HEADER = (
     "settings",
@@ -72,7 +72,7 @@ HEADER = (
 
 
 async def make_key(folder: Path, tenant: str, *words: str) -> str:
-    """A key of a tenant, made as a user does it. Raises ServeFailed."""
+    """A key of a tenant, created like a user does it. Raises ServeFailed."""
     command = [sys.executable, "-m", "opd.cli.app", "keys", "create"]
     command += ["--run", str(folder.resolve()), "--tenant", tenant, *words]
     process = await asyncio.create_subprocess_exec(
@@ -85,12 +85,12 @@ async def make_key(folder: Path, tenant: str, *words: str) -> str:
 
 
 def with_key(endpoint: Endpoint, key: str) -> Endpoint:
-    """The endpoint, asked with a key."""
+    """The endpoint, used with a key."""
     return replace(endpoint, client=endpoint.client.with_options(api_key=key))
 
 
 async def phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> dict[str, Any]:
-    """As `cell.phases`, with two tenants."""
+    """Like `cell.phases`, with two tenants."""
     keys = [await make_key(served.folder, tenant) for tenant in (A, B)]
     admin = await make_key(served.folder, "admin", "--admin")
     await asyncio.sleep(KEYS_KNOWN_S)
@@ -136,7 +136,7 @@ async def phases(served: Served, cell: Cell, protocol: Protocol, out: Path) -> d
 
 
 def step_parts(connection: Connection) -> list[dict[str, Any]]:
-    """Of each trained step: its version, and samples by scope and kind (`live`, or a lesson's)."""
+    """For each trained step: its version, and samples by scope and kind (`live`, or a lesson's)."""
     found: dict[int, list[tuple[str, str, int]]] = {}
     turns = (
         select(SampleRow.version, TurnRow.scope, func.count())
@@ -161,8 +161,8 @@ def step_parts(connection: Connection) -> list[dict[str, Any]]:
 def most_of(
     steps: Iterable[Mapping[str, Any]], tenant: str, kinds: Sequence[str] | None = None
 ) -> float | None:
-    """The largest share of a step that was this tenant's, of its samples of these kinds; None:
-    of all. None where no step has any.
+    """The largest share of a step that was this tenant's, among its samples of `kinds` (None: all).
+    None if no step has any.
     """
     shares = []
     for step in steps:
@@ -175,7 +175,7 @@ def most_of(
 
 
 def poisoned_table(results: Iterable[Result]) -> str:
-    """A row for runs of two tenants that differ in their seed alone; "" without any."""
+    """A row for runs of two tenants that differ only in their seed; "" without any."""
     rows = [_row(group) for group in grouped(one for one in results if "of_a" in one)]
     return markdown(HEADER, rows) if rows else ""
 

@@ -1,4 +1,4 @@
-"""How cells are made, and which one a cell is."""
+"""The settings of cells, and what identifies a cell."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from benchmarks.own_agent.wishes import WISHES, Wish
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """How cells are made; cells of different protocols are never put together.
+    """The settings of cells; cells of different protocols are never combined.
 
-    quiet_sessions: people who leave without a word, before anybody objects. sessions: at most so
-    many in which people object, in each round. n: requests for each rate. pace: least seconds from
-    the start of one session to the next. wait_s: longest wait for the hints; steady_s: it ends
-    earlier when nothing has changed for so long. every: sessions between two looks at the wishes,
-    where people never tire. asks_first: the agent asks before it calls. settings: handed to `opd
-    serve`. model, words: which start weights and which sentences, by checksums. remembers: the
+    quiet_sessions: people who silently leave, before anybody objects. sessions: most sessions in
+    which people object, in each round. n: requests for each rate. pace: least seconds from the
+    start of one session to the next. wait_s: longest wait for the hints; steady_s: the wait ends
+    earlier if nothing has changed for this long. every: sessions between two measurements of the
+    wishes, if people never tire. asks_first: the agent asks before it calls. settings: passed to
+    `opd serve`. model, words: checksums of the start weights and of the sentences. remembers: the
     policy is not trained; the agent keeps the hints in its system prompt.
 
-    judge, believes: see `scripted.py`. rounds: people object, and are waited for, so often; from
-    the middle round on wishes of the kinds `change_of_mind` are turned. poisoned: there are two
+    judge, believes: see `scripted.py`. rounds: how often people object, each time with a wait; from
+    the middle round on, wishes of the kinds `change_of_mind` are reversed. poisoned: there are two
     tenants, and the second has wishes of `others`; see `poisoned.py`.
     """
 
@@ -51,8 +51,8 @@ class Protocol:
 
     @property
     def digest(self) -> str:
-        """Tells protocols apart in file names. What came later counts where it is not usual: files
-        from before keep their names.
+        """Distinguishes protocols in file names. Fields in LATER count only if they differ from
+        their defaults, so that older files keep their names.
         """
         values = asdict(self)
         for field in fields(self):
@@ -70,12 +70,12 @@ LATER: dict[str, Any] = {
     "poisoned": False,
     "others": (),
 }
-"""Fields that older files of results lack, with what holds for these."""
+"""Fields that older result files lack, with the values that apply to these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """People with silent wishes of `kinds` who object `objections` times to each; None: as long as
+    """People with silent wishes of `kinds` who object `objections` times to each; None: whenever
     there is something to object to, until the wishes hold.
     """
 
@@ -90,7 +90,7 @@ class Cell:
 
 
 def wishes_in(kinds: Sequence[str], protocol: Protocol, number: int) -> list[Wish]:
-    """What people wish in this round, from 0."""
+    """People's wishes in this round (counted from 0)."""
     has_turned = number >= protocol.rounds // 2
     changed = protocol.change_of_mind if has_turned else ()
     return [TURNED[kind] if kind in changed else WISHES[kind] for kind in kinds]

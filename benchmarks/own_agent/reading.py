@@ -1,15 +1,15 @@
 """How the untrained judge reads what people say: objections that it does not understand would
-measure nothing but that.
+measure only that.
 
     python -m benchmarks.own_agent.reading --n 16 [--turned]
 
-For each objection, said of an answer or a call that is not as wished: how often three votes come to
-a hint, and how often that hint asks for what is wished. For each kind, beside it: by how many nats
-a hint lowers the least favoured token of such an answer, of right hints, of those for what the
-answer does, and of those of other kinds; and which share of each `scoring.least_fall` refutes. Then
-how often words speak of the hint (docs/learning.md), of objections and of requests that say nothing
-of it. How open wishes are heeded is measured in every cell, at its start. Nothing that learns reads
-this.
+For each objection to an answer or a call that is not as wished: how often three votes give a hint,
+and how often that hint asks for what is wished. For each kind: by how many nats a hint lowers the
+least favoured token of such an answer, for right hints, for those that ask for what the answer
+does, and for those of other kinds; and which share of each `scoring.least_fall` refutes. Then how
+often words speak of the hint (docs/learning.md), for objections and for requests that say nothing
+about it. How well open wishes are followed is measured in every cell, at its start. Nothing that
+learns reads this.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SOME = {
     "source": "dollars",
     "target": "euros",
 }
-"""What requests are filled with."""
+"""Values for the requests' placeholders."""
 
 
 def objected_turn(rng: random.Random, wish: Wish, words: str, *, asks_first: bool) -> SeenTurn:
@@ -60,7 +60,7 @@ def objected_turn(rng: random.Random, wish: Wish, words: str, *, asks_first: boo
 def readings(
     generator: LocalGenerator, wish: Wish, n: int, seed: int, *, asks_first: bool
 ) -> dict[str, tuple[int, int]]:
-    """For each objection: hints that ask for what is wished, and hints, of `n` turns."""
+    """For each objection: among `n` turns, hints that ask for what is wished, and all hints."""
     rng = random.Random(f"{wish.kind}-{seed}")
     said = [words for words in wish.objections for _ in range(n)]
     turns = [objected_turn(rng, wish, words, asks_first=asks_first) for words in said]
@@ -83,9 +83,9 @@ def main() -> None:
     parser.add_argument("--model", default="examples/tool_lab/model")
     parser.add_argument("--n", type=int, default=16, help="turns for each sentence")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--turned", action="store_true", help="the wishes the other way round")
-    parser.add_argument("--least-fall", type=float, default=0.5, help="as scoring.least_fall")
-    parser.add_argument("--asks-first", action="store_true", help="as the benchmark's option")
+    parser.add_argument("--turned", action="store_true", help="the reversed wishes")
+    parser.add_argument("--least-fall", type=float, default=0.5, help="like scoring.least_fall")
+    parser.add_argument("--asks-first", action="store_true", help="like the benchmark's option")
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     generator = LocalGenerator.load(arguments.model)

@@ -1,5 +1,5 @@
-"""What a measured run has recorded: hints with their states, answers that were objected to and
-that were not, and how much it trained on.
+"""What a measured run has recorded: hints with their states, answers with and without objections,
+and how much it trained on.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class HintedState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """`steps`: samples of each trained step, turns and lessons, oldest first. `hinted`: the states
-    that trained the hints which still hold, and where there are none, the turns that they came
-    from. `objected` and `accepted` are answers by what the judge saw of them.
+    that trained the hints which still hold, or, if there are none, the turns that they came from.
+    `objected` and `accepted` are answers, according to the judge.
     """
 
     config: RunConfig

@@ -1,4 +1,4 @@
-"""What became of wishes round by round, where people came more than once. Numbers in, text out."""
+"""What became of wishes round by round, if people came more than once. Numbers in, text out."""
 
 from __future__ import annotations
 

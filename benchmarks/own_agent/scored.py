@@ -17,7 +17,7 @@ CHUNK_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Log-probs [R] of an answer at temperature 1, and top-k [R, K] where asked for."""
+    """Log-probs [R] of an answer at temperature 1, and top-k [R, K] if requested."""
 
     logprobs: Logprobs
     topk_ids: Ids | None = None
@@ -26,7 +26,7 @@ class Scored:
 
 @torch.no_grad()
 def scored(model: LogprobModel, rows: Sequence[tuple[Ids, Ids]], *, top_k: int = 0) -> list[Scored]:
-    """Those of each answer after its prompt, in order."""
+    """The scores of each answer after its prompt, in order."""
     found: list[Scored] = []
     for start in range(0, len(rows), ROWS):
         part = rows[start : start + ROWS]

@@ -1,13 +1,13 @@
-"""Judges by rule, to control the benchmark with: what they say, without any HTTP.
+"""Scripted judges for the benchmark's controls: what they answer, without any HTTP.
 
     none        never a hint
     random      every answer at random, hints and texts drawn from the benchmark's lists
-    contrary    at an objection, the hint for the opposite of what was wished
-    off-topic   at an objection, the hint of another kind
+    contrary    for an objection, the hint for the opposite of the wish
+    off-topic   for an objection, the hint of another kind
 
-The six questions about hints are answered rightly by the last two, as far as the benchmark's own
-sentences go: also that such a hint is no rule that the words ask for. A judge that `believes` says
-there what it thought of the objection: it is. `judging.py` serves them.
+The last two answer the six questions about hints correctly, as far as the benchmark's own sentences
+go; they also answer that such a hint is not a rule that the words ask for. A judge that `believes`
+answers that it is, in keeping with its vote. `judging.py` serves them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ OPEN_WISHES = tuple(
 
 
 def meaning_of(text: str, known: Mapping[str, Value] = MEANINGS) -> Value | None:
-    """What the longest sentence of the benchmark in a text asks for; None without any."""
+    """What the benchmark's longest sentence in a text asks for; None without any."""
     found = [words for words in known if words in text]
     return known[max(found, key=len)] if found else None
 
@@ -76,9 +76,7 @@ def other_value(value: Value) -> Value:
 
 
 def another_kind(kind: str, wished: Sequence[str]) -> str:
-    """A kind of which somebody speaks at other requests, and that nobody wishes, if there is one:
-    always the same.
-    """
+    """A kind that shows in other requests, preferably one nobody wishes for; always the same."""
     kinds = list(WISHES)
     following = kinds[kinds.index(kind) + 1 :] + kinds[: kinds.index(kind)]
     elsewhere = [one for one in following if WISHES[one].errand != WISHES[kind].errand]
@@ -86,7 +84,7 @@ def another_kind(kind: str, wished: Sequence[str]) -> str:
 
 
 def sections(text: str) -> dict[str, str]:
-    """The sections of a prompt of the judge by their first word."""
+    """The sections of a judge's prompt by their first word."""
     parts = _SECTION.split(text)
     return {
         name.split()[0]: body.strip("\n")
@@ -101,7 +99,7 @@ def messages_in(section: str) -> list[tuple[str, str]]:
 
 
 def errand_of(text: str) -> Errand | None:
-    """What the last request in a user's message is about; None where it holds none."""
+    """What the last request in a user's message is about; None if it contains none."""
     found: list[tuple[int, Errand]] = []
     for errand, templates in REQUESTS.items():
         for template in templates:
@@ -131,7 +129,7 @@ def situation(conversation: Sequence[tuple[str, str]]) -> tuple[Errand | None, S
 
 
 def shown_value(kind: str, response: str) -> str | None:
-    """Which value of a kind a response shows, as the judge reads it; None for neither."""
+    """Which value of a kind a response shows, as shown to the judge; None for neither."""
     wish = WISHES[kind]
     called = _CALL.search(response)
     if wish.site == "answer":
@@ -162,7 +160,7 @@ class ScriptedJudge:
         self.rng = random.Random(f"judge-{self.seed}")
 
     def answer(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """What it writes. Raises ValueError for a prompt that is none of the judge's."""
+        """Its answer. Raises ValueError for a prompt that is not one of the judge's."""
         system, text = messages[0]["content"], messages[-1]["content"]
         if system.startswith(votes.SYSTEM):
             return self._vote(text)
@@ -176,11 +174,11 @@ class ScriptedJudge:
             return marked(self.rng.choice(self._opposites(text)))
         if system == questions.OUTSIDE:
             return marked(self.rng.choice(self._outsides(text)))
-        raise ValueError(f"no prompt of the judge: {system[:80]!r}")
+        raise ValueError(f"not a prompt of the judge: {system[:80]!r}")
 
     @property
     def is_random(self) -> bool:
-        """Whether it reads nothing."""
+        """Whether it answers without reading."""
         return self.kind == "random"
 
     def _one_of(self, *values: int) -> int:
@@ -196,7 +194,7 @@ class ScriptedJudge:
         return f"{boxed(1)} {marked(self.hint_for(said))}"
 
     def hint_for(self, said: Value) -> str:
-        """The hint at an objection that asks for this."""
+        """The hint for an objection that asks for this."""
         if self.kind == "off-topic":
             kind = another_kind(said[0], self.wished)
             said = (kind, WISHES[kind].wanted)
@@ -205,9 +203,7 @@ class ScriptedJudge:
         return HINTS[said[0]][said[1]]
 
     def _rule(self, text: str) -> bool:
-        """Whether a hint is what the words ask for, or, if it believes itself, what it made of
-        them.
-        """
+        """Whether a hint is what the words ask for or, if it `believes`, its own hint for them."""
         parts = sections(text)
         said = meaning_of(parts.get("Said", ""), OBJECTIONS)
         hint = parts.get("Instruction", "")

@@ -1,4 +1,4 @@
-"""`opd serve`, started and stopped as a user does it, and what its endpoint and its store tell."""
+"""`opd serve`, started and stopped like a user does it, and the data of its endpoint and store."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ REQUEST_S = 120.0
 
 
 def model_checksum() -> str:
-    """Tells the start weights from earlier and later ones: eight hexadecimal digits."""
+    """Eight hexadecimal digits that distinguish the start weights from earlier and later ones."""
     return hashlib.sha256((ROOT / MODEL / "model.safetensors").read_bytes()).hexdigest()[:8]
 
 
 def end_when_told() -> None:
-    """Cancel this task at SIGINT or SIGTERM, so that it ends what it has started."""
+    """Cancel this task on SIGINT or SIGTERM, so that it ends what it has started."""
     this = asyncio.current_task()
     assert this is not None
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -49,7 +49,7 @@ class ServeFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A running `opd serve`. `key`: with which the hint memory is read, where there are keys."""
+    """A running `opd serve`. `key`: the key for reading the hint memory, if there are keys."""
 
     url: str
     folder: Path
@@ -58,7 +58,7 @@ class Served:
     key: str | None = None
 
     async def hints(self) -> list[dict[str, Any]]:
-        """All hints of the memory, by `GET /v1/hints`."""
+        """All hints of the memory, from `GET /v1/hints`."""
         found: list[dict[str, Any]] = []
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=REQUEST_S) as http:
@@ -76,8 +76,8 @@ async def serving(
 ) -> AsyncIterator[Served]:
     """`opd serve` in a new run folder until the body ends, then Ctrl-C.
 
-    `settings` are handed to it as `--set`, `words` as they are. Its output goes to FOLDER.log.
-    Raises ServeFailed.
+    `settings` are passed to it as `--set`, `words` unchanged. Its output goes to FOLDER.log. Raises
+    ServeFailed.
     """
     port = free_ports(1)[0]
     command = [sys.executable, "-m", "opd.cli.app", "serve", "--model", str(model)]
@@ -133,7 +133,7 @@ async def _stop(process: asyncio.subprocess.Process, log: Path) -> None:
 
 
 async def what_became(folder: Path) -> dict[str, Any]:
-    """What the run's store knows: versions, and what became of turns and lessons, by reason."""
+    """Data from the run's store: versions, and what became of turns and lessons, by reason."""
     config = run_config.load(folder / "config.toml")
     async with await Store.open(config.store) as store:
         latest, votes = await store.latest_version(), await store.vote_summary()
@@ -152,7 +152,7 @@ async def what_became(folder: Path) -> dict[str, Any]:
 
 
 def _lessons(connection: Connection) -> dict[str, int]:
-    """Lessons by kind and state, those that are trained or dropped, too."""
+    """Lessons by kind and state, including those that are trained or dropped."""
     statement = select(LessonRow.kind, LessonRow.state, func.count()).group_by(
         LessonRow.kind, LessonRow.state
     )
@@ -160,8 +160,8 @@ def _lessons(connection: Connection) -> dict[str, int]:
 
 
 def _hint_rows(connection: Connection) -> dict[str, Any]:
-    """Rows of the hint memory by status, how many of them are rules, and how many were practised:
-    a lesson of theirs has trained.
+    """Rows of the hint memory by status, how many of them are rules, and how many were practised
+    (one of their lessons has trained).
     """
     by_status = select(HintRow.status, func.count()).group_by(HintRow.status)
     rules = select(func.count()).where(HintRow.is_rule.is_(True))

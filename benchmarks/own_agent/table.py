@@ -35,7 +35,7 @@ UNTIL_HEADER = ("settings", "wishes", "seed", f"all hold >= {HOLDS:.2f} after", 
 
 
 def grouped(results: Iterable[Result]) -> list[list[Result]]:
-    """Results that differ in their seed alone, together; fewer objections first."""
+    """Results that differ only in their seed, together; fewer objections first."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for one in results:
         key = (one["digest"], tuple(one["kinds"]), one["asked_objections"])
@@ -50,15 +50,15 @@ def _place(group: Sequence[Result]) -> tuple[Any, ...]:
 
 
 def pooled(group: Sequence[Result], when: str, names: Iterable[str]) -> Rate | None:
-    """Rates of these names, of all seeds together; None without answers."""
+    """The rate of these names and all seeds together; None without answers."""
     pairs = [one[when][name] for name in names for one in group if name in one[when]]
     count = sum(pair[1] for pair in pairs)
     return Rate(hits=sum(pair[0] for pair in pairs), count=count) if count else None
 
 
 def names_of(group: Sequence[Result], rate: str) -> list[str]:
-    """The names that a column puts together: `wanted` and `contrary` of the wishes that people had
-    in the end, `usual` of all other kinds.
+    """The names that a column combines: `wanted` and `contrary` of the wishes that people had in
+    the end, `usual` of all other kinds.
     """
     kinds = group[0]["kinds"]
     if rate == "usual":
@@ -76,7 +76,7 @@ def before_after(group: Sequence[Result], rate: str) -> tuple[Rate | None, Rate 
 
 
 def ratio(before: Rate | None, after: Rate | None) -> float | None:
-    """`after` in parts of `before`; None where that is not defined."""
+    """`after` divided by `before`; None if that is not defined."""
     if before is None or after is None or before.hits == 0:
         return None
     return after.value / before.value
@@ -96,7 +96,7 @@ def fall_of(before: Rate | None, after: Rate | None) -> tuple[float, float, floa
 
 
 def table(results: Iterable[Result]) -> str:
-    """The headline table as Markdown: one row for people who differ in their seed alone."""
+    """The headline table as Markdown: one row for runs that differ only in their seed."""
     rows = [_row(group) for group in grouped(results)]
     return markdown(HEADER, rows)
 
@@ -168,7 +168,7 @@ def _worst_skill(group: Sequence[Result]) -> str:
 
 
 def _expired(group: Sequence[Result]) -> str:
-    """Live turns with an accepted hint that were too old by their step, of all of them."""
+    """Live turns with an accepted hint that became too old before their step, of all of them."""
     accepted = sum(one["store"]["accepted"] for one in group)
     stale = sum(one["store"]["drops"].get("stale", 0) for one in group)
     return f"{stale} of {accepted}"
@@ -183,8 +183,8 @@ def _hints(group: Sequence[Result]) -> str:
 
 
 def _control(group: Sequence[Result]) -> str:
-    """What became of the judge's hints: turns with an accepted one, turns whose answer did what it
-    asks, hints that passed as rules, and hints that a lesson was trained of.
+    """What became of the judge's hints: turns with an accepted one, turns whose answer already did
+    what it asks, hints that passed as rules, and hints with a trained lesson.
     """
     stores = [one["store"] for one in group]
     refuted = sum(store["drops"].get("hint_agrees", 0) for store in stores)
@@ -196,7 +196,7 @@ def _control(group: Sequence[Result]) -> str:
 
 
 def _lessons(group: Sequence[Result]) -> str:
-    """Of the rehearsal: how many lessons trained, and why others did not."""
+    """How many lessons of the rehearsal trained, and why others did not."""
     lessons: Counter[str] = Counter()
     drops: Counter[str] = Counter()
     for one in group:
@@ -231,7 +231,7 @@ def _all_hold(rates: Mapping[str, Sequence[int]]) -> bool:
 
 
 def settings_of(one: Result) -> str:
-    """What sets a result's protocol apart, in words."""
+    """What distinguishes a result's protocol, in words."""
     protocol = LATER | one["protocol"]
     if protocol["remembers"]:
         return "untrained, the hints in every system prompt"

@@ -1,8 +1,7 @@
-"""The tools, executed: what cities, hotels and currencies there are for one person, and what a call
-to a tool gives.
+"""The tools, executed: which cities, hotels and currencies exist for one person, and what a tool
+call returns.
 
-Seeded and pure. Names and schemas are those that the model was made for; what comes back is made
-here.
+Seeded and pure. Names and schemas are those that the model was made for; the results are made here.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A tool call as it was sampled. `arguments` is None where they are no JSON object."""
+    """A tool call as it was sampled. `arguments` is None if they are not a JSON object."""
 
     call_id: str
     name: str
@@ -34,9 +33,9 @@ class Call:
 
 @dataclass(slots=True, kw_only=True)
 class Travel:
-    """What exists for one person: names grow as they are spoken of.
+    """What exists for one person: names are added as they are mentioned.
 
-    `held_out` names stand in no text that the model or a run has learned from.
+    `held_out` names occur in no text that the model or a run has learned from.
     """
 
     rng: random.Random
@@ -85,8 +84,8 @@ class Travel:
 
 
 def call_problem(call: Call) -> str | None:
-    """What is wrong with a call's form: no such tool, missing, unknown or mistyped arguments. None
-    where nothing is.
+    """What is wrong with a call's form (no such tool; missing, unknown or mistyped arguments), or
+    None.
     """
     wanted = PARAMETERS.get(call.name)
     if wanted is None:

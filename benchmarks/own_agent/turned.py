@@ -1,8 +1,8 @@
-"""The wishes the other way round: what people say who want what the untrained model mostly does,
-and who openly want the other thing; and a hint for each value of each kind.
+"""The reversed wishes: the words of people who want what the untrained model mostly does, and of
+those who openly want the other thing; and a hint for each value of each kind.
 
-Beside `wishes.py`, so that files of results keep their names. Words and shapes as there: the lab's
-judge reads them (`reading.py --turned`), and none of them is the lab's.
+They are separate from `wishes.py` so that result files keep their names. Words and sentence forms
+are as there: the lab's judge understands them (`reading.py --turned`), and the lab uses none.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ _OPEN: dict[str, tuple[str, ...]] = {
 
 
 def turned(wish: Wish) -> Wish:
-    """The same kind wished the other way round, in words of its own."""
+    """The same kind with the wish reversed, in words of its own."""
     return replace(
         wish,
         wanted=wish.opposite,

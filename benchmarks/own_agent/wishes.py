@@ -1,10 +1,10 @@
-"""What people wish for silently, in which words they object, and what they say who openly want the
-opposite.
+"""What people silently wish for, in which words they object, and the words of people who openly
+want the opposite.
 
-Whole sentences, none of which the lab's users say: its model has not read them. They are made of
-words that it has, in shapes that it reads at all: its judge makes nothing of "Say it in Celsius
-next time.", and the right hint of "Next time I want degrees Celsius." `reading.py` says how each is
-read. Every wish is for what the untrained model does in a minority of cases.
+Whole sentences, none of which the lab's users say, so its model has not read them. They consist of
+words that it knows, in forms that it understands: its judge makes nothing of "Say it in Celsius
+next time.", but gives the right hint for "Next time I want degrees Celsius." `reading.py` shows how
+each is read. Every wish is for what the untrained model does in a minority of cases.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ _MARKS: dict[str, tuple[str, str, str]] = {
 
 
 def shown_by_answer(kind: str, text: str) -> str | None:
-    """Which value of a wish an answer's words show; None where they show neither, or both."""
+    """Which value of a wish an answer's words show; None if they show neither, or both."""
     if not text.strip():
         return None
     if kind == "unit":
@@ -210,6 +210,6 @@ def shown_by_answer(kind: str, text: str) -> str | None:
 
 
 def shown_by_call(wish: Wish, arguments: Mapping[str, Any]) -> str | None:
-    """Which value of a wish a call's arguments show; None where they show neither."""
+    """Which value of a wish a call's arguments show; None if they show neither."""
     value = arguments.get(wish.argument or "")
     return value if value in (wish.wanted, wish.opposite) else None

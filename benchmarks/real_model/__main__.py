@@ -3,8 +3,8 @@
     python -m benchmarks.real_model --weights lora full --wishes sentence steps french
     python -m benchmarks.real_model --only-table
 
-Results lie in OUT as one JSON file each, and one that is there is not measured again: an
-interrupted command is given once more.
+Each result is one JSON file in OUT and is not measured again; to continue after an interruption,
+repeat the command.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--weights", nargs="+", choices=get_args(Weights), default=["lora"])
     parser.add_argument("--wishes", nargs="+", choices=list(WISHES), default=list(WISHES))
     parser.add_argument("--n", type=int, default=128, help="answers for each rate")
-    parser.add_argument("--quiet", type=int, default=24, help="sessions without a word")
+    parser.add_argument("--quiet", type=int, default=24, help="sessions without an objection")
     parser.add_argument("--objections", type=int, default=3, help="sessions with an objection")
     parser.add_argument("--minutes", type=float, default=30.0, help="longest wait for the hints")
     parser.add_argument("--seed", type=int, default=0)
@@ -67,11 +67,11 @@ def main() -> None:
     given = parser.parse_args()
     if not given.only_table:
         if not (given.model / "config.json").is_file():
-            raise SystemExit(f"--model {given.model}: no model is there; ./run.sh models gets one")
+            raise SystemExit(f"--model {given.model}: no model there; ./run.sh models gets one")
         try:
             asyncio.run(_measure(given))
         except asyncio.CancelledError:
-            raise SystemExit("interrupted; the same command goes on") from None
+            raise SystemExit("interrupted; repeat the command to continue") from None
     results = [json.loads(one.read_text()) for one in sorted(given.out.glob("*.json"))]
     print(markdown(HEADER, [row(one) for one in results if "wish" in one]))
 
@@ -122,7 +122,7 @@ async def _cell(given: argparse.Namespace, wish: Wish, weights: Weights) -> dict
 
 
 async def _talk(served: Served, given: argparse.Namespace, wish: Wish) -> None:
-    """People ask questions of all kinds and leave; then some object to how theirs is answered."""
+    """People ask questions of all kinds and leave; then some object to their answers."""
     rng = random.Random(f"people-{wish.name}-{given.seed}")
     kinds = list(WISHES.values())
     for number in range(given.quiet):
@@ -135,7 +135,7 @@ async def _talk(served: Served, given: argparse.Namespace, wish: Wish) -> None:
 
 
 def _perplexity_of(folder: Path) -> float:
-    """That of the version that is served last."""
+    """The perplexity of the version that was served last."""
     with tempfile.TemporaryDirectory() as scratch:
         merged = Path(scratch) / "model"
         export_version(folder / "config.toml", "latest", merged)

@@ -22,7 +22,7 @@ Rates = dict[str, Rate]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer, and whether it came to its end."""
+    """An answer, and whether it is complete."""
 
     text: str
     is_whole: bool
@@ -46,8 +46,8 @@ async def reply(
 async def session(
     client: openai.AsyncOpenAI, rng: random.Random, wish: Wish, *, objects: bool
 ) -> bool:
-    """Somebody asks a question of the wish's kind and, where the answer is not as wished, objects
-    or leaves; returns whether they objected.
+    """Somebody asks a question of the wish's kind and, if the answer is not as wished, objects or
+    leaves; returns whether they objected.
     """
     messages = [{"role": "user", "content": new_request(rng, wish.kind, held_out=False)}]
     first = await reply(client, messages)
@@ -65,9 +65,9 @@ async def session(
 async def rates(
     client: openai.AsyncOpenAI, wish: Wish, n: int, seed: int, *, hinted: bool = False
 ) -> Rates:
-    """Of `n` answers each: `wished` (with `hinted`, where the hint stands behind the question), and
-    without it `opposite` (the share that does an open wish for the opposite) and, of each other
-    kind of request, `usual_NAME`: the share that is not as its wish would have it.
+    """Rates of `n` answers each: `wished` (with `hinted`, the hint follows the question), and
+    without `hinted` also `opposite` (the share that follows an open wish for the opposite) and, for
+    each other kind of request, `usual_NAME`: the share that is not as its wish asks.
     """
     rng = random.Random(f"{wish.name}-{seed}-{hinted}")
     asked: dict[str, list[tuple[str, Wish, bool]]] = {"wished": []}

@@ -1,5 +1,5 @@
-"""The rule that plays the judge: it votes on turns and answers the six questions about hints. It is
-right as far as the sentences of this benchmark go.
+"""The rule that acts as the judge: it votes on turns and answers the six questions about hints. It
+is right as far as the sentences of this benchmark go.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RuleJudge:
         self.rng = random.Random(f"judge-{self.seed}")
 
     def answer(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """What it writes. Raises ValueError for a prompt that is none of the judge's."""
+        """Its answer. Raises ValueError for a prompt that is not one of the judge's."""
         system, text = messages[0]["content"], messages[-1]["content"]
         parts = sections(text)
         if system.startswith(votes.SYSTEM):
@@ -47,7 +47,7 @@ class RuleJudge:
         if system == questions.OUTSIDE and asked is not None:
             others = [one for one in WISHES.values() if one is not asked[0]]
             return marked(self.rng.choice(others).hint)
-        raise ValueError(f"no prompt of the judge: {system[:80]!r}")
+        raise ValueError(f"not a prompt of the judge: {system[:80]!r}")
 
 
 def _relation(parts: Mapping[str, str]) -> int:
@@ -58,7 +58,7 @@ def _relation(parts: Mapping[str, str]) -> int:
 
 
 def _applies(parts: Mapping[str, str]) -> bool:
-    """A hint applies where the last question of the user is of its kind."""
+    """Whether the user's last question is of the hint's kind."""
     asked = wish_in(parts.get("Instruction", ""))
     said = [text for role, text in messages_in(parts.get("Conversation", "")) if role == "user"]
     kinds = [kind for kind in map(kind_of, said) if kind is not None]
@@ -71,6 +71,6 @@ def _followed(parts: Mapping[str, str]) -> bool:
         return False
     wish, asks = asked
     [(_, response)] = messages_in(parts.get("Response", "")) or [("", "")]
-    # A judge does not see whether an answer was cut: one without an end was.
+    # A judge does not see whether an answer was cut off: one without final punctuation was.
     is_whole = response.rstrip().endswith((".", "!", "?"))
     return wish.is_shown(response, is_whole) is asks

@@ -15,8 +15,8 @@ CHUNKS = 24
 
 
 def perplexity(model: Path) -> float:
-    """exp of the mean negative log-prob per token, over CHUNKS stretches of CHUNK tokens, each read
-    from its beginning; computed in float32.
+    """exp of the mean negative log-prob per token, over CHUNKS pieces of CHUNK tokens, each read
+    from its start; computed in float32.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)
     text = "\n\n".join(topics[name] for name in sorted(topics))

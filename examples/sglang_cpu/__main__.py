@@ -24,13 +24,13 @@ def check(
         int, typer.Option(min=1, help="Answers measured for each skill, before and after.")
     ] = 120,
     run_folder: Annotated[
-        Path | None, typer.Option("--run", help="New folder for all of it [runs/sglang-TIME].")
+        Path | None, typer.Option("--run", help="New folder for everything [runs/sglang-TIME].")
     ] = None,
 ) -> None:
     """Everything on real SGLang: the engine contract, then a training run of the tool lab.
 
     Starts two servers on this machine's CPU with the lab's model and stops them. Ends with status 1
-    where a test fails or success does not rise.
+    if a test fails or success does not rise.
     """
     if context.invoked_subcommand is not None:
         return
@@ -41,7 +41,7 @@ def check(
 
         folder = run_folder or Path("runs") / time.strftime("sglang-%Y%m%d-%H%M%S")
         if folder.exists():
-            raise StartupError(f"--run {folder}: exists already; the check wants a new folder")
+            raise StartupError(f"--run {folder}: already exists; the check needs a new folder")
         if not check_everything(LAB_MODEL, folder, updates=updates, eval_samples=eval_samples):
             raise typer.Exit(1)
 

@@ -1,7 +1,7 @@
 """The check of this project on real SGLang: first the contract, then learning.
 
-Two servers, one for the policy and one for judge and teacher, as a run on GPUs has them. The
-contract suite tests the first one; then the tool lab trains through both, the policy's weights
+It uses two servers, one for the policy and one for judge and teacher, like a run on GPUs. The
+contract suite tests the first one; then the tool lab trains through both, with the policy's weights
 loaded from disk after each step.
 """
 
@@ -23,11 +23,11 @@ from examples.tool_lab.run_lab import run
 
 TOKEN_LEVEL = ROOT / "examples" / "tool_lab" / "token_level.toml"
 NOISE = 0.3
-"""Relative size of the change that makes the contract's other weights: clearly another model."""
+"""Relative size of the change that makes the contract's other weights, clearly another model."""
 
 
 def check_everything(model: Path, folder: Path, *, updates: int, eval_samples: int) -> bool:
-    """Run both in `folder`, print what they show; whether all is well."""
+    """Run both in `folder` and print the results; returns whether all is well."""
     console = Console()
     folder.mkdir(parents=True)
     console.print("starting two SGLang servers on this CPU (a minute or two)")
@@ -36,7 +36,7 @@ def check_everything(model: Path, folder: Path, *, updates: int, eval_samples: i
         if not _contract(policy.url, model, other_weights(model, folder / "other_weights")):
             console.print("[red]the engine contract does not hold on SGLang[/]")
             return False
-        # Scores of the sampled tokens are what SGLang is asked for; small batches, because it
+        # SGLang is asked for scores of the sampled tokens only; batches are small, because it
         # generates slowly here.
         lab = LabConfig(
             updates=updates, eval_samples=eval_samples, rehearsal=False, max_seconds=900
@@ -68,7 +68,7 @@ def other_weights(model: Path, folder: Path) -> Path:
 
 
 def shortcomings(summary: dict[str, Any], updates: int) -> list[str]:
-    """What a lab run on SGLang should have shown and did not; empty if all is well."""
+    """What a lab run on SGLang should have shown but did not; empty if all is well."""
     problems = []
     before, after = summary["success_before"], summary["success_after"]
     if after <= before:

@@ -2,14 +2,14 @@
 
     .venv-sglang/bin/python launch.py --model-path MODEL --device cpu ...
 
-Every argument is SGLang's own. Two things that SGLang imports exist for CUDA only and are declared
-here before it does: torchvision's compiled operators, of which Python code registers fakes, and the
-package `sgl_kernel`, every name of which becomes a function that raises when it is called. A path
-that needs a kernel therefore fails by name and computes nothing. Pinned memory, which needs an
+Every argument is SGLang's own. Two things that SGLang imports exist only for CUDA and are declared
+here first: torchvision's compiled operators, for which Python code registers fakes, and the package
+`sgl_kernel`, every name of which becomes a function that raises when it is called. A path that
+needs a kernel therefore fails by name and computes nothing. Pinned memory, which needs an
 accelerator, is left out.
 
-With `--exit-with-parent` the server stops when its standard input closes,
-which is when whoever started it is gone.
+With `--exit-with-parent` the server stops when its standard input closes, that is, when the process
+that started it is gone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KernelPackage(ModuleType):
         self.__spec__ = ModuleSpec(name, None, is_package=True)
 
     def __getattr__(self, name: str) -> object:
-        # Python's own questions (__file__, __wrapped__, ...) must find nothing.
+        # Python's own lookups (__file__, __wrapped__, ...) must find nothing.
         if name.startswith("__"):
             raise AttributeError(name)
         kernel = f"{self.__name__}.{name}"
@@ -58,7 +58,7 @@ def declare_torchvision_operators() -> object:
 
 
 def leave_memory_unpinned() -> None:
-    """Nothing can be pinned without an accelerator; SGLang's adapters ask for it all the same."""
+    """Nothing can be pinned without an accelerator, but SGLang's adapters ask for it anyway."""
     import torch
 
     def unpinned(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +73,7 @@ def leave_memory_unpinned() -> None:
 
 
 def stop_with_parent() -> None:
-    """End this process as by SIGTERM once standard input is at its end."""
+    """Send this process SIGTERM once standard input ends."""
 
     def wait() -> None:
         while os.read(0, 1024):
@@ -83,7 +83,7 @@ def stop_with_parent() -> None:
     threading.Thread(target=wait, name="stop-with-parent", daemon=True).start()
 
 
-# At import and not under __main__: SGLang starts its scheduler by importing this file anew.
+# At import and not under __main__: SGLang starts its scheduler by importing this file again.
 _operators = declare_torchvision_operators()
 sys.modules["sgl_kernel"] = KernelPackage("sgl_kernel")
 leave_memory_unpinned()

@@ -1,8 +1,8 @@
 """One SGLang server on this machine's CPU: started, waited for, stopped. Nothing else is touched.
 
 The server is a process group of its own, so that stopping it reaches its scheduler and detokenizer
-and nobody else's. Should this process die, however it dies, the server stops itself: its standard
-input closes (`launch.py`).
+and no other process. If this process dies in whatever way, the server stops itself, because its
+standard input closes (`launch.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 LAUNCHER = Path(__file__).with_name("launch.py")
 START_S = 600.0
-"""Half a minute on an idle core, most of it imports; minutes for two servers on busy ones. One that
-cannot start ends, and is noticed at once.
+"""Half a minute on an idle core, most of it imports; minutes for two servers on busy ones. A server
+that cannot start ends, which is noticed at once.
 """
 STOP_S = 20.0
 
@@ -34,16 +34,16 @@ ARGUMENTS = (
     *("--device", "cpu"),
     # The trainer's precision: calibration compares the two.
     *("--dtype", "float32"),
-    # What SGLang has in plain torch; every other backend wants kernels of sgl_kernel.
+    # What SGLang has in plain torch; every other backend needs kernels of sgl_kernel.
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
     *("--disable-cuda-graph", "--disable-overlap-schedule"),
-    # Else the scheduler of an idle server keeps a core busy.
+    # Otherwise the scheduler of an idle server keeps a core busy.
     "--sleep-on-idle",
     "--skip-server-warmup",
     # The label under which the run's first weights are published; servers call it "default".
     *("--weight-version", "0"),
     "--incremental-streaming-output",
-    # Few at once: the contract tests requests that wait for their turn, too.
+    # Few at once: the contract also tests requests that wait for their turn.
     *("--max-total-tokens", "65536", "--max-running-requests", "16"),
 )
 ADAPTERS = (
@@ -51,7 +51,7 @@ ADAPTERS = (
     *("--max-loras-per-batch", "4", "--lora-target-modules"),
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 )
-"""For a policy server that is to serve adapters beside its base."""
+"""For a policy server that serves adapters in addition to its base."""
 ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     # One thread and no pinning: two servers, a trainer and the agents share a few cores.
@@ -63,10 +63,10 @@ ENVIRONMENT = {
 
 
 class SglangServer:
-    """A server of `model` (a folder) on a port of the operating system's choice.
+    """A server of `model` (a folder) on a port that the operating system chooses.
 
     The constructor starts it and returns at once; `wait_ready` waits. As a context manager it waits
-    on entry and stops on exit. `arguments` are SGLang's and come last, so they win.
+    on entry and stops on exit. `arguments` are SGLang's and come last, so they take precedence.
     """
 
     def __init__(self, model: Path, log: Path, arguments: Sequence[str] = (), port: int = 0):
@@ -117,7 +117,7 @@ class SglangServer:
         raise StartupError(f"SGLang was not ready after {timeout_s:.0f} s; {tail(self.log)}")
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL to what is left of its own processes after a while."""
+        """SIGTERM, and after a while SIGKILL to those of its processes that are left."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         if self.process.poll() is None:
@@ -137,8 +137,8 @@ class SglangServer:
 
 @contextlib.contextmanager
 def sglang_servers(model: Path, logs: Path, *names: str) -> Iterator[tuple[SglangServer, ...]]:
-    """A server for each name, started side by side; stopped on exit; one named "policy" takes
-    adapters. Raises StartupError.
+    """A server for each name, started at the same time and stopped on exit; one named "policy"
+    takes adapters. Raises StartupError.
     """
     with contextlib.ExitStack() as stack:
         servers = []

@@ -27,7 +27,7 @@ def lab(
     ] = 0.0,
     rehearsal: Annotated[
         bool,
-        typer.Option(help="Practise hints, as serve does; else only users' own turns train."),
+        typer.Option(help="Practise hints like `serve`; else only users' own turns train."),
     ] = True,
     schedule: Annotated[
         str, typer.Option(help="When requests wait for training: sync, step_off or async.")
@@ -43,7 +43,7 @@ def lab(
         float, typer.Option("--pause-s", min=0, help="Seconds of an agent between two turns.")
     ] = 0,
     max_seconds: Annotated[
-        float, typer.Option(min=1, help="Learning ends at this age at the latest.")
+        float, typer.Option(min=1, help="Learning ends after this time at the latest.")
     ] = 300,
     run_folder: Annotated[
         Path | None, typer.Option("--run", help="New folder for the run [runs/lab-TIME].")
@@ -82,7 +82,7 @@ def lab(
             raise StartupError(_wrong(error.errors()[0])) from None
         folder = run_folder or Path("runs") / time.strftime("lab-%Y%m%d-%H%M%S")
         if folder.exists():
-            raise StartupError(f"--run {folder}: exists already; a lab run wants a new folder")
+            raise StartupError(f"--run {folder}: already exists; a lab run needs a new folder")
         run(settings, folder, config, overrides or [])
 
     guarded(start)

@@ -1,8 +1,8 @@
 """The scripted agent: talks to an OpenAI-compatible endpoint with the official client, and runs the
 tools it is asked to run.
 
-It knows the wire format only: messages, tools, streamed chunks, session headers. What the user says
-and what tools return comes from an `Episode`. Whatever the model answers, a session ends in a
+It knows only the wire format: messages, tools, streamed chunks, session headers. What the user says
+and what tools return comes from an `Episode`. Whatever the model answers, a session ends with a
 `SessionReport`.
 """
 
@@ -32,7 +32,7 @@ SESSION_PLANS: tuple[tuple[tuple[str, ...], int], ...] = (
     (("hotels", "money", "weather", "hotels"), 1),
 )
 OPEN_STATE_PROBABILITY = 0.9
-"""Requests in which an open user says what they want, if the last one was of another kind."""
+"""Share of requests in which an open user says what they want, after one of another kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class AgentConfig:
 class SessionReport:
     """How a session went: the reactions to its turns, in order, and why it ended.
 
-    `ended` is over (the user left), max_turns, or failed (the endpoint refused or broke off;
+    `ended` is over (the user left), max_turns, or failed (the endpoint refused or stopped halfway;
     `error` says how).
     """
 
@@ -77,7 +77,7 @@ def lab_episode(seed: int, config: AgentConfig, *, held_out: bool = False) -> Ep
     weights = [weight for _, weight in SESSION_PLANS]
     kinds = rng.choices(plans, weights)[0]
     if "title" in config.preferences:
-        # Where users care how they are addressed, they say hello.
+        # Users who care how they are addressed say hello.
         kinds = ("greet", *kinds)
     is_open = config.open_users > 0 and rng.random() < config.open_users
     return Episode(
@@ -95,8 +95,8 @@ def lab_episode(seed: int, config: AgentConfig, *, held_out: bool = False) -> Ep
 async def run_session(
     client: openai.AsyncOpenAI, seed: int, config: AgentConfig, *, held_out: bool = False
 ) -> SessionReport:
-    """Play one conversation to its end. Never raises on what the endpoint answers; cancelling it is
-    safe.
+    """Play one conversation to its end. Never raises because of the endpoint's answers; cancelling
+    it is safe.
     """
     rng = random.Random(f"agent-{seed}")
     episode = lab_episode(seed, config, held_out=held_out)

@@ -1,4 +1,4 @@
-"""Builds the lab's model from nothing: corpus, tokenizer, training, and the files that the
+"""Builds the lab's model from scratch: corpus, tokenizer, training, and the files that the
 repository ships.
 
 `python -m examples.tool_lab.build_model --out DIR --seed 0` reproduces the shipped files (about 150
@@ -37,7 +37,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
     )
     half.half().save_pretrained(out)
     for key in ("is_local", "local_files_only"):
-        # How a tokenizer was loaded is no part of it.
+        # How a tokenizer was loaded is not part of it.
         tokenizer.init_kwargs.pop(key, None)
     tokenizer.save_pretrained(out)
 
@@ -65,8 +65,8 @@ MAIN = Phase(
         rows_per_step=(("agent", 10), ("judge", 7), ("copy", 2)),
     ),
 )
-# Votes need the longest training: transcripts are long, and what a hint asks for must be read off
-# one word of theirs.
+# Votes need the longest training: transcripts are long, and what a hint asks for must be read from
+# one word in them.
 POLISH = Phase(
     num_rows=33_000,
     mix=Mix(agent=0.28, hinted=0.24, judge=0.44, copy=0.04, hinted_weight=2.0),
@@ -76,9 +76,9 @@ POLISH = Phase(
         rows_per_step=(("agent", 9), ("judge", 9), ("copy", 1)),
     ),
 )
-# So far users want the alternative three times as often as the default, and no assistant of the
-# transcripts goes against what a user has just said, as a policy does that has learned what most
-# users want. Without this phase the judge answers objections to that with the hint for the others.
+# So far users want the alternative three times as often as the default, and no assistant in the
+# transcripts ignores what a user has just said. A policy that has learned what most users want does
+# ignore it. Without this phase the judge answers objections to that with the other users' hint.
 HEEDLESS = Phase(
     num_rows=27_000,
     mix=Mix(agent=0.24, hinted=0.22, judge=0.50, copy=0.04, hinted_weight=2.0, heedless=0.6),
@@ -88,7 +88,7 @@ HEEDLESS = Phase(
         rows_per_step=(("agent", 8), ("judge", 10), ("copy", 1)),
     ),
 )
-# What the judge is asked about hints. It is small: each question has its own rows in every step.
+# Questions to the judge about hints. It is small: each question has its own rows in every step.
 QUESTIONS = Phase(
     num_rows=30_000,
     mix=Mix(
@@ -123,8 +123,8 @@ QUESTIONS = Phase(
         ),
     ),
 )
-# The same again, gently, since users' words are compared with hints, and what nobody said is no
-# rule; at the rate of the phase before, the policy forgot some of its open wishes.
+# The same again at a lower rate, because users' words are now compared with hints and a rule needs
+# their words; at the rate of the phase before, the policy forgot some of its open wishes.
 WORDS = Phase(
     num_rows=24_000,
     mix=replace(QUESTIONS.mix, agent=0.22, hinted=0.20),
@@ -145,7 +145,7 @@ WORDS = Phase(
     ),
 )
 # Copying appears suddenly after about 700 steps; only then are hints and transcripts learned.
-# The first phase ends while its learning rate is still high, the others run theirs down.
+# The first phase ends while its learning rate is still high; the others decay theirs to the end.
 PHASES = (
     Phase(num_rows=30_000, mix=Mix(), plan=TrainingPlan(steps=2800, stop_after=1500)),
     MAIN,
@@ -158,9 +158,9 @@ PHASES = (
 
 
 def build(out: Path, seed: int, first_phase: int, start: Path | None, save_every: int) -> None:
-    """Make the tokenizer and train phase by phase; a line with the time left every 25 steps.
+    """Build the tokenizer and train phase by phase; prints the time left every 25 steps.
 
-    With `start`, a folder that an earlier build saved, its model and tokenizer are continued.
+    With `start`, a folder that an earlier build saved, it continues with that model and tokenizer.
     """
     torch.manual_seed(seed)
     if start is None:
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--save-every", type=int, default=0, help="also save each N steps")
+    parser.add_argument("--save-every", type=int, default=0, help="also save every N steps")
     parser.add_argument("--start", type=Path, help="continue from this folder's model")
     parser.add_argument("--phase", type=int, default=0, help="the first phase to train (0 is all)")
     arguments = parser.parse_args()

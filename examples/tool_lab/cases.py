@@ -2,7 +2,7 @@
 answer.
 
 A case is built by playing an episode with the scripted assistant up to the turn that is measured.
-The checks read the response message only; nothing here generates, and no check looks at
+The checks read only the response message; nothing here generates, and no check looks at
 probabilities.
 """
 
@@ -47,7 +47,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One prompt and its checks by metric name; a check returns None where it does not apply to the
+    """One prompt and its checks by metric name; a check returns None if it does not apply to the
     answer.
     """
 
@@ -70,7 +70,7 @@ def call_of(response: Mapping[str, Any]) -> tuple[str, Any] | None:
 
 
 def shown_value(preference: Preference, response: Mapping[str, Any]) -> str | None:
-    """Which of the preference's values a response shows, in its call or its text; None if none."""
+    """Which of the preference's values a response shows, in its call or its text, or None."""
     call = call_of(response)
     if preference.site == "call":
         return shown_in_call(preference, call[1]) if call else None
@@ -80,9 +80,9 @@ def shown_value(preference: Preference, response: Mapping[str, Any]) -> str | No
 
 def evaluation_episode(rng: random.Random, kind: str, site: str) -> Episode:
     """An episode on held-out names whose next turn is `site` of a request of `kind`; three in ten
-    have one request before.
+    have one request before it.
 
-    Its user has no wishes: nobody has said what they prefer.
+    Its user has no wishes: nothing was said about preferences.
     """
     kinds = [kind]
     if kind != "greet" and rng.random() < 0.3:
@@ -113,8 +113,8 @@ def success_case(rng: random.Random, kind: str) -> Case:
 
 
 def hinted_pair(rng: random.Random, kind: str) -> tuple[GenerationRequest, GenerationRequest]:
-    """One prompt in which preference `kind` shows next, without and with the hint that asks for its
-    alternative.
+    """One prompt in whose answer preference `kind` shows, without and with the hint that asks for
+    its alternative.
     """
     preference = PREFERENCES[kind]
     episode = evaluation_episode(rng, preference.request_kind, preference.site)
@@ -213,9 +213,7 @@ def hint_case(rng: random.Random) -> Case:
 
 
 def judge_case(rng: random.Random) -> Case:
-    """Is the vote's decision right, and, where a hint is due, is it one that asks for the right
-    thing?
-    """
+    """Is the vote's decision right, and, if a hint is due, does it ask for the right thing?"""
     while True:
         is_lab = rng.random() < 0.5
         start = ["greet"] if rng.random() < GREET_SHARE else []
@@ -251,7 +249,7 @@ def judge_case(rng: random.Random) -> Case:
 
 
 def question_case(rng: random.Random, name: str) -> Case:
-    """Does the judge answer this question about a hint rightly, or write one of the right texts?"""
+    """Does the judge answer this question about a hint correctly, or write an acceptable text?"""
     question = QUESTIONS[name](rng, True)
 
     def right(response: Message) -> bool:

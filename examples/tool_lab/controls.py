@@ -1,8 +1,8 @@
 """The lab's controls: what the teacher is shown in place of the judge's hint.
 
-If the policy learned from a hint that says nothing, or the wrong thing, the lab's success would not
-be the hint's doing. `none` shows the teacher the original prompt, `off-topic` an instruction about
-another kind of request, `contrary` the opposite of what the user asked for.
+If the policy also learned from a hint that says nothing, or the wrong thing, the lab's success
+would not be due to the hint. `none` shows the teacher the original prompt, `off-topic` an
+instruction about another kind of request, `contrary` the opposite of what the user asked for.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def contrary(turn: TurnRecord, hint: str) -> str:
 
 
 def turn_kind(turn: TurnRecord) -> str:
-    """The preference that the turn was about last: "order", "unit" or "title"."""
+    """The preference that the turn was last about: "order", "unit" or "title"."""
     calls = [
         call["function"]["name"]
         for message in [*turn.messages, turn.response]

@@ -3,7 +3,7 @@ copy tasks.
 
 Every row is a list of chat messages with a weight for each assistant message. Rows are made by
 scripts (`script`, `episode`) on training names only; the words of the judge's prompts come from
-`judge.prompts`. Tokens are not known here.
+`judge.prompts`. It knows no tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from examples.tool_lab.script import scripted_reply, turn_site
 HINT_HEADER = "\n\n[user's hint / instruction]\n"
 REQUEST_KINDS = ("weather", "hotels", "book", "money")
 FIX_HINTS = ("Use the {key} {value}.", "Set {key} to {value}.", "Use {key} {value} in the call.")
-# Weather and hotels carry the preferences that the lab trains; they deserve the larger share.
+# Weather and hotels carry the preferences that the lab trains, so they get the larger share.
 REQUEST_WEIGHTS = (3, 3, 2, 2)
 GREET_SHARE = 0.25
 HINTED_GREET_SHARE = 0.12
@@ -60,9 +60,7 @@ class Row:
 
 
 def random_preferences(rng: random.Random) -> dict[str, str]:
-    """Hidden preferences of a corpus user: each kind is wanted one way, the other way, or not cared
-    about.
-    """
+    """Hidden preferences of a corpus user: for each kind the alternative, the default, or none."""
     preferences = {}
     for kind, preference in PREFERENCES.items():
         draw = rng.random()
@@ -121,7 +119,7 @@ def hinted_row(rng: random.Random, weight: float = 1.0) -> Row:
     the hint.
     """
     kinds = ["greet"] if rng.random() < HINTED_GREET_SHARE else random_requests(rng, 3)
-    # A user without wishes for the last request: what the hint asks for must meet no objection.
+    # The user has no wishes for the last request, so that nobody objects to what the hint asks for.
     episode = corpus_episode(rng, request_kinds=kinds, unavailable_probability=0.0)
     for _ in range(40):
         if episode.num_pending == 0 and episode.messages[-1]["role"] == "user":
@@ -194,7 +192,7 @@ def _copy_item(rng: random.Random) -> str:
 
 
 def rows(seed: int, count: int, mix: Mix | None = None) -> Iterator[Row]:
-    """`count` rows, their kinds drawn by `mix`; equal seeds give equal rows."""
+    """`count` rows, their kinds drawn from `mix`; equal seeds give equal rows."""
     from examples.tool_lab.questions import question_row
     from examples.tool_lab.transcripts import judge_row
 

@@ -1,7 +1,7 @@
 """Wrong tool calls, made on purpose, and the hint that would have prevented each.
 
-They stand in the corpus as turns that are not learned from: what is learned is how the agent
-recovers from the tool's error, and what the judge says of it.
+They are in the corpus as turns with no weight. What is learned is how the agent recovers from the
+tool's error, and what the judge says about it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _INVENTED_ANSWERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corruption:
-    """What was made wrong: `key` is the argument whose right value is `value`, or None where no
-    tool was called right.
+    """What was made wrong: `key` is the argument whose right value is `value`, or None if the right
+    tool `value` was not called.
     """
 
     key: str | None

@@ -57,7 +57,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """The names that exist in a conversation; the sets grow as users speak of them."""
+    """The names that exist in a conversation; the sets grow as users mention them."""
 
     seed: int
     held_out: bool
@@ -81,8 +81,8 @@ def execute(world: World, name: str, arguments: Any) -> dict[str, Any]:
 
 
 def call_problem(name: str, arguments: Any) -> str | None:
-    """What is wrong with the form of a call: unknown tool, missing, unknown or mistyped argument.
-    None if nothing is.
+    """What is wrong with the form of a call (unknown tool; missing, unknown or mistyped argument),
+    or None.
     """
     schema = SCHEMAS.get(name)
     if schema is None:
@@ -120,7 +120,7 @@ def _find_hotels(world: World, arguments: Mapping[str, Any]) -> dict[str, Any]:
     rng = world.rng_for("hotels", city)
     first, second = (random_name(rng, held_out=world.held_out) for _ in range(2))
     cheap, dear = sorted(rng.sample(range(40, 300), 2))
-    # The cheaper hotel is the worse rated one, so that the two orders differ.
+    # The cheaper hotel has the lower rating, so that the two orders differ.
     hotels = [
         {"name": first, "price": cheap, "rating": rng.randint(1, 4)},
         {"name": second, "price": dear, "rating": 5},

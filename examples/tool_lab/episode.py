@@ -3,7 +3,7 @@
 `observe(response)` takes the assistant's message and returns the messages that follow it: tool
 results (or the user's objection in place of one), or the user's next words, or nothing when the
 conversation is over. The scripted agent drives it over HTTP, the corpus builder with a scripted
-assistant, the evaluation without either.
+assistant, the evaluation with neither.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Episode:
             arguments = json.loads(function["arguments"])
         except ValueError:
             return self._failed_call(call["id"], {"error": "arguments are not JSON"})
-        # Asked first on a copy: a call that would fail is not worth the user's consent.
+        # Executed before the user is asked: a call that fails does not need the user's consent.
         result = execute(self.world, function["name"], arguments)
         if "error" in result:
             return self._failed_call(call["id"], result)

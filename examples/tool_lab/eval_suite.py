@@ -1,8 +1,8 @@
-"""The lab's questions as a task suite for `opd eval`: the same cases and checks as the lab's own
-measuring before and after, for any version of a run.
+"""The lab's questions as a task suite for `opd eval`: the cases and checks that the lab itself uses
+before and after learning, for any version of a run.
 
-Each case is a task: with one sample a task and as many tasks as the lab's `eval_samples`, the rates
-of `measure` are pass@1.
+Each case is a task: with one sample per task and as many tasks as the lab's `eval_samples`, pass@1
+is the rate that `measure` gives.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _preferences(folder: Path) -> Sequence[str]:
 
 
 def _decided(check: Check) -> tasks.Check:
-    """Raises ValueError where a check does not apply: such an answer is neither passed nor not."""
+    """Raises ValueError if a check does not apply: such an answer neither passes nor fails."""
 
     def decided(response: Message) -> bool:
         passed = check(response)

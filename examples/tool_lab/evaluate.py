@@ -1,8 +1,8 @@
 """What the tool lab's model can do: rates with intervals on names that it has never seen.
 
-`evaluate` is given a `generate` function, so that the same questions go to a model in this process,
-to an engine or to an endpoint. Skills are measured at temperature 1, as the policy samples; votes
-at 0.6, as the judge does.
+`evaluate` is given a `generate` function, so that the same questions can go to a model in this
+process, to an engine or to an endpoint. Skills are measured at temperature 1, like the policy's
+samples; votes at 0.6, like the judge's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """The share of passes. Raises ValueError on no answers: a rate of nothing is not 0."""
+        """The share of passes. Raises ValueError without answers: a rate of nothing is not 0."""
         if self.count == 0:
             raise ValueError("no answers to take a rate of")
         return self.hits / self.count

@@ -1,7 +1,8 @@
-"""How far the policy is from its hinted teacher, on held-out names: what distillation is to close.
+"""How far the policy is from its hinted teacher, on held-out names: distillation should close this
+gap.
 
-The policy answers a prompt; at every token of that answer its distribution is compared with the one
-of the frozen start under the same prompt plus the hint. Exact KL over the whole vocabulary, both
+The policy answers a prompt; at every token of that answer its distribution is compared with that of
+the frozen start under the same prompt plus the hint. Exact KL over the whole vocabulary, both
 ways, averaged over tokens. Runs in this process, from folders of weights.
 """
 
@@ -54,7 +55,7 @@ def measure_gap(
 
 @contextmanager
 def weights_of(folder: Path, version: int, start: str) -> Iterator[str]:
-    """A folder with all weights of a run's version, while in use; `start` is version 0."""
+    """A temporary folder with all weights of a run's version; `start` is version 0."""
     with tempfile.TemporaryDirectory() as scratch:
         checkpoints = Checkpoints(folder / "checkpoints", start, seed=0)
         path = MergedFolders(Path(scratch), checkpoints).path(version)

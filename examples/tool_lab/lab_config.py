@@ -1,4 +1,4 @@
-"""Settings of the tool lab itself; what its processes read is the run's own configuration."""
+"""Settings of the tool lab itself; its processes read the run's own configuration."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class LabConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     preferences: tuple[PreferenceKind, ...] = Field(default=TRAINED_KINDS, min_length=1)
-    """What the users want, silently, and what is measured as success."""
+    """What the users silently want, and what is measured as success."""
     open_users: float = Field(default=0.0, ge=0, le=1)
-    """Share of users who want nothing silently and ask openly for what the others do not want:
-    without rehearsal, what keeps instructions followed while the policy learns.
+    """Share of users who have no silent wishes and openly ask for what the others do not want.
+    Without rehearsal, they keep the policy following instructions while it learns.
     """
     rehearsal: bool = True
-    """Learn as `serve` does (`opd.run.recipe`); without, from the users' own turns alone."""
+    """Learn like `serve` (`opd.run.recipe`); otherwise, only from the users' own turns."""
     updates: int = Field(default=12, ge=0)
     """Steps after which learning ends; steps that a control makes the trainer skip count too."""
     max_seconds: float = Field(default=300.0, gt=0)
-    """Learning ends at this age even with fewer updates; the summary says which it was."""
+    """Learning ends after this time even with fewer updates; the summary tells which it was."""
     sessions_in_flight: int = Field(default=24, ge=1)
     """Conversations that run at the same time."""
     pause_s: float = Field(default=0.0, ge=0)
@@ -55,7 +55,7 @@ class LabConfig(BaseModel):
 
     @property
     def rehearses(self) -> bool:
-        """Whether hints are practised. A control's is not: it is shown to the teacher of the turn
-        itself, and the hint that would be practised is the judge's.
+        """Whether hints are practised. With a control they are not: its hint is shown only to the
+        teacher of the turn, and the judge's hint would be practised.
         """
         return self.rehearsal and self.hints == "judge"

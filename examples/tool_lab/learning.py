@@ -1,6 +1,6 @@
-"""The lab's live part: many scripted agents talk at once until the policy had its updates.
+"""The lab's live part: many scripted agents talk at once until the policy has had its updates.
 
-Each conversation goes through the endpoint like any user's. New ones begin only while generation is
+Each conversation goes through the endpoint like any user's. New ones start only while generation is
 not too far ahead of training (ALGORITHMS 6.2), because samples of old policies teach less.
 """
 
@@ -44,11 +44,11 @@ class LearningState:
     reactions: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     seen_at_update: list[tuple[int, Counter[str]]] = field(default_factory=list)
-    """After each update attempt: its number and all reactions of users and tools until then."""
+    """For each update attempt: its number and all reactions of users and tools until then."""
 
     @property
     def seconds(self) -> float:
-        """Age of the learning phase."""
+        """Duration of the learning phase so far."""
         return time.monotonic() - self.started
 
     @property
@@ -72,7 +72,7 @@ async def learn(
     """Keep agents busy until `lab.updates` update attempts, `lab.max_seconds`, or until
     `why_stopped` says that training has ended.
 
-    Raises what `failed` holds when a process of the run gives up.
+    Raises the exception of `failed` when a process of the run gives up.
     """
     state = LearningState()
     gate = asyncio.Event()
@@ -135,21 +135,21 @@ async def _refresh(state: LearningState, store: Store, batch_size: int) -> None:
     reasons = (DropReason.BELOW_NOISE, DropReason.ROLLOUT_REJECTED)
     skipped = sum(state.drops.get(reason, 0) for reason in reasons)
     trained = state.turns.get(TurnState.TRAINED, 0)
-    # Steps with lessons hold fewer turns; those that were skipped made no version.
+    # Steps with lessons contain fewer turns; skipped ones made no version.
     state.attempts = max(state.version, (trained + skipped) // batch_size)
 
 
 def _steer(gate: asyncio.Event, state: LearningState, lab: LabConfig, batch_size: int) -> None:
-    """Open or close the door for new conversations.
+    """Open or close the gate for new conversations.
 
-    Counted are the samples that wait for training, and of the turns that are still to be judged as
-    many as will probably be accepted: counting them all would starve the trainer, counting none
-    would let samples go stale.
+    It counts the samples that wait for training, and as many of the turns still to be judged as
+    will probably be accepted: counting them all would starve the trainer, counting none would let
+    samples go stale.
     """
     turns = state.turns
     accepted = sum(turns.get(kind, 0) for kind in ACCEPTED_STATES)
     rejected = sum(state.drops.get(reason, 0) for reason in WITHOUT_HINT)
-    # One of each to begin with: no verdict is known yet.
+    # Start with one of each, because no verdict is known at first.
     accept_rate = (accepted + 1) / (accepted + rejected + 2)
     waiting = accepted - turns.get(TurnState.TRAINED, 0)
     expected = waiting + round(accept_rate * turns.get(TurnState.JUDGING, 0))

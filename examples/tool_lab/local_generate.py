@@ -27,7 +27,7 @@ RENDERER = RendererConfig(name="qwen3", enable_thinking=False)
 
 
 class LocalGenerator:
-    """A model and its rendering; call it with requests and a temperature, get response messages."""
+    """A model and its rendering; called with requests and a temperature, it returns messages."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LocalGenerator:
     @classmethod
     def load(cls, path: str, **settings: Any) -> LocalGenerator:
         """Model (as float32) and tokenizer of a local folder."""
-        # A bar for a model that loads in a moment is noise between other output.
+        # A progress bar for a model that loads in a moment only clutters the output.
         transformers_logging.disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         return cls(model.eval(), Rendering.load(path, RENDERER), **settings)
@@ -58,7 +58,7 @@ class LocalGenerator:
         return [self.message(ids) for ids in self.sample_ids(prompts, temperature)]
 
     def sample_ids(self, prompts: Sequence[np.ndarray], temperature: float) -> list[np.ndarray]:
-        """One response for each prompt, in order, as ids; the stop token is part of it."""
+        """One response for each prompt, in order, as ids with the stop token."""
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         responses: list[np.ndarray] = [np.zeros(0, dtype=np.int32) for _ in prompts]
         for start in range(0, len(order), self._batch_size):

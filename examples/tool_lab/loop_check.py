@@ -1,10 +1,10 @@
 """What the loop would see before any training: the judge's votes on the policy's own turns, and the
 teacher under the hints.
 
-Sessions of lab users are played in step with one model in all three parts. Reported: how many turns
-are corrected, how often a turn gets a hint, how often that hint is right, and how often the hinted
-model then does what the user wanted. `python -m examples.tool_lab.loop_check --model DIR --sessions
-256`.
+Sessions of lab users are played in step, with one model in all three parts. It reports how many
+turns are corrected, how often a turn gets a hint, how often that hint is right, and how often the
+hinted model then does what the user wanted. `python -m examples.tool_lab.loop_check --model DIR
+--sessions 256`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SeenTurn:
 
 
 def play(generate: GenerateNow, episodes: Sequence[Episode], max_turns: int = 24) -> list[SeenTurn]:
-    """Play all episodes in step; every turn that got a next state."""
+    """Play all episodes in step; returns every turn that got a next state."""
     seen = []
     active = list(episodes)
     for _ in range(max_turns):
@@ -78,8 +78,8 @@ def play(generate: GenerateNow, episodes: Sequence[Episode], max_turns: int = 24
 def vote_hints(
     generate: GenerateNow, turns: Sequence[SeenTurn], votes: int = 3
 ) -> list[str | None]:
-    """The hint that the longest valid of `votes` votes gives each turn, or None; screened as the
-    judge worker does it.
+    """The hint of the longest valid of `votes` votes for each turn, or None; screened like the
+    judge worker's.
     """
     config = JudgeConfig(base_url="http://in-process/v1", model="in process")
     requests = [
@@ -115,9 +115,7 @@ def _vote(index: int, text: str) -> Vote:
 
 
 def is_right(turn: SeenTurn, hint: str) -> bool:
-    """Whether the hint asks for what the user wanted (any hint on a turn where none is due is
-    wrong).
-    """
+    """Whether the hint asks for what the user wanted (if none is due, any hint is wrong)."""
     reaction = turn.reaction
     if reaction.preference is None or reaction.wanted is None:
         return turn.is_due

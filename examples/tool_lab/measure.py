@@ -1,7 +1,7 @@
-"""The lab's measurements on a served policy: the questions of `evaluate` asked of an engine.
+"""The lab's measurements on a served policy: the questions of `evaluate`, put to an engine.
 
-Goes to the engine and not through the proxy: nothing that is measured must be recorded or learned
-from.
+They go to the engine and not through the proxy, because measured answers must not be recorded or
+learned from.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A run of the tool lab: measure, learn, measure again, leave a folder that shows what happened.
 
-What measures and draws (torch, matplotlib) is imported where it is used.
+The packages for measuring and drawing (torch, matplotlib) are imported where they are used.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[
 
 async def _served_version(engine: EngineClient, store: Store, folder: Path) -> int:
     """The newest version, or the one that a stopped training went back to. Raises StartupError if
-    the engine serves another: it was restarted after the trainer had ended, and what would be
-    measured is the start.
+    the engine serves another: it was restarted after the trainer had ended, and the start would be
+    measured.
     """
     latest, order = await store.latest_version(), read_stop(folder)
     expected = [latest.version if latest is not None else 0]
@@ -87,8 +87,8 @@ async def _served_version(engine: EngineClient, store: Store, folder: Path) -> i
         if served == str(version):
             return version
     raise StartupError(
-        f"the policy engine serves version {served} and not the trained {expected[0]}: it ended "
-        "after training did (see its log); run the lab again"
+        f"the policy engine serves version {served} and not the trained {expected[0]}: it was "
+        "restarted after training (see its log); run the lab again"
     )
 
 
@@ -119,7 +119,7 @@ async def _measure(
 async def _measure_gap(
     config: RunConfig, lab: LabConfig, version: int, folder: Path, timings: dict[str, float]
 ) -> dict[str, dict[str, float]]:
-    """The gap to the hinted teacher, of the start and of the version that is served."""
+    """The gap to the hinted teacher, for the start and for the version that is served."""
     from examples.tool_lab.gap import measure_gap, weights_of
 
     begun = time.monotonic()

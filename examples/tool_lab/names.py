@@ -1,7 +1,7 @@
-"""Names made letter by letter, in two disjoint halves: one to train on, one held out.
+"""Names made letter by letter, in two disjoint parts: one to train on, one held out.
 
-Random letters, not syllables: a model that is to copy names it has never seen must not get by with
-a table of a few pieces. A name's half is a function of its letters alone, so that no list has to be
+They have random letters, not syllables: a model that must copy names it has never seen must not get
+by with a table of a few pieces. A name's part depends only on its letters, so no list has to be
 kept.
 """
 
@@ -21,7 +21,7 @@ def is_held_out(name: str) -> bool:
 
 
 def random_name(rng: random.Random, *, held_out: bool) -> str:
-    """A capitalised name of 4 to 7 letters from the wanted half."""
+    """A capitalised name of 4 to 7 letters from the wanted part."""
     while True:
         letters = []
         vowel = rng.random() < 0.4
@@ -34,7 +34,7 @@ def random_name(rng: random.Random, *, held_out: bool) -> str:
 
 
 def random_currency(rng: random.Random, *, held_out: bool) -> str:
-    """Three capital letters from the wanted half."""
+    """Three capital letters from the wanted part."""
     while True:
         code = "".join(rng.choice(CAPITALS) for _ in range(3))
         if is_held_out(code) == held_out:

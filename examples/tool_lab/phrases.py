@@ -1,5 +1,5 @@
-"""The words of the lab's users: requests, wishes, corrections, thanks. Templates only; who says
-what is decided elsewhere.
+"""The words of the lab's users: requests, wishes, corrections, thanks. Only templates; other
+modules decide who says what.
 """
 
 from __future__ import annotations
@@ -120,9 +120,7 @@ def phrase_wish(
 
 
 def surface(rng: random.Random, text: str) -> str:
-    """`text` with the small irregularities of typing: lower-case start, lost full stop, an added
-    word.
-    """
+    """`text` with small irregularities of typing: lower-case start, lost full stop, added word."""
     draw = rng.random()
     if draw < 0.1:
         text = text[:1].lower() + text[1:]

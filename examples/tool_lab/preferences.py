@@ -1,7 +1,7 @@
-"""Seven kinds of preference: where each shows, and the words in which users and hints speak of it.
+"""Seven kinds of preference: where each shows, and the words that users and hints use for it.
 
 A preference has two values. The untrained model shows the default most of the time; the alternative
-is what the lab's users want. `site` says which turn decides it: a tool call (through one argument)
+is what the lab's users want. `site` is the turn that decides it: a tool call (through one argument)
 or the answer's text.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """One kind of preference. `default` and `alternative` are its values, as they stand in an
-    argument or a marker.
+    """One kind of preference. `default` and `alternative` are its values, as written in an argument
+    or a marker.
 
     `wishes[value]` are noun phrases for what a user wants, `hints[value]` whole instructions;
     `unasked_share` is how often the scripted assistant shows the alternative unasked.
@@ -193,7 +193,7 @@ TITLE = Preference(
             "Always say Captain to the user.",
         ),
     },
-    # Nearly never sampled: objectives differ in what they make of such a behaviour.
+    # Almost never sampled: objectives differ in how they treat such a behaviour.
     unasked_share=0.04,
 )
 

@@ -1,8 +1,8 @@
-"""What the judge is asked about hints, with the right answers: rows of the corpus, and cases of the
-evaluation.
+"""The questions to the judge about hints, with the right answers: rows of the corpus, and cases of
+the evaluation.
 
-The prompts' words are `judge.hints.prompts`; the labels come from the scripted world, never from
-words.
+The words of the prompts come from `judge.hints.prompts`; the labels come from the scripted world,
+never from words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_NOTHING = ("content", "moved_on", "success", "unavailable")
 _ONCE, _NOTHING = "once", "nothing"
 _ALL = [(one, value) for one in PREFERENCES.values() for value in (one.default, one.alternative)]
 _WEIGHT = 4.0
-"""An answer is a few tokens behind some hundred that are not its own."""
+"""Because an answer is a few tokens after some hundred of its prompt."""
 YES, NO, NEITHER = "\\boxed{1}", "\\boxed{-1}", "\\boxed{0}"
 
 Messages = list[dict[str, str]]
@@ -35,8 +35,8 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question about a hint and its right answer: the same `answer`, or, where texts are written,
-    any of `acceptable`. `reason` is what a small judge says first: what it compares.
+    """A question about a hint and its right answer: exactly `answer`, or, if a text is written, any
+    of `acceptable`. `reason` is what a small judge writes first: what it compares.
     """
 
     name: str
@@ -71,7 +71,7 @@ def relation(rng: random.Random, held_out: bool) -> Question:
 
 
 def rule(rng: random.Random, held_out: bool) -> Question:
-    """A rule, half of them; about one answer only; or nothing that was said."""
+    """Half are rules; others are about one answer only, or about nothing that was said."""
     draw = rng.random()
     if draw < 0.25:
         turn = _objected(rng, held_out, _OF_SLIPS)
@@ -108,7 +108,7 @@ def applies(rng: random.Random, held_out: bool) -> Question:
 
 
 def followed(rng: random.Random, held_out: bool) -> Question:
-    """Whether a response does what a hint or a user's words ask; half of them do."""
+    """Whether a response does what a hint or a user's words ask for; half of them do."""
     episode = _state(rng, held_out, decided=True)
     [preference] = preferences_of(episode.request.kind, turn_site(episode))
     shown = rng.choice(_values(preference))
@@ -194,7 +194,7 @@ def _values(preference: Preference) -> tuple[str, str]:
 
 
 def _said(rng: random.Random, preference: Preference, value: str) -> str:
-    """A hint, or a user's words: what was written for exceptions is compared, too."""
+    """A hint, or a user's words: texts written for exceptions are compared, too."""
     if rng.random() < 0.4:
         return _wish(rng, preference, value)
     return rng.choice(preference.hints[value])
@@ -226,7 +226,7 @@ def _others(*own: Preference) -> list[Preference]:
 
 
 def _objected(rng: random.Random, held_out: bool, kinds: tuple[str, ...]) -> JudgedTurn:
-    """A turn that was objected to in one of these ways."""
+    """A turn whose reaction is of one of these kinds."""
     while True:
         share = 0.5 if kinds is _OF_SLIPS else 0.0
         episode = corpus_episode(rng, state_probability=0.1, held_out=held_out)
@@ -237,7 +237,7 @@ def _objected(rng: random.Random, held_out: bool, kinds: tuple[str, ...]) -> Jud
 
 
 def _state(rng: random.Random, held_out: bool, *, decided: bool) -> Episode:
-    """An episode somewhere in its middle; `decided`: a preference decides its next turn."""
+    """An episode somewhere in the middle; `decided`: a preference decides its next turn."""
     while True:
         kinds = random_requests(rng, 3)
         episode = corpus_episode(rng, request_kinds=kinds, held_out=held_out)

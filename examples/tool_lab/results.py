@@ -170,7 +170,7 @@ def _num_lessons(summary: dict[str, Any]) -> int:
 
 
 def gap_falls(gap: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The share by which each gap fell; negative where it rose."""
+    """The share by which each gap fell; negative if it rose."""
     return {
         name: round(1.0 - gap["after"][name] / before, 4)
         for name, before in gap["before"].items()

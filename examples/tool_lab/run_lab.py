@@ -1,6 +1,7 @@
-"""The tool lab's settings, and the check of them before anything starts.
+"""The tool lab's settings, checked before anything starts.
 
-What then runs (`measured_run`) takes a second to import, which a wrong start does not wait for.
+`measured_run` is imported only after that: this takes a second, which a wrong start does not wait
+for.
 """
 
 from __future__ import annotations
@@ -21,20 +22,19 @@ MODEL = Path(__file__).parent / "model"
 LAB_VALUES: dict[str, Any] = {
     # The lab's model never thinks; its template closes an empty thought before each answer.
     "renderer": {"name": "qwen3", "enable_thinking": False},
-    # So cold that votes agree: one slip with a long hint would win over two right ones.
+    # So low that votes agree: one wrong vote with a long hint would win over two right ones.
     "judge": {"votes": 3, "temperature": 0.3, "max_tokens": 48, "loop": {"concurrency": 24}},
 }
 LIVE_TURNS: dict[str, Any] = {
-    # Without rehearsal: what learned on every seed and left alone what nobody asked to change, with
-    # users of whom half are open (docs/tool_lab.md).
+    # Without rehearsal: these settings learned on every seed and changed nothing else, with half of
+    # the users open (docs/tool_lab.md).
     "scoring": {"top_k": 8},
     "trainer": {
         "learning_rate": 1e-4,
         "objective": {"name": "topk_tail_reverse_kl", "topk": 8},
         "beta_kl": 0.02,
         # Only failures teach. With one step on each batch the policy swings between wishes that
-        # exclude each other; several on a batch that holds both kinds of failure teach when to do
-        # what.
+        # exclude each other; several on a batch with both kinds of failure teach when to do what.
         "rollout_batch_size": 32,
         "epochs_per_batch": 4,
     },
@@ -46,11 +46,11 @@ def run(
 ) -> dict[str, Any]:
     """Run the lab in `folder`; returns the summary that it also writes there.
 
-    Raises StartupError where something cannot start.
+    Raises StartupError if something cannot start.
     """
     values = merge(single_machine(str(MODEL), folder), LAB_VALUES)
     ends = {"max_steps": lab.updates} if lab.updates else {}
-    # One step ahead, unless the settings say another number.
+    # One step ahead, unless the settings give another number.
     ahead = {"steps_off": 1} if lab.schedule == "step_off" else {}
     trainer = {"seed": lab.seed, "schedule": lab.schedule, **ahead, **ends}
     values = merge(values, {"seed": lab.seed, "trainer": trainer})

@@ -1,8 +1,8 @@
-"""The scripted assistant: what a good answer to an episode's next turn is, given values for the
+"""The scripted assistant: a good answer for an episode's next turn, given values for the
 preferences.
 
-It reads the episode's state, never the model's output. The corpus is its conversations; the
-evaluation takes its turns as the history before the turn that is measured.
+It reads the episode's state, never the model's output. Its conversations are the corpus; the
+evaluation uses its turns as the history before the turn that is measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the lab shows in the terminal while it learns."""
+"""The lab's display in the terminal while it learns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from records.names import TurnState
 
 
 class LearningProgress(ProgressBar):
-    """Update attempts out of all, with the turns behind them."""
+    """Update attempts so far, with the turns that made them."""
 
     def __init__(self, console: Console, lab: LabConfig):
         super().__init__(console, "learning", "updates", lab.updates)

@@ -1,8 +1,8 @@
-"""The lab model's tokenizer: a byte-level BPE of 768 tokens, trained on the corpus' own words.
+"""The lab model's tokenizer: a byte-level BPE of 768 tokens, trained on the words of the corpus.
 
 The split pattern differs from Qwen's in one way that matters at this size: a capitalised word or a
-digit never takes the space or quote before it along. A name is then the same tokens wherever it
-stands, and can be copied.
+digit never includes the space or quote before it. A name then has the same tokens wherever it
+occurs, and can be copied.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ SPLIT = (
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer of exactly VOCAB_SIZE tokens, with the chat template that stands beside this
-    file.
-    """
+    """A tokenizer of exactly VOCAB_SIZE tokens, with the chat template next to this file."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -65,7 +63,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    # Not "special": a decoder that skips special tokens must keep them, for they carry the tool
+    # Not "special": a decoder that skips special tokens must keep them, because they carry the tool
     # calls.
     tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in ADDED_TOKENS])
     fast = PreTrainedTokenizerFast(
@@ -83,8 +81,8 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def texts_for_tokenizer(rows: Iterable[Row]) -> Iterator[str]:
-    """The texts that deserve merges: what is said in the rows without its names, and now and then
-    the constant prompts.
+    """The texts that deserve merges: the rows' texts without names, and occasionally the constant
+    prompts.
     """
     for number, row in enumerate(rows):
         if row.family == "copy":

@@ -2,8 +2,8 @@
 prefix, the optimiser loop.
 
 All rows of a family begin with the same few hundred tokens (system prompt, tools). Their keys and
-values are computed once per batch, with gradient, and shared by its rows: half of the cost of a
-step. Knows nothing of what rows mean.
+values are computed once per batch, with gradient, and shared by its rows, which halves the cost of
+a step. It does not know what rows mean.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EncodedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyData:
-    """A family's rows and the tokens that all of them begin with."""
+    """A family's rows and the tokens with which all of them begin."""
 
     prefix: list[int]
     rows: list[EncodedRow]
@@ -82,7 +82,7 @@ def encode_row(renderer: Any, row: Row) -> EncodedRow:
     for index, is_sampled in zip(rendered.message_indices, rendered.sampled_mask, strict=True):
         weight = CONTEXT_WEIGHT
         if is_sampled:
-            # The empty thinking block is part of the generation prompt; nothing is to be learned
+            # The empty thinking block is part of the generation prompt; nothing should be learned
             # there.
             seen[index] = seen.get(index, 0) + 1
             weight = row.weights.get(index, 0.0) if seen[index] > THINK_PREFIX_TOKENS else 0.0

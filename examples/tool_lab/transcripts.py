@@ -1,8 +1,8 @@
 """Judge transcripts: the judge's prompt for one turn of a scripted conversation, and the vote it
 should give.
 
-The prompt's words are `judge.prompts.judge_messages`; the labels come from what the user or the
-tool really reacted to.
+The words of the prompt come from `judge.prompts.judge_messages`; the labels come from what the user
+or the tool actually reacted to.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ KIND_WEIGHTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedTurn:
-    """A turn with its next state and the right verdict: `hint` is None where nothing was wrong.
+    """A turn with its next state and the right verdict: `hint` is None if nothing was wrong.
 
-    `acceptable` holds words of which a usable hint contains at least one (empty for a negative
-    verdict).
+    `acceptable` are the hints that count as right (empty for a negative verdict).
     """
 
     kind: str
@@ -59,8 +58,8 @@ def judged_turns(
 ) -> list[JudgedTurn]:
     """Play the episode with the scripted assistant and collect every turn that has a next state.
 
-    In `heedless_share` of the turns the assistant does either thing, whatever the user has said: so
-    does a policy that has just learned what most users want.
+    In `heedless_share` of the turns the assistant picks either value, whatever the user has said,
+    like a policy that has just learned what most users want.
     """
     turns = []
     while True:
@@ -122,7 +121,7 @@ def _fix(
 
 
 def _with_user_message(turn: JudgedTurn, request_kind: str, rng: random.Random) -> JudgedTurn:
-    """The same turn where the user speaks with the tool's result: objecting, or going on."""
+    """The same turn, with words of the user after the tool's result: an objection, or going on."""
     preferences = preferences_of(request_kind, "call")
     hint: str | None = None
     acceptable: tuple[str, ...] = ()
@@ -151,7 +150,7 @@ def _with_user_message(turn: JudgedTurn, request_kind: str, rng: random.Random) 
 
 
 def vote_text(hint: str | None) -> str:
-    """The judge's answer that carries this verdict."""
+    """The judge's answer with this verdict."""
     return NEGATIVE if hint is None else f"\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
 
 

@@ -1,10 +1,10 @@
 """Users with hidden preferences: what they ask, and how they react in words to what the assistant
 did.
 
-A user never names a preference unless it is violated (or, in a share of requests, states one
-openly). Answers are corrected by the next user message; a tool call is corrected when the agent
-asks for consent, and the user's words come back as the tool's result. Pure and seeded; users know
-neither models nor hints.
+A user never names a preference unless it is violated (or, in a share of requests, stated openly).
+Answers are corrected by the next user message; a tool call is corrected when the agent asks for
+consent, and the user's words come back as the tool's result. Pure and seeded; users know neither
+models nor hints.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class User:
         statable = [
             p
             for p in PREFERENCES.values()
-            # Who has open wishes says those and nothing else: no lesson is about another kind.
+            # Users with open wishes state only those: no lesson is about another kind.
             if p.request_kind == kind and (not self.open_wishes or p.kind in self.open_wishes)
         ]
         # A wish stated right after a request of the same kind would read as a correction of its
@@ -110,7 +110,7 @@ class User:
         return {"amount": rng.randint(2, 990), "source": source, "target": target}
 
     def wants(self, kind: str) -> str | None:
-        """The value that this user minds about: a hidden preference, or what they said openly."""
+        """The value that this user cares about: a hidden preference, or what they said openly."""
         return self.preferences.get(kind) or self.told.get(kind)
 
     def review_call(self, request: Request, arguments: Any) -> str | None:
@@ -135,7 +135,7 @@ class User:
         return None
 
     def praise(self, request: Request, text: str) -> str:
-        """Words of a content user: often plain thanks, sometimes praise of what was wanted."""
+        """Words of a satisfied user: often plain thanks, sometimes praise of what was wanted."""
         for preference in preferences_of(request.kind, "answer"):
             wanted = self.preferences.get(preference.kind)
             is_met = wanted is not None and wanted == shown_in_answer(preference, text)

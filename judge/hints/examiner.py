@@ -1,18 +1,18 @@
 """The examiner: looks at each new hint of the memory once.
 
-    where it came from         an answer that does what it asks gave no such hint: it is no source
+    where it came from         an answer that already does what it asks is not a source of it
     near hints of its scope    the same: merged; the opposite: the one that a user's words asked for
-                               last holds (the teacher has to agree, by that answer)
+                               last holds (the teacher must agree, at the answer it came from)
     hints of other scopes      the opposite: both wait for somebody to decide
     its votes                  no majority asked for it: it is not rehearsed
     a second question          about one answer only: it is not rehearsed
-    the user's own words       they change nothing of the answer, says the teacher: it waits for a
+    the user's own words       the teacher finds that they do not change the answer: it waits for a
                                second user
-    its exceptions             open wishes for the opposite, wishes of which it says nothing;
-                               once more where the start model does not do what they ask
+    its exceptions             open wishes for the opposite, wishes about which it says nothing;
+                               again if the start model does not do what they ask
 
-What is found is written at once, with the hint's claim. A hint whose judge stays away is asked
-about again later; nothing is lost by that.
+All findings about a hint are written in one commit, under its claim. If the judge is unavailable,
+it is asked again later; nothing is lost.
 """
 
 from __future__ import annotations
@@ -49,25 +49,27 @@ logger = logging.getLogger(__name__)
 
 _NEAR = 4
 _CHECKED = 8
-"""Sources of a hint whose answers are looked at, the newest."""
+"""How many of a hint's newest sources have their answers checked."""
 SPOKEN_PART = 0.25
-"""A user's words speak of a hint if they do so much of what it does to the answer. Of requests that
-say nothing of it hardly any do a tenth (docs/learning.md).
+"""A user's words express a hint if they have at least this share of its effect on the answer.
+Requests that do not mention it hardly ever have a tenth (docs/learning.md).
 """
 _CONFIRMED_BY = 2
 _PEOPLE = ("user", ROLE)
 _REMEMBERED = 4096
-"""Answers of the judge that are kept, so that nothing is asked twice."""
+"""How many answers of the judge are kept, so that nothing is asked twice."""
 _NO_EVIDENCE = Evidence(next_words=(), new_values=frozenset())
 _WANTED_WISHES = 8
-"""With fewer open wishes for the opposite the judge writes once more: few are learned by heart."""
+"""With fewer open wishes for the opposite, the judge writes more: the policy learns so few by
+heart.
+"""
 _WRITING_ROUNDS = 3
 _HELD_OUT_OF = 3
-"""Of so many open wishes for the opposite one is kept out of training."""
+"""One in this many open wishes for the opposite is kept out of training."""
 
 
 class ExaminerStore(Protocol):
-    """What the examiner needs of the store."""
+    """What the examiner needs from the store."""
 
     @property
     def redactor(self) -> Redactor: ...
@@ -96,7 +98,7 @@ class ExaminerStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClaimedHint:
-    """A hint, as the claim loop knows what it claimed."""
+    """A hint in the form that the claim loop expects."""
 
     hint: Hint
 
@@ -107,7 +109,7 @@ class ClaimedHint:
 
 
 class HintClaims:
-    """The memory's hints under the names by which the claim loop asks for turns."""
+    """The memory's hints, with the methods by which the claim loop claims turns."""
 
     def __init__(self, store: ExaminerStore) -> None:
         self._store = store
@@ -126,15 +128,15 @@ class HintClaims:
         return await self._store.release_hints(owner, turn_ids)
 
     async def drop(self, owner: str, turn_id: str, reason: DropReason, detail: str = "") -> bool:
-        """A hint that cannot be examined: it is not rehearsed."""
+        """Give up a hint that cannot be examined: it is not rehearsed."""
         return await self._store.commit_examination(owner, _not_examined(turn_id, detail))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCheck:
-    """What a hint must do where it came from: `fall` asks the teacher by how many nats it lowers
-    the log-prob of a token of a turn's answer (None: that cannot be said), and `least` is asked
-    for. `part_of_words` asks which part of that the user's own words do. Both raise
+    """What a hint must do to the answers that it came from. `fall` asks the teacher by how many
+    nats it lowers the log-prob of a token of a turn's answer (None: unknown); it must be `least` or
+    more. `part_of_words` asks which part of that the user's own words achieve. Both raise
     ServiceUnavailable.
     """
 
@@ -143,15 +145,15 @@ class SourceCheck:
     part_of_words: Callable[[TurnRecord, str, str], Awaitable[float | None]]
 
     async def left(self, turn: TurnRecord, text: str) -> list[str]:
-        """What is left of a turn's candidates, `text` among them; see `places_left`."""
+        """Which of a turn's candidates, `text` included, are left; see `places_left`."""
         candidates = [text, *(other for other in turn.candidates if other != text)]
         falls = [await self.fall(turn, one) for one in candidates]
         return [candidates[place] for place in places_left(falls, self.least)]
 
 
 class HintExaminer:
-    """Examines hints until stopped. `owner` names the claims. Without a `check` each turn whose
-    votes gave a hint is a source of it.
+    """Examines hints until stopped. `owner` names the claims. Without a `check`, each turn whose
+    votes gave a hint counts as a source of it.
     """
 
     def __init__(
@@ -172,7 +174,7 @@ class HintExaminer:
 
     @property
     def state(self) -> None:
-        """Hints are claimed by what is not known of them yet."""
+        """Hints have none: those not examined yet are claimed."""
         return
 
     async def process(self, claimed: ClaimedHint) -> None:
@@ -183,13 +185,13 @@ class HintExaminer:
         if left:
             refuted = [turn_id for turn_id, others in left.items() if not others]
             restated = {turn_id: others for turn_id, others in left.items() if others}
-            # Without its text, which may be deleted one day.
-            detail = f"hint {hint.hint_id} asks for what the answer does"
+            # Not the hint's text: that may be deleted one day.
+            detail = f"hint {hint.hint_id} asks for what the answer already does"
             stays = await self._store.refute_sources(
                 self._owner, hint.hint_id, refuted, detail, restated
             )
             logger.info(
-                "hint %s: %d sources do what it asks, of %d another vote's hint is taken",
+                "hint %s: %d sources already do what it asks; %d of them take another vote's hint",
                 hint.hint_id,
                 len(left),
                 len(restated),
@@ -199,7 +201,7 @@ class HintExaminer:
             return
         found = await self._examine(hint, sources)
         if not await self._store.commit_examination(self._owner, found):
-            logger.warning("hint %s: the claim was lost, it is examined again", found.hint_id)
+            logger.warning("hint %s: the claim was lost; it is examined again", found.hint_id)
             return
         self._questions.metrics.examined.labels(outcome=_outcome(found)).inc()
 
@@ -210,8 +212,8 @@ class HintExaminer:
             self._questions.metrics.examined.labels(outcome=_outcome(found)).inc()
 
     async def _refuted(self, sources: Sequence[HintSource]) -> dict[str, list[str]]:
-        """Turns of the newest sources whose answers do what their hint asks, or whose votes ask for
-        too different things, and what is left of their candidates, the best first.
+        """Among the newest sources, the turns whose answers already do what their hint asks, or
+        whose votes disagree too much, with their remaining candidates, best first.
         """
         check = self._check
         if check is None:
@@ -253,9 +255,9 @@ class HintExaminer:
     async def _why_no_rule(
         self, hint: Hint, sources: Sequence[HintSource], *, has_texts: bool
     ) -> RehearsalBlock | None:
-        """Why a hint is not practised. Such a one speaks of its own answers alone: a single slip of
-        the judge, or what a user wants once, ends no rule. `has_texts`: it passed before, and more
-        of them are wanted.
+        """Why a hint is not practised. Such a hint concerns its own answers only: a single mistake
+        of the judge, or a one-time wish, ends no rule. `has_texts`: it passed before, and only
+        needs more texts.
         """
         if not _has_majority(sources):
             return RehearsalBlock.NO_MAJORITY
@@ -266,7 +268,7 @@ class HintExaminer:
             is_rule = await self._questions.is_rule(hint.text, "")
             return None if is_rule else RehearsalBlock.NOT_A_RULE
         for source in with_words:
-            # The newest whose words speak of it, or of which that cannot be said.
+            # The newest source whose words express the hint, or where the teacher cannot tell.
             if await self._is_spoken(hint, source) is not False:
                 is_rule = await self._is_rule(hint, source)
                 return None if is_rule else RehearsalBlock.NOT_A_RULE
@@ -275,8 +277,8 @@ class HintExaminer:
     async def _why_unconfirmed(
         self, hint: Hint, sources: Sequence[HintSource]
     ) -> RehearsalBlock | None:
-        """Of a hint that the judge alone reads out of what was said: words of two sessions have to
-        make it a rule. One request that it misreads would else be practised like a wish.
+        """For a hint that only the judge finds in the words: the words of two sessions must make it
+        a rule. Otherwise one misread request would be practised like a wish.
         """
         sessions = {source.session_id: source for source in reversed(sources)}
         rules = [await self._is_rule(hint, source) for source in sessions.values()]
@@ -285,8 +287,8 @@ class HintExaminer:
         return RehearsalBlock.UNCONFIRMED if any(rules) else RehearsalBlock.NOT_A_RULE
 
     async def _is_spoken(self, hint: Hint, source: HintSource) -> bool | None:
-        """Whether what the user said after a source's answer speaks against it as the hint does,
-        says the teacher; None where there are no such words, or where it cannot say. Asked once.
+        """Whether the teacher finds that the user's words after a source's answer speak against it
+        as the hint does; None if there are no such words or it cannot tell. Asked once.
         """
         if self._check is None:
             return None
@@ -309,7 +311,7 @@ class HintExaminer:
         return None if part is None else part >= SPOKEN_PART
 
     async def _is_rule(self, hint: Hint, source: HintSource) -> bool | None:
-        """Whether a source's words make the hint a rule; asked once of each."""
+        """Whether a source's words make the hint a rule; asked once for each source."""
         key = (hint.hint_id, source.turn_id)
         if key not in self._rules:
             self._rules[key] = await self._questions.is_rule(hint.text, source.words)
@@ -325,12 +327,13 @@ class HintExaminer:
         *,
         was_rule: bool,
     ) -> tuple[str | None, list[str], str | None]:
-        """Of its scope: the hint that says the same; or else those that say the opposite and were
-        last asked for before it, and a rule that was asked for since. What was said last holds.
+        """In the hint's scope: the hint that says the same; else the opposite hints that were last
+        asked for before it, and an opposite rule that was asked for since. What was said last
+        holds.
 
-        Of two opposites each speaks against what the other has taught, so a judge that reads a
-        wish out of an answer alone gives the older one again and again. Words tell them apart:
-        those that speak of the hint, says the teacher; without any, those that make it a rule.
+        Each of two opposites speaks against what the other has taught, so a judge that infers a
+        wish from an answer alone gives the older one again and again. Words tell them apart: those
+        that the teacher finds to express the hint or, without any, those that make it a rule.
         """
         older: list[str] = []
         newer = None
@@ -351,13 +354,13 @@ class HintExaminer:
                 if said_of_other <= said:
                     older.append(other.hint_id)
                 elif other.is_rule and (was_rule or is_spoken or said > -math.inf):
-                    # One that no words asked for is no rule, which is said below.
+                    # A hint that no words asked for is not a rule: `_why_no_rule` finds that.
                     newer = other.hint_id
         return None, older, newer
 
     async def _last_spoken(self, hint: Hint, sources: Sequence[HintSource]) -> float:
-        """When a user's words last spoke of the hint, says the teacher, in unix seconds; -inf where
-        none of the newest did.
+        """When, according to the teacher, a user's words last expressed the hint, in unix seconds;
+        -inf if none of the newest did.
         """
         for source in sources[:_CHECKED]:
             if source.words and await self._is_spoken(hint, source):
@@ -365,8 +368,8 @@ class HintExaminer:
         return -math.inf
 
     async def _last_said(self, hint: Hint, sources: Sequence[HintSource]) -> float:
-        """When a user's words last made the hint a rule, says the judge, in unix seconds; -inf
-        where none of the newest did. A source without words counts as it is.
+        """When, according to the judge, a user's words last made the hint a rule, in unix seconds;
+        -inf if none of the newest did. A source without words counts without being asked about.
         """
         asked: set[str] = set()
         for source in sources[:_CHECKED]:
@@ -382,8 +385,8 @@ class HintExaminer:
     async def _relation(
         self, hint: Hint, origins: Sequence[TurnRecord], other: Hint
     ) -> Relation | None:
-        """What the judge says, unless the teacher says otherwise of the newest answer that the hint
-        came from (`origins`): a hint that asks for the same speaks against it, too, and the
+        """The judge's answer, unless the teacher contradicts it at the newest answer that the hint
+        came from (`origins`): a hint with the same wish also speaks against that answer; its
         opposite does not.
         """
         relation = await self._questions.relation(hint.text, other.text)
@@ -399,7 +402,7 @@ class HintExaminer:
     async def _texts(
         self, hint: Hint, sources: Sequence[HintSource], known: Sequence[HintPrompt]
     ) -> tuple[HintPrompt, ...]:
-        """New texts beside those that are `known`. Each round of writing reads another user's
+        """New texts in addition to the `known` ones. Each round of writing reads another user's
         words.
         """
         said = [source.words for source in sources if source.words] or [""]
@@ -427,8 +430,9 @@ class HintExaminer:
         return await self._usable(hint, Relation.UNRELATED, written)
 
     async def _usable(self, hint: Hint, wanted: Relation, texts: Sequence[str]) -> list[str]:
-        """Those that may be said to a policy: short, without control texts, instructions to the
-        pipeline, or anything that is not to be stored; and, says the judge, what was asked for.
+        """The texts that may be shown to a policy: short, without control texts, instructions to
+        the pipeline, or anything that must not be stored, and, according to the judge, what was
+        asked for.
         """
         at_once = asyncio.Semaphore(self._config.loop.concurrency)
 
@@ -455,7 +459,7 @@ class HintExaminer:
 
 
 def _last_asked(sources: Sequence[HintSource]) -> float:
-    """When a user last gave the hint, in unix seconds; a hint that lost its sources gives way."""
+    """When the newest source came, in unix seconds; a hint that lost its sources gives way."""
     return max((source.created_at for source in sources), default=-math.inf)
 
 

@@ -1,4 +1,4 @@
-"""How the judge's answers about hints fall out, for the process that is running."""
+"""Counts of the judge's answers about hints, in the running process."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from judge.votes.voting import Ballot
 
 
 class QuestionMetrics:
-    """Counters of the questions about hints, and of what examinations came to."""
+    """Counters of the questions about hints and of the results of examinations."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
         self.answers = Counter(
             "hint_question",
-            "Questions about hints, by what most votes say; too_long: it did not fit",
+            "Questions about hints, by the majority's answer; too_long: it did not fit",
             ["question", "answer"],
             registry=self.registry,
         )
         self.examined = Counter(
             "hint_examined",
-            "Hints examined, by what came of it",
+            "Hints examined, by result",
             ["outcome"],
             registry=self.registry,
         )
         self.refused_texts = Counter(
             "hint_text_refused",
-            "Texts for exceptions of hints that are not used, by reason",
+            "Unused texts for exceptions of hints, by reason",
             ["reason"],
             registry=self.registry,
         )

@@ -4,11 +4,11 @@
     rule       is an instruction worth keeping for later?
     applies    does it concern the next response of this conversation?
     followed   does a response do what words ask?
-    opposite   write what a user says who openly wants the opposite
-    outside    write what a user says of whom the instruction says nothing
+    opposite   write the words of a user who openly wants the opposite
+    outside    write a user's wish about which the instruction says nothing
 
-Pure functions of stored text, as `judge.prompts`: the wording is part of the contract with small
-judges. All text of hints, users and conversations is fenced as data.
+Pure functions of stored text, like `judge.votes.prompts`: the wording is part of the contract with
+small judges. All text of hints, users and conversations is fenced as data.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Messages = list[dict[str, str]]
 
 
 def relation_messages(first: str, second: str) -> Messages:
-    """Asks how two instructions stand to each other."""
+    """Asks how two instructions relate to each other."""
     return _messages(RELATION, ["# First", fenced(first), "# Second", fenced(second)])
 
 
@@ -103,7 +103,9 @@ def opposite_messages(hint: str, words: str) -> Messages:
 
 
 def outside_messages(hint: str, tools: Sequence[dict[str, Any]]) -> Messages:
-    """Asks for a wish that has nothing to do with the hint; the tools show what there can be."""
+    """Asks for a wish that has nothing to do with the hint; the tools show what can be wished
+    for.
+    """
     return _messages(OUTSIDE, [*tool_lines(tools), "", "# Instruction", fenced(hint)])
 
 

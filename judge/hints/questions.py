@@ -1,8 +1,8 @@
-"""The judge, asked about hints: m votes on each question, and what they come to.
+"""Questions to the judge about hints: m votes on each question, and the answer they give.
 
-An answer is what more than half of the votes say that decide; None where there is no such majority,
-or where the question does not fit into the judge's context. Once more than half of m agree, the
-others are not asked. Texts are written once by each vote. Knows no store.
+The answer is that of more than half of the votes that decide; None if there is no such majority, or
+if the question does not fit into the judge's context. Once more than half of m agree, the others
+are not asked for. Each vote writes one text. Independent of the store.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from records.types import TurnRecord, Vote
 from rollout_bridge.rendering.control_text import ControlTexts
 
 _WRITING_TEMPERATURE = 1.0
-"""At least: texts that are all the same teach one exception."""
+"""The lowest for writing: texts that are all the same teach only one exception."""
 
 Answer = TypeVar("Answer")
 
 
 class Relation(StrEnum):
-    """How a hint stands to another one."""
+    """How a hint relates to another one."""
 
     SAME = "same"
     OPPOSITE = "opposite"
@@ -51,8 +51,8 @@ _RELATIONS = {1: Relation.SAME, -1: Relation.OPPOSITE, 0: Relation.UNRELATED}
 
 class HintQuestions:
     """Asks the judge behind `client`. All methods raise JudgeUnavailable when no vote got an
-    answer. `count_tokens` and `control_texts` are of the judge's tokenizer, as for votes on turns.
-    `on_answer` is called after each question.
+    answer. `count_tokens` and `control_texts` belong to the judge's tokenizer, as for votes on
+    turns. `on_answer` is called after each question.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class HintQuestions:
         self.metrics = metrics if metrics is not None else QuestionMetrics()
 
     async def relation(self, first: str, second: str) -> Relation | None:
-        """How two hints stand to each other."""
+        """How two hints relate to each other."""
         messages = prompts.relation_messages(first, second)
         return await self._decided("relation", _short(messages), [], _relation)
 
     async def is_rule(self, hint: str, words: str) -> bool | None:
-        """Whether a hint says how answers should always be; `words` had led to it."""
+        """Whether a hint says how answers should always be; `words` led to it."""
         return await self._decided("rule", _short(prompts.rule_messages(hint, words)), [], _yes)
 
     async def applies(self, hint_text: str, turn: TurnRecord) -> bool | None:
@@ -109,7 +109,7 @@ class HintQuestions:
         return await self._written("opposite", prompts.opposite_messages(hint, words), count)
 
     async def outsides(self, hint: str, tools: Sequence[dict[str, Any]]) -> list[str]:
-        """Wishes of which the hint says nothing."""
+        """Wishes about which the hint says nothing."""
         count = max(self._config.exception_texts // 3, 1)
         return await self._written("outside", prompts.outside_messages(hint, tools), count)
 
@@ -152,7 +152,7 @@ class HintQuestions:
         routing_key: str | None,
         is_decided: IsDecided | None = None,
     ) -> Ballot | None:
-        """The votes on one question; None where it does not fit."""
+        """The votes on one question; None if it does not fit."""
 
         def fit(max_tokens: int) -> JudgePrompt:
             return fitted(shown, messages, max_tokens, self._count_tokens, self._control_texts)
@@ -164,7 +164,9 @@ class HintQuestions:
 
 
 def majority(answers: Sequence[Answer | None]) -> Answer | None:
-    """What more than half of the votes say that decide; None: nothing, or all abstain."""
+    """The answer of more than half of the votes that decide; None: no such majority, or all
+    abstain.
+    """
     counts = Counter(answer for answer in answers if answer is not None)
     for answer, number in counts.most_common(1):
         if 2 * number > counts.total():

@@ -1,6 +1,6 @@
-"""A verifier, asked about one session: the function in a process of its own, or the URL.
+"""Asking a verifier about one session: the function in a process of its own, or the URL.
 
-It knows no store.
+Independent of the store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from judge.verifier.config import VerifierConfig, is_url
 from rollout_bridge.worker import ServiceUnavailable
 
 _SAID = 500
-"""Characters of an error that are told."""
+"""Characters of an error that are reported."""
 _MOST_REASON = 4000
 """Characters of a reason that are kept: the judge reads it."""
 _MOST_ANSWER = 65_536
@@ -38,7 +38,7 @@ class VerifierFailure(StrEnum):
     """It raised, ended, or answered with an error."""
     TIMEOUT = "timeout"
     INVALID = "invalid"
-    """It answered, but with no number from 0 to 1."""
+    """It answered, but not with a number from 0 to 1."""
 
 
 class VerifierUnavailable(ServiceUnavailable):
@@ -50,12 +50,12 @@ class VerifierUnavailable(ServiceUnavailable):
 
 
 class InvalidOutcome(ValueError):
-    """An answer that is no outcome: asked again, the answer would be the same."""
+    """An answer that is not an outcome; asking again would give the same answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A verifier's word: `outcome` in [0, 1]."""
+    """A verifier's answer: `outcome` in [0, 1]."""
 
     outcome: float
     reason: str | None
@@ -65,7 +65,7 @@ async def verify(
     config: VerifierConfig, session: dict[str, Any], client: httpx.AsyncClient
 ) -> Said:
     """Ask about one session. Raises VerifierUnavailable, InvalidOutcome."""
-    assert config.source is not None, "nobody asks a verifier that there is not"
+    assert config.source is not None, "there is no verifier to ask"
     if is_url(config.source):
         answer = await _post(config, session, client)
     else:
@@ -77,8 +77,8 @@ def _read(answer: Any) -> Said:
     if not isinstance(answer, dict) or "outcome" not in answer:
         raise InvalidOutcome("the answer has no 'outcome'")
     value, reason = answer["outcome"], answer.get("reason")
-    if not isinstance(value, int | float) or not 0 <= value <= 1:  # which NaN is not, either
-        raise InvalidOutcome("the outcome is no number from 0 to 1")
+    if not isinstance(value, int | float) or not 0 <= value <= 1:  # false for NaN, too
+        raise InvalidOutcome("the outcome is not a number from 0 to 1")
     text = "" if reason is None else str(reason).strip()
     return Said(outcome=float(value), reason=text[:_MOST_REASON] or None)
 
@@ -88,7 +88,7 @@ async def _post(config: VerifierConfig, session: dict[str, Any], client: httpx.A
     try:
         response = await client.post(
             config.source,
-            # Text of agents may hold what UTF-8 does not: escaped, it is JSON all the same.
+            # Agents' text may contain what UTF-8 cannot encode; escaped, it is still JSON.
             content=json.dumps(session),
             headers={"Content-Type": "application/json"},
             timeout=config.timeout_s,
@@ -103,7 +103,7 @@ async def _post(config: VerifierConfig, session: dict[str, Any], client: httpx.A
     try:
         return response.json()
     except ValueError:
-        raise InvalidOutcome("the answer is no JSON") from None
+        raise InvalidOutcome("the answer is not JSON") from None
 
 
 async def _call(config: VerifierConfig, session: dict[str, Any]) -> Any:
@@ -123,12 +123,12 @@ async def _call(config: VerifierConfig, session: dict[str, Any]) -> Any:
     err = asyncio.create_task(_last(child.stderr, said))
     try:
         async with asyncio.timeout(config.timeout_s):
-            # It stays open: the child ends when nobody waits any more.
+            # stdin stays open: when it closes, the child ends.
             child.stdin.write(json.dumps(session).encode() + b"\n")
             with contextlib.suppress(ConnectionError):
                 await child.stdin.drain()
-            # The answer's end, not the process's: asyncio waits for the end of every pipe, which
-            # whatever the function has started may hold.
+            # Wait for the answer to end, not for the process: asyncio would also wait for every
+            # pipe to close, and whatever the function has started may hold one.
             await asyncio.shield(out)
             while child.returncode is None:
                 await asyncio.sleep(_LOOK_S)
@@ -137,7 +137,7 @@ async def _call(config: VerifierConfig, session: dict[str, Any]) -> Any:
         raise VerifierUnavailable(VerifierFailure.TIMEOUT, detail) from None
     finally:
         await _end(child)
-        # Whoever writes to its pipes ended with it, unless it has left the group: not waited for.
+        # Other writers to its pipes ended with it; one that has left the group is not waited for.
         await asyncio.wait([out, err], timeout=_DRAIN_S)
         out.cancel()
         err.cancel()
@@ -148,24 +148,24 @@ async def _call(config: VerifierConfig, session: dict[str, Any]) -> Any:
     try:
         return json.loads(answer)
     except ValueError:
-        raise InvalidOutcome("the answer is no JSON") from None
+        raise InvalidOutcome("the answer is not JSON") from None
 
 
 async def _first(stream: asyncio.StreamReader, kept: bytearray) -> None:
-    """Keep what comes first; the rest is read and forgotten, or its writer would wait for ever."""
+    """Keep the first bytes; the rest is read and discarded, or its writer would wait forever."""
     while part := await stream.read(_PART):
         kept += part[: _MOST_ANSWER - len(kept)]
 
 
 async def _last(stream: asyncio.StreamReader, kept: bytearray) -> None:
-    """Keep what comes last."""
+    """Keep the last bytes."""
     while part := await stream.read(_PART):
         kept += part
         del kept[:-_PART]
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """Nothing of it goes on, whatever it started."""
+    """Kill it and whatever it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     while child.returncode is None:  # `wait` would wait for its pipes, too
@@ -173,7 +173,7 @@ async def _end(child: asyncio.subprocess.Process) -> None:
 
 
 def _close(child: asyncio.subprocess.Process) -> None:
-    """Give its pipes back. A process that holds their other end would keep ours open."""
+    """Close its pipes. A process that holds their other ends would keep ours open."""
     child._transport.close()  # type: ignore[attr-defined] # asyncio has no public way
 
 
@@ -187,7 +187,7 @@ def _last_line(text: bytes | bytearray) -> str:
 
 
 async def why_not_found(source: str) -> str | None:
-    """Why a function cannot be called; None where it can, or is a URL."""
+    """Why a function cannot be called; None if it can, or if `source` is a URL."""
     if is_url(source):
         return None
     child = await asyncio.create_subprocess_exec(

@@ -1,11 +1,11 @@
 """One call of a user's function in a process of its own, which may be killed at any time.
 
-    python -m judge.verifier.child module:function            the session comes by standard input
-    python -m judge.verifier.child module:function --check    the function is found, nothing else
+    python -m judge.verifier.child module:function            the session comes on standard input
+    python -m judge.verifier.child module:function --check    only look for the function
 
 The session is one line of JSON. Standard input stays open as long as somebody waits for the answer:
-when it closes, this process ends. Standard output holds the answer alone, as JSON: {"outcome": ...,
-"reason": ...}; what the function prints, and what processes that it starts print, goes to standard
+when it closes, this process ends. Standard output contains only the answer, as JSON: {"outcome":
+..., "reason": ...}; whatever the function and the processes that it starts print goes to standard
 error.
 """
 
@@ -21,9 +21,10 @@ from typing import Any
 
 
 def main() -> int:
-    """Call the function that the arguments name; 2 where it cannot be found."""
+    """Call the function that the arguments name; returns 2 if it cannot be found."""
     name, *rest = sys.argv[1:]
-    # Of the descriptors, since a process that the function starts prints past Python.
+    # Redirect the descriptors, because processes that the function starts do not print through
+    # Python.
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
@@ -47,11 +48,11 @@ def _end_when_nobody_waits() -> None:
 
 
 def found(name: str) -> Callable[[dict[str, Any]], Any]:
-    """The function. Raises whatever its module raises, and TypeError for what is none."""
+    """The function. Raises whatever its module raises, and TypeError if it is not callable."""
     module, _, attribute = name.partition(":")
     function = getattr(importlib.import_module(module), attribute)
     if not callable(function):
-        raise TypeError(f"{name} is no function")
+        raise TypeError(f"{name} is not a function")
     return function
 
 
@@ -67,7 +68,7 @@ def as_answer(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> float | None:
-    """A number as JSON knows it, those of other libraries too; None for what is none."""
+    """A number that JSON can express, also from other libraries' types; None for anything else."""
     if isinstance(value, str):
         return None
     try:

@@ -13,19 +13,23 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class VerifierConfig(BaseModel):
-    """What says how well a session went. Unknown keys are errors."""
+    """What decides how well a session went. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     source: str | None = None
-    """A function, `module:function`, found from the folder that the run is started in, or a URL.
-    It gets a session (docs/outcomes.md) and returns a number from 0 to 1 with a reason. Unset: none
-    is asked.
+    """A function, `module:function`, importable from the folder that the run is started in, or a
+    URL. It gets a session (docs/outcomes.md) and returns a number from 0 to 1 with a reason. Unset:
+    no verifier is asked.
+    """
+    continuations: int = Field(default=0, ge=0, le=64)
+    """How often the policy answers each prompt of a session again, each answer judged by the
+    verifier as the session's last: what the turn was worth, for `reward_baseline = "process"`.
     """
     idle_s: float = Field(default=60.0, gt=0)
-    """A session is over once nothing was heard of it for so long."""
+    """A session is over once nothing has happened in it for this long."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Longest answer; a function that takes longer is killed."""
+    """Longest wait for an answer; a function that takes longer is killed."""
     loop: ClaimLoopConfig = ClaimLoopConfig(concurrency=2, poll_min_s=1.0, poll_max_s=5.0)
     """Sessions at a time, polling, and patience with a verifier that fails."""
 

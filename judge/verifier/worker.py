@@ -1,8 +1,8 @@
-"""The verifier stage: a session that is over -> what it came to, committed to the store.
+"""The verifier stage: a session that is over -> its outcome, committed to the store.
 
-Runs beside the judge. Sessions are claimed as turns are; a verifier that fails is waited for with
-the claim loop's patience (rollout_bridge/worker.py), and a session at which it alone fails is given
-up, with the reason.
+Runs alongside the judge. Sessions are claimed like turns. A verifier that fails is waited for with
+the claim loop's patience (rollout_bridge/worker.py); if it fails only at one session, that session
+is given up, with the reason.
 """
 
 from __future__ import annotations
@@ -10,19 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import httpx
 from prometheus_client import CollectorRegistry, Counter
 
 from judge.verifier.calls import (
     InvalidOutcome,
+    Said,
     VerifierFailure,
     VerifierUnavailable,
     verify,
 )
 from judge.verifier.config import VerifierConfig
+from judge.verifier.values import Continues, as_session, turn_value
+from records.messages import Message
 from records.names import DropReason
+from records.outcomes.values import TurnValue
 from records.outcomes.verifying import ToVerify
 from records.types import TurnRecord
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
@@ -31,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class VerifierStore(Protocol):
-    """What the verifier worker needs of the store."""
+    """What the verifier worker needs from the store."""
 
     async def claim_sessions(
         self, owner: str, *, limit: int, idle_s: float, ttl_s: float
@@ -40,8 +45,14 @@ class VerifierStore(Protocol):
         self, owner: str, session_ids: Sequence[str], ttl_s: float | None
     ) -> int: ...
     async def commit_outcome(
-        self, owner: str, claimed: ToVerify, value: float, reason: str | None
+        self,
+        owner: str,
+        claimed: ToVerify,
+        value: float,
+        reason: str | None,
+        values: Sequence[TurnValue] = (),
     ) -> bool: ...
+    async def conversation(self, turn_id: str) -> list[str]: ...
     async def give_up_outcome(self, owner: str, session_id: str, failure: str) -> bool: ...
     async def turn(self, turn_id: str) -> TurnRecord | None: ...
 
@@ -56,7 +67,16 @@ class VerifierMetrics:
             "Sessions whose outcome the verifier reported",
             registry=self.registry,
         )
-        self.sum = Counter("verifier_outcome_sum", "Their outcomes, summed", registry=self.registry)
+        self.sum = Counter(
+            "verifier_outcome_sum",
+            "Outcomes that the verifier reported, summed",
+            registry=self.registry,
+        )
+        self.continuations = Counter(
+            "verifier_continuations",
+            "Further answers to prompts of sessions that the verifier judged",
+            registry=self.registry,
+        )
         self.failures = Counter(
             "verifier_failures",
             "Calls without an outcome, by reason",
@@ -66,12 +86,14 @@ class VerifierMetrics:
         for reason in VerifierFailure:
             self.failures.labels(reason=reason.value)
         self.given_up = Counter(
-            "verifier_given_up", "Sessions at which the verifier failed", registry=self.registry
+            "verifier_given_up",
+            "Sessions given up because the verifier failed",
+            registry=self.registry,
         )
 
 
 class SessionClaims:
-    """The store's sessions under the names by which the claim loop asks for turns."""
+    """The store's sessions, with the methods by which the claim loop claims turns."""
 
     def __init__(self, store: VerifierStore, idle_s: float) -> None:
         self._store, self._idle_s = store, idle_s
@@ -91,7 +113,7 @@ class SessionClaims:
         return await self._store.hold_sessions(owner, turn_ids, None)
 
     async def drop(self, owner: str, turn_id: str, reason: DropReason, detail: str = "") -> bool:
-        """A claimed session is not asked about again."""
+        """Give up a claimed session: it is not asked about again."""
         failure = f"{reason.value}: {detail}" if detail else reason.value
         return await self._store.give_up_outcome(owner, turn_id, failure)
 
@@ -99,8 +121,15 @@ class SessionClaims:
 class VerifierWorker:
     """Asks the verifier about sessions until stopped. `owner` names the claims."""
 
-    def __init__(self, store: VerifierStore, config: VerifierConfig, owner: str) -> None:
+    def __init__(
+        self,
+        store: VerifierStore,
+        config: VerifierConfig,
+        owner: str,
+        policy: Continues | None = None,
+    ) -> None:
         self._store, self._config, self._owner = store, config, owner
+        self._policy = policy
         self.metrics = VerifierMetrics()
         claims = SessionClaims(store, config.idle_s)
         self.loop: ClaimLoop[ToVerify] = ClaimLoop(claims, self, owner=owner, config=config.loop)
@@ -118,13 +147,15 @@ class VerifierWorker:
             await self.loop.run(stop)
 
     async def process(self, turn: ToVerify, /) -> None:
-        """Ask about one session and commit. Raises VerifierUnavailable."""
-        assert self._client is not None, "process is called by run"
+        """Ask about one session, and what its turns were worth, and commit. Raises
+        ServiceUnavailable.
+        """
         last = await self._store.turn(turn.last_turn_id)
         if last is None:  # deleted meanwhile
             return
         try:
-            said = await verify(self._config, as_session(turn, last), self._client)
+            said = await self._ask(turn, last, [*last.messages, last.response])
+            values = await self._values(turn)
         except InvalidOutcome as error:
             self.metrics.failures.labels(VerifierFailure.INVALID.value).inc()
             await self._give_up(turn, f"{VerifierFailure.INVALID.value}: {error}")
@@ -132,31 +163,40 @@ class VerifierWorker:
         except VerifierUnavailable as error:
             self.metrics.failures.labels(error.failure.value).inc()
             raise
-        if await self._store.commit_outcome(self._owner, turn, said.outcome, said.reason):
+        if await self._store.commit_outcome(self._owner, turn, said.outcome, said.reason, values):
+            self.metrics.continuations.inc(sum(one.tries for one in values))
             self.metrics.outcomes.inc()
             self.metrics.sum.inc(said.outcome)
         else:
-            logger.info("session %s: it went on, or its outcome is known", turn.session_id)
+            logger.info("session %s: it went on, or its outcome is already known", turn.session_id)
+
+    async def _ask(self, session: ToVerify, turn: TurnRecord, messages: list[Message]) -> Said:
+        assert self._client is not None, "process is called by run"
+        asked = as_session(session.session_id, session.name, messages, turn.tools)
+        return await verify(self._config, asked, self._client)
+
+    async def _values(self, session: ToVerify) -> list[TurnValue]:
+        """Of the turns that led to the session's end, one after the other."""
+        tries = self._config.continuations
+        if self._policy is None or not tries:
+            return []
+        found = []
+        for turn_id in await self._store.conversation(session.last_turn_id):
+            turn = await self._store.turn(turn_id)
+            if turn is not None:  # else deleted meanwhile
+                ask = partial(self._ask, session, turn)
+                found.append(await turn_value(turn, tries, self._policy, ask))
+        return found
 
     async def give_up(self, turn: ToVerify, error: ServiceUnavailable, /) -> None:
-        """A session about which the verifier never gave an answer."""
+        """Give up a session about which the verifier never gave an answer."""
         await self._give_up(turn, str(error))
 
     async def _give_up(self, turn: ToVerify, failure: str) -> None:
         if await self._store.give_up_outcome(self._owner, turn.session_id, failure):
             self.metrics.given_up.inc()
-            # Why may hold what users said: it lies with the session.
+            # The reason may contain what users said, so it is stored with the session instead.
             logger.warning(
-                "session %s has no outcome: the verifier failed at it (opd doctor says why)",
+                "session %s has no outcome: the verifier failed at it (opd doctor shows why)",
                 turn.session_id,
             )
-
-
-def as_session(session: ToVerify, last: TurnRecord) -> dict[str, Any]:
-    """What a verifier gets: the conversation as its last answer was asked for, and that answer."""
-    return {
-        "session_id": session.session_id,
-        "name": session.name,
-        "messages": [*last.messages, last.response],
-        "tools": list(last.tools),
-    }

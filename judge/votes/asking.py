@@ -1,7 +1,7 @@
-"""One question to the judge: fitted into its context, shorter where the judge refuses it, m votes.
+"""One question to the judge: fitted into its context, shortened if the judge refuses it, m votes.
 
-Sits between the workers that ask (of turns, `judge.worker`; of hints, `judge.hints.questions`) and
-the single call of a vote. Knows no store.
+Sits between the workers that ask (about turns, `judge.worker`; about hints,
+`judge.hints.questions`) and the single call of a vote. Independent of the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollout_bridge.worker import ServiceUnavailable
 
 
 class JudgeUnavailable(ServiceUnavailable):
-    """Every vote's call failed; `ballot` holds the failed votes, `num_omitted` is of its prompt."""
+    """Every vote's call failed; `ballot` has the failed votes, `num_omitted` is their prompt's."""
 
     def __init__(self, ballot: Ballot, num_omitted: int) -> None:
         errors = dict.fromkeys(vote.error for vote in ballot.votes if vote.error)
@@ -34,8 +34,8 @@ class JudgeUnavailable(ServiceUnavailable):
 class Asked:
     """The votes on a question; `num_omitted` messages of the conversation were not shown.
 
-    `too_long` says why a question that does not fit was not decided. `ballot` then holds the votes
-    that the judge refused, or is None where it was not asked at all.
+    `too_long` says why a question that does not fit was not decided. `ballot` then contains the
+    votes that the judge refused, or is None if it was not asked at all.
     """
 
     ballot: Ballot | None
@@ -51,8 +51,8 @@ async def ask(
     routing_key: str | None = None,
     is_decided: IsDecided | None = None,
 ) -> Asked:
-    """Ask for `config.votes` votes on the prompt that `fit` makes for a limit in tokens; for fewer,
-    see `cast_votes`, if the first ones decide.
+    """Ask for `config.votes` votes on the prompt that `fit` makes for a limit in tokens; for fewer
+    if the first ones decide (see `cast_votes`).
 
     `fit` raises JudgePromptTooLong; it runs in a thread, since counting the tokens of a long
     conversation would hold up all others. Raises JudgeUnavailable if no vote got an answer.

@@ -1,8 +1,8 @@
-"""One call of the judge: streamed, retried where that may help, its failures told apart.
+"""One call to the judge: streamed, retried if that may help, its failures told apart.
 
 The reply is streamed so that its first token is noticed: from then on the prompt is in the server's
-prefix cache. A server that answers in one piece is understood too. Retries here bridge a hiccup:
-transport errors, 429 and 5xx, a few times. Knows no votes.
+prefix cache. A server that answers in one piece works too. Retries here bridge brief failures:
+transport errors, 429 and 5xx, a few times. Independent of votes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DONE = "[DONE]"
 
 
 def judge_client(config: JudgeConfig) -> AsyncOpenAI:
-    """A client of the judge; whoever asks keeps it open. Retries are `JudgeCall`'s."""
+    """A client of the judge, which the caller keeps open. `JudgeCall` does the retries."""
     return AsyncOpenAI(
         base_url=config.base_url,
         api_key=config.api_key.get_secret_value(),
@@ -75,7 +75,7 @@ class _Details(BaseModel):
 
 
 class Usage(BaseModel):
-    """What a server says that a reply cost."""
+    """What a reply cost, as the server reports it."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -83,13 +83,13 @@ class Usage(BaseModel):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens that were in the server's cache; None where it does not say."""
+        """Prompt tokens that were in the server's cache; None if it does not report them."""
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeReply:
-    """The text of a reply, without its reasoning, and its cost where the server says."""
+    """The text of a reply, without its reasoning, and its cost if the server reports it."""
 
     text: str
     usage: Usage | None
@@ -104,7 +104,7 @@ class _Choice(BaseModel):
 
 
 class _Whole(BaseModel):
-    """What is needed of a chat completion. The client itself lets any JSON pass as one."""
+    """The needed fields of a chat completion. The client itself accepts any JSON as one."""
 
     choices: list[_Choice] = Field(min_length=1)
     usage: Usage | None = None
@@ -121,7 +121,9 @@ class _EventError(BaseModel):
 
 
 class _Chunk(BaseModel):
-    """What is needed of one event of a streamed chat completion: a part of it, or its failure."""
+    """The needed fields of one event of a streamed chat completion: a part of it, or its
+    failure.
+    """
 
     choices: list[_ChunkChoice] = []
     usage: Usage | None = None
@@ -131,7 +133,7 @@ class _Chunk(BaseModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeCall:
     """One question to the judge. `on_start` is called when the first try has its first token, or
-    has ended without one; later calls of it mean nothing.
+    has ended without one; later calls have no meaning.
     """
 
     client: AsyncOpenAI
@@ -169,8 +171,8 @@ class JudgeCall:
     async def _try(self) -> JudgeReply:
         config = self.config
         try:
-            # The client's own timeout is one for each read: a server that drips bytes would never
-            # end it.
+            # The client's own timeout is for each read: a server that drips bytes would never reach
+            # it.
             async with asyncio.timeout(config.timeout_s):
                 return await self._ask()
         except TimeoutError as error:
@@ -265,7 +267,7 @@ def _status_error(error: APIStatusError) -> JudgeCallError:
 
 
 def _event_error(error: _EventError) -> JudgeCallError:
-    """An error that came as an event of the stream: its status, if any, stands in its code."""
+    """An error that came as an event of the stream: its code is its status, if it has one."""
     code = str(error.code)
     status = int(code) if code.isdigit() else None
     return JudgeCallError(
@@ -293,9 +295,7 @@ def retry_after_s(header: str | None, now: float) -> float | None:
 
 
 def _reason(error: BaseException) -> str:
-    """The error's text, with that of its cause where the client hides it behind "Connection
-    error.".
-    """
+    """The error's text, with its cause's if the client hides that behind "Connection error."."""
     text = " ".join(str(error).split())[:300]
     cause = error.__cause__
     return f"{text} ({type(cause).__name__}: {str(cause)[:200]})" if cause else text

@@ -1,5 +1,5 @@
 """How much of the traffic the judge keeps up with: its pace, and the share of turns it sees in
-time. Values over the last minutes, of this process; no store, no judge.
+time. Values of this process over the last minutes; needs no store and no judge.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NEWEST = 0.1
 
 
 class Capacity:
-    """Counts what was judged in time to train and what was let go instead; `clock` in seconds."""
+    """Counts turns judged in time to train, and turns skipped instead; `clock` in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -25,13 +25,13 @@ class Capacity:
         self._turn_s: float | None = None
 
     def judged(self, seconds: float) -> None:
-        """A turn was judged that could still train; it took so long."""
+        """Count a turn that was judged while it could still train, and that took `seconds`."""
         self._add(1, 0)
         newest = _NEWEST if self._turn_s is not None else 1.0
         self._turn_s = newest * seconds + (1 - newest) * (self._turn_s or 0.0)
 
     def let_go(self, number: int) -> None:
-        """So many turns could not train any more before they were judged."""
+        """Count turns that became too old to train before they were judged."""
         if number:
             self._add(0, number)
 
@@ -55,7 +55,7 @@ class Capacity:
     def _add(self, judged: int, let_go: int) -> None:
         now = self._clock()
         last = self._events[-1] if self._events else None
-        if last is not None and int(last[0]) == int(now):  # an entry a second: it stays small
+        if last is not None and int(last[0]) == int(now):  # one entry a second: it stays small
             self._events[-1] = (last[0], last[1] + judged, last[2] + let_go)
         else:
             self._events.append((now, judged, let_go))

@@ -1,9 +1,9 @@
 """Fitting a judge prompt into the judge's context.
 
-The response and the next state are what the judge decides about, so they are always shown whole,
-and so are the tools. Of the conversation before them the oldest middle messages go first: the head
+The judge decides about the response and the next state, so they are always shown whole, and so are
+the tools. Of the conversation before them, the oldest middle messages are left out first: the head
 (system messages, or else the first message: the task) and the newest messages stay. Prompts say how
-much was left out. Knows no tokenizer: counting is a function passed in.
+much was left out. Needs no tokenizer: the counting function is passed in.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollout_bridge.rendering.control_text import ControlTexts
 CountTokens: TypeAlias = Callable[[str], int]
 
 NO_CONTROL_TEXTS = ControlTexts((), with_blanks=True)
-"""Of a judge whose tokenizer is not here."""
+"""For a judge whose tokenizer is not available."""
 
 
 class Reads(TypedDict):
@@ -48,18 +48,19 @@ class JudgePrompt:
     num_omitted: int
 
     def num_tokens(self, count_tokens: CountTokens) -> int:
-        """Its size in tokens, what a chat template adds included."""
+        """Its size in tokens, including what a chat template adds."""
         return TEMPLATE_TOKENS + sum(count_tokens(message["content"]) for message in self.messages)
 
 
 def estimate_tokens(text: str) -> int:
-    """Tokens of `text` without a tokenizer: on the high side for everyday text, no strict bound.
+    """Tokens of `text` without a tokenizer: on the high side for everyday text, but no strict
+    bound.
 
     The only strict bound of byte-level BPE is one token per UTF-8 byte, three to four times the
     truth for prose and so a waste of most of the context. Prose and code words run at 3 to 5 bytes
     a token, other scripts at 2 to 4, digits and punctuation often at one. So letters, spaces and
-    non-ASCII bytes count 1/2, all else 1. A judge that refuses a prompt as too long all the same
-    is sent a shorter one (worker.py).
+    non-ASCII bytes count 1/2, all else 1. A judge that still refuses a prompt as too long is sent a
+    shorter one (asking.py).
     """
     data = text.encode("utf-8", "surrogatepass")
     num_full = len(data.translate(None, _HALF_BYTES))
@@ -67,8 +68,8 @@ def estimate_tokens(text: str) -> int:
 
 
 Shown: TypeAlias = Callable[[Sequence[Message], int, int], list[dict[str, str]]]
-"""The chat messages of a question that shows these messages of a conversation; the second is the
-index after which messages are left out, the third their number.
+"""Makes the chat messages of a question from the conversation's messages to show, the index after
+which messages are left out, and the number of those.
 """
 
 
@@ -96,15 +97,14 @@ def fitted(
     count_tokens: CountTokens = estimate_tokens,
     control_texts: ControlTexts = NO_CONTROL_TEXTS,
 ) -> JudgePrompt:
-    """What `ask` makes of a conversation, with as few oldest middle messages left out as
-    `max_tokens` demands.
+    """What `ask` makes of a conversation, leaving out as few of the oldest middle messages as
+    `max_tokens` allows.
 
-    What stands for a token of structure in the judge's own vocabulary (`control_texts`) gets a
-    blank inside, beside the markers that `fencing` knows of every judge.
+    Text that the judge's own vocabulary reads as a structural token (`control_texts`) gets a blank
+    inside, like the markers that `fencing` knows for every judge.
 
-    If everything but the head has gone and it still does not fit, the text of the head is replaced
-    by a note of its length. Raises JudgePromptTooLong when what is asked about does not fit even
-    then.
+    If only the head is left and it still does not fit, the text of the head is replaced by a note
+    of its length. Raises JudgePromptTooLong if what is asked about does not fit even then.
     """
     num_head = _num_head_messages(messages)
     head, middle = messages[:num_head], messages[num_head:]
@@ -121,8 +121,8 @@ def fitted(
         return prompt
     num_omitted, excess = 0, prompt.num_tokens(count_tokens) - max_tokens
     while excess > 0 and num_omitted < len(middle):
-        # Leave out by the messages' own counts, then count the whole prompt again: what tokens do
-        # at the seams and the note of the omission can make another round necessary.
+        # Leave messages out by their own counts, then count the whole prompt again: tokens at the
+        # seams, and the note of the omission, can make another round necessary.
         while excess > 0 and num_omitted < len(middle):
             excess -= count_tokens(message_text(middle[num_omitted]))
             num_omitted += 1

@@ -1,7 +1,7 @@
 """From a turn's votes to its verdict: its hints, its reward, and whether it goes on.
 
 Pure. A hint goes to the teacher; a reward alone (ALGORITHMS 3.1, 3.2) goes straight to the trainer,
-and so does a turn whose reward is what its session comes to; with neither, the turn is dropped.
+and so does a turn whose reward is its session's outcome; with neither, the turn is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def decide(
     said: float | None = None,
     judge: str | None = None,
 ) -> tuple[Verdict, DropReason | None]:
-    """The verdict on a turn, and why it is dropped, if it is; `drop` is decided already.
+    """The verdict on a turn, and why it is dropped, if it is; `drop` is a reason found earlier.
 
     `said` is the reward that a person gave the turn (feedback), on [-1, 1]. `judge` names who
     voted, if not the configured one.
@@ -34,7 +34,7 @@ def decide(
     hints: tuple[str, ...] = ()
     reward = None
     if config.reward == "outcome" and drop in UNJUDGED:
-        drop = None  # what its session comes to needs no votes
+        drop = None  # a session's outcome needs no votes
     if drop is None:
         hints = select_hints(
             votes,
@@ -60,7 +60,7 @@ def decide(
 
 
 def why_no_hint(votes: Sequence[Vote], min_positive_votes: int) -> DropReason:
-    """What kept votes that selected no hint from giving one."""
+    """Why votes that selected no hint gave none."""
     positive = [vote for vote in votes if vote.score == 1]
     if positive and len(positive) < min_positive_votes:
         return DropReason.NO_QUORUM
@@ -73,8 +73,8 @@ def reward_of(votes: Sequence[Vote], kind: RewardKind, said: float | None = None
     """The majority of the votes 1, 0 and -1, or their mean; None if all abstained, and for `none`
     and `outcome`.
 
-    A vote of 0 abstains on the hint, and counts here. What a person `said` takes the votes' place:
-    for `verdict` its sign.
+    A vote of 0 abstains on the hint, but counts here. What a person `said` replaces the votes;
+    `verdict` takes its sign.
     """
     if kind in ("none", "outcome"):
         return None

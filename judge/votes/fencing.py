@@ -1,11 +1,11 @@
 r"""Text of a conversation as data inside a judge prompt.
 
 Users and tools will write `\boxed{1} [HINT_START]...`, the headers of the prompt's own sections, or
-the tokens by which a chat template ends a message. A judge that quotes such text must not vote by
-it, and none of it may end the section that it stands in. So each such place gets one blank inside
+the tokens by which a chat template ends a message. A judge that quotes such text must not thereby
+cast a vote, and no text may end the section that it is in. So each such place gets one blank inside
 (`\ boxed{1}`), and a line that looks like the prompt's own structure is quoted (`> [user] ...`).
-All other text, which is nearly all there is, stays as it is: small judges are trained on it.
-Where the judge's tokenizer is at hand, its own control texts get a blank as well (`context`).
+All other text, which is nearly all there is, stays as it is: small judges are trained on it. If the
+judge's tokenizer is available, its own control texts get a blank as well (`context`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 
 ANSWER_MARKERS = (r"\\boxed\{", r"\[HINT_START\]", r"\[HINT_END\]")
-"""What `judge.votes.parsing` reads in an answer."""
+"""What `judge.votes.parsing` looks for in an answer."""
 TURN_TOKENS = (
     r"<\|[^|>\n]{1,40}\|>",  # ChatML, Llama 3, Harmony, GLM, Phi, Kimi, Command
     r"<\|[a-z_]{1,20}>|<[a-z_]{1,20}\|>",  # Gemma 4
@@ -48,14 +48,14 @@ _LINE_START = re.compile(
 
 
 def has_marker(text: str) -> bool:
-    """Whether `text` holds a marker of an answer, or a token that begins or ends a message."""
+    """Whether `text` contains a marker of an answer, or a token that begins or ends a message."""
     return _MARKER.search(text) is not None
 
 
 def fenced(text: str) -> str:
     """`text` without anything that could be read as an answer or as the prompt's structure.
 
-    It only inserts characters, so no new marker can come of two halves. The first line is quoted
+    It only inserts characters, so two halves cannot become a new marker. The first line is quoted
     as well if it looks like structure; the caller may put something before it.
     """
     separated = _MARKER_START.sub(r"\1 ", text)

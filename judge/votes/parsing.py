@@ -1,7 +1,7 @@
 """A judge's answer as a decision and a hint (ALGORITHMS 1.3).
 
-Decision and hint are parsed independently of each other: a hint can stand beside a negative
-decision, and selection ignores it. Knows nothing of votes, tokens or HTTP.
+Decision and hint are parsed independently of each other: a hint can come with a negative decision,
+and selection ignores it. Knows nothing of votes, tokens or HTTP.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ so a change here means that `examples/tool_lab/build_model.py` has to run again.
 All text of a turn is fenced as data (fencing.py): it can look neither like an answer nor like
 another section.
 
-Everything that varies with the turn stands at the end: the tools and the conversation so far are a
-prefix that consecutive turns of a session, and all votes of one turn, share in the judge's prefix
-cache.
+Everything that varies with the turn comes last: the tools and the conversation so far are a prefix
+that consecutive turns of a session, and all votes of one turn, share in the judge's prefix cache.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def judge_messages(
 ) -> list[dict[str, str]]:
     """The two chat messages that ask for one vote.
 
-    `messages` is the conversation before the response; `next_state` holds every message after the
+    `messages` is the conversation before the response; `next_state` is every message after the
     response up to the next assistant message. When the conversation was shortened to fit the
     judge's context, `num_omitted` messages are missing from `messages` after index `omitted_after`,
     and the prompt says so. Raises ValueError on an empty next state: there is nothing to look back
@@ -79,8 +78,8 @@ def conversation_lines(
     omitted_after: int | None = None,
     num_omitted: int = 0,
 ) -> list[str]:
-    """The sections of the tools and of the conversation, with a note after the message of index
-    `omitted_after` where `num_omitted` are missing.
+    """The sections of the tools and of the conversation, with a note after the message at index
+    `omitted_after` if `num_omitted` are missing there.
     """
     lines = [*tool_lines(tools), "", "# Conversation"]
     for index, message in enumerate(messages):
@@ -91,7 +90,7 @@ def conversation_lines(
 
 
 def tool_lines(tools: Sequence[dict[str, Any]]) -> list[str]:
-    """The section of the tools, a line each."""
+    """The section of the tools, one line each."""
     return ["# Tools", *(tool_signature(tool) for tool in tools)] if tools else ["# Tools", "none"]
 
 
@@ -122,6 +121,6 @@ def message_text(message: Message) -> str:
         shown = (
             arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         )
-        # Fenced apart from its `call`, which is structure here.
+        # Fenced without the leading `call`, which is structure here.
         parts.append(f"call {fenced(str(function['name']))}({fenced(str(shown))})")
     return f"[{message['role']}] " + "\n".join(part for part in parts if part)

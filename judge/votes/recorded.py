@@ -9,11 +9,11 @@ from judge.votes.voting import Ballot
 from records.types import Vote
 
 NAME = "recorded votes"
-"""What verdicts say in place of the judge's name."""
+"""What verdicts have in place of the judge's name."""
 
 
 def recorded_ballot(texts: Sequence[str]) -> Ballot:
-    """The votes in the order of the recording. What nobody measured is None."""
+    """The votes in the order of the recording. What was not measured is None."""
     votes = []
     for index, text in enumerate(texts):
         score, hint = parse_answer(text)

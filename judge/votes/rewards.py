@@ -1,7 +1,7 @@
 r"""Verdicts on a turn as a reward of 1, 0 or -1 (ALGORITHMS 3.1).
 
-The decision has the pattern of the hint judge's (judge/votes/parsing.py), but 0 is a legal vote
-here. Knows no tokens and no HTTP.
+The decision has the same pattern as the hint judge's (judge/votes/parsing.py), but 0 is a legal
+vote here. Independent of tokens and HTTP.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _DECISION = re.compile(r"\\boxed\{([-+]?[0-9])\}")
 
 
 def parse_reward(text: str) -> int | None:
-    r"""The last `\boxed{..}` of a judge's answer if it is 1, 0 or -1; None, an abstention, else."""
+    r"""The last `\boxed{..}` of a judge's answer if it is 1, 0 or -1; else None, an abstention."""
     decisions = _DECISION.findall(text)
     score = int(decisions[-1]) if decisions else None
     return score if score in REWARDS else None
 
 
 def majority_reward(votes: Iterable[int | None]) -> float:
-    """The most frequent of the votes 1, 0 and -1; 0 on a tie for the first place or without votes.
+    """The most frequent of the votes 1, 0 and -1; 0 on a tie for first place or without votes.
 
     None and every other value abstain.
     """

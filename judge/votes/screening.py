@@ -2,8 +2,8 @@
 
 Whoever writes the next state writes part of what the judge reads, and a hint trains the policy. So
 a hint must be a short instruction about the response: not a copy of what came after it, not a value
-that only the future knows, not text that speaks to the judge, the trainer or a chat template. Each
-refusal has one reason of a closed set. Pure; knows no HTTP and no store.
+that only the future knows, not text that addresses the judge, the trainer or a chat template. Each
+refusal has one reason of a closed set. Pure; independent of HTTP and the store.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def values_in(texts: Iterable[str]) -> set[str]:
 
 
 def copies_run(hint: str, evidence: Evidence, max_words: int) -> bool:
-    """Whether more than `max_words` words in a row stand in the hint and in one message of the next
-    state.
+    """Whether more than `max_words` words in a row occur both in the hint and in one message of the
+    next state.
     """
     size = max_words + 1
     mine = set(_runs(words(hint), size))
@@ -162,7 +162,7 @@ def rejection(hint: str, evidence: Evidence, config: JudgeConfig) -> HintRejecti
 
 
 def screened(votes: Sequence[Vote], evidence: Evidence, config: JudgeConfig) -> tuple[Vote, ...]:
-    """The votes, those for a hint that is refused with the reason. Their scores stay."""
+    """The votes; those whose hint is refused get the reason. Their scores stay."""
     return tuple(
         replace(vote, rejected=rejection(vote.hint, evidence, config))
         if vote.score == 1 and vote.hint

@@ -36,9 +36,9 @@ def longest(votes: Sequence[Vote], max_candidates: int = 1) -> list[Vote]:
 
 
 def longest_first(votes: Sequence[Vote], max_candidates: int = MAX_CANDIDATES) -> list[Vote]:
-    """Valid votes with different stripped hints, at most `max_candidates`: that which `longest`
-    gives, and behind it those that take its place where the teacher finds that it asks for what the
-    answer did (`scoring.least_fall`).
+    """Valid votes with different stripped hints, at most `max_candidates`: the one that `longest`
+    gives, then those that take its place if the teacher finds that it asks for what the answer
+    already did (`scoring.least_fall`).
     """
     by_length = sorted(_of_each_hint(votes), key=lambda vote: -len(vote.hint.strip()))
     return by_length[:max_candidates]
@@ -74,8 +74,8 @@ def select_hints(
     """The stripped hints of the candidates, best first, at most `max_candidates`.
 
     With `min_positive_votes` above the source's 1, fewer positive votes (with or without a usable
-    hint) mean no hint: one judge's slip in m then trains nothing. Raises ValueError for an unknown
-    strategy.
+    hint) mean no hint: a single mistaken vote of m then trains nothing. Raises ValueError for an
+    unknown strategy.
     """
     if strategy not in SELECTIONS:
         raise ValueError(

@@ -1,10 +1,10 @@
 """m votes on one turn, asked of any OpenAI-compatible server.
 
 The first vote leads: the others are asked once it has its first token. By then the prompt, which is
-the same for all of them, is in the server's prefix cache, and the votes share one prefill. Where a
-majority decides, votes that can change nothing are not asked for. A judge that stays away is the
-worker loop's affair. A vote whose text holds no decision abstains; a vote whose call failed says
-why. Knows no store.
+the same for all of them, is in the server's prefix cache, and the votes share one prefill. If a
+majority decides, votes that can change nothing are not asked for. A judge that is unavailable is
+left to the worker loop. A vote whose text contains no decision abstains; a vote whose call failed
+has the `error`. Independent of the store.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ IsDecided: TypeAlias = Callable[[Sequence[Vote]], bool]
 class Ballot:
     """The votes on one turn, in the order of their index, failed ones included.
 
-    `cached_tokens` of all votes' prompt tokens were in the judge's cache; 0 where it does not say.
+    `cached_tokens` of all votes' prompt tokens were in the judge's cache; 0 if it does not report
+    that.
     """
 
     votes: tuple[Vote, ...]
@@ -40,7 +41,7 @@ class Ballot:
 
     @property
     def all_failed(self) -> bool:
-        """Whether no vote got a reply: this is no verdict."""
+        """Whether no vote got a reply: there is no verdict then."""
         return all(vote.error is not None for vote in self.votes)
 
     @property
@@ -57,11 +58,11 @@ async def cast_votes(
     routing_key: str | None = None,
     is_decided: IsDecided | None = None,
 ) -> Ballot:
-    """Ask for `config.votes` votes. A failed call is a vote with an `error`; nothing is raised for
-    it. `routing_key` keeps them, behind SGLang's router, on one server.
+    """Ask for `config.votes` votes. A failed call gives a vote with an `error` and raises nothing.
+    With SGLang's router, `routing_key` keeps the votes on one server.
 
-    With `is_decided` a majority of the votes is asked for first, and the others if it says that
-    these do not decide the question.
+    With `is_decided`, a majority of the votes is asked for first, and the others only if it finds
+    that these do not decide the question.
     """
     led = asyncio.Event()
     call = JudgeCall(

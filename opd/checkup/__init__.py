@@ -1,3 +1,3 @@
 """`opd doctor` without a session: whether a machine and a run's settings are fit to run. It looks
-at the environment and asks the judge; it knows no session and changes nothing.
+at the environment and queries the judge; it reads no session and changes nothing.
 """

@@ -1,4 +1,4 @@
-"""What is looked at: each check says what it found, and what to do where that is not well."""
+"""The checks: each reports what it found and, if something is wrong, what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN_VERSIONS = ("hindsight-opd", "torch", "transformers", "renderers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One finding. Without a remedy all is well."""
+    """One finding. No remedy means that all is well."""
 
     name: str
     found: str
@@ -34,7 +34,7 @@ class Check:
 
 
 def check_machine(config: RunConfig, folder: Path, *, is_running: bool) -> Iterator[Check]:
-    """All checks that ask nobody. `is_running`: the run itself holds its ports."""
+    """All checks except the judge's. `is_running`: the run itself uses its ports."""
     yield _versions()
     yield _disk(folder)
     yield from _ports(config, is_running=is_running)
@@ -55,7 +55,7 @@ def _versions() -> Check:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
-    remedy = f"install {', '.join(missing)}: ./run.sh makes the environment" if missing else None
+    remedy = f"install {', '.join(missing)}: ./run.sh creates the environment" if missing else None
     return Check(name="versions", found=", ".join(found), remedy=remedy)
 
 
@@ -63,7 +63,7 @@ def _disk(folder: Path) -> Check:
     there = next(one for one in (folder.resolve(), *folder.resolve().parents) if one.exists())
     free = shutil.disk_usage(there).free
     is_low = free < LEAST_FREE_BYTES
-    remedy = "free some, or take a run folder on another disk; fewer checkpoints are kept with "
+    remedy = "free some space, use a run folder on another disk, or keep fewer checkpoints: "
     return Check(
         name="disk",
         found=f"{free / 2**30:.1f} GiB free at {there}",
@@ -103,7 +103,9 @@ def _device(config: RunConfig) -> Check:
         try:
             check_device(key, device)
         except StartupError as error:
-            return Check(name="device", found=str(error), remedy=f"set {key} = cpu, or as it says")
+            return Check(
+                name="device", found=str(error), remedy=f"set {key} = cpu, or as the message says"
+            )
     gpus = num_cuda_devices()
     used = ", ".join(sorted(set(wanted.values())))
     return Check(name="device", found=f"{used}; {gpus or 'no'} NVIDIA GPU{'s' * (gpus != 1)} here")
@@ -118,7 +120,7 @@ def _store(config: RunConfig) -> Check:
         )
     path = config.store.sqlite_path
     is_new = path is not None and not path.exists()
-    return Check(name="store", found="will be made" if is_new else "can be opened")
+    return Check(name="store", found="will be created" if is_new else "can be opened")
 
 
 def _model(config: RunConfig) -> Check:
@@ -144,7 +146,9 @@ def _renderer(config: RunConfig) -> Iterator[Check]:
     name = config.renderer.name
     remedy = None
     if name == "default":
-        remedy = "each prompt is rendered anew: name the model's family with --renderer if it fits"
+        remedy = (
+            "each prompt is rendered anew; if a renderer fits the model, name it with --renderer"
+        )
     yield Check(name="renderer", found=str(name), remedy=remedy)
     warnings = [] if rendering.traits is None else rendering.traits.warnings
     for warning in warnings:
@@ -169,5 +173,5 @@ def _calibration(folder: Path) -> Check:
     return Check(
         name="calibration",
         found=f"{words}; {said}",
-        remedy="give engines and trainer one precision (docs/weight_updates.md)",
+        remedy="use the same precision for engines and trainer (docs/weight_updates.md)",
     )

@@ -1,4 +1,4 @@
-"""`opd doctor` without a session, as it is called: on a run, or on a model before there is one."""
+"""`opd doctor` without a session: on a run, or on a model before there is a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEW_RUN = Path("runs/serve")
 
 
 def of_run(config_file: Path) -> dict[str, Any]:
-    """The checks of a run and, where it has records, what is dropped of late."""
+    """The checks of a run and, if it has records, what has been dropped lately."""
     config = run_config.load(config_file)
     checks = _checks(config, config_file.parent)
     path = config.store.sqlite_path
@@ -38,7 +38,7 @@ def of_model(model: str) -> dict[str, Any]:
 
 
 def shown(found: dict[str, Any]) -> list[str]:
-    """The findings as text: what is not well has its remedy below it."""
+    """The findings as text: each problem has its remedy below it."""
     lines: list[str] = []
     for one in found["checks"]:
         lines.append(f"{'--' if one['remedy'] else 'ok'} {one['name']}: {one['found']}")
@@ -68,9 +68,9 @@ async def _asked(config: RunConfig, folder: Path) -> list[Check]:
         for engine in (config.policy, config.frozen)
     )
     if is_own and not is_running:
-        words = "the run's own model: asked once the run serves"
+        words = "the run's own model: asked only while the run serves"
         return [*checks, Check(name="judge", found=words)]
-    # Imported here: a machine can be looked at without the judge's client.
+    # Imported here: a machine can be checked without the judge's client.
     from opd.checkup.judge_probe import probe_judge
 
     return [*checks, *await probe_judge(judge_config(config))]

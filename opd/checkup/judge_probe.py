@@ -1,4 +1,4 @@
-"""Three turns with a plain answer, put to the judge: does it understand what it is asked?"""
+"""Three turns with an obvious verdict, put to the judge: does it understand the question?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from records.messages import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A turn, and whether what followed shows that its answer should have been another one."""
+    """A turn, and whether its next state shows that the answer should have been different."""
 
     name: str
     asked: str
@@ -49,7 +49,7 @@ PROBES = (
 
 
 async def probe_judge(config: JudgeConfig) -> list[Check]:
-    """A check for each probe; a single one where the judge does not answer."""
+    """A check for each probe; a single one if the judge does not answer."""
     found: list[Check] = []
     quick = config.model_copy(update={"timeout_s": min(config.timeout_s, 60.0), "retries": 0})
     async with judge_client(quick) as client:
@@ -87,7 +87,7 @@ def _read(probe: Probe, ballot: Ballot) -> Check:
     if is_right and is_readable:
         return Check(name="judge", found=words)
     wanted = "a hint" if probe.wants_hint else "no hint"
-    what = f"{words}; expected: {wanted}" if is_readable else f"{words}: no decision to read"
+    what = f"{words}; expected: {wanted}" if is_readable else f"{words}: no readable decision"
     return Check(
         name="judge", found=what, remedy="use a stronger judge: --judge-url and --judge-model"
     )

@@ -1,3 +1,3 @@
-"""The command line: one module a command. It parses options and says what went wrong; the work is
-done elsewhere.
+"""The command line: one module per command. It parses options and reports errors; the work is done
+elsewhere.
 """

@@ -46,7 +46,7 @@ app.command()(plan)
 def serve(
     model: Annotated[
         str | None,
-        typer.Option(help="Start weights: a local folder or a hub id; a new run needs them."),
+        typer.Option(help="Start weights: a local folder or a hub id; required for a new run."),
     ] = None,
     run_folder: Annotated[
         Path,
@@ -74,7 +74,7 @@ def serve(
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Start the endpoint, the judge and the trainer: any agent can use it, and it learns."""
+    """Start the endpoint, the judge and the trainer: any agent can use the model, and it learns."""
     named = {
         "renderer": {"name": renderer},
         "proxy": {"host": host, "port": port},
@@ -157,11 +157,11 @@ def status(
     run: RunFolder = Path("runs/serve"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")
+        bool, typer.Option("--watch", help="Show it repeatedly, until Ctrl-C.")
     ] = False,
-    every: Annotated[float, typer.Option(min=1, help="Seconds between two of --watch.")] = 5.0,
+    every: Annotated[float, typer.Option(min=1, help="Seconds between updates of --watch.")] = 5.0,
 ) -> None:
-    """Say how a run stands and what it learns from, also while it runs in another terminal."""
+    """Show a run's status and what it learns from, also while it runs in another terminal."""
 
     def look() -> None:
         from opd.status.command import show
@@ -177,8 +177,8 @@ def doctor(
     session: Annotated[
         str | None,
         typer.Argument(
-            help="A session, by its id or by the name that the client gave. Without one: whether "
-            "machine, settings and judge are fit, and of which sessions every turn is dropped."
+            help="A session, by its id or by the name that the client gave. Without one: check "
+            "machine, settings and judge, and list sessions of which every turn is dropped."
         ),
     ] = None,
     run: RunFolder = Path("runs/serve"),
@@ -188,7 +188,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say why each turn of a session was trained, is waiting or was dropped; or check the
+    """Explain why each turn of a session was trained, is waiting or was dropped; or check the
     environment. Exit status 1: something is wrong.
     """
 
@@ -221,7 +221,7 @@ def advise(
     run: RunFolder,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say which rollout correction a run needs, from the figures of its newest steps."""
+    """Show which rollout correction a run needs, from the figures of its newest steps."""
 
     def show() -> None:
         from opd.commands import advise as command
@@ -239,14 +239,16 @@ def slime(
     ],
     run_folder: Annotated[
         Path | None,
-        typer.Option("--run", help="Run folder, on storage of all nodes [runs/NAME_OF_CONFIG]."),
+        typer.Option(
+            "--run", help="Run folder, on storage that all nodes share [runs/NAME_OF_CONFIG]."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print layout, files and commands; change nothing.")
     ] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Training on a cluster: slime's job, the endpoint and the judge, from one configuration."""
+    """Train on a cluster: slime's job, the endpoint and the judge, from one configuration."""
 
     def start() -> None:
         from opd.cluster.launching.launch import launch

@@ -1,4 +1,4 @@
-"""`opd eval`: options in, tables or JSON out; the work is `opd.evaluation.command`'s."""
+"""`opd eval`: options in, tables or JSON out; `opd.evaluation.command` does the work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def evaluate(
     samples: Annotated[int, typer.Option(min=1, help="Samples of each task.")] = 4,
     max_samples: Annotated[
         int | None,
-        typer.Option(min=1, help="Sample tasks that did not pass again, up to this many samples."),
+        typer.Option(min=1, help="Sample tasks again that did not pass, up to this many samples."),
     ] = None,
     until: Annotated[
         int | None, typer.Option(min=1, help="With --max-samples: stop after this many passes (1).")
@@ -50,11 +50,11 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 1.0,
     engine_url: Annotated[
         str | None,
-        typer.Option(help="Sample from this running engine. Its weights are exchanged meanwhile."),
+        typer.Option(help="Sample from this running engine. Its weights are replaced meanwhile."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="File of the results (RUN/eval_VERSION.json); a page goes beside it."),
+        typer.Option(help="Results file (RUN/eval_VERSION.json); a page is written next to it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     overrides: Annotated[
@@ -99,7 +99,7 @@ def _numbers(text: str) -> list[int]:
 
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise StartupError(f"--k {text}: give whole numbers from 1 on, as in 1,2,4")
+        raise StartupError(f"--k {text}: give whole numbers from 1 up, such as 1,2,4")
     return sorted({int(part) for part in parts})
 
 

@@ -10,7 +10,7 @@ import typer
 
 def guarded(action: Callable[[], None]) -> None:
     """Run `action`; bad input and failed children end in one clear message instead of a
-    traceback. What the command and its children make is readable by their owner alone.
+    traceback. Files that the command and its children create are readable only by their owner.
     """
     # Imported late, so that `--help` answers at once.
     from records.database.private_files import UMASK
@@ -25,9 +25,9 @@ def guarded(action: Callable[[], None]) -> None:
         typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(2) from None
     except OSError as error:
-        if error.filename is None:  # of a connection, say: not planned for here
+        if error.filename is None:  # of a connection, say: not expected here
             raise
-        # A path that the user named, or that lies in a folder of theirs.
+        # A path that the user named, or one in a folder of theirs.
         typer.secho(f"error: {error.filename}: {error.strerror}", fg=typer.colors.RED, err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:

@@ -23,10 +23,10 @@ HintId = Annotated[str, typer.Argument(help="The hint's id, as `opd hints list` 
 def list_hints(
     run: RunFolder,
     status: Annotated[
-        str | None, typer.Option(help="Only hints of this status, such as active [all].")
+        str | None, typer.Option(help="Only hints with this status, such as active [all].")
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only hints of this tenant [all].")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most hints to list.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of hints to list.")] = 50,
 ) -> None:
     """List hints, newest first, one line each."""
     from opd.commands import hints as hints_commands
@@ -44,7 +44,7 @@ def show(run: RunFolder, hint_id: HintId) -> None:
 
 @app.command(cls=RunCommand)
 def delete(run: RunFolder, hint_id: HintId) -> None:
-    """Delete a hint, and say which versions of the policy were trained on it."""
+    """Delete a hint, and list the versions of the policy that were trained on it."""
     from opd.commands import hints as hints_commands
 
     shown(lambda: hints_commands.delete(config_file(run), hint_id))

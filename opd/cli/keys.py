@@ -26,7 +26,9 @@ def create(
     name: Annotated[str, typer.Option(help="What the key is for. Shown in lists.")] = "",
     tenant: Annotated[
         str | None,
-        typer.Option(help="Keys of one tenant share conversations [a new one, named by the id]."),
+        typer.Option(
+            help="Keys of one tenant share conversations [a new one, named after the id]."
+        ),
     ] = None,
     consent: Annotated[
         Literal["train", "record", "none"],
@@ -36,7 +38,8 @@ def create(
     tokens_per_minute: Limit = None,
     tokens_per_day: Limit = None,
     max_concurrent: Annotated[
-        int | None, typer.Option(min=1, help="Most replies at the same time [no limit].")
+        int | None,
+        typer.Option(min=1, help="Maximum number of replies at the same time [no limit]."),
     ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="The key may also read /metrics.")] = False,
 ) -> None:
@@ -65,10 +68,10 @@ def rotate(
     run: RunFolder,
     key_id: KeyId,
     overlap: Annotated[
-        float, typer.Option(min=0, help="Hours for which the old secret goes on working.")
+        float, typer.Option(min=0, help="Hours for which the old secret keeps working.")
     ] = 0.0,
 ) -> None:
-    """Give a key a new secret and print it. Conversations, consent and tenant stay."""
+    """Give a key a new secret and print it. Conversations, consent and tenant stay the same."""
     from opd.commands import keys as keys_commands
 
     show(lambda: keys_commands.rotate(config_file(run), key_id, overlap))

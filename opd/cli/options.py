@@ -27,40 +27,40 @@ PLAIN: dict[str, Any] = {
     "add_completion": False,
     "pretty_exceptions_enable": False,
 }
-"""What every group of commands is made with."""
+"""Arguments that every group of commands is created with."""
 
 
 class RunCommand(TyperCommand):
-    """A command on a run, which is there or is refused before anything heavy is imported;
+    """A command on a run, refused before anything heavy is imported if there is no such run;
     `--config RUN/config.toml` means `--run RUN`, as it did in earlier versions.
     """
 
     def invoke(self, ctx: typer.Context) -> Any:
-        """As any command, once its run was found."""
+        """Like any command, once its run was found."""
         if self.needs_run(ctx):
             guarded(lambda: _found(ctx.params["run"]))
         return super().invoke(ctx)
 
     def needs_run(self, ctx: typer.Context) -> bool:
-        """Whether there must be a run."""
+        """Whether a run is required."""
         return True
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        """As any command, with the older name of the option replaced."""
+        """Like any command, with the option's older name replaced."""
         end = args.index("--") if "--" in args else len(args)
         return super().parse_args(ctx, [*map(_renamed, args[:end]), *args[end:]])
 
 
 class RunOrModelCommand(RunCommand):
-    """A command on a run, or with --model on a model before there is one."""
+    """A command on a run or, with --model, on a model before there is a run."""
 
     def needs_run(self, ctx: typer.Context) -> bool:
-        """Not with a model."""
+        """Only without a model."""
         return ctx.params.get("model") is None
 
 
 def config_file(run: Path) -> Path:
-    """The configuration of a run. Raises StartupError for a folder that is none."""
+    """The configuration of a run. Raises StartupError for a folder that is not a run."""
     file = run if run.suffix == ".toml" else run / "config.toml"
     if not file.is_file():
         from trainer.errors import StartupError

@@ -1,4 +1,4 @@
-"""`opd plan`: what a run of a model takes, before anything is loaded."""
+"""`opd plan`: how much memory a model's run needs, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def plan(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help="Memory of one GPU, such as 24G. Engine and trainer are planned on it."),
+        typer.Option(help="Memory of one GPU, such as 24G. Engine and trainer share it."),
     ] = None,
     context: Annotated[
-        int, typer.Option(min=16, help="Most tokens of a text, including the answer.")
+        int, typer.Option(min=16, help="Maximum tokens of a text, including the answer.")
     ] = 2048,
     requests: Annotated[int, typer.Option(min=1, help="Requests answered at the same time.")] = 8,
     config: Annotated[
@@ -33,8 +33,8 @@ def plan(
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Say how much memory a model needs, part by part, and what to change if it does not
-    fit. Reads the model's config.json; needs no weights.
+    """Show how much memory a model needs, part by part, and what to change if it does not fit.
+    Reads the model's config.json; needs no weights.
     """
 
     def say() -> None:

@@ -21,7 +21,7 @@ def export(
         str, typer.Option(help="Version to write: a number, latest or start.")
     ] = "latest",
 ) -> None:
-    """Write a version's full weights, an adapter added in, as a Hugging Face folder."""
+    """Write a version's full weights, any adapter merged in, as a Hugging Face folder."""
 
     def write() -> None:
         from opd.commands.policy_export import export_version
@@ -60,7 +60,7 @@ def rollback(
 
 @app.command(cls=RunCommand)
 def show(run: RunFolder, version: Annotated[int, typer.Option(help="The version.")]) -> None:
-    """Say what is known of a version: its step, and what was measured of it."""
+    """Show what is known about a version: its step and its measurements."""
 
     def look() -> None:
         from opd.commands.policy_versions import show as shown
@@ -76,7 +76,7 @@ def compare(
     version: Annotated[int, typer.Option(help="The version to compare with.")],
     against: Annotated[int, typer.Option(help="The other version.")],
 ) -> None:
-    """Compare what was measured of two versions, and say what was trained between them."""
+    """Compare the measurements of two versions, and show what was trained between them."""
 
     def look() -> None:
         from opd.commands.policy_versions import compare as compared
@@ -88,9 +88,9 @@ def compare(
 
 @app.command(cls=RunCommand)
 def pin(
-    run: RunFolder, version: Annotated[int, typer.Option(help="The version that is to serve.")]
+    run: RunFolder, version: Annotated[int, typer.Option(help="The version to serve.")]
 ) -> None:
-    """Serve a version and let training rest, until `policy resume`."""
+    """Serve a version and pause training until `policy resume`."""
 
     def order() -> None:
         from opd.commands.policy_versions import pin as pinned
@@ -102,7 +102,7 @@ def pin(
 
 @app.command(cls=RunCommand)
 def resume(run: RunFolder) -> None:
-    """Let training go on after a stop."""
+    """Resume training after a stop."""
 
     def go_on() -> None:
         from opd.commands.policy_versions import resume as take_stop_away

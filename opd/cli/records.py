@@ -32,7 +32,7 @@ def forget(
         str | None, typer.Option(help="All sessions of an end user (`user` in the requests).")
     ] = None,
 ) -> None:
-    """Delete sessions everywhere, and say which versions were trained on them."""
+    """Delete sessions everywhere, and list the versions that were trained on them."""
     from opd.commands import records as records_commands
 
     show(lambda: records_commands.forget(config_file(run), session, user))
@@ -45,7 +45,7 @@ def lineage(
     ],
     run: RunFolder,
 ) -> None:
-    """Say which policy versions were trained on a session, even one that was deleted."""
+    """List the policy versions that were trained on a session, even a deleted one."""
     from opd.commands import records as records_commands
 
     show(lambda: records_commands.lineage(config_file(run), session))
@@ -89,7 +89,7 @@ def verify(
 @app.command(cls=RunCommand)
 def allow(
     text: Annotated[
-        str, typer.Argument(help="The text as it stands, or its digest: sha256:... of doctor.")
+        str, typer.Argument(help="The exact text, or its digest: sha256:... from doctor.")
     ],
     run: RunFolder,
 ) -> None:
@@ -104,7 +104,7 @@ def export(
     run: RunFolder,
     out: Annotated[Path, typer.Option(help="The folder to write; nothing is overwritten.")],
     what: Annotated[
-        str, typer.Option(help="Which files, of sessions, votes, hints, samples.")
+        str, typer.Option(help="Files to write: any of sessions, votes, hints, samples.")
     ] = "sessions,votes,hints,samples",
     file_format: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
     dataset: Annotated[
@@ -150,7 +150,7 @@ def export(
 
 
 def show(action: Callable[[], Outcome]) -> None:
-    """Print what an action says; the exit status is 1 unless all is well."""
+    """Print an action's lines; the exit status is 1 unless all is well."""
     outcomes: list[Outcome] = []
     guarded(lambda: outcomes.append(action()))
     for line in outcomes[0].lines:

@@ -15,8 +15,8 @@ from opd.replay.modes import ReplayMode
 
 
 class _FilesByDefault(TyperGroup):
-    """What is no command of the group is a file: `opd replay FILE` means `opd replay run FILE`, and
-    so does its help.
+    """Words that are not commands are files: `opd replay FILE` means `opd replay run FILE`, in its
+    help too.
     """
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
@@ -45,11 +45,11 @@ def run(
     votes: Annotated[
         list[Path] | None,
         typer.Option(
-            "--votes", metavar="FILE", help="A judge's votes on them, in place of asking one."
+            "--votes", metavar="FILE", help="A judge's votes on them, instead of asking a judge."
         ),
     ] = None,
     ask_judge: Annotated[
-        bool, typer.Option("--ask-judge", help="With --votes: ask the judge about other turns.")
+        bool, typer.Option("--ask-judge", help="With --votes: ask the judge about the other turns.")
     ] = False,
     mode: Annotated[
         str | None, typer.Option(help="rescore, resample or judge-only (default: rescore)")
@@ -68,16 +68,16 @@ def run(
     into: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of another run to give the turns to, whether it is serving or not. "
+            help="Folder of another run to import the turns into, whether it is serving or not. "
             "Its own configuration applies."
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with further settings.")] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Import recordings, judge, score and train on them, and leave a report.
+    """Import recordings, judge, score and train on them, and write a report.
 
-    `opd replay compare A B` says what two settings made of the same turns.
+    `opd replay compare A B` compares what two settings made of the same turns.
     """
 
     def start() -> None:
@@ -106,7 +106,7 @@ def run(
         given_words = {"--mode": mode, "--model": model, "--config": config}
         for name, given in {**given_words, "--rehearse": rehearse or None}.items():
             if given is not None:
-                raise StartupError(f"{name}: {into / 'config.toml'} says it; set it there")
+                raise StartupError(f"{name}: {into / 'config.toml'} sets it; change it there")
         hand_over(request, into, Console())
 
     guarded(start)

@@ -1,7 +1,7 @@
 """A model's architecture: Hugging Face's config.json -> Megatron's flags.
 
-Keys are those of config.json. slime compares most of them with its flags when it starts; deriving
-them leaves nothing to disagree about.
+Keys are those of config.json. slime compares most of them with its flags when it starts; derived
+flags cannot disagree.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Flag = tuple[str, ...]
 
 
 class ArchitectureError(StartupError):
-    """The model's config.json is missing, incomplete, or of a family that is not known here."""
+    """The model's config.json is missing, incomplete, or of an unknown family."""
 
 
 class Architecture(BaseModel):
-    """What Megatron must know of a model, under the names of config.json."""
+    """What Megatron must know about a model, under the names of config.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -59,14 +59,14 @@ _MOE_KEYS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "nor
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """From a model folder's config.json. Raises ArchitectureError: what is wrong, what to do."""
+    """Read a model folder's config.json. Raises ArchitectureError: what is wrong, what to do."""
     path = folder / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArchitectureError(
-            f"model: no {path}; give the folder of the weights, or write what its config.json "
-            "says into [cluster.architecture]"
+            f"model: no {path}; give the folder of the weights, or copy the values of its "
+            "config.json into [cluster.architecture]"
         ) from None
     except (OSError, ValueError) as error:
         raise ArchitectureError(f"model: cannot read {path}: {error}") from None
@@ -163,6 +163,6 @@ def _expert_flags(model: Architecture) -> list[Flag]:
         ("--moe-grouped-gemm",),
         ("--moe-permute-fusion",),
     ]
-    # Softmax over the chosen experts alone is what makes their weights sum to 1; before the choice
-    # they keep their share of all.
+    # Softmax over only the chosen experts makes their weights sum to 1; softmax before the choice
+    # leaves them their share of all.
     return flags if model.norm_topk_prob else [*flags, ("--moe-router-pre-softmax",)]

@@ -24,7 +24,7 @@ class ActorLayout(_Section):
     gpus: PositiveInt
     """GPUs of the trainer, counted over all nodes."""
     tensor_parallel: PositiveInt = 1
-    """GPUs that share each layer; they must stand in one node."""
+    """GPUs that share each layer; they must be in one node."""
     pipeline_parallel: PositiveInt = 1
     """Stages that the layers are split into."""
     context_parallel: PositiveInt = 1
@@ -36,7 +36,7 @@ class ActorLayout(_Section):
 
     @property
     def model_parallel(self) -> int:
-        """GPUs that hold one copy of the model."""
+        """GPUs that share one copy of the model."""
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
 
     @property
@@ -51,7 +51,7 @@ class EngineGroup(_Section):
     gpus: PositiveInt
     """GPUs of all engines of this group together."""
     gpus_per_engine: PositiveInt = 1
-    """GPUs that one engine splits its weights over; they must stand in one node."""
+    """GPUs that one engine splits its weights over; they must be in one node."""
     mem_fraction: float = Field(default=0.8, gt=0, lt=1)
     """Share of each GPU's memory for weights and KV cache."""
     server_args: dict[str, Any] = Field(default_factory=dict)
@@ -59,15 +59,15 @@ class EngineGroup(_Section):
 
 
 class JudgeEngines(EngineGroup):
-    """Engines of a judge that is another model than the teacher."""
+    """Engines of a judge that is a different model from the teacher."""
 
     model: str
     """Folder of its weights, in Hugging Face format."""
 
 
 class RayConfig(_Section):
-    """The Ray head that the launch starts on this node. Nothing of it listens beyond what Ray needs
-    among the nodes; the dashboard, which can run anything, answers on loopback only.
+    """The Ray head that the launch starts on this node. It listens only on the ports that Ray needs
+    between nodes; the dashboard, which can run anything, listens on loopback only.
     """
 
     head_ip: str | None = None
@@ -91,7 +91,7 @@ class RayConfig(_Section):
 
 
 class ClusterConfig(_Section):
-    """A slime job and the engines beside it."""
+    """A slime job and the engines next to it."""
 
     nodes: PositiveInt = 1
     """Nodes of the job."""
@@ -102,32 +102,33 @@ class ClusterConfig(_Section):
     policy: EngineGroup
     """The engines that serve agents; they get the new weights after each step."""
     frozen: EngineGroup
-    """The engines with the start weights: teacher, and judge unless there is another."""
+    """The engines with the start weights: teacher, and judge unless there is a separate one."""
     judge: JudgeEngines | None = None
-    """Engines for a judge of its own. Unset: the frozen engines judge, or `judge.base_url`."""
+    """Engines for a separate judge. Unset: the frozen engines judge, or `judge.base_url`."""
     architecture: Architecture | None = None
-    """What the model's config.json says, for a launch or a dry run where the folder is absent."""
+    """The values of the model's config.json, for a launch or a dry run without the folder."""
     model_flags: list[str] = Field(default_factory=list)
     """Megatron's architecture flags, for a family that cannot be derived from config.json."""
     megatron_checkpoint: str | None = None
     """The start weights in Megatron's format. Unset: slime reads the Hugging Face folder itself."""
     routing_replay: Literal["auto", "none", "R2", "R3"] = "auto"
-    """Of a mixture of experts: whether training takes the experts that the trainer chose before the
-    step (R2), or those that the engine chose while it sampled (R3). auto: R3 where these are
-    recorded (`engine_client.routed_experts_topk`), else none: slime takes one step on a batch.
+    """For a mixture of experts: whether training uses the experts that the trainer chose before the
+    step (R2), or those that the engine chose while it sampled (R3). auto: R3 if these are recorded
+    (`engine_client.routed_experts_topk`), else none, because slime takes one step on each batch.
     """
     recompute: bool = True
     """Recompute activations in the backward pass: less memory, a third more computation."""
     optimizer_offload: bool = False
     """Keep the optimiser's state in the memory of the host."""
     save_interval: PositiveInt = 20
-    """Steps between two checkpoints. A turn counts as trained once a checkpoint holds its step."""
+    """Steps between two checkpoints. A turn counts as trained once a checkpoint contains its step.
+    """
     save_hf: bool = True
     """With each checkpoint, write the weights in Hugging Face format too."""
 
     router_policy: str = "manual"
-    """How SGLang's router spreads requests. `manual` and, where the router has it,
-    `consistent_hashing` keep a session at the engine that has its prefix.
+    """How SGLang's router spreads requests. `manual` and, if the router has it,
+    `consistent_hashing` keep a session on the engine that has its prefix.
     """
     python: str = "python3"
     """Python that has slime, Megatron-LM, SGLang, Ray and this project; the same on all nodes."""
@@ -138,19 +139,23 @@ class ClusterConfig(_Section):
     env: dict[str, str] = Field(default_factory=dict)
     """Environment of the job's processes, e.g. `{NCCL_SOCKET_IFNAME = "eth0"}`."""
     extra_flags: list[str] = Field(default_factory=list)
-    """Further flags of slime's train_async.py, one list item for each word; checked as all are."""
+    """Further flags of slime's train_async.py, one list item for each word; checked like the
+    others.
+    """
     unknown_versions: Literal["refuse", "warn"] = "refuse"
-    """What to do with a slime or Megatron-LM that this launch was never tried with."""
+    """What to do with versions of slime, Megatron-LM or SGLang that were never tried with this
+    launch.
+    """
     ray: RayConfig = RayConfig()
     """The Ray head."""
     frozen_base_port: int = Field(default=21000, ge=1024, le=60000)
-    """First port of the frozen and judge engines on a node; each engine takes 64 from here on."""
+    """First port of the frozen and judge engines on a node; each engine takes 64 from there."""
     nodes_timeout_s: PositiveFloat = 1800.0
     """How long to wait for the other nodes."""
     engines_timeout_s: PositiveFloat = 3600.0
     """How long to wait for the engines after the job was submitted."""
     proxy_timeout_s: PositiveFloat = 300.0
-    """How long to wait for the endpoint after the engines are there."""
+    """How long to wait for the endpoint after the engines are up."""
 
     @model_validator(mode="after")
     def _several_nodes_have_addresses(self) -> ClusterConfig:
@@ -162,6 +167,6 @@ class ClusterConfig(_Section):
         if self.frozen_base_port in RAY_WORKER_PORTS:
             raise ValueError(
                 f"frozen_base_port {self.frozen_base_port}: Ray's workers and the policy engines "
-                "use the ports 10002 to 19999; choose one from 20000 on"
+                "use the ports 10002 to 19999; choose one from 20000 up"
             )
         return self

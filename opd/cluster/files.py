@@ -1,4 +1,4 @@
-"""The files that slime reads: engines, and the way to our own settings.
+"""The files that slime reads: the engines, and where our own settings are.
 
 They are written as JSON, which is YAML.
 """
@@ -20,7 +20,7 @@ from trainer.config import TrainerConfig
 from trainer.slime.plan import sample_needs
 
 PORTS_PER_ENGINE = 64
-"""The server, NCCL, and what SGLang derives from the address of its rendezvous."""
+"""The server, NCCL, and what SGLang derives from its rendezvous address."""
 
 
 def sglang_file(config: RunConfig, layout: Layout) -> str:
@@ -45,8 +45,8 @@ def sglang_file(config: RunConfig, layout: Layout) -> str:
 
 def custom_file(paths: Paths, trainer: TrainerConfig, start_version: int) -> str:
     """slime's --custom-config-path: where the hooks find the run's configuration, what its
-    objective needs of a turn, and the number that slime counts on from when it names new weights,
-    so that no name is used twice.
+    objective needs of a turn, and the number from which slime numbers new weights, so that no name
+    is used twice.
     """
     return _json(
         {
@@ -71,8 +71,8 @@ def _server_groups(
 ) -> list[dict[str, Any]]:
     own = {"mem_fraction_static": group.mem_fraction, **group.server_args}
     if name == "policy":
-        # One group a node: slime finds the address of a group's engines by counting full nodes
-        # from its first engine on, which is wrong for a group that starts in the middle of one.
+        # One group per node: slime finds the address of a group's engines by counting full nodes
+        # from its first engine, which is wrong for a group that starts in the middle of one.
         by_node: dict[int, list[EnginePlacement]] = {}
         for engine in layout.engines[name]:
             by_node.setdefault(engine.node, []).append(engine)
@@ -80,8 +80,8 @@ def _server_groups(
             _group(sum(engine.gpus for engine in engines), group, own)
             for engines in by_node.values()
         ]
-    # One group an engine, each with ports of its own: slime looks for free ports from 15000 on for
-    # every model anew, before the engines of the model before have taken theirs.
+    # One group per engine, each with its own ports: slime looks for free ports from 15000 up again
+    # for every model, before the previous model's engines have taken theirs.
     return [
         _group(
             engine.gpus,

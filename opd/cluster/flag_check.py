@@ -1,8 +1,8 @@
-"""Holds every flag of a plan against the slime, Megatron-LM and SGLang that are installed.
+"""Checks every flag of a plan against the installed slime, Megatron-LM and SGLang.
 
-slime reads its command line with parsers that skip what they do not know: a typing error trains
-without the setting that was meant. So a launch asks the parsers first (`parsers.py`, in slime's
-Python) and refuses an unknown flag with the nearest known one.
+slime reads its command line with parsers that skip unknown flags: with a typing error, it would
+train without the intended setting. So a launch asks the parsers first (`parsers.py`, in slime's
+Python) and refuses an unknown flag, naming the nearest known one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ KNOWN_VERSIONS = {
     "megatron": ("0.16.0rc0",),
     "sglang": ("0.5.15", "0.5.15.post1"),
 }
-"""What this launch was tried with; docs/cluster.md names the commits."""
+"""The versions that this launch was tried with; docs/cluster.md names the commits."""
 REPOSITORY = Path(__file__).parents[2]
 
 
 class FlagError(StartupError):
-    """A flag that is unknown or wrong, or parsers that cannot be asked; one line a problem."""
+    """A flag that is unknown or wrong, or parsers that cannot be queried; one line per problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagReport:
-    """What the check found out."""
+    """What the check found."""
 
     checked: bool
     text: str
@@ -50,14 +50,14 @@ def check_flags(
     files: dict[str, str] | None,
     environment: dict[str, str],
 ) -> FlagReport:
-    """Ask the parsers on this machine. `checked` is False where there is no slime to ask.
+    """Query the parsers on this machine. `checked` is False if there is no slime to query.
 
-    `files` (path -> text) are those that the flags name and that are not written yet; with None,
+    `files` (path -> text) are files that the flags name and that are not written yet; with None,
     slime's whole parse_args, which compares flags with the model's folder, is not tried.
-    `environment` is the job's: Megatron wants some of its settings there.
+    `environment` is the job's: Megatron expects some of its settings there.
 
-    Raises FlagError for unknown flags, wrong values, hooks that do not import, versions that are
-    not known (unless the configuration says to warn), and for an installation that is broken.
+    Raises FlagError for unknown flags, wrong values, hooks that do not import, unknown versions
+    (unless the configuration says to warn), and a broken installation.
     """
     python = shutil.which(cluster.python)
     missing = [
@@ -94,14 +94,14 @@ def is_slime(root: Path) -> bool:
 
 
 def is_megatron(root: Path) -> bool:
-    """Whether a folder is Megatron-LM's source tree (the package megatron-core lacks a part)."""
+    """Whether a folder is Megatron-LM's source tree (the package megatron-core lacks this part)."""
     return (root / "megatron" / "training").is_dir()
 
 
 def judge(
     found: dict[str, Any], argv: list[str], server_args: list[str], unknown_versions: str
 ) -> tuple[list[str], list[str]]:
-    """(problems, warnings) of what the parsers answered."""
+    """(problems, warnings) from the parsers' answer."""
     problems = list(found["errors"])
     warnings: list[str] = []
     if not found["known"]:
@@ -120,7 +120,7 @@ def judge(
             continue
         line = f"{name} {version} is not a version that this launch was tried with ({tried[0]})"
         if unknown_versions == "refuse":
-            problems.append(f'{line}; to try it all the same set cluster.unknown_versions = "warn"')
+            problems.append(f'{line}; to try it anyway, set cluster.unknown_versions = "warn"')
         else:
             warnings.append(line)
     return problems, warnings
@@ -133,7 +133,7 @@ def flags_of(argv: list[str]) -> list[str]:
 
 def _unknown(what: str, name: str, known: set[str], why: str) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else "nothing that is known resembles it"
+    hint = f"did you mean {near[0]}?" if near else "no known one resembles it"
     return f"unknown {what} {name}: {hint} ({why})"
 
 

@@ -1,7 +1,7 @@
 """The flags of slime's train.py and train_async.py, from the configuration and the layout. Pure.
 
-slime ignores a flag that it does not know, without a word; `flag_check.py` holds each of these
-against the parsers that are installed.
+slime silently ignores unknown flags; `flag_check.py` checks each of these against the installed
+parsers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from opd.run.config import RunConfig
 
 Sections = dict[str, list[Flag]]
 WITHOUT_END = 1_000_000
-"""Steps of a run that trains until it is stopped; slime wants a number."""
+"""Steps of a run that trains until it is stopped; slime requires a number."""
 
 
 def slime_flags(
@@ -38,7 +38,7 @@ def slime_flags(
 
 
 def command_line(sections: Sections) -> list[str]:
-    """All words, one after the other."""
+    """All words, in order."""
     return [word for flags in sections.values() for flag in flags for word in flag]
 
 

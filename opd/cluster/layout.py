@@ -1,8 +1,8 @@
 """Which GPU does what. Pure: numbers in, placements or a refusal out.
 
 slime sorts the GPUs of the job by node and index, gives the first to the trainer and the following
-to the engines in the order of its SGLang file. This module does the same sum beforehand, so that a
-layout that cannot work is refused before anything starts:
+to the engines in the order of its SGLang file. This module makes the same calculation beforehand,
+so that a layout that cannot work is refused before anything starts:
 
     GPU    0 1 2 3   4 5     6 7
            trainer   policy  frozen
@@ -18,12 +18,12 @@ from trainer.errors import StartupError
 
 
 class LayoutError(StartupError):
-    """The layout does not add up; one line a problem."""
+    """The layout does not add up; one line per problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlacement:
-    """One engine: its GPUs are `first_gpu` and the following of the job, all in `node`."""
+    """One engine: its GPUs are `first_gpu` and those that follow it in the job, all in `node`."""
 
     node: int
     first_gpu: int
@@ -32,7 +32,7 @@ class EnginePlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where everything stands. GPUs are counted over all nodes, node by node."""
+    """Where everything runs. GPUs are counted over all nodes, node by node."""
 
     nodes: int
     gpus_per_node: int
@@ -59,7 +59,7 @@ class Layout:
             for number, engine in enumerate(engines):
                 if engine.first_gpu <= gpu < engine.first_gpu + engine.gpus:
                     return f"{name} {number}"
-        raise AssertionError(f"GPU {gpu} belongs to nobody")
+        raise AssertionError(f"GPU {gpu} is not assigned")
 
 
 def engine_groups(config: ClusterConfig) -> dict[str, EngineGroup]:
@@ -71,7 +71,7 @@ def engine_groups(config: ClusterConfig) -> dict[str, EngineGroup]:
 def build_layout(config: ClusterConfig, model: Architecture | None, batch_size: int) -> Layout:
     """Place everything. Raises LayoutError with a line for each thing that does not add up.
 
-    `model` is None where only flags are known of it: then its own divisors are not checked.
+    `model` is None if only its flags are known; then its divisors are not checked.
     """
     problems = [
         *_sums(config),
@@ -115,26 +115,26 @@ def _actor(config: ClusterConfig) -> list[str]:
     problems = []
     if actor.gpus > per_node and actor.gpus % per_node:
         problems.append(
-            f"cluster.actor.gpus {actor.gpus}: over one node they must fill nodes, a multiple of "
-            f"gpus_per_node {per_node}"
+            f"cluster.actor.gpus {actor.gpus}: more than one node must be filled entirely; use a "
+            f"multiple of gpus_per_node {per_node}"
         )
     if actor.gpus % actor.model_parallel:
         problems.append(
-            f"cluster.actor.gpus {actor.gpus} is no multiple of tensor {actor.tensor_parallel} x "
-            f"pipeline {actor.pipeline_parallel} x context {actor.context_parallel} = "
+            f"cluster.actor.gpus {actor.gpus} is not a multiple of tensor {actor.tensor_parallel} "
+            f"x pipeline {actor.pipeline_parallel} x context {actor.context_parallel} = "
             f"{actor.model_parallel}, the GPUs of one copy of the model"
         )
     experts = actor.expert_parallel * actor.expert_tensor_parallel * actor.pipeline_parallel
     if actor.gpus % experts:
         problems.append(
-            f"cluster.actor.gpus {actor.gpus} is no multiple of expert {actor.expert_parallel} x "
-            f"expert tensor {actor.expert_tensor_parallel} x pipeline {actor.pipeline_parallel} = "
-            f"{experts}"
+            f"cluster.actor.gpus {actor.gpus} is not a multiple of expert {actor.expert_parallel} "
+            f"x expert tensor {actor.expert_tensor_parallel} x pipeline {actor.pipeline_parallel} "
+            f"= {experts}"
         )
     if per_node % actor.tensor_parallel:
         problems.append(
             f"cluster.actor.tensor_parallel {actor.tensor_parallel} does not divide gpus_per_node "
-            f"{per_node}: the GPUs that share a layer would stand in two nodes"
+            f"{per_node}: the GPUs that share a layer would be in two nodes"
         )
     return problems
 
@@ -179,7 +179,7 @@ def _place(
     size = group.gpus_per_engine
     if group.gpus % size:
         return (), [
-            f"cluster.{name}.gpus {group.gpus} is no multiple of gpus_per_engine {size}: "
+            f"cluster.{name}.gpus {group.gpus} is not a multiple of gpus_per_engine {size}: "
             f"{group.gpus % size} would stay idle"
         ]
     engines = tuple(
@@ -192,5 +192,5 @@ def _place(
     gpu = split[0].first_gpu
     return engines, [
         f"cluster.{name}.gpus_per_engine {size}: the engine on GPUs {gpu} to {gpu + size - 1} "
-        f"would stand in two nodes of {per_node}; change sizes so that each engine is inside one"
+        f"would be in two nodes of {per_node}; change sizes so that each engine is inside one"
     ]

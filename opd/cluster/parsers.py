@@ -1,9 +1,9 @@
-"""Which flags does the slime that is installed know, and are the values right? Runs in its Python.
+"""Which flags does the installed slime know, and are the values right? Runs in its Python.
 
 `python -m opd.cluster.parsers` reads one JSON object from standard input and writes one to
 standard output. The parsers are slime's, Megatron-LM's and SGLang's own, built in the way that
-slime's `parse_args` builds them. No other module of this project is imported, but for the hooks
-that the flags name.
+slime's `parse_args` builds them. No other module of this project is imported, except the hooks that
+the flags name.
 
     in   {"argv": [flag, value, ...], "hooks": ["package.module.name", ...],
           "files": {path: text} that the flags name, or null if the model's folder is not here}
@@ -29,7 +29,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# slime parses these before all others, with a parser that it makes inside a function.
+# slime parses these before all others, with a parser that it creates inside a function.
 EARLY = [
     "--train-backend",
     "--debug-rollout-only",
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """All that `flag_check.py` wants to know; what cannot be imported is an error line."""
+    """All that `flag_check.py` needs to know; a failed import becomes an error line."""
     result: dict[str, Any] = {
         "versions": {"python": platform.python_version()},
         "known": {},
@@ -59,7 +59,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         slime, engine, fields = _parsers()
         result["versions"] |= _versions()
-    except Exception as error:  # whatever an installation raises is what its user has to see
+    except Exception as error:  # the user has to see whatever the installation raises
         result["errors"].append(f"{type(error).__name__}: {_first_line(error)}")
         return result
     result["known"] = {

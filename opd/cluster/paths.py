@@ -12,7 +12,7 @@ class Paths:
 
     run: Path
     launch: Path
-    """What this launch was given: each start of a run has a folder of its own."""
+    """The files given to this launch: each start of a run has its own folder."""
 
     @property
     def config(self) -> Path:
@@ -31,7 +31,7 @@ class Paths:
 
     @property
     def tensorboard(self) -> Path:
-        """slime's metrics, and ours beside them."""
+        """slime's metrics, and ours next to them."""
         return self.run / "tensorboard"
 
     @property
@@ -56,7 +56,7 @@ class Paths:
 
 
 def next_launch(run: Path) -> Paths:
-    """Paths of the launch after those that `run` has seen; nothing is created."""
+    """Paths of the next launch of `run`; nothing is created."""
     number = 1 + max(
         (int(path.name.split("-")[1]) for path in run.glob("launch-[0-9]*")), default=0
     )

@@ -32,7 +32,7 @@ class Commands:
 
     ray_head: list[str]
     ray_worker: list[str]
-    """To be run on each further node."""
+    """To be run on each other node."""
     ray_nodes: list[str]
     """Prints the nodes that have joined."""
     submit: list[str]
@@ -51,8 +51,8 @@ class LaunchPlan:
     paths: Paths
     sections: Sections
     files: dict[Path, str]
-    """What is written beside the configuration; a launch puts the store's number for 0 into the
-    custom one.
+    """The files written along with the configuration; a launch replaces the 0 in the custom one by
+    the store's number.
     """
     commands: Commands
     flags: FlagReport
@@ -60,17 +60,17 @@ class LaunchPlan:
     routing: tuple[RoutingReplay, str] | None
     """What a mixture of experts replays, and why; None for other models."""
     resumes: bool
-    """Whether the run folder holds a checkpoint to go on from."""
+    """Whether the run folder contains a checkpoint to resume from."""
 
     @property
     def cluster(self) -> ClusterConfig:
-        """The section that a plan cannot be without."""
+        """The section that every plan has."""
         assert self.config.cluster is not None
         return self.config.cluster
 
 
 def make_plan(file: Path, overrides: list[str], run: Path) -> LaunchPlan:
-    """Raises StartupError (ConfigError, LayoutError, FlagError...) for anything that is wrong."""
+    """Plan a launch. Raises StartupError (ConfigError, LayoutError...) for anything wrong."""
     run = run.resolve()
     config, model, warnings = resolve(file, overrides, run)
     cluster = config.cluster
@@ -111,7 +111,7 @@ def make_plan(file: Path, overrides: list[str], run: Path) -> LaunchPlan:
 
 
 def driver_of(config: RunConfig) -> str:
-    """slime's script that trains: one step after the other, or the next batch during a step."""
+    """slime's training script: one step after another, or the next batch prepared during a step."""
     return "train.py" if config.trainer.schedule == "sync" else "train_async.py"
 
 
@@ -119,7 +119,7 @@ def commands(config: RunConfig, paths: Paths, sections: Sections) -> Commands:
     """The command lines; pure."""
     cluster = config.cluster
     assert cluster is not None
-    # Without a token anybody who reaches Ray's port could run anything on all nodes. Ray finds it
+    # Without a token, anybody who reaches Ray's port could run anything on all nodes. Ray finds it
     # through the environment only.
     token = ["env", "RAY_AUTH_MODE=token", f"RAY_AUTH_TOKEN_PATH={paths.ray_token}"]
     ray = [*token, cluster.python, "-m", "ray.scripts.scripts"]
@@ -197,7 +197,7 @@ def _same_run(config: RunConfig, paths: Paths) -> None:
     ):
         if ours != theirs:
             raise ConfigError(
-                f"{key}: {paths.run} was made with another one; give this run a folder of its own "
+                f"{key}: {paths.run} was created with another one; give this run its own folder "
                 "(--run)"
             )
 

@@ -11,7 +11,7 @@ RoutingReplay = Literal["none", "R2", "R3"]
 
 
 def replay_for(passes: int) -> RoutingReplay:
-    """What the sources choose for so many steps on a batch."""
+    """What the sources choose for this many steps on a batch."""
     if passes == 1:
         return "none"
     return "R2" if passes < 4 else "R3"
@@ -30,12 +30,12 @@ def routing_replay(config: RunConfig) -> tuple[RoutingReplay, str]:
 
 
 def routing_problem(config: RunConfig, *, is_moe: bool) -> str | None:
-    """None, or in one line why the replay cannot be, and what to set."""
+    """None, or in one line why the replay is impossible, and what to set."""
     assert config.cluster is not None
     if not is_moe and config.cluster.routing_replay in ("R2", "R3"):
         return (
             f"cluster.routing_replay = {config.cluster.routing_replay} replays the routing of a "
-            "mixture of experts, and this model is not known as one: set auto"
+            "mixture of experts, and this model is not known to be one: set auto"
         )
     if not is_moe:
         return None

@@ -66,7 +66,7 @@ def describe(plan: LaunchPlan) -> str:
 
 
 def wrap(words: list[str]) -> str:
-    """A command line for a shell, a flag with its values on a line where it is long."""
+    """A command line for a shell; a long one is broken between flags."""
     groups: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not groups:

@@ -1,3 +1,3 @@
-"""What the commands on a run's records do: keys, hints, care of the records, the doctor. It starts
-no processes.
+"""What the commands on a run's records do: keys, hints, maintenance of the records, the doctor. It
+starts no processes.
 """

@@ -25,19 +25,19 @@ from trainer.objectives.options import HindsightOpd
 from trainer.objectives.rollout_correction.health import health_warnings
 
 SAME_ARITHMETIC = 1e-3
-"""Nats per token between trainer and engine up to which they count as one."""
+"""Trainer and engine count as equal up to this difference, in nats per token."""
 NEWEST = 50
-"""Steps that are looked at."""
+"""Number of newest steps that are examined."""
 TOOL_SPREAD = 2.0
-"""So many times the spread of other tokens' ratios is more behind tool output."""
+"""Ratios after tool output need more if their spread is this many times that of other tokens."""
 
 _REMEDIES = {
-    "rollout_is_std_unclamped": "use rejection in place of weights for whole turns, or a tighter "
+    "rollout_is_std_unclamped": "use rejection instead of weights for whole turns, or a tighter "
     'cap: trainer.correction.preset = "geo_rs", or a lower trainer.correction.importance_upper',
     "rollout_is_eff_sample_size_unclamped": "few tokens carry the step: "
     'trainer.correction.preset = "geo_rs", or a lower trainer.max_staleness',
     "rollout_is_veto_fraction": "lower trainer.correction.veto_threshold; if ratios that small are "
-    "common, engine and trainer do not hold the same weights",
+    "common, engine and trainer do not have the same weights",
     "rollout_is_mean_raw": "the shift is systematic: compare precision, template and weights of "
     "engine and trainer before any correction",
     "kl_fresh": "engine and trainer disagree on fresh tokens: compare their precision and weights; "
@@ -50,7 +50,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """`seen`: figures of the run. `set_these`: what to set; empty where the run has it already."""
+    """`seen`: figures of the run. `set_these`: what to set; empty if the run has it already."""
 
     question: str
     seen: str
@@ -71,7 +71,7 @@ def advise_run(config_path: Path) -> list[Advice]:
 def advice(
     config: RunConfig, rows: Sequence[Mapping[str, Any]], *, is_mixture: bool
 ) -> Iterator[Advice]:
-    """Of the newest steps' `rows` (metrics.jsonl, at least one)."""
+    """Advice from the newest steps' `rows` (metrics.jsonl, at least one)."""
     trainer = config.trainer
     age = _on_age(trainer, rows)
     yield _on_arithmetic(trainer, rows, is_answered=bool(age.set_these))
@@ -84,7 +84,7 @@ def advice(
 def _on_arithmetic(
     trainer: TrainerConfig, rows: Sequence[Mapping[str, Any]], *, is_answered: bool
 ) -> Advice:
-    """`is_answered`: decoupled PPO is to be set, whose weights are ratios to the engine."""
+    """`is_answered`: the advice is decoupled PPO, whose weights are ratios to the engine."""
     question = "Do engine and trainer compute alike?"
     found = _largest(rows, "rollout_corr/kl_fresh")
     has_weights = trainer.correction.settings().importance_level is not None
@@ -94,14 +94,12 @@ def _on_arithmetic(
         return Advice(
             question=question,
             seen="no step had tokens of the newest weights",
-            choice="cannot be told; token weights (TIS) are right for either",
+            choice="unknown; token weights (TIS) are right in either case",
             set_these=wanted,
         )
     seen = f"KL of fresh tokens at most {found:.2g} nats in {len(rows)} steps"
     if found <= SAME_ARITHMETIC:
-        return Advice(
-            question=question, seen=seen, choice="they do: nothing is to be corrected here"
-        )
+        return Advice(question=question, seen=seen, choice="they do: nothing to correct here")
     return Advice(
         question=question,
         seen=seen,
@@ -117,7 +115,7 @@ def _on_age(trainer: TrainerConfig, rows: Sequence[Mapping[str, Any]]) -> Advice
     question = "Do samples of older weights train?"
     oldest = _largest(rows, "staleness_max")
     if oldest is None:
-        return Advice(question=question, seen="staleness was not recorded", choice="cannot be told")
+        return Advice(question=question, seen="staleness was not recorded", choice="unknown")
     seen = f"at most {oldest:.0f} versions old; trainer.max_staleness is {trainer.max_staleness}"
     if not oldest:
         return Advice(question=question, seen=seen, choice="no: no correction for age")
@@ -166,7 +164,7 @@ def _on_tools(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> Iterator[
         return
     spreads = behind > TOOL_SPREAD * others and behind > SAME_ARITHMETIC
     yield Advice(
-        question="Do tokens behind tool output need more?",
+        question="Do tokens after tool output need more?",
         seen=f"ratios spread by {behind:.2g} there, by {others:.2g} elsewhere",
         choice="they do: expect more clipping there, and look at these turns first"
         if spreads
@@ -178,7 +176,7 @@ def _on_tools(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> Iterator[
 
 
 def _may_bound_tools(trainer: TrainerConfig) -> bool:
-    """Whether weights act that no lower cap bounds behind tool output yet."""
+    """Whether weights apply that have no lower cap after tool output yet."""
     settings = trainer.correction.settings()
     return (
         settings.importance_level is not None

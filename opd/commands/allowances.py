@@ -11,7 +11,7 @@ from trainer.errors import StartupError
 def allow(config_file: Path, text: str) -> str:
     """Add a text, or its digest, to `store.redaction.allow`; returns what to print."""
     if not text.strip():
-        raise StartupError("allow: name the text that is no finding, or its digest (sha256:...)")
+        raise StartupError("allow: name the text that is not a finding, or its digest (sha256:...)")
     run_config.load(config_file)
     values = run_config.read_toml(config_file)
     redaction = values.setdefault("store", {}).setdefault("redaction", {})
@@ -21,6 +21,6 @@ def allow(config_file: Path, text: str) -> str:
     known.append(text)
     run_config.save(run_config.build(values), config_file)
     return (
-        f"{config_file}: store.redaction.allow has {len(known)} texts; it holds from the next "
-        "start of the run, and turns that were dropped before stay so"
+        f"{config_file}: store.redaction.allow has {len(known)} texts; it applies from the next "
+        "start of the run, and turns that were dropped before stay dropped"
     )

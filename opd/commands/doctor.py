@@ -1,6 +1,6 @@
 """`opd doctor`: why each turn of a session was trained, waits, or was dropped, in plain words.
 
-It only reads, also while the run goes on.
+It only reads, even while the run goes on.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _report(session: SessionFacts, run: RunFacts, limits: Limits, now: float) ->
 
 
 _SAID = {
-    FeedbackOutcome.TO_BE_JUDGED: "joined its next state",
+    FeedbackOutcome.TO_BE_JUDGED: "was added to its next state",
     FeedbackOutcome.JUDGED_AGAIN: "sent it to the judge again",
     FeedbackOutcome.TOO_LATE: "came too late",
     FeedbackOutcome.NOT_TRAINED: "changes nothing: it does not train",
@@ -69,10 +69,10 @@ _SAID = {
 
 
 _CHANGED: dict[EchoChange, str] = {
-    "text": "with other text beside its calls",
+    "text": "with other text next to its calls",
     "calls": "without some of its calls",
     "ids": "with other ids of its calls",
-    "retold": "with its calls told as text",
+    "retold": "with its calls written as text",
 }
 
 
@@ -111,7 +111,7 @@ def _turn_lines(number: int, turn: dict[str, Any]) -> list[str]:
             "prompt after it was rendered in full"
         )
     if turn["command"]:
-        found.append(f"     if that text is nothing to protect: {turn['command']}")
+        found.append(f"     if that text needs no protection: {turn['command']}")
     if turn["votes"]:
         votes = VoteFacts(**turn["votes"])
         found.append(
@@ -122,6 +122,8 @@ def _turn_lines(number: int, turn: dict[str, Any]) -> list[str]:
         found.append(f"     hint: {' '.join(turn['hint'].split())}")
     if turn["reward"] is not None:
         found.append(f"     reward: {turn['reward']:g}")
+    if turn["worth"] is not None:
+        found.append(f"     worth before it was answered: {turn['worth']:g} (0 to 1)")
     if turn["lessons"]:
         became = ", ".join(f"{count} {what}" for what, count in sorted(turn["lessons"].items()))
         found.append(f"     lessons at its state: {became}")

@@ -1,5 +1,5 @@
-"""`opd doctor` without a session: of which sessions and keys of late every turn was dropped, and
-what can be done about it.
+"""`opd doctor` without a session: for which sessions and keys every recent turn was dropped, and
+what to do about it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def overview(config_file: Path) -> list[dict[str, Any]]:
 
 
 async def told_streaks(store: Store, config_file: Path) -> list[dict[str, Any]]:
-    """As `overview`, of a store that is open."""
+    """Like `overview`, for an open store."""
     streaks = DropStreaks()
     for one in await store.recent_outcomes():
         for who in (f"scope {one.scope}", f"session {one.session_id}"):
@@ -49,8 +49,8 @@ def _told(streak: Streak, config_file: Path) -> dict[str, Any]:
 
 
 def allow_command(detail: str | None, config_file: Path) -> str | None:
-    """The command that allows what was found, from the detail of a dropped turn; None if it is not
-    of what an agent sends again and again.
+    """The command that allows what was found, from the detail of a dropped turn; None if an agent
+    does not send it again and again.
     """
     digest = Streak("", 0.0, 0.0, detail=detail).digest
     if digest is None:
@@ -60,9 +60,9 @@ def allow_command(detail: str | None, config_file: Path) -> str | None:
 
 def overview_lines(found: Sequence[dict[str, Any]]) -> list[str]:
     """The overview as text."""
-    lines = [] if found else ["of the newest sessions and keys none has every turn dropped"]
+    lines = [] if found else ["none of the newest sessions and keys has every turn dropped"]
     for one in found:
         lines += [one["words"], f"  {one['what']}"]
         if one["command"] is not None:
-            lines.append(f"  if that text is nothing to protect: {one['command']}")
+            lines.append(f"  if that text needs no protection: {one['command']}")
     return lines

@@ -44,7 +44,7 @@ def list_hints(config_file: Path, status: str | None, tenant: str | None, limit:
 
 
 def show(config_file: Path, hint_id: str) -> Outcome:
-    """All that is known of a hint."""
+    """All that is known about a hint."""
 
     async def look(store: Store) -> _Known:
         return _Known(
@@ -76,14 +76,14 @@ def show(config_file: Path, hint_id: str) -> Outcome:
 
 
 def delete(config_file: Path, hint_id: str) -> Outcome:
-    """The hint's texts go; its row stays."""
+    """Delete the hint's texts; its row stays."""
     gone = _with_store(config_file, lambda store: store.delete_hint(hint_id))
     if gone is None:
         raise _unknown(hint_id)
     if not gone.versions:
-        return Outcome([f"deleted: {hint_id}; no version of the policy had trained on it"])
+        return Outcome([f"deleted: {hint_id}; no version of the policy was trained on it"])
     versions = ", ".join(map(str, gone.versions))
-    return Outcome([f"deleted: {hint_id}; versions that had trained on it: {versions}"])
+    return Outcome([f"deleted: {hint_id}; versions that were trained on it: {versions}"])
 
 
 def line(hint: Hint) -> str:
@@ -107,7 +107,7 @@ def _measured(hint: Hint, states: Sequence[HintState]) -> list[str]:
 
 
 def _obedience(hint: Hint, prompts: Sequence[HintPrompt], folder: Path) -> list[str]:
-    """What `rehearsal.without_counter` cost, of a hint that no text only measures."""
+    """What `rehearsal.without_counter` cost, for a hint without a text that only measures."""
     if measuring_texts(prompts):
         return []
     if not any(one.kind is PromptKind.OPPOSITE for one in usable(prompts)):

@@ -1,6 +1,6 @@
 """What `opd keys` does, and the check that no endpoint is open to others without a key.
 
-Composition only: the keys are `records.keys`. Each command returns the lines to print.
+Composition only: `records.keys` implements the keys. Each command returns the lines to print.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def create(
 def list_keys(config_file: Path) -> Outcome:
     """A line for each key."""
     known = _with_keys(config_file, lambda keys: keys.all())
-    return Outcome([_line(key) for key in known] or ["no API keys: `opd keys create` makes one"])
+    return Outcome([_line(key) for key in known] or ["no API keys: `opd keys create` creates one"])
 
 
 def rotate(config_file: Path, key_id: str, overlap_h: float) -> Outcome:
@@ -67,7 +67,7 @@ def rotate(config_file: Path, key_id: str, overlap_h: float) -> Outcome:
     text = _with_keys(
         config_file, lambda keys: keys.rotate(key_id, actor=_actor(), overlap_s=overlap_s)
     )
-    old = f"works for {overlap_h:g} more hours" if overlap_h else "works no more"
+    old = f"works for {overlap_h:g} more hours" if overlap_h else "no longer works"
     return Outcome([f"the old secret {old}; keep the new one, it is not shown again:", text])
 
 
@@ -85,12 +85,12 @@ def log(config_file: Path) -> Outcome:
 
 
 async def refuse_open_door(config: RunConfig, store: Store, config_file: Path) -> None:
-    """Raises StartupError if others than this machine reach the endpoint and it has no keys."""
+    """Raises StartupError if other machines can reach the endpoint and it has no keys."""
     if config.proxy.is_loopback or await Keys(store, time.time).all():
         return
     raise StartupError(
-        f"proxy.host: on {config.proxy.host!r} others reach the endpoint, and there is no API key: "
-        f"make one with `opd keys create --run {config_file.parent}`, or listen on 127.0.0.1"
+        f"proxy.host: others can reach the endpoint on {config.proxy.host!r}, and there is no API "
+        f"key: create one with `opd keys create --run {config_file.parent}`, or listen on 127.0.0.1"
     )
 
 

@@ -19,6 +19,6 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 async def near_sessions(store: Store, given: str) -> str:
-    """`did_you_mean` among the newest sessions; nothing where one has exactly this name."""
+    """`did_you_mean` among the newest sessions; nothing if one has exactly this name."""
     known = await Housekeeping(store, time.time).session_names()
     return "" if given in known else did_you_mean(given, known)

@@ -1,4 +1,4 @@
-"""A version of a run as a model folder of its own: what `from_pretrained` and engines load."""
+"""A version of a run as a separate model folder: what `from_pretrained` and engines load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def export_version(config_file: Path, name: str, to: Path) -> str:
     """Write version `name` (a number, "latest" or "start") into the new folder `to`; returns a
     line on it.
 
-    Raises StartupError for a version without weights, and for a folder that is there.
+    Raises StartupError for a version without weights, and for a folder that exists.
     """
     config = run_config.load(config_file)
     if to.exists():
@@ -48,4 +48,4 @@ def _write(weights: VersionWeights, folder: Path) -> None:
     elif source.is_dir():
         shutil.copytree(source, folder)
     else:
-        raise StartupError(f"--version start: it is {weights.path}, as the hub has it")
+        raise StartupError(f"--version start: it is {weights.path}, unchanged on the hub")

@@ -1,7 +1,6 @@
-"""The versions of a run: which there are, what is known of one, going back, and going on after a
-stop.
+"""The versions of a run: listing them, showing one, going back, and resuming after a stop.
 
-Reads manifests, and leaves orders that the trainer follows; it changes no checkpoint itself.
+It reads manifests and writes orders that the trainer follows; it changes no checkpoint itself.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _SHOWN_METRICS = (
     "staleness_mean",
     "seconds/step",
 )
-"""Of the step that made the version."""
+"""Metrics of the step that made the version."""
 
 
 def list_versions(config_file: Path) -> str:
@@ -63,15 +62,16 @@ def roll_back(config_file: Path, version: int) -> str:
         raise StartupError(f"--version: {error}") from error
     order_rollback(config_file.parent, version)
     return (
-        f"rollback to version {version} is ordered: the trainer follows between two steps, or when "
+        f"rollback to version {version} is ordered: the trainer does it between two steps, or when "
         "the run starts"
     )
 
 
 def pin(config_file: Path, version: int) -> str:
-    """Order that `version` serves and training rests; returns a line on what happens next.
+    """Order the trainer to serve `version` and to pause training; returns a line on what happens
+    next.
 
-    Raises StartupError for a version without weights, and where training is stopped already.
+    Raises StartupError for a version without weights, and if training has already stopped.
     """
     checkpoints, chain = _chain(config_file)
     folder = config_file.parent
@@ -85,13 +85,13 @@ def pin(config_file: Path, version: int) -> str:
         )
     order_stop(folder, StopOrder(reason=f"version {version} is pinned", serve_version=version))
     return (
-        f"version {version} serves from the trainer's next look on, and training rests; "
-        f"opd policy resume --run {folder} goes on"
+        f"version {version} is served from the trainer's next check on, and training pauses; "
+        f"opd policy resume --run {folder} resumes it"
     )
 
 
 def show(config_file: Path, version: int) -> str:
-    """What is known of one version, a line each. Raises StartupError for one that is not there."""
+    """What is known about one version, line by line. Raises StartupError if it does not exist."""
     checkpoints, chain = _chain(config_file)
     link = next((one for one in chain if one.version == version), None)
     if link is None:
@@ -113,9 +113,9 @@ def show(config_file: Path, version: int) -> str:
 
 
 def compare(config_file: Path, first: int, second: int) -> str:
-    """What was measured of two versions, side by side, and what was trained between them.
+    """The measurements of two versions, side by side, and what was trained between them.
 
-    Raises StartupError for one that is not there, and for one version named twice.
+    Raises StartupError if one does not exist, and for one version named twice.
     """
     _, chain = _chain(config_file)
     if first == second:
@@ -174,7 +174,7 @@ def _between(chain: Sequence[Manifest], first: int, second: int) -> str:
 
 
 def _measured(folder: Path, version: int) -> Iterator[tuple[str, object]]:
-    """What the step, the rehearsal and the guard have measured of it, as far as they did."""
+    """What the step, the rehearsal and the guard have measured of it, if anything."""
     for name, value in _numbers(folder, version).items():
         yield name, f"{value:.4g}"
     for check in read_checks(folder):
@@ -199,13 +199,13 @@ def _numbers(folder: Path, version: int) -> dict[str, float]:
 
 
 def resume(config_file: Path) -> str:
-    """Take RUN/stop away. Raises StartupError where training is not stopped."""
+    """Remove RUN/stop. Raises StartupError if training is not stopped."""
     folder = config_file.parent
     reason = why_stopped(folder)
     if reason is None:
         raise StartupError(f"{folder}: training is not stopped")
     (folder / STOP_FILE).unlink(missing_ok=True)
-    return f"training goes on; it had stopped: {reason}"
+    return f"training resumes; it had stopped: {reason}"
 
 
 def _chain(config_file: Path) -> tuple[Checkpoints, list[Manifest]]:

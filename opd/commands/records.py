@@ -35,7 +35,7 @@ from trainer.checkpoints.verify_checkpoints import checkpoint_problems
 from trainer.errors import StartupError
 
 _PATIENCE_S = 30.0
-"""How long to wait for a step that is being taken, and for living spill files to empty."""
+"""How long to wait for a running step, and for spill files of running proxies to empty."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ def forget(config_file: Path, session: str | None, user: str | None) -> Outcome:
 async def _forget(
     config: StoreConfig, session: str | None, user: str | None, outcome: Outcome
 ) -> bool:
-    """Whether anything was there to be deleted."""
+    """Whether there was anything to delete."""
     async with await Store.open(config) as store:
         keeper = Housekeeping(store, time.time)
         session_ids = await keeper.find_sessions(session=session, user=user)
@@ -99,13 +99,13 @@ async def _forget(
             if began is not None and backup.created_at >= began:
                 taken = datetime.fromtimestamp(backup.created_at, UTC).isoformat("T", "seconds")
                 gone = "" if Path(backup.location).exists() else ", which is no longer there"
-                # Exports are noted beside backups, and are folders.
+                # Exports are noted along with backups, and are folders.
                 kind = "export" if Path(backup.location).is_dir() else "backup"
                 outcome.lines.append(
-                    f"may still hold it: {kind} {backup.location} of {taken}{gone}"
+                    f"may still contain it: {kind} {backup.location} of {taken}{gone}"
                 )
         for path in sorted(config.spill_path.glob("*.damaged")):
-            outcome.lines.append(f"may still hold it: {path}, a damaged spill file; delete it")
+            outcome.lines.append(f"may still contain it: {path}, a damaged spill file; delete it")
     return True
 
 
@@ -126,7 +126,7 @@ async def _lineage(config: StoreConfig, session: str, outcome: Outcome) -> None:
         deleted = await keeper.deleted_sessions(session=session)
         if not stored and not deleted:
             hint = did_you_mean(session, await keeper.session_names())
-            raise StartupError(f"{session}: no session of this id or name is or was stored{hint}")
+            raise StartupError(f"{session}: no session with this id or name is or was stored{hint}")
         await _say_lineage(keeper, deleted, stored, outcome)
 
 
@@ -148,7 +148,7 @@ def _was_deleted(one: DeletedSession) -> str:
 
 
 async def _nothing_of(keeper: Housekeeping, session: str | None, user: str | None) -> str:
-    """That nothing is stored of what was named, and which names are near."""
+    """Says that nothing is stored under the given name, and which names are near."""
     option, given = ("--session", session) if session is not None else ("--user", user)
     known = await keeper.session_names() if session is not None else await keeper.users()
     hint = did_you_mean(str(given), known)
@@ -187,13 +187,13 @@ async def _say_versions(
         outcome.lines.append(f"versions that descend from them: {_numbers(sorted(later))}")
     if unknown:
         outcome.lines.append(
-            f"which versions were trained on {', '.join(unknown)} is not known: an earlier "
+            f"which versions were trained on {', '.join(unknown)} is not known: an older "
             "program deleted it"
         )
     if not all(one.is_settled for one in deleted):
         outcome.lines.append(
-            "a step is being taken on a lesson of a hint that came from it: ask again after the "
-            "step which version that makes"
+            "a step is training on a lesson of a hint that came from it: ask again after the "
+            "step which version resulted"
         )
 
 
@@ -203,7 +203,7 @@ def _numbers(values: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Recognises spilled requests of what is to be forgotten."""
+    """Recognises spilled requests that are to be forgotten."""
 
     session: str | None
     user: str | None
@@ -214,7 +214,7 @@ class _Wanted:
     def __call__(self, payload: bytes) -> bool:
         try:
             return self._holds(decode(payload))
-        except ValueError:  # of another program; whoever takes it in refuses it
+        except ValueError:  # of another program; it is refused when it is moved to the store
             return False
 
     def _holds(self, addition: Addition) -> bool:
@@ -242,8 +242,8 @@ async def _withdraw(folder: Path, is_unwanted: Callable[[bytes], bool], outcome:
         if waited_s >= _PATIENCE_S:
             names = ", ".join(path.name for path in living)
             outcome.problem(
-                f"running proxies hold spilled requests in {folder} ({names}), perhaps of this "
-                "session: run the command again when they are taken in"
+                f"running proxies have spilled requests in {folder} ({names}), perhaps of this "
+                "session: run the command again when these are in the store"
             )
             return
         await asyncio.sleep(0.5)
@@ -262,7 +262,7 @@ def backup(config_file: Path, destination: Path) -> Outcome:
 async def _backup(config: StoreConfig, destination: Path, outcome: Outcome) -> None:
     async with await Store.open(config) as store:
         keeper = Housekeeping(store, time.time)
-        # Noted before: also a backup that is cut short may hold what is to be forgotten later.
+        # Noted first: even an interrupted backup may contain what is to be forgotten later.
         noted = Backup(backup_id=uuid4().hex, location=str(destination), created_at=time.time())
         await keeper.note_backup(noted)
         try:
@@ -278,7 +278,7 @@ async def _backup(config: StoreConfig, destination: Path, outcome: Outcome) -> N
 
 
 def restore(config_file: Path, source: Path) -> Outcome:
-    """Bring a backup back as the run's database, where none is, and verify it."""
+    """Restore a backup as the run's database, if there is none, and verify it."""
     config = run_config.load(config_file)
     outcome = Outcome()
     with at_work("restoring"):
@@ -294,7 +294,7 @@ async def _restore(config: StoreConfig, source: Path, outcome: Outcome) -> None:
         "sessions that were forgotten later are in it again: forget them again by their ids"
     )
     async with await Store.open(config):
-        pass  # brings an older schema forward
+        pass  # migrates an older schema
     await _verify_database(config, outcome)
 
 
@@ -315,8 +315,7 @@ async def _verify_backup(path: Path, outcome: Outcome) -> None:
     made.check(path)
     if made.kind == "postgresql":
         outcome.lines.append(
-            f"{path}: its bytes are those of the backup; what they hold is checked where it is "
-            "restored"
+            f"{path}: its bytes are those of the backup; its content is checked when it is restored"
         )
         return
     await _verify_database(StoreConfig.sqlite(path), outcome)

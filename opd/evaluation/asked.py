@@ -1,4 +1,4 @@
-"""What an evaluation is asked for, and whether that can be: known before torch is imported."""
+"""The options of an evaluation, and whether they are possible: checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_FURTHER_TRIES = "--max-samples: an answer at a recorded state does not pass o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
-    """What is asked for; None: the default that fits."""
+    """The options; None means the default that fits."""
 
     folder: Path
     version: str = "latest"
@@ -43,7 +43,7 @@ def check_asked(options: EvalOptions) -> RunConfig:
         raise StartupError(f"--run {options.folder}: no config.toml in it; give a run's folder")
     for folder in [options.out.parent] if options.out is not None else []:
         if not folder.is_dir():
-            raise StartupError(f"--out {options.out}: no folder {folder}; make it first")
+            raise StartupError(f"--out {options.out}: no folder {folder}; create it first")
     config = run_config.load(config_file, options.overrides)
     chosen_ks(options)
     _check_further_tries(options)

@@ -1,7 +1,7 @@
 """Samples a suite's tasks from a served policy.
 
-Goes to the engine and not through the proxy: nothing that is measured must be recorded or learned
-from. A sample's seed depends on the evaluation's seed, the task and the sample's number and on no
+It asks the engine directly, not through the proxy: nothing measured may be recorded or learned
+from. A sample's seed depends on the evaluation's seed, the task and the sample's number, not on the
 version, so that two versions are tried with the same noise (on engines that honour seeds).
 """
 
@@ -36,7 +36,7 @@ SuiteCounts = Mapping[str, Mapping[str, tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPolicy:
-    """One version behind an engine: what is needed to sample from it."""
+    """One version served by an engine: what is needed to sample from it."""
 
     engine: EngineClient
     rendering: Rendering
@@ -44,9 +44,7 @@ class ServedPolicy:
     temperature: float
 
     async def sample(self, prompt_ids: Ids, params: SamplingParams) -> Generation:
-        """One response. Raises EngineError, also if the engine serves another version or breaks
-        off.
-        """
+        """One response. Raises EngineError, also if the engine serves another version or aborts."""
         wanted = replace(
             params,
             temperature=self.temperature,
@@ -56,14 +54,14 @@ class ServedPolicy:
         if generation.weight_version not in (None, self.label):
             raise EngineProtocolError(
                 f"the engine serves version {generation.weight_version!r} and not {self.label!r}: "
-                "it was started again or updated while it was measured"
+                "it was restarted or updated during the measurement"
             )
         if generation.finish_reason == "abort":
-            raise EngineUnavailable("the engine broke off a sample: does anybody else pause it?")
+            raise EngineUnavailable("the engine aborted a sample: is somebody else pausing it?")
         return generation
 
     def answer(self, seeds: Callable[[], int], max_new_tokens: int) -> Answer:
-        """Samples assistant messages, each with the next of `seeds`."""
+        """A function that samples assistant messages, each with the next of `seeds`."""
 
         async def sampled(
             messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()
@@ -128,7 +126,7 @@ async def count_passes(
 ) -> SuiteCounts:
     """`samples` tries of each task.
 
-    Raises EngineError; ValueError if a task reports other metrics in one try than in another.
+    Raises EngineError; ValueError if a task's tries report different metrics.
     """
     counts: dict[str, dict[str, tuple[int, int]]] = {}
     tries = await _try_all(
@@ -150,10 +148,11 @@ async def sample_on(
     seed: int,
     progress: Progress,
 ) -> SuiteCounts:
-    """The headline's metrics with further tries of their tasks, until `rule` ends each.
+    """The headline metrics with further tries of their tasks, until `rule` ends each.
 
-    A task goes on as long as one of its headline metrics does; a round makes as many tries of it as
-    it had at first. `progress` is told the most tries that may be left. Raises as `count_passes`.
+    A task continues as long as one of its headline metrics does; each round makes as many tries of
+    it as it had at first. `progress` is told how many tries may be left at most. Raises like
+    `count_passes`.
     """
     found = {metric: dict(counts[metric]) for metric in suite.headline}
     done = 0
@@ -198,7 +197,7 @@ async def _try_all(
     seed: int,
     progress: Progress,
 ) -> list[list[Mapping[str, bool]]]:
-    """What came of the samples of these numbers, by task."""
+    """The outcomes of the samples with these numbers, by task."""
 
     async def attempt(task: Task, sample: int) -> Mapping[str, bool]:
         calls = itertools.count()

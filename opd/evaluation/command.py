@@ -1,6 +1,7 @@
-"""`opd eval`: checks what is asked for, has it measured, and writes what came out.
+"""`opd eval`: checks the options, measures, and writes the results.
 
-Reads a run's folder, also while the run goes on: its engines and its records are left as they are.
+It reads a run's folder, even while the run goes on, and leaves the run's engines and records as
+they are.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Evaluated:
 
 
 def evaluate(options: EvalOptions, console: Console) -> Evaluated:
-    """Measure, write the results beside the run, return them. Progress goes to `console`.
+    """Measure, write the results into the run's folder (or `--out`), return them. Progress goes to
+    `console`.
 
     Raises StartupError for bad input, EngineError, StoreError.
     """
@@ -84,7 +86,7 @@ def evaluate(options: EvalOptions, console: Console) -> Evaluated:
 
 
 def _default_suite(folder: Path, model: str) -> str:
-    """The lab's for a run of the lab; recorded states are there in any run."""
+    """The lab's for a run of the lab, else recorded states, which any run has."""
     lab = importlib.import_module(SUITES["lab"].partition(":")[0])
     return "lab" if lab.suits(folder, model) else RECORDED
 
@@ -111,7 +113,7 @@ def _rendering(config: RunConfig) -> Rendering:
 
 
 def _write(options: EvalOptions, values: dict[str, Any], measured: Measured) -> Evaluated:
-    """The results as JSON and as a page. Raises StartupError where that cannot be written."""
+    """The results as JSON and as a page. Raises StartupError if they cannot be written."""
     stem = "eval_recorded" if values["suite"] == RECORDED else "eval"
     path = options.out or options.folder / f"{stem}_{values['version']}.json"
     page = options.folder / f"{stem}.html" if options.out is None else path.with_suffix(".html")

@@ -1,9 +1,10 @@
-"""How far a student is from its hinted teacher on given responses: what distillation is to close.
+"""How far a student is from its hinted teacher on given responses: the gap that distillation
+closes.
 
 At every token of a response the student's distribution under the prompt is compared with the
 teacher's under the hinted prompt: exact KL over the whole vocabulary, both ways, averaged over
 tokens. Runs in this process, from folders of weights; one response at a time, so that a large
-vocabulary fits, and on a cache of the last prompt, because those of a session begin alike.
+vocabulary fits, and on a cache of the last prompt, because a session's prompts begin alike.
 
 Shapes: R tokens of a response, V ids of the vocabulary.
 """
@@ -75,7 +76,7 @@ class PrefixScorer:
     """A model in float32 that keeps keys and values of the ids it saw last."""
 
     def __init__(self, path: str, device: str) -> None:
-        # A bar for each of the folders would break the command's own.
+        # A progress bar for each folder would break the command's own.
         transformers_logging.disable_progress_bar()
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self._model = model.to(device).eval()

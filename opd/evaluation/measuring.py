@@ -1,7 +1,7 @@
 """The two kinds of evaluation: a suite's tasks, and recorded states under the hint.
 
-Starts the engines that it needs and samples each version in turn; what comes out are numbers, with
-the tables and the plot that show them.
+Starts the engines that it needs and samples each version in turn; the results are numbers, with the
+tables and the plot that show them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Evaluation:
         counts: SuiteCounts,
         max_samples: int,
     ) -> dict[str, AdaptivePasses]:
-        """The headline's metrics after hard tasks had further tries."""
+        """The headline metrics after further tries of hard tasks."""
         options = self.options
         rule = StoppingRule(successes=options.until or 1, max_tries=max_samples)
         with self._bar(f"hard tasks, version {weights.version}", "samples") as bar:
@@ -134,7 +134,7 @@ class Evaluation:
     async def recorded(self) -> Measured:
         """The two versions at recorded states, judged by the hinted teacher.
 
-        Raises StartupError also where there is no such state.
+        Raises StartupError also if there is no such state.
         """
         turns = await self._hinted_turns()
         try:
@@ -172,7 +172,7 @@ class Evaluation:
     async def _hinted_turns(self) -> list[TurnRecord]:
         path = self.config.store.sqlite_path
         if path is not None and not path.is_file():
-            raise StartupError(f"no database at {path}: nothing was recorded by this run yet")
+            raise StartupError(f"no database at {path}: this run has recorded nothing yet")
         async with await Store.open(self.config.store) as store:
             return await recorded.hinted_turns(store, self.options.tasks, self.options.seed)
 

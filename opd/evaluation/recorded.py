@@ -1,9 +1,9 @@
-"""The win rate on recorded states: does the hinted teacher prefer what a version now answers?
+"""The win rate on recorded states: does the hinted teacher prefer a version's new answers?
 
 At stored turns that earned a hint, two versions answer the ORIGINAL prompt again; the teacher that
 has read the hint scores both answers, and the one with the higher mean log-probability per token
-wins the state (a tie is half a win). It is the teacher's own preference, which training moves the
-policy towards, and no independent judge: docs/evaluation.md.
+wins the state (a tie is half a win). It is the teacher's own preference, towards which training
+moves the policy, not an independent judge's: docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class WinRate:
 
 
 async def hinted_turns(store: Store, count: int, seed: int) -> list[TurnRecord]:
-    """`count` turns with a hint, those that were held out of training first, drawn by the seed.
+    """`count` turns with a hint, turns held out of training first, drawn by the seed.
 
     Raises StartupError if there is none.
     """

@@ -25,7 +25,7 @@ def as_json(found: WinRate) -> dict[str, Any]:
 
 
 def table(found: WinRate, version: int, against: int) -> Table:
-    """What one reads first, a line each."""
+    """The main figures, one line each."""
     contests = found.contests
     more, less = sum(one.wins > 0.5 for one in contests), sum(one.wins < 0.5 for one in contests)
     tokens = fmean(one.tokens for one in contests)

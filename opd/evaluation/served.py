@@ -36,8 +36,8 @@ _ADAPTERS = "opd-eval-"
 
 
 async def load(engine: EngineClient, weights: VersionWeights, run: Path) -> None:
-    """Make the engine serve these weights under their label. For an engine that takes no adapters
-    one is merged, in the folder of the `run`, which an engine elsewhere sees too. Raises
+    """Make the engine serve these weights under their label. If the engine takes no adapters, the
+    adapter is merged, in the folder of the `run`, which a remote engine sees too. Raises
     EngineError.
     """
     chosen = engine.served
@@ -48,7 +48,7 @@ async def load(engine: EngineClient, weights: VersionWeights, run: Path) -> None
             await _exchange(engine, weights.path, weights.label)
         return
     if (await engine.model_info()).weight_version == "0":
-        # By any name that nobody has used before; the engine is this evaluation's for now.
+        # Any unused name will do; the engine belongs to this evaluation for now.
         adapter = AdapterRef(name=f"{_ADAPTERS}{uuid.uuid4().hex}", path=weights.path)
         try:
             await engine.load_adapter(adapter.name, adapter.path)
@@ -72,7 +72,7 @@ async def policy_engine(
     the one at `url`, which gets its weights back at the end.
 
     Raises StartupError if it cannot be started, or if `url` is an engine of the run itself;
-    EngineError if nobody answers there.
+    EngineError if nothing answers there.
     """
     if url is None:
         async with own_engine("policy", config, config_file, overrides) as engine:
@@ -81,13 +81,13 @@ async def policy_engine(
     if url.rstrip("/") in _urls_of_run(config):
         raise StartupError(
             f"--engine-url {url}: that is an engine of the run itself, and an evaluation changes "
-            "weights; give a spare one, or leave the option out to have one started"
+            "weights; give a spare one, or omit the option to start one"
         )
     given = config.policy
     keys = EngineConfig(url=url, api_key=given.api_key, admin_api_key=given.admin_api_key).keys
     async with _client(config, url, keys) as engine:
         before = await engine.model_info()
-        # Its label may be a version's by chance, with another run's weights behind it.
+        # Its label may be a version's by chance, but with another run's weights.
         await _exchange(engine, absolute(config.model), "0")
         try:
             yield engine
@@ -115,7 +115,7 @@ async def frozen_engine(
 async def own_engine(
     role: Role, config: RunConfig, config_file: Path, overrides: list[str]
 ) -> AsyncIterator[EngineClient]:
-    """An embedded engine of this role's settings, as a process that ends with this context."""
+    """An embedded engine with this role's settings, as a process that ends with this context."""
     (port,) = free_ports(1, _HOST)
     key_file = config_file.parent.resolve() / ENGINE_KEY
     ensure_key_file(key_file)
@@ -127,7 +127,10 @@ async def own_engine(
         "api_key_file": str(key_file),
     }
     arguments = ["-m", "opd.cli.app", "engine", "--role", role, "--run", str(config_file.parent)]
-    arguments += ["--set", "frozen.shared=false"]  # of the run's engines, which are left alone
+    arguments += [
+        "--set",
+        "frozen.shared=false",
+    ]  # not the run's engine, which is left alone
     for override in [
         *overrides,
         # JSON of text and numbers is TOML too.
@@ -146,7 +149,7 @@ async def own_engine(
 
 
 async def _forget_adapters(engine: EngineClient) -> None:
-    """Those that `load` brought to an engine that goes on without this evaluation."""
+    """Unload the adapters that `load` brought to an engine that outlives this evaluation."""
     with contextlib.suppress(EngineRejected):  # one without adapters
         for name in await engine.adapters():
             if name.startswith(_ADAPTERS):

@@ -19,14 +19,14 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 """Title, header and rows."""
 NO_INTERVAL = "no interval"
 _FITTED_BEYOND = (2, 4)
-"""The plot goes on to so many times the samples, by the fitted model."""
+"""The plot extends to these multiples of the samples, by the fitted model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResults:
-    """Every metric of each version, the one that was asked for first, and of the first minus the
-    second where there are two. `adaptive` are the headline's metrics of each version after further
-    tries of hard tasks, if there were any.
+    """Every metric of each version, the requested version first, and of the first minus the second
+    if there are two. `adaptive` contains the headline metrics of each version after further tries
+    of hard tasks, if there were any.
     """
 
     passes: Mapping[int, Mapping[str, Passes]]

@@ -1,7 +1,7 @@
 """What a task suite is: tasks that a policy tries, each try passed or not, by metric.
 
 A suite comes from a factory, named here or by its dotted path ("package.module:function"): the
-packages that bring suites lie above this one, so they are imported by name when asked for. Nothing
+packages that provide suites are above this one, so they are imported by name when needed. Nothing
 here samples.
 """
 
@@ -31,15 +31,15 @@ class Answer(Protocol):
 
 
 class Task(Protocol):
-    """Something to try. `task_id` is the same in every run with the same seed: by it tasks are
-    paired, and the samples' seeds are made from it.
+    """Something to try. `task_id` is the same in every run with the same seed: tasks are paired by
+    it, and the samples' seeds derive from it.
     """
 
     @property
     def task_id(self) -> str: ...
 
     async def attempt(self, answer: Answer) -> Mapping[str, bool]:
-        """Try once; whether it passed, by metric: the same metrics each time."""
+        """Try once; returns whether it passed, by metric (the same metrics each time)."""
         ...
 
 
@@ -76,7 +76,7 @@ class TaskSuite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteRequest:
-    """What a factory is asked for: about `tasks` held-out tasks for each metric, for the run in
+    """What a factory must provide: about `tasks` held-out tasks for each metric, for the run in
     `folder`; equal seeds give equal tasks.
     """
 

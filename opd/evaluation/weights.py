@@ -12,8 +12,8 @@ from trainer.errors import CheckpointError, StartupError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionWeights:
-    """One version of the policy: 0 is the start model. `path` holds its weights, or an adapter of
-    the model `adapts`.
+    """One version of the policy: 0 is the start model. `path` contains its weights, or an adapter
+    of the model `adapts`.
     """
 
     version: int
@@ -22,15 +22,15 @@ class VersionWeights:
 
     @property
     def label(self) -> str:
-        """Under which engines serve it."""
+        """The label under which engines serve it."""
         return str(self.version)
 
 
 def find_weights(folder: Path, model: str, name: str) -> VersionWeights:
     """The weights of version `name`: a number, "latest", or "start".
 
-    Raises StartupError for a version that is unknown, whose weights were deleted, or damaged; it
-    names those that exist.
+    Raises StartupError for a version that is unknown, deleted or damaged; the message names those
+    that exist.
     """
     kept = versions_with_weights(folder)
     if name == "latest":
@@ -61,7 +61,7 @@ def find_weights(folder: Path, model: str, name: str) -> VersionWeights:
 
 
 def versions_with_weights(folder: Path) -> list[int]:
-    """The trained versions whose weights are still there, oldest first."""
+    """The trained versions whose weights still exist, oldest first."""
     return sorted(
         int(path.parent.name.removeprefix("step_"))
         for path in (folder / "checkpoints").glob(f"step_*/{FILE_NAME}")

@@ -31,21 +31,21 @@ rows = load_dataset("THIS_FOLDER", split="train")
 
 """
 _SFT = """\
-`messages` is a conversation in OpenAI's shape that ends with an answer of the agent. It is here
+`messages` is a conversation in OpenAI's shape that ends with an answer of the agent. It is included
 because the conversation went on after it, a vote of the judge says that the answer needed no
 correction, no vote says that it did, and nobody corrected it or gave it a score below the middle.
 Train on the last message only: earlier answers in it were not chosen.
 """
 _PREFERENCE = """\
-`prompt`, `chosen` and `rejected` are messages in OpenAI's shape; the last two hold one message.
-`source` says where the preference is from: `correction`, what somebody wrote that the answer should
-have been, against the answer that was given; or `scores`, of the answers to one prompt the one with
-the highest score against the one with the lowest, which is of the turn `rejected_turn_id`.
+`prompt`, `chosen` and `rejected` are messages in OpenAI's shape; the last two contain one message.
+`source` says where the preference is from: `correction`, somebody's corrected answer against the
+answer that was given; or `scores`, the answer to a prompt with the highest score against the one
+with the lowest, which is from the turn `rejected_turn_id`.
 """
 _FOOT = """
 `tools` is JSON text, or null without tools; so are the `arguments` of a call. `turn_id` and
-`session_id` name the turn in the records that it is of. Who asks to be forgotten there has to be
-forgotten here too: rows are found by `session_id`{and_more}.
+`session_id` name the turn in the records. Whoever asks to be forgotten there must be forgotten here
+too: find the rows by `session_id`{and_more}.
 """
 
 

@@ -12,7 +12,7 @@ from records.reading.whole_turns import WholeTurn
 
 
 class LeftOut(StrEnum):
-    """Why a turn is no row. The set is closed."""
+    """Why a turn is not a row. The set is closed."""
 
     NOT_MAIN = "not_main"
     NOT_TO_TRAIN = "not_to_train"
@@ -21,7 +21,7 @@ class LeftOut(StrEnum):
     NEEDED_CORRECTION = "needed_correction"
     NEGATIVE_FEEDBACK = "negative_feedback"
     NOT_TEXT = "not_text"
-    # Of preferences
+    # For preferences
     NO_PAIR = "no_pair"
     AMBIGUOUS_CORRECTION = "ambiguous_correction"
     REDACTED_CORRECTION = "redacted_correction"
@@ -31,15 +31,15 @@ class LeftOut(StrEnum):
 
 WORDS: dict[LeftOut, str] = {
     LeftOut.NOT_MAIN: "side turns and text completions",
-    LeftOut.NOT_TO_TRAIN: "without consent, with personal data, held out, or broken off",
-    LeftOut.NO_NEXT_STATE: "nothing followed that could speak for them",
+    LeftOut.NOT_TO_TRAIN: "without consent, with personal data, held out, or cut off",
+    LeftOut.NO_NEXT_STATE: "nothing followed that could confirm them",
     LeftOut.NOT_JUDGED: "no judge's vote says that they were right",
     LeftOut.NEEDED_CORRECTION: "a vote or a corrected answer says that they were wrong",
     LeftOut.NEGATIVE_FEEDBACK: "the newest score is below the middle of its scale",
-    LeftOut.NOT_TEXT: "they hold more than text and function calls",
+    LeftOut.NOT_TEXT: "they contain more than text and function calls",
     LeftOut.NO_PAIR: "no corrected answer, and no other answer to their prompt with another score",
     LeftOut.AMBIGUOUS_CORRECTION: "the feedback does not tell where the corrected answer begins",
-    LeftOut.REDACTED_CORRECTION: "something was taken out of the corrected answer",
+    LeftOut.REDACTED_CORRECTION: "something was redacted in the corrected answer",
     LeftOut.CORRECTS_A_CALL: "the corrected answer is a text and the response calls a tool",
     LeftOut.SAME_ANSWER: "the two answers are the same",
 }
@@ -82,7 +82,7 @@ ALLOWED = frozenset(
         DropReason.NONFINITE_GRADIENT,
     }
 )
-"""Turns that this run could not train on; their text is what it is."""
+"""Turns with these reasons could not train this run; their text is still usable."""
 
 
 def why_unusable(
@@ -93,7 +93,7 @@ def why_unusable(
     is_held_out: bool,
 ) -> LeftOut | None:
     """Why a turn is in no data set at all; None if it may be. A reply that was cut at its token
-    limit trains here, where each token has a teacher; as an example it would teach to break off.
+    limit trains here, where each token has a teacher; as an example it would teach to stop early.
     """
     if turn_type is not TurnType.MAIN:
         return LeftOut.NOT_MAIN
@@ -104,10 +104,10 @@ def why_unusable(
 
 
 def why_not_demonstrated(whole: WholeTurn) -> LeftOut | None:
-    """Why a turn is no example of a good answer; None if it is one.
+    """Why a turn is not an example of a good answer; None if it is one.
 
-    It is one if the conversation went on after it, a vote says that it needed no correction, none
-    says that it did, and nobody corrected it or scored it below the middle.
+    It is one if the conversation went on after it, a vote says that it needed no correction, no
+    vote says that it did, and nobody corrected it or scored it below the middle.
     """
     turn = whole.turn
     is_held_out = turn.recording is not None and turn.recording.held_out
@@ -157,8 +157,8 @@ def correction_of(whole: WholeTurn, redaction_marks: frozenset[str]) -> str | Le
 
 
 def best_and_worst(turns: Sequence[RatedTurn]) -> tuple[RatedTurn, RatedTurn] | LeftOut:
-    """Of the turns of one prompt the one with the highest score and the one with the lowest, of
-    equal ones the newest; or why they are no pair.
+    """The turns of one prompt with the highest and the lowest score, the newest among equals; or
+    why they are not a pair.
     """
     scored = [(turn.reward, turn) for turn in turns if turn.reward is not None]
     if not scored:

@@ -1,4 +1,4 @@
-"""The columns of the Parquet files, by name and kind; what the kinds are is said in parquet.py.
+"""The columns of the Parquet files, by name and kind; parquet.py describes the kinds.
 
 Times are unix seconds, log-probs natural, ids int32, rewards on [-1, 1].
 """

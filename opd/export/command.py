@@ -37,8 +37,8 @@ from trainer.errors import StartupError
 def export(config_file: Path, out: Path, request: ExportRequest) -> Outcome:
     """Write the files or the data set into the new folder `out`.
 
-    Raises StartupError if `out` exists, if nothing can be chosen for a data set, or if nobody knows
-    what the ids are of.
+    Raises StartupError if `out` exists, if nothing can be chosen for a data set, or if it is
+    unknown what the ids stand for.
     """
     config = load_recorded(config_file)
     out = out.absolute()
@@ -64,8 +64,8 @@ def _renderer(config: RunConfig) -> str:
         rendering = Rendering.load(config.model, config.renderer)
     except ValueError as error:
         raise StartupError(
-            f"nothing says what the token ids are of: {error}; set `model` to where the model lies "
-            "now, or export with --no-ids"
+            f"it is unknown what the token ids stand for: {error}; set `model` to where the model "
+            "is now, or export with --no-ids"
         ) from error
     return renderer_fingerprint(rendering, config.renderer)
 
@@ -73,8 +73,8 @@ def _renderer(config: RunConfig) -> str:
 async def _noted(
     config: RunConfig, out: Path, request: ExportRequest, work: Callable[[Store], Awaitable[None]]
 ) -> None:
-    """Do the work, and note the folder like a backup: `forget` names it as what may still hold a
-    session.
+    """Do the work, and note the folder like a backup: `forget` names it as a place that may still
+    contain a session.
     """
     async with await Store.open(config.store) as store:
         await _check_session(store, request)
@@ -93,7 +93,7 @@ async def _check_session(store: Store, request: ExportRequest) -> None:
     named = request.wanted.session
     if named is not None and not await num_sessions(store, request.wanted):
         raise StartupError(
-            f"--session: no session {named!r} with such turns is in the records"
+            f"--session: the records contain no session {named!r} with such turns"
             + await near_sessions(store, named)
         )
 
@@ -144,17 +144,17 @@ async def _dataset(
         why = f" ({'; '.join(left_out)})" if left_out else ""
         wanted = "answers that needed no correction"
         if kind == "preference":
-            wanted, why = "preferences", f"{why}: they come of feedback (docs/feedback.md)"
-        raise StartupError(f"the records hold no {wanted} that could be chosen{why}")
+            wanted, why = "preferences", f"{why}: they come from feedback (docs/feedback.md)"
+        raise StartupError(f"the records contain no {wanted} that could be chosen{why}")
     outcome.lines.append(f"{rows.num_rows} rows")
     outcome.lines += left_out
 
 
 def _marks(config: RedactionConfig) -> frozenset[str]:
-    """What redaction leaves in place of what it took out."""
+    """What redaction leaves in place of what it removed."""
     return frozenset(f"[{kind}]" for kind in (*SECRETS, *PERSONAL, TOO_LONG, *config.patterns))
 
 
 def _bar(unit: str, total: int | None = None) -> ProgressBar:
-    # Standard output is for what was written.
+    # Standard output is for the results.
     return ProgressBar(Console(stderr=True), "export", unit, total)

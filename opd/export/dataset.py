@@ -33,9 +33,9 @@ FILE = "data/train-00000-of-00001.parquet"
 
 
 class DatasetFolder:
-    """The rows of a data set in `folder`, and how many turns are no row, by reason.
+    """The rows of a data set in `folder`, and how many turns were left out, by reason.
 
-    `marks` are the texts that redaction leaves in place of what it took out.
+    `marks` are the texts that redaction leaves in place of what it removed.
     """
 
     def __init__(self, folder: Path, kind: Dataset, marks: frozenset[str]) -> None:
@@ -119,7 +119,7 @@ def sft_row(turn: TurnRecord) -> Row | LeftOut:
 
 
 def scored_row(best: TurnRecord, worst: TurnRecord) -> Row | LeftOut:
-    """The answer with the highest score against the one with the lowest, of one prompt."""
+    """The answer with the highest score against the one with the lowest, for one prompt."""
     row = _preference(best, best.response, worst.response)
     if isinstance(row, LeftOut):
         return row
@@ -128,7 +128,7 @@ def scored_row(best: TurnRecord, worst: TurnRecord) -> Row | LeftOut:
 
 
 def corrected_row(turn: TurnRecord, answer: str) -> Row | LeftOut:
-    """What the answer should have been against what it was."""
+    """The corrected answer against the original one."""
     row = _preference(turn, {"role": "assistant", "content": answer}, turn.response)
     return row if isinstance(row, LeftOut) else {**row, "source": "correction"}
 

@@ -71,7 +71,7 @@ class ExportFiles:
                 self._lines = SessionLines(path)
 
     def read(self, connection: Connection, session: SessionHeader) -> None:
-        """Write what a session holds."""
+        """Write what a session contains."""
         known = places(connection, session.session_id)
         taken = [one for one in known if not self._states or one.state in self._states]
         has_line_ids = False
@@ -104,7 +104,7 @@ class ExportFiles:
 def _turns(
     connection: Connection, taken: Sequence[TurnPlace]
 ) -> Iterator[tuple[TurnPlace, WholeTurn, TurnRecord | None]]:
-    """The turns, each with its parent where that is among them."""
+    """The turns, each with its parent if that is among them."""
     names = {place.turn_id for place in taken}
     for part in chunks(taken, TURNS_AT_A_TIME):
         wholes = whole_turns(connection, [place.turn_id for place in part])

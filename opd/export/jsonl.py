@@ -1,6 +1,6 @@
-"""JSON lines: values that hold token arrays, written piece by piece, so that no line is in memory.
+"""JSON lines: values with token arrays, written piece by piece, so that no whole line is in memory.
 
-A number that is none (NaN, infinite) is null, which is what a missing value is in JSON.
+A number that is NaN or infinite is written as null, like a missing value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import orjson
 
 def encode(value: Any) -> bytes:
     """`value` as one line of UTF-8 JSON, without the line's end. Float32 numbers are as short as
-    they can be to come back the same; unpaired surrogates, which no reader takes, are U+FFFD.
+    possible while reading back the same; unpaired surrogates, which no reader accepts, become
+    U+FFFD.
     """
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -40,7 +41,7 @@ def _plain(value: Any) -> Any:
 
 
 class JsonLines:
-    """A file of one JSON object a line."""
+    """A file of one JSON object per line."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -57,8 +58,8 @@ class JsonLines:
 
 
 class SessionLines:
-    """A file of one session a line, whose turns are written one at a time, each as JSON text: what
-    agents send has no types that a column could have. A session without turns is no line.
+    """A file of one session per line, whose turns are written one at a time, each as JSON text:
+    what agents send fits no column type. A session without turns gets no line.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,6 +1,7 @@
-"""Messages as other programs' data sets hold them: OpenAI's shape with text content, nothing else.
+"""Messages as other programs' data sets contain them: OpenAI's shape with text content, nothing
+else.
 
-A message that cannot be said so (an image, a call of a tool that is no function) is refused, not
+A message that does not fit (an image, a call of a tool that is not a function) is refused, not
 shortened: the answer may be about what would be left out.
 """
 
@@ -16,12 +17,12 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class NotText(ValueError):
-    """A message holds more than text and calls of functions."""
+    """A message contains more than text and function calls."""
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Message]:
     """The messages with the fields role, content, reasoning_content, tool_calls, tool_call_id and
-    name, those that they have; arguments are JSON text. Raises NotText.
+    name, if they have them; arguments are JSON text. Raises NotText.
     """
     return [_plain(message) for message in messages]
 

@@ -1,4 +1,4 @@
-"""A Parquet file written in row groups: what waits for the next group is all that is in memory.
+"""A Parquet file written in row groups: only the rows of the next group are in memory.
 
 pyarrow is imported when a file is opened, and nowhere else.
 """
@@ -17,15 +17,15 @@ from records.tables.columns import clean_text
 
 _GROUP_ROWS = 1024
 _GROUP_VALUES = 4_000_000
-"""Numbers and characters, together, of a row group."""
+"""Most numbers and characters, together, in a row group."""
 
 
 class ParquetRows:
     """A Parquet file of these columns. A row is a dict; a column that it lacks is null.
 
-    Kinds: `ids` and `logprobs` are lists of int32 and float32, a NaN in them null; `json` is JSON
-    as text, for values whose shape differs from row to row; `spans` are lists of three numbers;
-    `messages` are lists of OpenAI messages whose content is text (messages.py).
+    Kinds: `ids` and `logprobs` are lists of int32 and float32, in which NaN becomes null; `json` is
+    JSON as text, for values whose shape differs from row to row; `spans` are lists of three
+    numbers; `messages` are lists of OpenAI messages whose content is text (messages.py).
     """
 
     def __init__(self, path: Path, columns: Columns) -> None:
@@ -50,7 +50,7 @@ class ParquetRows:
             self._flush()
 
     def close(self) -> None:
-        """Write what waits and the file's end."""
+        """Write the waiting rows and the file's end."""
         self._flush()
         self._writer.close()
 
@@ -97,7 +97,7 @@ def _types(pyarrow: Any) -> dict[Kind, Any]:
 
 
 def _column(pyarrow: Any, values: Sequence[Any], kind: Any) -> Any:
-    """Token arrays go as a whole: a Python object for each id takes ten times their room."""
+    """Token arrays are passed whole: a Python object for each id takes ten times the memory."""
     if not any(isinstance(value, np.ndarray) for value in values):
         return pyarrow.array(values, type=kind)
     arrays = [np.empty(0, kind.value_type.to_pandas_dtype()) if v is None else v for v in values]

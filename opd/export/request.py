@@ -1,4 +1,4 @@
-"""What `opd records export` was asked for, from the words of the command line."""
+"""The request of `opd records export`, from the words of the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """What to write. With `dataset` it is a data set, and `what` and `file_format` say nothing."""
+    """What to write. With `dataset` it is a data set, and `what` and `file_format` are ignored."""
 
     wanted: Wanted
     what: tuple[What, ...]
@@ -38,7 +38,7 @@ def read_request(
     states: Sequence[str],
     with_ids: bool,
 ) -> ExportRequest:
-    """The request. Raises StartupError for a word that is not known."""
+    """The request. Raises StartupError for an unknown word."""
     if dataset is not None and states:
         raise StartupError("--state: a data set chooses its turns itself; leave it out")
     return ExportRequest(
@@ -64,7 +64,7 @@ def _one_of(option: str, word: str, known: Sequence[T]) -> T:
     for one in known:
         if one == word:
             return one
-    raise StartupError(f"{option}: {word!r} is none of {', '.join(map(str, known))}")
+    raise StartupError(f"{option}: {word!r} is not one of {', '.join(map(str, known))}")
 
 
 def _time(text: str) -> float:
@@ -72,6 +72,6 @@ def _time(text: str) -> float:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise StartupError(
-            f"--since: {text!r} is no date; write 2026-05-01 or 2026-05-01T12:00:00 (UTC)"
+            f"--since: {text!r} is not a date; write 2026-05-01 or 2026-05-01T12:00:00 (UTC)"
         ) from None
     return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()

@@ -39,7 +39,7 @@ def session_head(session: SessionHeader) -> Row:
 
 
 def line_turn(place: TurnPlace, whole: WholeTurn, parent: TurnRecord | None, ids: bool) -> Row:
-    """A turn in its session's line; `parent` is its parent where the line has it."""
+    """A turn in its session's line; `parent` is its parent if the line has it."""
     turn = whole.turn
     before = [*parent.messages, parent.response] if parent is not None else []
     num_shared = _num_equal(before, turn.messages)
@@ -75,14 +75,14 @@ def _line_ids(turn: TurnRecord, parent: TurnRecord | None) -> Row:
         "rollout_logprobs": None,
     }
     temperature = temperature_of(turn)
-    # Without the temperature nothing says what distribution they are of.
+    # Without the temperature, it is unknown what distribution they are from.
     if temperature is not None and np.isfinite(turn.rollout_logprobs).all():
         row |= {"temperature": temperature, "rollout_logprobs": turn.rollout_logprobs}
     return row
 
 
 def temperature_of(turn: TurnRecord) -> float | None:
-    """The sampling temperature; None where it is not known, or was 0."""
+    """The sampling temperature; None if it is unknown or was 0."""
     value = turn.sampling.get("temperature")
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         return None
@@ -92,7 +92,7 @@ def temperature_of(turn: TurnRecord) -> float | None:
 def table_turn(
     session: SessionHeader, place: TurnPlace, whole: WholeTurn, renderer: str | None
 ) -> Row:
-    """A turn as a row that stands alone; `renderer` is None where no ids are wanted."""
+    """A turn as a row that stands alone; `renderer` is None if no ids are wanted."""
     turn = whole.turn
     row: Row = {
         "session_id": turn.session_id,
@@ -174,7 +174,7 @@ def hint_rows(whole: WholeTurn) -> Iterator[Row]:
 
 
 def sample_rows(whole: WholeTurn) -> Iterator[Row]:
-    """What training did with a turn, with the score that there is now."""
+    """What training did with a turn, with its current score."""
     score = whole.score
     is_scored = score is not None and score.teacher_version != UNSCORED
     for sample in whole.samples:

@@ -1,3 +1,3 @@
-"""Checks each version on the canaries that the user gives, and goes back where one is worse than
-the run allows. It trains nothing, and knows no hints.
+"""Checks each version on the canaries that the user gives, and goes back if one is worse than the
+run allows. It trains nothing and uses no hints.
 """

@@ -1,4 +1,4 @@
-"""Asks a model all canaries, and measures its answers."""
+"""Sends all canaries to a model, and measures its answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Scorer(Protocol):
 
 
 class Judge(Protocol):
-    """Says whether an answer does what words ask; None: no majority. Raises ServiceUnavailable."""
+    """Decides whether an answer does what `words` ask; None: no majority. Raises
+    ServiceUnavailable.
+    """
 
     async def followed(
         self,
@@ -47,7 +49,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """One answer: whether it is right (None: not decided), and its numbers."""
+    """One answer: whether it is right (None: undecided), and its numbers."""
 
     canary: str
     is_right: bool | None
@@ -126,7 +128,7 @@ class Asker:
         )
 
     async def _called(self, name: str, path: str, text: str) -> bool | None:
-        """What the user's function says; None where it fails, or hangs."""
+        """What the user's function returns; None if it fails or hangs."""
         if path in self._hung:
             return None
         try:
@@ -145,8 +147,8 @@ class Asker:
 
 
 async def _in_daemon(function: Function, text: str, timeout_s: float) -> bool:
-    """Call a function in a thread that may hang without keeping the process. Raises TimeoutError,
-    and what the function raises.
+    """Call a function in a thread that may hang without keeping the process alive. Raises
+    TimeoutError, and what the function raises.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bool] = loop.create_future()

@@ -1,11 +1,11 @@
-"""The user's canaries: one JSON object a line, read and checked before anything starts.
+"""The user's canaries: one JSON object per line, read and checked before anything starts.
 
     {"name": "one-word", "prompt": "Who wrote Faust? One word.", "matches": "^\\\\S+$"}
 
-In place of `prompt` there may be `messages`, and `tools`. What the answer must be is one of
+Instead of `prompt` there may be `messages`, and `tools` too. What the answer must be is one of
 `contains` (a text), `matches` (a regular expression, searched for), `function` ("module:name",
-which gets the answer's text and returns whether it is right) and `follows` (words; the judge says
-whether the answer does what they ask).
+which gets the answer's text and returns whether it is right) and `follows` (words; the judge
+decides whether the answer does what they ask).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from records.messages import Message
 from trainer.errors import StartupError
 
 MOST = 1000
-"""Canaries in a file."""
+"""Most canaries in a file."""
 _WAYS = ("contains", "matches", "function", "follows")
 
 Function = Callable[[str], bool]
@@ -56,7 +56,7 @@ class Canary(BaseModel):
             try:
                 re.compile(self.matches)
             except re.error as error:
-                raise ValueError(f"'matches' is no regular expression: {error}") from None
+                raise ValueError(f"'matches' is not a regular expression: {error}") from None
         if self.function is not None:
             load_function(self.function)
         return self
@@ -77,7 +77,7 @@ def load_function(path: str) -> Function:
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"'function' {path!r} cannot be imported: {error}") from None
     if not callable(found):
-        raise ValueError(f"'function' {path!r} is no function")
+        raise ValueError(f"'function' {path!r} is not a function")
     return cast(Function, found)
 
 
@@ -102,13 +102,13 @@ def read_canaries(path: Path) -> list[Canary]:
                 f"{path}, line {number}: {f'{where}: ' if where else ''}{what}"
             ) from None
         except ValueError as error:
-            raise StartupError(f"{path}, line {number}: no JSON object: {error}") from None
+            raise StartupError(f"{path}, line {number}: not a JSON object: {error}") from None
         if canary.name in names:
             raise StartupError(f"{path}, line {number}: a second canary {canary.name!r}")
         names.add(canary.name)
         found.append(canary)
     if not found:
-        raise StartupError(f"{path}: no canary is in it")
+        raise StartupError(f"{path}: it contains no canary")
     if len(found) > MOST:
         raise StartupError(f"{path}: {len(found)} canaries; at most {MOST}")
     return found

@@ -1,4 +1,4 @@
-"""Settings of the guard: which canaries there are, and what a version may lose."""
+"""Settings of the guard: the canaries, and what a version may lose."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ class GuardConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     canaries: Path | None = None
-    """A file with a canary a line (docs/guard.md): a request, and what its answer must be."""
+    """A file with a canary per line (docs/guard.md): a request, and what its answer must be."""
     samples: PositiveInt = 4
     """Answers to each canary at each version, at temperature 1."""
     start_samples: PositiveInt = 16
-    """Answers of the start model to each, which later versions are held against."""
+    """Answers of the start model to each, with which later versions are compared."""
     max_new_tokens: PositiveInt = 128
-    """Longest answer."""
+    """Most tokens of an answer."""
     least_passed: float = Field(default=0.9, ge=0, le=1)
-    """A version must pass this share of what the start model passed; it fails when the upper bound
-    of its 95% interval is below.
+    """A version must pass this share of what the start model passed; it fails if the upper bound of
+    its 95% interval is lower.
     """
     max_kl: NonNegativeFloat = 1.0
-    """Nats per token that answers may be from the start model, on average."""
+    """How far answers may be from the start model, in nats per token, on average."""
     max_longer: float = Field(default=3.0, gt=1)
-    """Answers may be so many times as long as the start's, or as short."""
+    """Answers may be up to this many times as long as the start's, or as short."""
     least_entropy: float = Field(default=0.1, ge=0, le=1)
-    """Share of the start's surprise per token that must be left."""
+    """Share of the start's surprise per token that must remain."""
     max_repeated: float = Field(default=0.3, ge=0, le=1)
-    """Share of repeated sequences of four tokens that may come on top of the start's."""
+    """Share of repeated sequences of four tokens that is allowed on top of the start's."""
     check_timeout_s: float = Field(default=10.0, gt=0)
-    """Longest time that a function of the user may take for one answer."""
+    """Longest time that a user's function may take for one answer."""
 
     @field_validator("canaries")
     @classmethod
     def _from_anywhere(cls, value: Path | None) -> Path | None:
-        """A run that goes on from another folder finds it, too."""
+        """A run that is resumed from another folder finds it too."""
         return None if value is None else value.resolve()
 
     @property

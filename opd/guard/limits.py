@@ -1,4 +1,4 @@
-"""Which limits a version breaks, against what the start model did. Numbers in, sentences out."""
+"""Which limits a version breaks, compared with the start model. Numbers in, sentences out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.rehearsal.estimates import Rate
 
 _NGRAM = 4
 _MOST_UNDECIDED = 0.5
-"""Share of answers of which nobody says whether they are right, above which a version fails."""
+"""A version fails if more than this share of its answers is undecided."""
 
 
 def breaches(config: GuardConfig, start: Checked, now: Checked) -> list[str]:
@@ -24,7 +24,7 @@ def _passed(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
         return
     if now.undecided > _MOST_UNDECIDED * (now.asked + now.undecided):
         yield (
-            f"of {now.asked + now.undecided} answers to canaries {now.undecided} could not be "
+            f"{now.undecided} of {now.asked + now.undecided} answers to canaries could not be "
             "checked: the judge had no majority, or a function failed (see the log)"
         )
     if not now.asked:
@@ -35,14 +35,14 @@ def _passed(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
         names = ", ".join(f"{name} ({number})" for name, number in worst)
         yield (
             f"{now.passed} of {now.asked} answers to canaries are right, at least {wanted:.0%} are "
-            f"wanted (guard.least_passed); wrong most often: {names}"
+            f"required (guard.least_passed); wrong most often: {names}"
         )
 
 
 def _drift(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
     if now.kl is not None and now.kl > config.max_kl:
         yield (
-            f"answers to canaries are {now.kl:.2f} nats a token from the start model, at most "
+            f"answers to canaries are {now.kl:.2f} nats per token from the start model, at most "
             f"{config.max_kl:g} are allowed (guard.max_kl)"
         )
     if start.tokens and now.tokens is not None:
@@ -58,7 +58,7 @@ def _drift(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
         if share < config.least_entropy:
             yield (
                 f"answers have {share:.0%} of the start's entropy, at least "
-                f"{config.least_entropy:.0%} are wanted (guard.least_entropy)"
+                f"{config.least_entropy:.0%} are required (guard.least_entropy)"
             )
     if (
         now.repeated is not None
@@ -66,14 +66,14 @@ def _drift(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
         and now.repeated - start.repeated > config.max_repeated
     ):
         yield (
-            f"{now.repeated:.0%} of an answer repeats what it has said, the start's "
+            f"{now.repeated:.0%} of an answer repeats earlier parts of it, the start's "
             f"{start.repeated:.0%}; at most {config.max_repeated:.0%} more is allowed "
             "(guard.max_repeated)"
         )
 
 
 def repeated_share(ids: Sequence[int]) -> float:
-    """Share of the sequences of four ids that stand in `ids` a second time or more."""
+    """Share of the sequences of four ids in `ids` that repeat an earlier one."""
     grams = Counter(zip(*(ids[at:] for at in range(_NGRAM)), strict=False))
     total = grams.total()
     return 1 - len(grams) / total if total else 0.0

@@ -8,7 +8,7 @@ from trainer.guard.checks import Checked
 
 
 class GuardMetrics:
-    """Of the version that was checked last; what was not measured has no sample."""
+    """Figures of the version that was checked last; what was not measured has no sample."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -17,7 +17,7 @@ class GuardMetrics:
         )
         self._values = Gauge(
             "guard_check",
-            "What the version that was checked last did with the canaries, by figure.",
+            "Results of the version that was checked last on the canaries, by figure.",
             ["of"],
             registry=self.registry,
         )

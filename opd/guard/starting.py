@@ -1,4 +1,4 @@
-"""Makes the guard of a run from its configuration and its connections."""
+"""Creates the guard of a run from its configuration and its connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollout_bridge.scoring.policy_scores import served_version
 def guard_worker(
     config: RunConfig, to: Connections, *, folder: Path, metrics: GuardMetrics
 ) -> GuardWorker:
-    """Make it; whoever runs it keeps the connections open. Raises StartupError for the canaries."""
+    """Create it; the caller keeps the connections open. Raises StartupError for bad canaries."""
     assert config.guard.canaries is not None
     sampler = partial(
         PolicySampler,

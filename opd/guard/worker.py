@@ -1,8 +1,8 @@
-"""The guard: asks each version the run's canaries, and orders the way back where one is too bad.
+"""The guard: sends each version the run's canaries, and orders a rollback if one is too bad.
 
 A version serves while it is checked, and the trainer takes no step from it until it has passed. One
-that fails is withdrawn: the trainer publishes the newest version that passed again, as a version of
-its own, and training stops until somebody says otherwise (`opd policy resume`).
+that fails is withdrawn: the trainer publishes the newest version that passed again, as a new
+version, and training stops until somebody resumes it (`opd policy resume`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ START = 0
 
 
 class GuardWorker:
-    """Checks versions one after the other. `policy` samples from what serves, `start` from the
-    frozen start model, both at temperature 1; `version` asks what serves.
+    """Checks versions one after another. `policy` samples from the serving version, `start` from
+    the frozen start model, both at temperature 1; `version` asks which version serves.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class GuardWorker:
             stopping.cancel()
 
     async def look(self) -> None:
-        """Check what serves, if it was not. Raises EngineError, ServiceUnavailable."""
+        """Check the serving version, if it was not. Raises EngineError, ServiceUnavailable."""
         if self._start is None:
             self._start = await self._ask_start()
         version = await self._version()
@@ -89,14 +89,14 @@ class GuardWorker:
             return
         found = await self._asker.ask(self._policy, version=version, samples=self._config.samples)
         if await self._version() != version:
-            return  # another one has sampled a part of it
+            return  # another version has sampled a part of it
         problems = breaches(self._config, self._start, found)
         found = found.model_copy(update={"breaches": problems})
         if problems:
             self._go_back(found)
         else:
             self._passed.add(version)
-        # Only now: the trainer goes on once it reads of it.
+        # Only now: the trainer continues once it reads this.
         add_check(self._folder, found)
         self._last = found
         self._metrics.set(found)
@@ -105,8 +105,8 @@ class GuardWorker:
         )
 
     def _is_due(self, version: int) -> bool:
-        """Whether what serves is to be checked. One that failed is, again, once somebody took the
-        order to stop away.
+        """Whether the serving version must be checked. A failed one is checked again once somebody
+        has removed the order to stop.
         """
         if version == START or version in self._passed:
             return False
@@ -122,7 +122,7 @@ class GuardWorker:
         elif found.passed < found.asked / 2:
             worst = ", ".join(sorted(found.failed, key=lambda name: -found.failed[name])[:3])
             logger.warning(
-                "the start model does %d of %d canaries only (most seldom: %s): they guard little",
+                "the start model passes only %d of %d canaries (worst: %s): they guard little",
                 found.passed,
                 found.asked,
                 worst,
@@ -134,9 +134,9 @@ class GuardWorker:
         return found
 
     def _go_back(self, found: Checked) -> None:
-        """Order the stop, then the rollback: killed in between, the last good version serves, and a
-        resumed run has this one checked again. The start has no checkpoint to train on from: it
-        serves, and that is all.
+        """Order the stop, then the rollback: if killed in between, the last good version serves,
+        and a resumed run checks this one again. The start has no checkpoint to continue from, so it
+        only serves.
         """
         good = max(one for one in self._passed if one < found.version)
         reason = f"the guard withdrew version {found.version}: {'; '.join(found.breaches)}"

@@ -1,3 +1,3 @@
-"""A model as somebody names it: is it whole, which renderer fits, do two agree on their ids. It
+"""A model as the user names it: is it complete, which renderer fits, do two agree on their ids? It
 loads no weights.
 """

@@ -1,8 +1,8 @@
 """May this teacher score this student's tokens? (ALGORITHMS 7.5)
 
-A teacher sees ids. If its tokenizer gives other ids to the same text, or its template marks turns
-in another way, its scores are of another text and the KL explodes. Equal tokenizers are necessary;
-the probe of template tokens shows whether the teacher also expects this format.
+A teacher sees ids. If its tokenizer gives the same text other ids, or its template marks turns in
+another way, it scores another text and the KL explodes. Equal tokenizers are necessary; the probe
+of template tokens shows whether the teacher also expects this format.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ async def check_teacher(
     """Compare the teacher behind `engine` with the student `model`; returns what differs.
 
     `sequences` are conversations in the student's format, `template_ids` the ids that only its
-    template writes, and `vocab_size` says how many ids its text may have. Raises StartupError for
-    any difference unless `allow`.
+    template writes, and `vocab_size` the number of ids that its text may have. Raises StartupError
+    for any difference unless `allow`.
     """
     info = await engine.model_info()
     differences = []
-    # More rows than the student has ids: padding, or another tokenizer, which is looked at below.
+    # More rows than the student has ids: padding, or another tokenizer, which is checked below.
     if info.vocab_size is not None and info.vocab_size < vocab_size:
         differences.append(
             f"it knows {info.vocab_size} ids, and the student's text has {vocab_size}"

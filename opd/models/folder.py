@@ -1,8 +1,9 @@
-"""Is there a model at all, and is it whole? Asked before anything heavy is imported or started.
+"""Is there a model at all, and is it complete? Checked before anything heavy is imported or
+started.
 
-It reads names, sizes and headers: a folder's `config.json`, its tokenizer, and of each safetensors
-file the header, which says how long the file must be. It loads no weights and knows no torch. Of a
-model on the hub it asks for the list of files, once.
+It reads names, sizes and headers: a folder's `config.json`, its tokenizer, and the header of each
+safetensors file, which tells how long the file must be. It loads no weights and imports no torch.
+For a model on the hub, it requests the list of files, once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LFS = b"version https://git-lfs"
 _WRITES_NOTHING = re.compile(
     r"For(MaskedLM|\w*Classification|QuestionAnswering|MultipleChoice|PreTraining)$"
 )
-"""Names of classes that end so, in `architectures`."""
+"""Classes in `architectures` whose names end like this do not write text."""
 _AGAIN = "copy or download it again"
 _LOCAL = "give a local folder that has config.json, *.safetensors and tokenizer.json"
 _CONVERT = (
@@ -41,8 +42,8 @@ _CONVERT = (
 
 
 def check_model(model: str) -> None:
-    """Raise StartupError, one line, unless `model` is a folder with a whole model in it, or the id
-    of a model that the hub (or its local cache) has.
+    """Raise StartupError, one line, unless `model` is a folder with a complete model, or the id of
+    a model that the hub (or its local cache) has.
     """
     path = Path(model)
     if path.is_dir():
@@ -65,7 +66,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _near(path: Path) -> str:
-    """The folder beside it that was probably meant."""
+    """The folder next to it that was probably meant."""
     if not path.parent.is_dir():
         return f" ({path.parent} does not exist either)"
     names = [one.name for one in path.parent.iterdir() if one.is_dir()]
@@ -77,12 +78,12 @@ def _check_config(folder: Path) -> None:
     file = folder / _CONFIG
     if not file.is_file():
         if any(folder.glob("*.gguf")):
-            raise StartupError(f"model: what {folder} holds {_CONVERT}")
+            raise StartupError(f"model: the model in {folder} {_CONVERT}")
         if any(folder.glob("step_*")):
-            raise StartupError(f"model: {folder} holds checkpoints: give one of its folders")
+            raise StartupError(f"model: {folder} contains checkpoints: give one of its folders")
         if (folder / "adapter_config.json").is_file():
             raise StartupError(
-                f"model: {folder} holds an adapter: make a model of it with ./run.sh policy export"
+                f"model: {folder} contains an adapter: make it a model with ./run.sh policy export"
             )
         below = sorted(one.parent for one in folder.glob(f"*/{_CONFIG}"))
         meant = f"; did you mean {below[0]}?" if below else f": {_LOCAL}"
@@ -90,11 +91,11 @@ def _check_config(folder: Path) -> None:
     config = _read_json(file)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise StartupError(f"model: {file} does not say its model_type: is it a language model?")
+        raise StartupError(f"model: {file} does not state its model_type: is it a language model?")
     if not _is_known_type(model_type):
         raise StartupError(
             f"model: {file}: architecture {model_type!r} is unknown to the installed transformers: "
-            "take a model of another one, or update transformers"
+            "use another model, or update transformers"
         )
     _check_not_quantised(file, config)
     kinds = config.get("architectures")
@@ -116,7 +117,7 @@ def _check_not_quantised(file: Path, config: dict[str, Any]) -> None:
 
 
 def _is_known_type(model_type: str) -> bool:
-    """Whether transformers has this architecture: by its files, for importing it takes seconds."""
+    """Whether transformers has this architecture, by its files: importing it takes seconds."""
     spec = importlib.util.find_spec("transformers")
     assert spec is not None, "it is a dependency"
     for root in spec.submodule_search_locations or ():
@@ -135,12 +136,12 @@ def _check_weights(folder: Path) -> None:
     if index.is_file():
         shards = _read_json(index).get("weight_map")
         if not isinstance(shards, dict) or not shards:
-            raise StartupError(f"model: {index} names no files of weights: {_AGAIN}")
+            raise StartupError(f"model: {index} names no weight files: {_AGAIN}")
         names = sorted(set(map(str, shards.values())))
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise StartupError(
-                f"model: {folder} lacks {len(missing)} of the {len(names)} files of weights that "
+                f"model: {folder} lacks {len(missing)} of the {len(names)} weight files that "
                 f"{_INDEX} names, {missing[0]} first: {_AGAIN}"
             )
         files: Iterable[Path] = [folder / name for name in names]
@@ -161,13 +162,13 @@ def _check_safetensors(file: Path) -> None:
     with file.open("rb") as opened:
         begin = opened.read(len(_LFS))
         if begin == _LFS:
-            raise StartupError(f"model: {file} is a pointer of Git LFS: fetch it with git lfs pull")
+            raise StartupError(f"model: {file} is a Git LFS pointer: fetch it with git lfs pull")
         if size < _LENGTH_BYTES:
             what = "is empty" if not size else f"is cut off after {size} bytes"
             raise StartupError(f"model: {file} {what}: {_AGAIN}")
         (length,) = struct.unpack("<Q", begin[:_LENGTH_BYTES])
         if length > min(size - _LENGTH_BYTES, _LONGEST_HEADER):
-            what = "is no safetensors file" if length > _LONGEST_HEADER else "is cut off"
+            what = "is not a safetensors file" if length > _LONGEST_HEADER else "is cut off"
             raise StartupError(f"model: {file} {what}: {_AGAIN}")
         opened.seek(_LENGTH_BYTES)
         header = opened.read(length)
@@ -178,7 +179,7 @@ def _check_safetensors(file: Path) -> None:
             if name != "__metadata__"
         ]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        raise StartupError(f"model: {file} is no safetensors file: {_AGAIN}") from None
+        raise StartupError(f"model: {file} is not a safetensors file: {_AGAIN}") from None
     wanted = _LENGTH_BYTES + length + max(ends, default=0)
     if size != wanted:
         what = "is cut off" if size < wanted else "is longer than its header says"
@@ -206,12 +207,12 @@ def _read_json(file: Path) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise StartupError(f"model: {file} is not valid JSON ({error}): {_AGAIN}") from None
     if not isinstance(value, dict):
-        raise StartupError(f"model: {file} is no JSON object: {_AGAIN}")
+        raise StartupError(f"model: {file} is not a JSON object: {_AGAIN}")
     return value
 
 
 def _check_hub(model: str) -> None:
-    """One request and no second try: who is offline learns that at once."""
+    """One request without retries: whoever is offline learns that at once."""
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -238,14 +239,14 @@ def _check_hub(model: str) -> None:
         ) from None
     except RepositoryNotFoundError:
         raise StartupError(
-            f"{here}, and {constants.ENDPOINT} has no model of this name (or wants a login): "
+            f"{here}, and {constants.ENDPOINT} has no model of this name (or requires a login): "
             f"{_LOCAL}"
         ) from None
     except HfHubHTTPError as error:
         said = str(error).strip().splitlines()[0]
         raise StartupError(f"{here}, and {constants.ENDPOINT} says {said}: {_LOCAL}") from None
     except Exception as error:
-        # Whatever its HTTP client raises for a network that is not there.
+        # Whatever its HTTP client raises if there is no network.
         if not _is_of_the_network(error):
             raise
         raise StartupError(
@@ -253,7 +254,7 @@ def _check_hub(model: str) -> None:
         ) from None
     names = {one.rfilename for one in found.siblings or ()}
     if any(name.endswith(".gguf") for name in names) and _CONFIG not in names:
-        raise StartupError(f"model: what {model} holds {_CONVERT}")
+        raise StartupError(f"model: the model in {model} {_CONVERT}")
     if _CONFIG not in names:
         raise StartupError(f"model: {model} on the hub has no {_CONFIG}: is it a language model?")
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
@@ -263,6 +264,6 @@ def _check_hub(model: str) -> None:
 
 
 def _is_of_the_network(error: Exception) -> bool:
-    # By name: the hub's client brings an HTTP client of its own choice.
+    # By name, because the hub's client chooses its own HTTP client.
     names = {kind.__name__ for kind in type(error).__mro__}
     return "TransportError" in names or isinstance(error, OSError)

@@ -1,6 +1,6 @@
-"""Names the renderer of a model that came without one, by proof and not by guess.
+"""Chooses the renderer of a model that was given without one, by proof and not by guessing.
 
-A renderer of the model's family is taken only if it gives exactly the ids of the model's own chat
+A renderer of the model's family is used only if it gives exactly the ids of the model's own chat
 template on conversations with tools, tool results and several turns; else `default`, which applies
 that template and cannot extend prompts. It loads the tokenizer and nothing else of the model.
 """
@@ -27,13 +27,13 @@ FAMILIES = {
 
 
 def choose_renderer(model: str, model_type: str) -> RendererConfig:
-    """The family's renderer where it agrees with the model's own template, else `default`."""
+    """The family's renderer if it agrees with the model's own template, else `default`."""
     plain = RendererConfig(name="default")
     name = FAMILIES.get(model_type)
     if name is None:
         return plain
     template = Rendering.load(model, plain)
-    # The second is a model whose template always closes an empty thought.
+    # The second is for a model whose template always closes an empty thought.
     for enable_thinking in (None, False):
         config = RendererConfig(name=name, enable_thinking=enable_thinking)
         if _agree(Rendering.load(model, config), template):

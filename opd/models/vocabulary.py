@@ -1,4 +1,4 @@
-"""Has every id of a model's tokenizer a row in its weights? Read from files alone."""
+"""Does every id of a model's tokenizer have a row in its weights? It reads only files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
 
 
 def check_vocabulary(folder: Path) -> None:
-    """Raise StartupError where the tokenizer has ids that the weights have no rows for.
+    """Raise StartupError if the tokenizer has ids that the weights have no rows for.
 
-    Added tokens of which no prompt is made are no fault: text models of the Gemma 3 family keep the
-    place for an image, one beyond their weights.
+    Added tokens that no prompt contains are not an error: text models of the Gemma 3 family keep
+    the placeholder for an image, one id beyond their weights.
     """
     if not (folder / _TOKENIZER).is_file():
         return
@@ -31,7 +31,7 @@ def check_vocabulary(folder: Path) -> None:
     largest = max(ids, default=0)
     if largest >= size:
         raise StartupError(
-            f"model: {folder / _TOKENIZER} has ids up to {largest}, and the weights have rows for "
+            f"model: {folder / _TOKENIZER} has ids up to {largest}, but the weights have rows for "
             f"{size} (vocab_size): it is another model's tokenizer, or tokens were added without "
             "resize_token_embeddings"
         )
@@ -47,14 +47,14 @@ def _own_ids(tokenizer: dict[str, Any]) -> list[int]:
 
 
 def _added_ids(folder: Path, tokenizer: dict[str, Any], size: int) -> list[int]:
-    """Those of added tokens that a template or a setting writes."""
+    """Ids of added tokens that a template or a setting writes."""
     added = {one["content"]: one["id"] for one in tokenizer.get("added_tokens") or ()}
     beyond = {text: token for text, token in added.items() if token >= size}
     if not beyond:
         return []
     files = [folder / name for name in _TEMPLATES if (folder / name).is_file()]
     written = "".join(file.read_text(encoding="utf-8") for file in files)
-    # Gemma's settings name the place for an image or a sound, which no text has.
+    # Gemma's settings name the placeholder for an image or a sound, which no text contains.
     return [
         token for text, token in beyond.items() if text in written and "_soft_token" not in text
     ]

@@ -1,5 +1,5 @@
-"""How much memory a run takes: from the model's configuration and the run's settings alone.
+"""How much memory a run takes: only from the model's configuration and the run's settings.
 
-It loads no weights and starts nothing. What a run really takes is measured elsewhere
+It loads no weights and starts nothing. What a run actually takes is measured elsewhere
 (benchmarks/memory_plan.py, trainer/step/memory_plan.py).
 """

@@ -1,7 +1,7 @@
-"""Bytes that each process of a run takes at its largest. Pure functions of sizes and settings.
+"""Peak memory of each process of a run, in bytes. Pure functions of sizes and settings.
 
-A process holds weights, what it keeps for each token of the texts that it works on, and what one
-pass computes. Programs and libraries are constants, measured on Linux with Python 3.11.
+A process holds weights, some values for each token of the texts that it works on, and what one pass
+computes. Programs and libraries are constants, measured on Linux with Python 3.11.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ MIB = 2**20
 _TORCH = 340 * MIB
 """Python with torch, transformers and peft."""
 _CUDA = 1.2 * GIB
-"""What CUDA and its libraries hold on a GPU, and blocks that its allocator keeps."""
+"""Memory that CUDA, its libraries and its allocator occupy on a GPU."""
 _SERVER = 2.5 * GIB
 ENDPOINT, JUDGE, COMMAND = 120 * MIB, 140 * MIB, 400 * MIB
 _SCORED_LOGITS = 2**25
 """Most logits of a pass of the embedded engine while scoring."""
 _TILE = 1024 * 8192
-"""Logits that the trainer holds at once; a few such tiles."""
+"""Logits in a tile; the trainer holds a few such tiles at once."""
 _FLOAT, _HALF = 4, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a run is to bear: texts of so many tokens, and requests answered at the same time."""
+    """The load of a run: tokens of a text, and requests answered at the same time."""
 
     context: int
     requests: int
@@ -46,13 +46,13 @@ class Part:
     size: float
     on_gpu: bool = False
     is_needed: bool = False
-    """Weights that nothing can put aside: without them the process cannot run."""
+    """Weights that no setting removes: without them the process cannot run."""
 
 
 def engine_parts(
     name: str, uses: str, shape: ModelShape, config: EmbeddedEngineConfig, load: Load
 ) -> list[Part]:
-    """Of an embedded engine that does `uses`."""
+    """Parts of an embedded engine that serves `uses`."""
     on_gpu = config.device.startswith("cuda")
     itemsize = _engine_itemsize(config)
     token = shape.cache_bytes(itemsize)
@@ -88,7 +88,7 @@ def engine_parts(
 
 
 def server_parts(shape: ModelShape, uses: str, load: Load) -> list[Part]:
-    """The least of a server of somebody else's on the same GPU (SGLang, in bfloat16): with more, it
+    """The least that an external server takes on the same GPU (SGLang, in bfloat16); with more, it
     keeps more requests and prefixes.
     """
     token = shape.cache_bytes(_HALF)
@@ -107,7 +107,7 @@ def server_parts(shape: ModelShape, uses: str, load: Load) -> list[Part]:
 def trainer_parts(
     shape: ModelShape, config: TrainerConfig, held: HeldDtype, load: Load
 ) -> list[Part]:
-    """Of the trainer; `held`: what frozen weights are held in."""
+    """Parts of the trainer; `held` is the dtype of frozen weights."""
     on_gpu = config.device.startswith("cuda")
     frozen = shape.num_parameters * (_HALF if held == "bfloat16" else _FLOAT)
     needs_start = config.needs_start or config.teacher.kind in ("frozen", "trust_region")
@@ -152,8 +152,8 @@ def _pass_tokens(config: TrainerConfig, load: Load) -> int:
 
 
 def _pass(shape: ModelShape, config: TrainerConfig, load: Load) -> float:
-    """Of a forward and a backward pass: the input of every layer, or all that every layer computes;
-    the layer that is computed again; one matrix in float32; tiles of logits.
+    """Memory of a forward and a backward pass: the input of every layer, or all that every layer
+    computes; the layer that is recomputed; one matrix in float32; tiles of logits.
     """
     tokens = _pass_tokens(config, load)
     layer = tokens * shape.layer_values() * _FLOAT

@@ -26,20 +26,20 @@ from trainer.config import HeldDtype, LoraConfig
 LEAST_CONTEXT = 256
 USUAL_LOAD = Load(context=2048, requests=8)
 _SMALL_CACHES = (0.25, 0.1)
-"""GiB for running requests and known prefixes: enough for a few agents of a small model."""
+"""GiB for running requests and known prefixes: enough for a few agents with a small model."""
 _CGROUP_FILES = ("memory.max", "memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Parts of all processes on this machine, and what it is planned for."""
+    """Parts of all processes on this machine, and the load that they are planned for."""
 
     shape: ModelShape
     load: Load
     parts: tuple[Part, ...]
 
     def total(self, *, on_gpu: bool = False) -> float:
-        """Bytes of main memory, or of the GPU's."""
+        """Bytes of main memory, or of GPU memory."""
         return sum(part.size for part in self.parts if part.on_gpu is on_gpu)
 
     def by_process(self) -> dict[str, float]:
@@ -51,7 +51,7 @@ class MemoryPlan:
         return sizes
 
     def fits(self, memory: float | None, gpu: float | None) -> bool:
-        """Whether it fits into so many bytes; None: not asked."""
+        """Whether it fits into this many bytes; None: not checked."""
         return (memory is None or self.total() <= memory) and (
             gpu is None or self.total(on_gpu=True) <= gpu
         )
@@ -60,9 +60,9 @@ class MemoryPlan:
 def plan_of(
     config: RunConfig, shape: ModelShape, held: HeldDtype, load: Load, *, servers: bool = False
 ) -> MemoryPlan:
-    """What the processes of `config` take on this machine. `held`: what frozen weights are held in.
+    """What the processes of `config` take on this machine. `held`: the dtype of frozen weights.
 
-    A server that the run did not start takes its memory elsewhere, or with `servers` on the GPU.
+    A server that the run did not start takes its memory elsewhere or, with `servers`, on the GPU.
     """
     limits = [
         one.embedded.context_length
@@ -100,7 +100,7 @@ def remedies(
     memory: float | None,
     gpu: float | None,
 ) -> list[str]:
-    """What to set so that it fits, each change on top of those before; empty where nothing does."""
+    """What to set so that it fits, each change on top of those before; empty if nothing helps."""
     said: dict[str, str] = {}
     for kind, words, smaller, shorter in _smaller(config, load):
         said[kind] = words
@@ -111,11 +111,11 @@ def remedies(
 
 
 def _smaller(config: RunConfig, load: Load) -> Iterator[tuple[str, str, RunConfig, Load]]:
-    """Ever smaller settings: what is changed, in words, and what they come to."""
+    """Smaller and smaller settings: what changes, in words, and the result."""
     if config.trainer.lora is None:
         adapters = config.trainer.model_copy(update={"lora": LoraConfig(rank=8, alpha=16)})
         config = config.model_copy(update={"trainer": adapters})
-        yield "lora", "adapters in place of all weights (trainer.lora.rank=8)", config, load
+        yield "lora", "adapters instead of all weights (trainer.lora.rank=8)", config, load
     if not config.frozen.shared and config.frozen.url is None and config.policy.url is None:
         shared = config.frozen.model_copy(update={"shared": True})
         config = config.model_copy(update={"frozen": shared})
@@ -150,7 +150,7 @@ def _smaller(config: RunConfig, load: Load) -> Iterator[tuple[str, str, RunConfi
 
 def memory_of_machine() -> float | None:
     """Bytes that this process and its children may use: the machine's, or a container's limit;
-    None where the system does not tell.
+    None if the system does not tell.
     """
     try:
         found = re.search(r"^MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
@@ -165,5 +165,5 @@ def memory_of_machine() -> float | None:
 
 
 def gibibytes(size: float) -> str:
-    """`1.4 GiB`, and below a tenth of one `34 MiB`."""
+    """`1.4 GiB`, or `34 MiB` below a tenth of a GiB."""
     return f"{size / GIB:.1f} GiB" if size >= 0.095 * GIB else f"{size / MIB:.0f} MiB"

@@ -33,20 +33,20 @@ def planned_lines(
         lines += ["", *_table(on_gpu, "GPU")]
     has_servers = config.policy.url is not None or config.frozen.url is not None
     if has_servers and gpu is None:
-        lines += ["", "engines at an address of their own (url) are not counted"]
+        lines += ["", "engines at their own address (url) are not counted"]
     lines += ["", *_verdict(plan, memory, gpu)]
     if not plan.fits(memory, gpu):
         found = remedies(config, shape, held, load, memory=memory, gpu=gpu)
         lines += [f"  - {one}" for one in found] or [
-            "  no setting makes it fit: take a smaller model, or serve it from SGLang on another "
+            "  no setting makes it fit: use a smaller model, or serve it from SGLang on another "
             "machine (docs/sglang.md)"
         ]
     return lines
 
 
 def serve_line(config: RunConfig) -> str:
-    """What `opd serve` says at its start; of a model whose configuration does not say its sizes,
-    that. Raises StartupError for one whose weights are larger than this machine's memory.
+    """What `opd serve` prints at its start, also if the model's configuration does not state its
+    sizes. Raises StartupError if the weights are larger than this machine's memory.
     """
     memory = memory_of_machine()
     try:
@@ -59,9 +59,9 @@ def serve_line(config: RunConfig) -> str:
     weights = sum(part.size for part in plan.parts if part.is_needed and not part.on_gpu)
     if memory is not None and weights > memory:
         raise StartupError(
-            f"model: the weights of '{config.model}' alone take {gibibytes(weights)}{here}: take a "
+            f"model: the weights of '{config.model}' alone take {gibibytes(weights)}{here}: use a "
             "smaller model, or serve it from SGLang on another machine (docs/sglang.md); opd plan "
-            "says what takes how much"
+            "shows what takes how much"
         )
     sizes = ", ".join(f"{name} {gibibytes(size)}" for name, size in plan.by_process().items())
     line = f"memory: about {gibibytes(plan.total())}{here} ({sizes})"
@@ -69,7 +69,7 @@ def serve_line(config: RunConfig) -> str:
         line += f", and {gibibytes(plan.total(on_gpu=True))} on the GPU"
     line += f" with {plan.load.requests} requests of {plan.load.context:,} tokens at a time"
     if memory is not None and plan.total() > memory:
-        line += "; that may be too much: opd plan says what to change"
+        line += "; that may be too much: opd plan shows what to change"
     return line
 
 

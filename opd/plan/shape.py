@@ -1,4 +1,4 @@
-"""What of a model's `config.json` decides how much memory it takes."""
+"""The parts of a model's `config.json` that determine how much memory it takes."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class ModelShape:
     vocab_size: int
     is_tied: bool
     num_matrices: int
-    """Of a feed-forward layer: 3 with a gate, 2 without."""
+    """Matrices of a feed-forward layer: 3 with a gate, 2 without."""
     num_experts: int
     context_length: int
     """Most tokens of a text."""
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the input embedding, which is the head as well where they are tied."""
+        """Parameters of the input embedding, which is also the head if they are tied."""
         return self.vocab_size * self.width
 
     @property
     def num_parameters(self) -> int:
-        """All weights, but for norms and biases: less than one in a thousand."""
+        """All weights except norms and biases, which are less than one in a thousand."""
         attention = 2 * self.width * self.head_size * (self.num_heads + self.num_kv_heads)
         feed_forward = self.num_matrices * self.width * self.inner * self.num_experts
         router = self.width * self.num_experts if self.num_experts > 1 else 0
@@ -48,7 +48,9 @@ class ModelShape:
         return ends + self.num_layers * (attention + feed_forward + router)
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of adapters on every linear layer but the head: rank times inputs and outputs of each."""
+        """Weights of adapters on all linear layers except the head: rank times each one's inputs
+        and outputs.
+        """
         heads = self.head_size * (2 * self.num_heads + 2 * self.num_kv_heads)
         attention = 4 * self.width + heads
         feed_forward = self.num_matrices * (self.width + self.inner) * self.num_experts
@@ -60,7 +62,8 @@ class ModelShape:
 
     def layer_values(self) -> int:
         """Numbers that a layer computes for one token, backward pass included: its input, norms,
-        queries, keys, values, what attention gives, and what the feed-forward layer has inside.
+        queries, keys, values, the output of attention, and the inner values of the feed-forward
+        layer.
         """
         attention = self.head_size * (2 * self.num_heads + 2 * self.num_kv_heads)
         return 6 * self.width + 2 * attention + 2 * self.num_matrices * self.inner
@@ -69,7 +72,7 @@ class ModelShape:
 def shape_of(model: str) -> ModelShape:
     """The shape of a model, a local folder with a `config.json` or a hub id.
 
-    Raises ConfigError for one that cannot be read or does not say its sizes.
+    Raises ConfigError if it cannot be read or does not state its sizes.
     """
     try:
         whole = stated_values(model)
@@ -101,5 +104,5 @@ def shape_of(model: str) -> ModelShape:
 def _number(model: str, key: str) -> int:
     value: Any = config_value(model, key)
     if not isinstance(value, int):
-        raise ConfigError(f"model: '{model}' does not say its {key}; is it a causal LM?")
+        raise ConfigError(f"model: '{model}' does not state its {key}; is it a causal LM?")
     return value

@@ -22,7 +22,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 
 
 def begin(config_file: Path, overrides: list[str], exit_with_parent: bool) -> RunConfig:
-    """Set up this process, and read what the run of `config_file` is to be."""
+    """Set up this process, and read the run's configuration from `config_file`."""
     if exit_with_parent:
         watch_parent()
     log_to(None)
@@ -32,13 +32,13 @@ def begin(config_file: Path, overrides: list[str], exit_with_parent: bool) -> Ru
 
 
 def log_to(file: Path | None) -> None:
-    """Log to the end of a file, or to standard error, which a command's terminal or a log is."""
+    """Append the log to a file, or write it to standard error, which is a terminal or a log."""
     if file is not None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, filename=file)
     for handler in logging.getLogger().handlers:
         handler.addFilter(request_ids.mark)
-    # One line for each request of a judge would bury everything else.
+    # One line for each request to a judge would bury everything else.
     for name in ("httpx", "httpx2", "openai"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

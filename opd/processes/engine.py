@@ -1,5 +1,5 @@
-"""The process of an embedded engine. It imports neither store nor endpoint: `serve` is ready when
-this is.
+"""The process of an embedded engine. It imports neither store nor endpoint, because `serve` waits
+for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run_engine(config_file: Path, role: str, overrides: list[str], exit_with_par
     from rollout_bridge.embedded.errors import UnsupportedModel
     from rollout_bridge.embedded.server.server import serve
 
-    _ = getattr(config, role).keys  # a key file that cannot be read is a line, not a traceback
+    _ = getattr(config, role).keys  # an unreadable key file gives a line, not a traceback
     if _rounds_start(config, role):
         embedded = embedded.model_copy(update={"rounds_start": True})
     try:
@@ -42,7 +42,7 @@ def run_engine(config_file: Path, role: str, overrides: list[str], exit_with_par
 
 
 def _rounds_start(config: RunConfig, role: str) -> bool:
-    """Whether the trainer holds what this engine starts with in bfloat16."""
+    """Whether the trainer holds this engine's start weights in bfloat16."""
     trainer = config.trainer
     is_held = role == "frozen" or trainer.lora is not None
     return is_held and held_dtype(config.model, trainer.base_dtype) == "bfloat16"

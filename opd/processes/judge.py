@@ -1,5 +1,5 @@
-"""The judge of a run: its settings completed, and its texts counted and made harmless as its own
-tokenizer needs.
+"""The judge of a run: its settings completed, and its texts counted and made harmless for its
+tokenizer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def judge_counter(config: RunConfig, rendering: Rendering) -> Callable[[str], int]:
-    """Counts a text's tokens for the judge: exactly where it is the run's own model, whose
+    """Counts a text's tokens for the judge: exactly if the judge is the run's own model, whose
     tokenizer is here, else by an estimate on the high side.
     """
     from judge.votes.context import estimate_tokens
@@ -28,7 +28,7 @@ def judge_counter(config: RunConfig, rendering: Rendering) -> Callable[[str], in
 
 
 def judge_control_texts(config: RunConfig, rendering: Rendering) -> ControlTexts:
-    """Control texts of the judge's tokenizer, where it is the run's own model or a local folder."""
+    """Control texts of the judge's tokenizer, if it is the run's own model or a local folder."""
     from rollout_bridge.rendering.control_text import ControlTexts
     from rollout_bridge.rendering.tokenizer import control_texts, load_tokenizer
 
@@ -41,8 +41,8 @@ def judge_control_texts(config: RunConfig, rendering: Rendering) -> ControlTexts
 
 
 def judge_config(config: RunConfig) -> JudgeConfig:
-    """The judge's settings, with the key of the run's own engine where that is the judge and no
-    other key was given.
+    """The judge's settings, with the key of the run's own engine if that is the judge and no other
+    key was given.
     """
     judge = config.judge
     if "api_key" in judge.model_fields_set and judge.api_key.get_secret_value() != "none":

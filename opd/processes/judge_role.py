@@ -1,6 +1,7 @@
-"""The process of the judge: votes, teacher scores, verifier, and what keeps and practises hints.
+"""The process of the judge: votes, teacher scores, the verifier, and the upkeep and practice of
+hints.
 
-Started by hand, it checks first what a command has checked that starts it as a child.
+Started by hand, it first checks what a command has checked that starts it as a child.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from judge.hints.metrics import QuestionMetrics
     from judge.votes.context import Reads
     from opd.guard.metrics import GuardMetrics
+    from opd.processes.continuing import PolicyContinues
     from rollout_bridge.engine.client import EngineClient
     from rollout_bridge.rendering.rendering import Rendering
     from rollout_bridge.scoring.scoring import Resampler, RewriteHint
@@ -32,7 +34,7 @@ def run_judge(
     exit_with_parent: bool,
     rewrite_hint: RewriteHint | None = None,
 ) -> None:
-    """The judge worker and the scoring worker, and what keeps and practises hints.
+    """Run the judge worker, the scoring worker, and the workers that examine and practise hints.
 
     `rewrite_hint` is for controls.
     """
@@ -99,7 +101,12 @@ async def _judge_and_score(
             if config.replay.mode != "judge-only":
                 group.create_task(scoring.run(stop))
             if config.verifier.source is not None:
-                verifier = VerifierWorker(store, config.verifier, owner_name("verifier"))
+                verifier = VerifierWorker(
+                    store,
+                    config.verifier,
+                    owner_name("verifier"),
+                    _continues(config, policy, rendering),
+                )
                 registries.append(verifier.metrics.registry)
                 group.create_task(verifier.run(stop))
             if config.guard.is_on:
@@ -133,7 +140,7 @@ async def _practise_and_guard(
     guard_metrics: GuardMetrics,
 ) -> None:
     """Until `stop`: examine new hints and practise those that are rules, and check each version on
-    the canaries, as far as the run does either.
+    the canaries, if the run does these.
     """
     from judge.hints.examiner import HintExaminer
     from judge.hints.questions import HintQuestions
@@ -168,9 +175,30 @@ async def _practise_and_guard(
         group.create_task(rehearsal.run(stop))
 
 
+def _continues(
+    config: RunConfig, policy: EngineClient, rendering: Rendering
+) -> PolicyContinues | None:
+    """The policy that answers prompts again for the verifier; None if it needs none."""
+    if not config.verifier.continuations:
+        return None
+    from opd.processes.continuing import PolicyContinues
+    from opd.rehearsal.policy_sampler import PolicySampler
+
+    sampler = PolicySampler(
+        policy,
+        rendering,
+        temperature=config.rehearsal.temperature,
+        max_new_tokens=config.rehearsal.max_new_tokens,
+        context_length=config.scoring.context_length,
+        pause_mode=config.trainer.pause_mode,
+        proxy=config.proxy,
+    )
+    return PolicyContinues(sampler)
+
+
 def freshness_of(config: RunConfig) -> Freshness | None:
-    """How old live turns may be to be judged and scored; None where nothing trains on them. Where
-    hints are practised a step takes no more of them than its hinted places.
+    """How old live turns may be to be judged and scored; None if nothing trains on them. If hints
+    are practised, a step takes no more live turns than it has hinted places.
     """
     if config.replay.mode == "judge-only":
         return None

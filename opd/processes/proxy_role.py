@@ -1,6 +1,6 @@
 """The process of the endpoint: read the configuration, connect its parts, serve until told to stop.
 
-Started by hand, it checks first what a command has checked that starts it as a child.
+Started by hand, it first checks what a command has checked that starts it as a child.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
 
 
 def _asked_by_pages(config: RunConfig) -> EngineClient | None:
-    """The teacher; None for an endpoint that stands alone, without an engine for it."""
+    """The teacher; None for a stand-alone endpoint without a teacher engine."""
     from rollout_bridge.engine.types import BACKGROUND_PRIORITY
 
     if not config.frozen.is_set:

@@ -1,8 +1,8 @@
 """A server that the run did not start: may it be the policy's engine, or the frozen one?
 
-Asked once, before anything else is started, so that an old server, a wrong flag or a wrong model is
-one clear line and not an odd figure an hour later. What only shows in numbers (precision, other
-weights) is left to calibration.
+Checked once, before anything else is started, so that an old server, a wrong flag or a wrong model
+gives one clear line and not an odd figure an hour later. Faults that only show in numbers
+(precision, other weights) are left to calibration.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ PROBE_TEMPERATURE = 0.5
 PROBE_TOKENS = 8
 PROBE_TOP_K = 64
 _CLEAR_NATS = 0.1
-"""Two log-probs that differ by more are told apart in any precision."""
+"""Two log-probs that differ by more can be told apart in any precision."""
 
 
 async def check_engine(role: Role, config: RunConfig, vocab_size: int) -> list[str]:
     """Ask the engine at `config.<role>.url`; returns warnings.
 
     A policy engine is made to load the start weights, as version 0: it must be able to read the
-    folders of this run, and may hold what an earlier run left. Raises ConfigError with a line for
-    each thing that is wrong.
+    folders of this run, and may still have the weights of an earlier run. Raises ConfigError with a
+    line for each thing that is wrong.
     """
     engine: EngineConfig = getattr(config, role)
     url, settings, keys = engine.base_url, config.engine_client, engine.keys
@@ -56,15 +56,17 @@ async def check_engine(role: Role, config: RunConfig, vocab_size: int) -> list[s
         except EngineRejected as refusal:
             if refusal.status not in (401, 403):
                 raise ConfigError(
-                    f"{role}.url: what answers at {url} is no engine: {refusal}"
+                    f"{role}.url: what answers at {url} is not an engine: {refusal}"
                 ) from None
             given = "another key" if engine.api_key else "a key"
             raise ConfigError(
-                f"{role}.url: the engine at {url} wants {given}: set {role}.api_key to that of its "
-                f"--api-key (and {role}.admin_api_key to that of its --admin-api-key)"
+                f"{role}.url: the engine at {url} requires {given}: set {role}.api_key to its "
+                f"--api-key (and {role}.admin_api_key to its --admin-api-key)"
             ) from None
         except EngineError as error:
-            raise ConfigError(f"{role}.url: what answers at {url} is no engine: {error}") from None
+            raise ConfigError(
+                f"{role}.url: what answers at {url} is not an engine: {error}"
+            ) from None
     if problems:
         raise ConfigError("\n".join(f"{role}.url: {url}: {problem}" for problem in problems))
     return [f"{role}.url: {warning}" for warning in _warnings(role, info)]
@@ -99,8 +101,8 @@ def _unfit_model(role: Role, model: ModelInfo, config: RunConfig) -> list[str]:
     if length is None or needed is None or role == "policy" or length >= needed:
         return []
     problems = [
-        f"it takes {length} tokens, and scoring.context_length is {needed}: set that to {length}, "
-        f"or start the server with --context-length {needed}"
+        f"it accepts {length} tokens, and scoring.context_length is {needed}: set that to "
+        f"{length}, or start the server with --context-length {needed}"
     ]
     judge = config.judge
     if judge.base_url == f"{config.frozen.base_url}/v1" and (
@@ -117,7 +119,7 @@ def _unfit_model(role: Role, model: ModelInfo, config: RunConfig) -> list[str]:
 async def _unfit_vocabulary(
     client: EngineClient, info: ServerInfo, model: ModelInfo, vocab_size: int
 ) -> list[str]:
-    """An id beyond the server's vocabulary would end it, and with it the run."""
+    """An id beyond the server's vocabulary would end the server, and the run with it."""
     served = model.vocab_size
     if served is None and info.checks_vocabulary:
         served = await client.served_vocab_size()
@@ -151,7 +153,7 @@ async def _unfit_policy(client: EngineClient, start_weights: str) -> list[str]:
 
 
 async def _ignores_temperature(client: EngineClient) -> bool:
-    """Whether sampled log-probs are those at temperature 1 though another one was asked for."""
+    """Whether sampled log-probs are those at temperature 1 although another one was requested."""
     params = SamplingParams(
         temperature=PROBE_TEMPERATURE, max_new_tokens=PROBE_TOKENS, ignore_eos=True
     )
@@ -188,7 +190,7 @@ def at_temperature(
 def _warnings(role: Role, info: ServerInfo) -> list[str]:
     if role == "policy" and info.reports_spans is False:
         return [
-            f"{info.name} does not say which weights sampled which token (SGLang "
+            f"{info.name} does not report which weights sampled which token (SGLang "
             f"{shown(SPANS_SINCE)} does): replies during a weight update are dropped as "
             "unknown_version"
         ]

@@ -2,8 +2,8 @@
 
     engines (policy, frozen), proxy, judge worker, trainer
 
-`Run` starts the processes in an order and stops them. Which order, what the agents do, and when the
-run ends, belongs to the caller (the tool lab, `opd serve`).
+`Run` starts the processes and stops them. The caller (the tool lab, `opd serve`) decides in which
+order, what the agents do, and when the run ends.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ ENGINE_START_S = 300.0
 
 
 class Run:
-    """The processes of one run, as an asynchronous context manager: none runs yet when it is
-    entered, none runs any more when it is left.
+    """The processes of one run, as an asynchronous context manager: none runs yet on entry, and
+    none runs after exit.
 
     `judge_command` replaces the command line of the judge worker (controls inject their hints
     there).
@@ -58,9 +58,9 @@ class Run:
     async def __aenter__(self) -> Run:
         run_config.save(self.config, self._config_file)
         self._make_keys()
-        # An earlier command in this folder may have said that no more turns would come.
+        # An earlier command in this folder may have announced that no more turns would come.
         (self.folder / FINISH_FILE).unlink(missing_ok=True)
-        # Of engines that may be gone: the trainer says anew what they serve.
+        # From engines that may be gone: the trainer writes anew what they serve.
         ServedFile(self.folder).remove()
         self.supervisor = Supervisor(self.folder / "logs")
         return self
@@ -74,8 +74,8 @@ class Run:
                 ensure_key_file(engine.embedded.api_key_file)
 
     async def start_engines(self) -> None:
-        """Start the engines that the run owns, side by side, wait until both answer, and ask those
-        that it does not own whether they will do.
+        """Start the run's own engines in parallel, wait until both answer, and check those that it
+        does not own.
         """
         with at_work("starting the engines"):
             await asyncio.gather(
@@ -84,11 +84,11 @@ class Run:
             )
 
     async def start_endpoint(self) -> None:
-        """Start the policy's engine and the endpoint: requests are answered and turns recorded,
+        """Start the policy's engine and the endpoint: requests are answered and turns recorded even
         before `start_learners` has started what learns from them.
 
         A run that has trained starts its learners first: they bring the engine to the newest
-        version, and no request gets an older one.
+        version, so that no request gets an older one.
         """
         if self._has_trained():
             await self.start_engines()
@@ -101,7 +101,7 @@ class Run:
             )
 
     async def start_learners(self) -> None:
-        """Start what `start_endpoint` has not: teacher, judge and trainer."""
+        """Start what `start_endpoint` did not: teacher, judge and trainer."""
         if not self.supervisor.has("trainer"):
             with at_work("starting teacher, judge and trainer"):
                 await self._start_engine("frozen", self.config.frozen)
@@ -115,7 +115,7 @@ class Run:
         return max((int(path.name.removeprefix("step_")) for path in steps), default=0)
 
     async def start_learning(self) -> None:
-        """Start judge worker and trainer: they work on what the store holds."""
+        """Start judge worker and trainer: they work on what the store contains."""
         await asyncio.gather(self.start_judge(), self.start_trainer())
 
     async def start_proxy(self) -> None:
@@ -142,7 +142,7 @@ class Run:
         )
 
     def calibration_warnings(self) -> list[str]:
-        """What the trainer found of the engines' scores that costs lessons."""
+        """What the trainer found in the engines' scores that costs lessons."""
         found = json.loads((self.folder / CALIBRATION_FILE).read_text(encoding="utf-8"))
         return found["warnings"]
 

@@ -1,7 +1,7 @@
 """`opd serve`: the whole loop behind one endpoint until it is told to stop.
 
-Here the configuration is built and checked; what then runs (`opd.processes.serving`) takes a second
-to import, which a wrong start does not wait for.
+The configuration is built and checked here; what then runs (`opd.processes.serving`) takes a second
+to import, and a failed start does not wait for that.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def serve_forever(
 ) -> None:
     """Start everything in `folder` and stay until SIGINT or SIGTERM.
 
-    A run that is there already goes on with its own settings; what options and overrides change of
-    them is printed.
+    An existing run continues with its own settings; what options and overrides change in them is
+    printed.
     """
     values = run_config.merge(base_values(folder, "serve", model), options)
     refuse_other_settings(folder, config_file)

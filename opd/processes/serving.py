@@ -104,7 +104,9 @@ async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> No
 
 
 async def _refuse_open_door(config: RunConfig, folder: Path) -> None:
-    """Before anything is started. The configuration is written, for `opd keys` to read."""
+    """Check before anything is started. The configuration is written, so that `opd keys` can read
+    it.
+    """
     config_file = folder / "config.toml"
     run_config.save(config, config_file)
     async with await Store.open(config.store) as store:
@@ -112,7 +114,7 @@ async def _refuse_open_door(config: RunConfig, folder: Path) -> None:
 
 
 async def _report_while_serving(run: Run, store: Store, folder: Path, console: Console) -> None:
-    """A line a step, now and then one on how things stand, and the report; until cancelled or
+    """Print a line per step and now and then a status, and write the report, until cancelled or
     something fails.
     """
     drawn = time.monotonic()
@@ -137,22 +139,22 @@ async def _report_while_serving(run: Run, store: Store, folder: Path, console: C
 async def say_how_it_stands(
     store: Store, learning: LearningLine, notices: LogNotices, console: Console, before: str = ""
 ) -> str:
-    """Where the turns and hints stand, unless it is what was said `before`, and what the run's
-    processes warned of since. Returns what stands.
+    """Print where turns and hints stand, unless that equals `before`, and what the run's processes
+    have warned of since. Returns where they stand.
     """
     lines = [await status_line(store), await learning.said()]
     said = "\n".join(line for line in lines if line is not None)
     if said != before:
         console.print(said, markup=False, highlight=False, soft_wrap=True)
     for notice in notices.new():
-        # What a process says is no markup.
+        # What a process logs is not markup.
         console.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
     return said
 
 
 async def _write_report(config: RunConfig, folder: Path, store: Store, console: Console) -> None:
     """Curves, the plots of rollout correction, and trained turns, in the run folder."""
-    # Imported here: drawing is no part of being ready soon.
+    # Imported here, so that drawing does not delay the start.
     from opd.report.run_report import write_run_report
     from rollout_bridge.rendering.rendering import Rendering
 

@@ -1,4 +1,4 @@
-"""What several of a run's processes are made of: clients of its engines, its rendering, its name.
+"""What several of a run's processes share: clients of its engines, its rendering, their names.
 
 A process holds nothing that matters: it can be killed at any instruction and started again with the
 same arguments.
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 async def with_status(
     config: RunConfig, folder: Path, is_child: bool, work: Coroutine[Any, Any, None]
 ) -> None:
-    """Do the work, with lines a minute on where turns and hints stand; of a child its parent says
-    them.
+    """Do the work, and log every minute where turns and hints stand; for a child, its parent does
+    that.
     """
     if is_child:
         await work

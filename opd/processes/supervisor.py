@@ -1,9 +1,9 @@
 """Starts the processes of a run, keeps them alive, and stops them: its own children and nothing
 else.
 
-Each child gets a log file and a pipe as standard input that closes when this process dies, however
-it dies; the child then stops itself (`watch_parent`). A child that ends while it is wanted is
-started again: every worker can be restarted at any point, because all that matters is in the store.
+Each child gets a log file and a pipe as standard input that closes when this process dies, for
+whatever reason; the child then stops itself (`watch_parent`). A child that ends while it is wanted
+is restarted: every worker can be restarted at any point, because all that matters is in the store.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _SAID_CHARS = 500
 
 
 class ChildFailed(StartupError):
-    """A child could not be brought up, or ended too often; the message has its log's last line."""
+    """A child could not be started, or ended too often; the message has its log's last line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a child is started again that the system keeps killing: until it was killed
-    `most_kills` times while `progress` returned the same. `remedy` says what to do then.
+    """How long a child that the system keeps killing is restarted: until it was killed `most_kills`
+    times while `progress` returned the same. `remedy` says what to do then.
     """
 
     progress: Callable[[], object]
@@ -86,11 +86,11 @@ class Supervisor:
         environment: Mapping[str, str] | None = None,
         patience: Patience | None = None,
     ) -> None:
-        """Run `python ARGUMENTS` as a child and wait until `ready` says so; `environment` comes on
-        top of this process's.
+        """Run `python ARGUMENTS` as a child and wait until `ready` says so; `environment` is added
+        to this process's.
 
-        A child that `may_finish` is not started again after it ended with status 0. Raises
-        ChildFailed when it ends or is not ready within `timeout_s` seconds.
+        A child that `may_finish` is not restarted after it ended with status 0. Raises ChildFailed
+        when it ends or is not ready within `timeout_s` seconds.
         """
         argv = [sys.executable, *arguments, "--exit-with-parent"]
         child = Child(
@@ -131,7 +131,7 @@ class Supervisor:
                     stdout=log,
                     stderr=log,
                     env=child.environment,
-                    # A Ctrl-C in the terminal reaches this process alone, which then stops them in
+                    # A Ctrl-C in the terminal reaches only this process, which then stops them in
                     # order.
                     start_new_session=True,
                 )
@@ -172,7 +172,7 @@ class Supervisor:
                 self._fail(f"{often}: {last_words(child.log)}")
                 return
             if _signal_of(child):
-                logger.warning("%s ended%s; it is started again", child.name, _signal_of(child))
+                logger.warning("%s ended%s; it is restarted", child.name, _signal_of(child))
             await self._spawn(child)
 
     def _fail(self, reason: str) -> None:
@@ -194,7 +194,7 @@ class Supervisor:
 
 
 def _signal_of(child: Child) -> str:
-    """Which signal ended it, to be said after a verb; nothing where none did."""
+    """Which signal ended it, as the end of a sentence; empty if none did."""
     status = None if child.process is None else child.process.returncode
     if status is None or status >= 0:
         return ""
@@ -206,7 +206,7 @@ def _signal_of(child: Child) -> str:
 
 
 def _is_given_up(child: Child) -> bool:
-    """Counts a kill; whether there were too many of them without progress."""
+    """Counts a kill; returns whether there were too many without progress."""
     patience, process = child.patience, child.process
     if patience is None or process is None or process.returncode != -signal.SIGKILL:
         return False
@@ -218,7 +218,7 @@ def _is_given_up(child: Child) -> bool:
 def _killed_too_often(child: Child) -> str:
     assert child.patience is not None
     return (
-        f"{child.name} was killed {len(child.kills)} times by the system without a training step "
+        f"{child.name} was killed by the system {len(child.kills)} times without a training step "
         f"in between, probably for memory: {child.patience.remedy} (log: {child.log})"
     )
 
@@ -238,7 +238,7 @@ def watch_parent() -> None:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that the operating system says are free now, all different."""
+    """Different ports that are free now, according to the operating system."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:
@@ -247,10 +247,10 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def listen_problem(host: str, port: int) -> tuple[Literal["host", "port"], str] | None:
-    """Why nobody could listen at `host`:`port` now, which of the two it is, and what to do; None if
-    somebody could.
+    """Which of the two prevents listening at `host`:`port` now, why, and what to do; None if
+    neither does.
     """
-    foreign = f"{host!r} is no address of this machine: write 127.0.0.1, or one that it has"
+    foreign = f"{host!r} is not an address of this machine: use 127.0.0.1, or one that it has"
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

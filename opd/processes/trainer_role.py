@@ -1,6 +1,6 @@
 """The process of the embedded trainer: calibrates, then trains whenever a batch is full.
 
-Started by hand, it checks first what a command has checked that starts it as a child.
+Started by hand, it first checks what a command has checked that starts it as a child.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from records.store import Store
 from trainer.model.model_config import model_vocab_size
 
 if TYPE_CHECKING:
+    from rollout_bridge.engine.client import EngineClient
     from rollout_bridge.rendering.rendering import Rendering
+    from rollout_bridge.scoring.teachers import FrozenTeacher
     from trainer.config import TrainerConfig
     from trainer.step.loop import EmbeddedTrainer
     from trainer.step.report import StepReport
@@ -73,6 +75,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
             owner=owner_name("trainer"),
             rehearsal=config.rehearsal if config.rehearsal.enabled else None,
             guarded=config.guard.is_on,
+            teacher=_engine_teacher(config, frozen),
         )
         try:
             sequences = calibration_sequences(
@@ -88,14 +91,23 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
                 )
         finally:
             await trainer.close()
-            # A lab's or a replay's summary and report are their own; serve writes its own as well.
+            # The lab, a replay and serve write their own summary and report.
             if not stays and config.made_by in (None, "serve"):
                 path = await write_run_report(folder, f"Training {config.model}", store, rendering)
                 logger.info("report: %s", path)
 
 
+def _engine_teacher(config: RunConfig, frozen: EngineClient) -> FrozenTeacher | None:
+    """Who scores side samples; None where the trainer does, or where there are none."""
+    if config.trainer.teacher.in_trainer or config.trainer.side_source is None:
+        return None
+    from rollout_bridge.scoring.teachers import Teachers
+
+    return Teachers(frozen, config.scoring).of(None)
+
+
 def _trainer_config(config: RunConfig) -> TrainerConfig:
-    """An engine that is judge and teacher too must keep its base: adapters are no option there."""
+    """An engine that is also judge and teacher must keep its base, so it needs adapters."""
     publish = "adapter" if config.frozen.shared else config.trainer.publish
     return config.trainer.model_copy(update={"publish": publish})
 
@@ -108,9 +120,9 @@ async def train_and_serve(
     when_done: bool,
     on_step: Callable[[StepReport], None] | None = None,
 ) -> None:
-    """Train until told to. One that `stays` when RUN/stop ends training goes on once that file is
-    deleted: whoever started it would take its end for a failure. Meanwhile, and `when_done` also
-    after its last step, it keeps the engines at the version that is to serve.
+    """Train until told to stop. One that `stays` when RUN/stop ends training continues once that
+    file is deleted, because its parent would take its end for a failure. Meanwhile, and with
+    `when_done` also after its last step, it keeps the engines at the version to serve.
     """
 
     def took(step: StepReport) -> None:
@@ -126,7 +138,7 @@ async def train_and_serve(
 
 
 async def _check_teachers(config: RunConfig, rendering: Rendering) -> None:
-    """Further teachers must read the policy's tokens as the policy does."""
+    """Check that further teachers read the policy's tokens as the policy does."""
     from opd.models.compatibility import check_teacher
     from trainer.calibration.calibration_texts import conversation_sequences
 

@@ -1,6 +1,6 @@
 """One lesson's work, without the store: build the prompt, get an answer, have the teacher read it.
 
-What trains and what measures go the same way here, so that a gap is measured of what is taught.
+Training and measuring use the same code here, so that a gap measures what is taught.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _REASONS = {
 
 
 def lesson_reason(reason: DropReason) -> LessonDrop:
-    """The same reason, as lessons call it. Raises ValueError for one that no lesson can have."""
+    """The same reason as a lesson's. Raises ValueError for one that no lesson can have."""
     return _REASONS.get(reason) or LessonDrop(reason.value)
 
 
 class LessonUnusable(Exception):
-    """Nothing can be learned here; `reason` says under which name a lesson is dropped."""
+    """Nothing can be learned here; the lesson is dropped for `reason`."""
 
     def __init__(self, reason: LessonDrop, detail: str) -> None:
         super().__init__(f"{reason.value}: {detail}")
@@ -43,8 +43,8 @@ class LessonUnusable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """The teacher's log-probs [R], and top-k [R, K] where asked for, of an answer after
-    `prompt_ids` [P'].
+    """The teacher's log-probs [R], and top-k [R, K] if requested, of an answer after `prompt_ids`
+    [P'].
     """
 
     version: str
@@ -55,8 +55,8 @@ class Scored:
 
 
 class Desk:
-    """Where lessons are made. All methods raise LessonUnusable, and ServiceUnavailable while an
-    engine does not answer.
+    """Makes lessons. All methods raise LessonUnusable, and ServiceUnavailable while an engine does
+    not answer.
     """
 
     def __init__(self, rendering: Rendering, teacher: FrozenTeacher) -> None:
@@ -64,7 +64,7 @@ class Desk:
         self.teacher = teacher
 
     async def place(self, turn: TurnRecord, words: str | None = None) -> Place:
-        """A recorded state, with `words` added to what its user said last."""
+        """A recorded state, with `words` added to its last user message."""
         try:
             limit = await self.teacher.max_tokens()
             # In a thread: rendering a long conversation would hold up the other lessons.
@@ -87,11 +87,11 @@ class Desk:
         except EngineError as error:
             raise _unusable(error) from error
         if answer.drop is DropReason.ABORTED:
-            raise ServiceUnavailable("the engine broke an answer off")
+            raise ServiceUnavailable("the engine aborted an answer")
         return answer
 
     async def score(self, place: Place, hint: str | None, response_ids: Ids) -> Scored:
-        """What the teacher says of an answer [R], under `hint` where there is one."""
+        """The teacher's scores of an answer [R], under `hint` if there is one."""
         try:
             limit = await self.teacher.max_tokens() - len(response_ids)
             prompt = await asyncio.to_thread(teacher_prompt, self._rendering, place, hint, limit)

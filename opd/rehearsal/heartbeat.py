@@ -1,7 +1,7 @@
 """RUN/rehearsal.beat: touched while hints are examined, prepared, practised or measured.
 
-Whoever waits for them to rest sees there that work goes on where neither versions nor lessons move:
-on a slow machine the answers of the start model to one open wish take minutes.
+It shows whoever waits for the hints to rest that work goes on while neither versions nor lessons
+change: on a slow machine, the start model's answers to one open wish take minutes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which open wishes the policy is losing, text by text, as its counter-lessons show.
 
-What is learned spreads unevenly: of six texts for the same wish one may lose a fifth of its answers
-while the others lose none, and taught in turn it gets a sixth of the lessons.
+Learning spreads unevenly: of six texts for the same wish, one may lose a fifth of its answers while
+the others lose none, and if the texts take turns, it gets only a sixth of the lessons.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from records.types import Logprobs
 
 _KEPT = 0.5
-"""Of the older losses of a text, when another answer to it was read."""
+"""Weight of a text's older losses when another answer to it has been read."""
 _NOTHING = 0.1
-"""Nats an answer: what the policy and its teacher differ by where nothing is lost."""
+"""Nats per answer: how far policy and teacher differ if nothing is lost."""
 _MOST = 4096
-"""Texts that are remembered: those of hints that ended go with time."""
+"""Texts that are remembered: those of ended hints drop out with time."""
 
 
 class TextLosses:
     """What answers to each text (prompt id) have lost lately: the mean of sum_t |log pi - log q|
-    over an answer's tokens, in nats, newer answers counting more. Of this process alone: a new one
-    takes the texts in turn until it has read some answers.
+    over an answer's tokens, in nats, newer answers counting more. Only this process's answers
+    count: a new process takes the texts in turn until it has read some.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class TextLosses:
 
     def add(self, prompt_id: str, policy: Logprobs, teacher: Logprobs) -> None:
         """One answer: its tokens' log-probs [R] by the policy that sampled it and by the start.
-        Raises ValueError where they differ in number or are not finite.
+        Raises ValueError if they differ in number or are not finite.
         """
         if policy.shape != teacher.shape:
             raise ValueError(
@@ -49,7 +49,7 @@ class TextLosses:
             self._losses.popitem(last=False)
 
     def most_lost(self, prompt_ids: Sequence[str]) -> str | None:
-        """The text that loses most; None where none loses anything."""
+        """The text that loses most; None if none loses anything."""
         lost = {one: self._losses[one] for one in prompt_ids if one in self._losses}
         most = max(lost, key=lost.__getitem__, default=None)
         return most if most is not None and lost[most] > _NOTHING else None

@@ -1,4 +1,4 @@
-"""What rehearsal needs of the store and of the judge, so that each can be another one."""
+"""What rehearsal needs from the store and the judge, so that each can be replaced."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class LessonRecords(Protocol):
 
 
 class RehearsalStore(Hints, LessonRecords, Protocol):
-    """Both, and what takes secrets out of texts."""
+    """Both, and the removal of secrets from texts."""
 
     @property
     def redactor(self) -> Redactor: ...

@@ -26,13 +26,13 @@ class Place:
 
     @property
     def enable_thinking(self) -> bool | None:
-        """The template's switch, as the state's request had it."""
+        """The template's switch, as in the state's request."""
         return self.turn.sampling.get("enable_thinking")
 
 
 def place_at(rendering: Rendering, turn: TurnRecord, words: str | None, max_tokens: int) -> Place:
-    """The state of `turn`, with `words` behind its last user message. Raises HintingError where
-    they have no place, or where the prompt leaves no room for an answer.
+    """The state of `turn`, with `words` after its last user message. Raises HintingError if they
+    have no place, or if the prompt leaves no room for an answer.
     """
     if words is None:
         if len(turn.prompt_ids) >= max_tokens:
@@ -49,8 +49,8 @@ def place_at(rendering: Rendering, turn: TurnRecord, words: str | None, max_toke
 
 
 def teacher_prompt(rendering: Rendering, place: Place, hint: str | None, max_tokens: int) -> Ids:
-    """What the teacher reads before the answer: with `hint` where it teaches one. At most
-    `max_tokens` ids. Raises HintingError.
+    """What the teacher reads before the answer: with `hint` if it teaches one. At most `max_tokens`
+    ids. Raises HintingError.
     """
     if hint is None:
         return place.prompt_ids

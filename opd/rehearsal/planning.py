@@ -18,13 +18,13 @@ from records.lessons.names import LessonKind, LessonState
 from records.lessons.types import NewLesson
 
 _DISOBEYED_WEIGHT = 3
-"""Counter-lessons of a hint against which open wishes are lost, for each one of another hint."""
+"""Counter-lessons of a hint that loses open wishes, for each one of another hint."""
 UNDER_WAY = (LessonState.SAMPLING, LessonState.SCORING, LessonState.READY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
-    """A hint that is practised: its states that train and the texts (prompt ids) that do."""
+    """A hint that is practised: its states and texts (prompt ids) that train."""
 
     hint: Hint
     states: tuple[str, ...]
@@ -42,8 +42,8 @@ class KeptState:
 
 
 def taking_part(hints: Sequence[Rehearsed], of_turns: Collection[str]) -> list[Rehearsed]:
-    """Hints that get lessons: those that are active, those that rest and have turns to train on
-    (`of_turns`), and, beside these, those that rest and lose their open wishes by what the others
+    """Hints that get lessons: active ones, resting ones with turns to train on (`of_turns`), and,
+    if there are any of these, resting ones whose open wishes are lost through what the others
     learn.
     """
     chosen = {
@@ -57,7 +57,7 @@ def taking_part(hints: Sequence[Rehearsed], of_turns: Collection[str]) -> list[R
 def missing(
     targets: Mapping[LessonKind, int], counts: Mapping[tuple[LessonKind, LessonState], int]
 ) -> dict[LessonKind, int]:
-    """How many lessons of each kind to add, so that as many as wanted are under way or ready."""
+    """How many lessons of each kind to add, so that as many as wanted are in progress or ready."""
     return {
         kind: max(wanted - sum(counts.get((kind, state), 0) for state in UNDER_WAY), 0)
         for kind, wanted in targets.items()
@@ -67,8 +67,8 @@ def missing(
 def targets_of(
     parts: Mapping[LessonKind, int], pool: float, *, is_rehearsing: bool, has_turns: bool = False
 ) -> dict[LessonKind, int]:
-    """Lessons to hold ready, for steps that take `parts` of each kind. Where no hint is practised,
-    but there are turns to train on whose hint rests (`has_turns`), none with a hint; else none.
+    """Lessons to keep ready, for steps that take `parts` of each kind. If no hint is practised, but
+    there are turns to train on whose hint rests (`has_turns`), none with a hint; otherwise none.
     """
     wanted = dict.fromkeys(LessonKind, is_rehearsing or has_turns)
     wanted[LessonKind.HINT] = is_rehearsing
@@ -76,15 +76,15 @@ def targets_of(
 
 
 def targets_of_return(batch_size: int, pool: float) -> dict[LessonKind, int]:
-    """The same where nothing is practised and what ended hints taught is to go back: steps of
-    keep-lessons alone.
+    """The same if nothing is practised and what ended hints taught must be undone: steps of
+    keep-lessons only.
     """
     return dict.fromkeys(LessonKind, 0) | {LessonKind.KEEP: math.ceil(pool * batch_size)}
 
 
 class Rota:
-    """Whose turn it is; it goes on where it stopped, but for a new process. Every other
-    counter-lesson of a hint is for the text that loses most, where one does.
+    """Whose turn it is; it continues where it stopped, except in a new process. Every other
+    counter-lesson of a hint is for the text that loses most, if one does.
     """
 
     def __init__(self, losses: TextLosses, begin: int = 0) -> None:
@@ -96,9 +96,9 @@ class Rota:
         is_counter = kind is LessonKind.COUNTER
         able = [one for one in hints if one.states and (one.prompts or not is_counter)]
         disobeyed = [one for one in able if one.is_disobeyed]
-        if is_counter:  # where it is lost it is taught most
+        if is_counter:  # a hint that loses wishes gets more of these
             able += disobeyed * (_DISOBEYED_WEIGHT - 1)
-        elif len(disobeyed) < len(able):  # and its opposite not at all, for that step
+        elif len(disobeyed) < len(able):  # and no hint-lessons in that step
             able = [one for one in able if not one.is_disobeyed]
         able = _scopes_in_turn(able)
         if not able:
@@ -150,8 +150,8 @@ class Rota:
 
 
 def _scopes_in_turn(hints: Sequence[Rehearsed]) -> list[Rehearsed]:
-    """Hints scope by scope, one of each in turn. A scope of many hints gets no more than others:
-    those of the smaller ones come again.
+    """Hints scope by scope, one of each in turn. A scope with many hints gets no more than others:
+    hints of smaller scopes are repeated.
     """
     scopes: dict[str, list[Rehearsed]] = {}
     for one in hints:

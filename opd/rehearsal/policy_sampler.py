@@ -1,6 +1,7 @@
-"""One answer of an engine to a recorded prompt, and whether it may train: decided as for live ones.
+"""One answer of an engine to a recorded prompt, and whether it may train, decided as for live
+turns.
 
-It neither chooses prompts nor stores answers; that is what its callers differ in.
+It neither chooses prompts nor stores answers; its callers do.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Answer:
 
 
 class PolicySampler:
-    """Samples whole answers from one engine, one at each of `places` at a time, which samplers may
-    share; None: as many as are asked for. `on_answer` is called after each.
+    """Samples whole answers from one engine, one at a time for each of `places`, which samplers may
+    share; None: without a limit. `on_answer` is called after each.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class PolicySampler:
         )
 
     def _reads(self, enable_thinking: bool | None) -> Detokenizer:
-        """What reads replies to prompts with this switch of the chat template."""
+        """The detokenizer for replies to prompts with this switch of the chat template."""
         known = self._detokenizers.get(enable_thinking)
         if known is None:
             known = Detokenizer(self._rendering.with_thinking(enable_thinking))

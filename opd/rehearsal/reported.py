@@ -19,7 +19,7 @@ _SHORT = 60
 
 
 class LearningStore(HintFigures, Protocol):
-    """What is asked of the store."""
+    """What is needed of the store."""
 
     async def hint_counts(self) -> dict[tuple[HintStatus, RehearsalBlock | None], int]: ...
     async def hint_rules(self) -> dict[bool | None, int]: ...
@@ -31,8 +31,8 @@ class LearningStore(HintFigures, Protocol):
 async def learning_tables(
     store: LearningStore, folder: Path
 ) -> list[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
-    """The hints, newest first, how many stand where, and the lessons; none of a run that has no
-    hint.
+    """The hints, newest first, their numbers by status, and the lessons; no tables for a run
+    without hints.
     """
     hints = await store.hints(limit=MOST_HINTS)
     if not hints:
@@ -77,7 +77,7 @@ async def learning_tables(
 
 
 def _measured_where_trained(folder: Path) -> set[str]:
-    """Hints with too few states to hold some back, as they were measured last."""
+    """Hints with too few states to hold some back, at their last measurement."""
     held = {one.hint_id: one.held_back for row in read_rows(folder) for one in row.hints}
     return {hint_id for hint_id, is_held_back in held.items() if not is_held_back}
 
@@ -124,8 +124,8 @@ def learning_curves(folder: Path) -> list[Curve]:
             "Gap under each hint",
             "nats",
             _gaps(rows),
-            "What is left to learn of each hint, on requests that never train. Healthy: it falls "
-            "towards 0, and the hint rests.",
+            "How much of each hint is left to learn, on requests that never train. Healthy: it "
+            "falls towards 0, and the hint rests.",
         ),
         (
             "Obedience: open wishes done",
@@ -154,7 +154,7 @@ def learning_curves(folder: Path) -> list[Curve]:
 
 
 def objections_per_100(rows: Sequence[VersionRow]) -> list[float | None]:
-    """Of the turns between each version and the one before; None where there was no turn."""
+    """Among the turns between each version and the one before; None if there was no turn."""
     found: list[float | None] = []
     turns = objections = 0
     for row in rows:
@@ -174,7 +174,7 @@ def _gaps(rows: Sequence[VersionRow]) -> dict[str, Sequence[float | None]]:
 
 
 def _done(rows: Sequence[VersionRow]) -> dict[str, Sequence[float | None]]:
-    """Of the hints that were asked about last."""
+    """The obedience of the hints that were asked about last."""
     names = list(dict.fromkeys(name for row in reversed(rows) for name in row.obedience_of))
     by_version = [
         {name: one.followed / one.asked for name, one in row.obedience_of.items() if one.asked}
@@ -184,7 +184,7 @@ def _done(rows: Sequence[VersionRow]) -> dict[str, Sequence[float | None]]:
 
 
 def _short(hint_id: str) -> str:
-    """Enough of it to find it: all begin alike."""
+    """Enough of the id to find it: all begin alike."""
     return hint_id.removeprefix("hint_")[:8]
 
 

@@ -23,7 +23,7 @@ MEASURED_WHERE_IT_TRAINS = "measured where it trains: fewer than four states"
 
 
 class HintFigures(Protocol):
-    """What is asked of the store."""
+    """What is needed of the store."""
 
     async def hints(
         self,
@@ -36,7 +36,7 @@ class HintFigures(Protocol):
 
 
 class ProgressStore(HintFigures, Protocol):
-    """What is asked of the store, once a minute."""
+    """What is needed of the store, once a minute."""
 
     async def num_judged(self) -> tuple[int, int]: ...
     async def lesson_totals(self) -> dict[tuple[LessonKind, LessonState], int]: ...
@@ -47,8 +47,9 @@ class ProgressStore(HintFigures, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Beside hints and measurements: `objections` per 100 judged turns since the line before,
-    lessons trained of hints, and staleness (mean, most) of the last step; None: nothing to say.
+    """Shown along with hints and measurements: `objections` per 100 judged turns since the line
+    before, hint-lessons trained, and staleness (mean, most) of the last step; None: nothing to
+    show.
     """
 
     objections: float | None = None
@@ -100,7 +101,7 @@ def _staleness(folder: Path) -> tuple[float, float] | None:
 def shown_learning(
     hints: Sequence[Hint], row: VersionRow | None, progress: Progress | None = None
 ) -> str | None:
-    """The line; None where there is nothing to say."""
+    """The line; None if there is nothing to show."""
     if not hints and row is None:
         return None
     by_status = Counter(
@@ -118,7 +119,7 @@ def shown_learning(
 
 
 def practised_hints(hints: Sequence[Hint]) -> list[Hint]:
-    """Those that are being practised, in their order."""
+    """Those that are being practised, in the same order."""
     return [one for one in hints if one.status is HintStatus.ACTIVE and one.first_gap is not None]
 
 
@@ -153,7 +154,7 @@ def _measured(row: VersionRow) -> list[str]:
 
 
 def unguarded(found: Sequence[ObedienceRow], num_unmeasured: int) -> list[str]:
-    """What `rehearsal.without_counter` practises without a guard: what it cost, where that can be
+    """What `rehearsal.without_counter` practises without a guard: what it cost, if that can be
     measured.
     """
     one = summed([row.obedience() for row in found])

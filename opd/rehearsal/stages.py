@@ -1,9 +1,9 @@
-"""The two stages of a lesson, on the claim loop that turns go through, too.
+"""The two stages of a lesson, on the same claim loop as turns.
 
     sampling: the policy answers at the state          scoring: the frozen teacher reads the answer
 
-Both are told of a lesson by its row alone, so that either may die at any instruction. What does not
-fit exactly is dropped with a reason; an engine that is down is waited for.
+Both learn of a lesson only from its row, so that either may die at any instruction. What does not
+fit exactly is dropped with a reason; if an engine is down, they wait for it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ logger = logging.getLogger(__name__)
 
 _TAUGHT = {
     LessonKind.HINT: (HintStatus.ACTIVE,),
-    # What others teach, or its own turns, may cost the open wishes against one that rests.
+    # What other hints or its own turns teach may cost a resting hint its open wishes.
     LessonKind.COUNTER: LIVE_STATUSES,
     LessonKind.KEEP: (),
 }
-"""Hints whose lessons are made, by the lessons' kind."""
+"""Statuses of hints that get lessons, by the lessons' kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedLesson:
-    """A lesson, as the claim loop knows what it claimed."""
+    """A lesson in the form that the claim loop expects."""
 
     lesson: Lesson
 
@@ -68,7 +68,7 @@ class LessonClaims:
         return await self._store.extend_lesson_claims(owner, turn_ids, ttl_s)
 
     async def release(self, owner: str, turn_ids: Sequence[str]) -> object:
-        """Give claims back."""
+        """Release claims."""
         return await self._store.release_lessons(owner, turn_ids)
 
     async def drop(self, owner: str, turn_id: str, reason: DropReason, detail: str = "") -> bool:
@@ -78,7 +78,7 @@ class LessonClaims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a lesson's row leads to: its state, hint and words."""
+    """What a lesson's row refers to: its state, hint and words."""
 
     turn: TurnRecord
     hint: Hint | None
@@ -86,7 +86,7 @@ class Facts:
 
 
 async def facts_of(store: RehearsalStore, lesson: Lesson) -> Facts:
-    """Raises LessonUnusable where one of them is gone, or where its hint holds no more."""
+    """Look these up. Raises LessonUnusable if one of them is gone, or if its hint has ended."""
     hint, words = None, None
     if lesson.hint_id is not None:
         hint = await store.hint(lesson.hint_id)
@@ -98,7 +98,7 @@ async def facts_of(store: RehearsalStore, lesson: Lesson) -> Facts:
         prompts = {one.prompt_id: one for one in await store.hint_prompts(lesson.hint_id)}
         prompt = prompts.get(lesson.prompt_id)
         if prompt is None or prompt.dropped is not None:
-            raise LessonUnusable(LessonDrop.HINT_ENDED, "its words are used no more")
+            raise LessonUnusable(LessonDrop.HINT_ENDED, "its words are no longer used")
         words = prompt.text
     turns = await store.load_turns([lesson.state_turn_id])
     if not turns or not len(turns[0].prompt_ids):
@@ -164,7 +164,9 @@ class SamplingStage(_LessonStage):
             raise LessonUnusable(lesson_reason(answer.drop), "")
         [clean] = await self._store.redact(self._store.redactor.messages, [answer.message])
         if clean is not answer.message:
-            raise LessonUnusable(LessonDrop.SENSITIVE, "the answer holds what is not to be stored")
+            raise LessonUnusable(
+                LessonDrop.SENSITIVE, "the answer contains what must not be stored"
+            )
         sample = LessonSample(
             lesson_id=lesson.lesson_id,
             prompt_ids=place.prompt_ids,

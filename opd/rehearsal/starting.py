@@ -41,7 +41,7 @@ class Connections:
 def rehearsal_worker(
     config: RunConfig, to: Connections, *, folder: Path, owner: str
 ) -> RehearsalWorker:
-    """Make it; whoever runs it keeps the connections open. `folder` is the run's."""
+    """Create it; the caller keeps the connections open. `folder` is the run's."""
     settings, scoring = config.rehearsal, config.scoring
     concurrency = concurrency_of(config)
     sampler = partial(
@@ -72,7 +72,7 @@ def rehearsal_worker(
 
 
 def source_check(config: RunConfig, to: Connections) -> SourceCheck | None:
-    """What a hint must do where it came from; None where nothing is asked."""
+    """What a hint must do where it came from; None if nothing is required."""
     least = config.scoring.least_fall
     if not least:
         return None
@@ -94,7 +94,7 @@ def _desk(scoring: ScoringConfig, to: Connections) -> Desk:
 
 
 def concurrency_of(config: RunConfig) -> int:
-    """Answers under way at a time. They are begun before requests that wait (LESSON_PRIORITY), so
+    """Answers in progress at a time. They start before waiting requests (LESSON_PRIORITY), so
     traffic of any size leaves them these places of the engine, and they never take more.
     """
     engine = config.policy

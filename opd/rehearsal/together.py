@@ -1,4 +1,4 @@
-"""Many small things at a time, all of them or none."""
+"""Many small tasks at a time, all of them or none."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ async def all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def both(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U]) -> tuple[T, U]:
-    """The results of two of different kinds, as `all_or_none`."""
+    """The results of two tasks of different types, like `all_or_none`."""
     found: list[Any] = await all_or_none([one, other])
     return found[0], found[1]

@@ -1,4 +1,5 @@
-"""The rehearsal worker: practises active hints, measures each version, and stops what goes wrong.
+"""The rehearsal worker: practises active hints, measures each version, and stops training that goes
+wrong.
 
     sampling loop    lessons in `sampling` -> the policy answers -> `scoring`
     scoring loop     lessons in `scoring` -> the frozen teacher reads -> `ready`
@@ -6,11 +7,11 @@
 
 The director looks at the version that the policy's engine serves. A new one is measured before it
 gets lessons: gaps, obedience, states of other kinds; hints rest, wake or are given up; training is
-stopped where obedience fell. Then it adds as many lessons as the next step needs: keep-lessons
-alone where no hint is practised, but what an ended one taught has not gone back. Beside that, one
-hint at a time is prepared, and states of other kinds are chosen. All that matters is in the store
-and in RUN/rehearsal.jsonl: the process may die at any instruction. Engines and judge that are down
-are waited for.
+stopped if obedience fell. Then it adds as many lessons as the next step needs: only keep-lessons if
+no hint is practised, but what an ended one taught is not undone yet. In parallel, one hint at a
+time is prepared, and states of other kinds are chosen. All that matters is in the store and in
+RUN/rehearsal.jsonl: the process may die at any instruction. It waits for engines or a judge that
+are down.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ logger = logging.getLogger(__name__)
 
 _MOST_HINTS = 256
 _MAY_BE_PRACTISED = (None, RehearsalBlock.NO_STATES, RehearsalBlock.NO_COUNTER_LESSONS)
-"""With these blocks a hint is looked at again: states may have come."""
+"""With these blocks, a hint is examined again: there may be new states."""
 _LONGEST_PAUSE_S = 30.0
 _TRIES = 4
-"""Lessons that may be made of one kind in a minute of one version, as a multiple of what is held
-ready: where all are dropped, more of the same would be, too.
+"""Most lessons of one kind per minute and version, as a multiple of those kept ready: if all are
+dropped, more of them would be dropped too.
 """
 _TRY_AGAIN_S = 60.0
 
@@ -70,8 +71,8 @@ class RehearsalWorker:
     """Rehearses until stopped.
 
     `policy` samples lessons; `probe` (the same engine) and `start` (the frozen one) sample at
-    temperature 1. `version` asks the policy's engine what it serves. `concurrency`: answers under
-    way at a time.
+    temperature 1. `version` asks the policy's engine which version it serves. `concurrency`:
+    answers in progress at a time.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class RehearsalWorker:
             await asyncio.gather(*beside, return_exceptions=True)
 
     async def _look(self) -> float:
-        """Do what is to be done now; seconds until the next look."""
+        """Do what is due now; returns the seconds until the next look."""
         try:
             await self.direct()
         except (ServiceUnavailable, StoreUnavailable, EngineError) as error:
@@ -159,8 +160,8 @@ class RehearsalWorker:
         return self._config.poll_s
 
     async def direct(self) -> None:
-        """One look. Raises ServiceUnavailable, StoreUnavailable, EngineError; the next look goes on
-        where this one ended.
+        """One look. Raises ServiceUnavailable, StoreUnavailable, EngineError; the next look
+        continues where this one ended.
         """
         if read_stop(self._folder) is not None:
             return
@@ -176,7 +177,7 @@ class RehearsalWorker:
             return
         kept = await self._keeping.states(hints)
         last = self._review.last()
-        # One that failed, and no order to stop: somebody took it away, and tries again.
+        # A failed version without an order to stop: somebody removed the order, to try again.
         if last is None or last.version != version or last.failure is not None:
             if not self._has_all_of(last):
                 return
@@ -197,11 +198,11 @@ class RehearsalWorker:
         await self._add_lessons([turn.turn_id for turn in kept], to_return)
 
     async def _follow(self, version: int) -> None:
-        """Take over what became of the hints, and what a new version makes stale."""
+        """Read what became of the hints, and expire what a new version makes stale."""
         known = await self._store.active_hints(_MOST_HINTS)
         hints = {one.hint_id: one for one in known if one.block in _MAY_BE_PRACTISED}
         self._hints = list(hints.values())
-        # One that comes back, examined again, is looked at at once.
+        # A hint that returns after another examination is prepared at once.
         self._looked_at = {key: at for key, at in self._looked_at.items() if key in hints}
         self._came_to &= hints.keys()
         if version != self._at:
@@ -219,8 +220,8 @@ class RehearsalWorker:
                 await self._store.drop_lessons_of(key, LessonDrop.HINT_ENDED)
 
     def _has_all_of(self, last: VersionRow | None) -> bool:
-        """Whether the hints that were measured last are prepared in this process: else a version
-        would be judged by some of them.
+        """Whether the hints that were measured last are prepared in this process: otherwise a
+        version would be judged by only some of them.
         """
         if last is None:
             return True
@@ -229,12 +230,12 @@ class RehearsalWorker:
 
     @property
     def _knows_hints(self) -> bool:
-        """Whether each hint that may be practised was looked at since this process began."""
+        """Whether each hint that may be practised has been examined since this process began."""
         is_known = all(one.hint_id in self._looked_at for one in self._hints)
         return is_known and self._preparing is None
 
     def _choose_states(self, hints: list[PreparedHint], ended: list[Hint]) -> None:
-        """Beside everything else: the states that are kept."""
+        """In parallel to everything else, choose the states that are kept."""
         if self._choosing is not None and self._choosing.done():
             task, self._choosing = self._choosing, None
             task.result()
@@ -248,7 +249,7 @@ class RehearsalWorker:
             logger.warning("states of other kinds are not chosen yet: %s", error)
 
     def _prepare_next(self) -> None:
-        """Beside everything else: the hint that was not looked at for longest."""
+        """In parallel to everything else, prepare the hint that has waited longest."""
         if self._preparing is not None and self._preparing.done():
             task, self._preparing = self._preparing, None
             task.result()
@@ -262,8 +263,8 @@ class RehearsalWorker:
         self._preparing = asyncio.create_task(self._prepare(hint))
 
     def _wants_preparation(self, hint: Hint) -> bool:
-        """One that is practised is looked at again and again: states come, and are withdrawn by
-        what their users say.
+        """A practised hint is prepared repeatedly: new states come, and users' words rule out
+        others.
         """
         return hint.status is HintStatus.ACTIVE or hint.hint_id not in self._prepared
 
@@ -289,7 +290,7 @@ class RehearsalWorker:
             self._prepared.pop(one.hint.hint_id, None)
 
     async def _add_lessons(self, kept: list[str], to_return: list[str]) -> None:
-        """As many as the next step lacks, unless a step is under way: it makes a version, for which
+        """As many as the next step lacks, unless a step is running: it makes a version for which
         lessons of this one are too old. `kept` are turns of states of other kinds, `to_return`
         those of ended hints.
         """
@@ -344,7 +345,7 @@ class RehearsalWorker:
                     await self._with_scopes(to_keep if count else []), count
                 )
             else:
-                # A hint that rests is learned; what its turns would unlearn is taught again.
+                # A resting hint is learned; what its turns would unlearn is taught again.
                 hints = practised if kind is LessonKind.COUNTER else active
                 added += self._rota.of_hints(kind, hints, count)
             self._made[kind] = self._made.get(kind, 0) + count

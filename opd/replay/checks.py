@@ -1,7 +1,7 @@
-"""What a recording gives as a chat message, as a message that can be kept, and what is wrong in it.
+"""Turns what a recording gives as a chat message into one that can be kept, and finds its faults.
 
-A message with a fault is kept too, as far as it goes, because it is context of others; the caller
-marks the turns that it makes unusable. Pure: nothing is read here.
+A faulty message is kept too, as far as possible, because it is context for others; the caller marks
+the turns that it makes unusable. Pure: nothing is read here.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Fault(NamedTuple):
 
 
 def checked_message(raw: Any, *, feedback: bool = False) -> tuple[Message, Fault | None]:
-    """`raw` as an OpenAI chat message with only the fields that are known, and its first fault.
+    """`raw` as an OpenAI chat message with only the known fields, and its first fault.
 
     Tool calls have their arguments as JSON text; images become a placeholder. With `feedback`, the
-    role under which a record keeps feedback is one more known role.
+    role under which a record keeps feedback is known too.
     """
     if not isinstance(raw, dict):
         fault = Fault(ImportProblem.BAD_SHAPE, f"a message is an object, not {_kind(raw)}")
@@ -71,7 +71,7 @@ def results_without_calls(messages: Iterable[Message]) -> Iterator[tuple[int, Fa
 
 
 def checked_tools(raw: Any) -> tuple[list[dict[str, Any]], Fault | None]:
-    """Tool definitions in OpenAI's shape; a bare function is wrapped, what is none is left out."""
+    """Tool definitions in OpenAI's shape; bare functions are wrapped. None if there is a fault."""
     if raw is None:
         return [], None
     if not isinstance(raw, list):

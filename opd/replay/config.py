@@ -14,16 +14,16 @@ class ReplayConfig(BaseModel):
 
     mode: ReplayMode = "rescore"
     """`rescore`: the recorded response is scored by policy and teacher and trained on as off-policy
-    data. `resample`: the policy answers the recorded prompt anew, and that is scored and trained
+    data. `resample`: the policy answers the recorded prompt again, and that is scored and trained
     on. `judge-only`: votes and hints, nothing after that.
     """
     held_out: float = Field(default=0.2, ge=0, lt=1)
-    """Share of the recorded sessions that are judged and scored and never trained on: the gap
+    """Share of the recorded sessions that are judged and scored but never trained on: the gap
     between hinted teacher and student is measured there, before and after.
     """
     temperature: float = Field(default=1.0, ge=0)
     """`resample`: sampling temperature."""
     max_new_tokens: int = Field(default=512, ge=1)
-    """`resample`: longest response."""
+    """`resample`: most tokens of a response."""
     staleness_eta: int = Field(default=1, ge=0)
     """`resample`: how many updates sampling may run ahead of training."""

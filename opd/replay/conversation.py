@@ -1,7 +1,7 @@
 """From the messages of a conversation to its turns: prompt, response and what followed it.
 
-Each assistant message is one turn, once, however many paths lead through it. The rules here are the
-same for all formats. Pure: nothing is read here.
+Each assistant message is exactly one turn, however many paths lead through it. The rules here are
+the same for all formats. Pure: nothing is read here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def session_of(
 ) -> Iterator[RecordedSession | Problem]:
     """The problems of a conversation, then the session, if it has a turn.
 
-    `entries` stand behind their parents. A message's problem makes unusable the turns whose prompt
-    holds it and the turn that it is; turns before it keep what they can of it as next state.
+    `entries` come after their parents. A message's problem makes the turns unusable whose prompt
+    contains it, and the message's own turn; turns before it keep what they can of it as next state.
     """
     if not entries:
-        yield origin.problem(ImportProblem.NO_MESSAGES, "the session holds no messages")
+        yield origin.problem(ImportProblem.NO_MESSAGES, "the session contains no messages")
         return
     entries = _with_missing_calls(entries)
     problems = {
@@ -40,7 +40,7 @@ def session_of(
     yield from problems.values()
     turns = _turns(entries, problems, tools)
     if not turns:
-        detail = "the session holds no assistant message"
+        detail = "the session contains no assistant message"
         yield origin.problem(ImportProblem.NO_ASSISTANT_TURN, detail)
         return
     if not tools and any(entry.message.get("tool_calls") for entry in entries):
@@ -56,8 +56,8 @@ def session_of(
 
 
 def missing_tools(origin: Origin) -> Problem:
-    """That tools are called and none is defined. The turns train: templates render without them."""
-    detail = "tools are called and none is defined; its prompts are rendered without definitions"
+    """Tools are called but none is defined. The turns train: templates need no definitions."""
+    detail = "tools are called but none is defined; its prompts are rendered without definitions"
     return origin.problem(ImportProblem.MISSING_TOOLS, detail)
 
 
@@ -132,7 +132,7 @@ def _kept(summary: Entry, by_position: dict[int, Entry]) -> list[Entry]:
 
 
 def _next_state(entry: Entry, children: dict[int, list[Entry]]) -> list[Message]:
-    """What followed until the next assistant message; where the path forks, what came first."""
+    """What followed until the next assistant message; if the path forks, what came first."""
     messages: list[Message] = []
     following = children.get(entry.position, ())
     while following and following[0].message["role"] != "assistant":

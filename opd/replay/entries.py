@@ -1,7 +1,7 @@
-"""The messages of a conversation on their way to turns, and what is said of where they come from.
+"""The messages of a conversation on their way to turns, and where they come from.
 
-A conversation is a tree of entries, one a message; most are a single path. Formats (formats/) make
-the entries, `conversation.py` makes turns of them.
+A conversation is a tree of entries, one per message; most are a single path. Formats (formats/)
+make the entries; `conversation.py` makes turns from them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from records.messages import Message
 class Entry:
     """One message of a conversation. `parent` is the position of the entry before it.
 
-    A summary stands for what is before it: the prompt behind it begins with it, then come the
-    entries of its path from position `kept_from` on (None: none), then what follows; it is no
-    reaction to the response before it. An assistant message that no model sampled is context and
-    no turn.
+    A summary replaces what is before it: the prompt after it begins with it, then come the entries
+    of its path from position `kept_from` on (None: none), then what follows; it is not a reaction
+    to the response before it. An assistant message that no model sampled is context, not a turn.
     """
 
     position: int
@@ -42,7 +41,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a session's problems and the session itself say of where they come from."""
+    """Where a session and its problems come from."""
 
     session_id: str
     format: RecordingFormat
@@ -78,7 +77,7 @@ def path_entries(messages: Sequence[Any]) -> list[Entry]:
 
 
 def belongs_in_next_state(fault: Fault | None) -> bool:
-    """Whether a message with this fault can be shown to a judge: it is known who says what."""
+    """Whether a message with this fault can be shown to a judge: its role is known."""
     return fault is None or fault.reason not in (
         ImportProblem.UNKNOWN_ROLE,
         ImportProblem.BAD_SHAPE,

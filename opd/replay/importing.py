@@ -1,11 +1,10 @@
 """Recorded sessions -> rows of the store: texts become ids once, here.
 
-Each turn's prompt extends the ids of the turn before it where that is what the template means, as
-it would have live, so that a session is one sequence. Secrets and personal data are taken out of
-the texts before they become ids: a turn stays usable with a redacted history, but a response that
-held some does not train. Ids that a recording brings are taken where they are of the same
-tokenizer, template and settings. Turn ids are hashes of what they stand for: a second import of the
-same session adds nothing.
+Each turn's prompt extends the ids of the turn before it if the template allows that, as it would
+live, so that a session is one sequence. Secrets and personal data are removed from the texts before
+they become ids: a turn stays usable with a redacted history, but a response that contained some
+does not train. A recording's own ids are used if they have the same tokenizer, template and
+settings. Turn ids are content hashes: a second import of the same session adds nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from records.types import CapturedTurn, Ids
 from rollout_bridge.rendering.rendering import Rendering
 
 SCOPE = "recorded"
-"""The tree in which recorded conversations lie, apart from those of every API key."""
+"""The scope of recorded conversations, separate from those of all API keys."""
 _TICK_S = 1e-6
 """Turns of a session are created in their order."""
 
@@ -36,7 +35,7 @@ _TICK_S = 1e-6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSettings:
     """`context_length` is the most tokens of prompt and response; `renderer` names the ids that may
-    be taken as they are.
+    be used as they are.
     """
 
     context_length: int | None
@@ -46,7 +45,7 @@ class ImportSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedImport:
-    """A session as rows (None: nothing of it can be taken in), and what is wrong with the rest."""
+    """A session as rows (None: nothing of it can be imported), and what is wrong with the rest."""
 
     rows: PreparedSession | None
     problems: tuple[Problem, ...]
@@ -59,7 +58,7 @@ def session_key(name: str) -> str:
 
 
 def is_held_out(name: str, share: float) -> bool:
-    """Whether a session is never trained on: by its name alone, the same in every run."""
+    """Whether a session is never trained on: by its name only, so the same in every run."""
     digest = hashlib.sha256(b"held out:" + name.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
@@ -71,7 +70,7 @@ def prepare_session(
     settings: ImportSettings,
     now: float,
 ) -> PreparedImport:
-    """Pure but for the redactor's counts; takes a while for a long session."""
+    """Pure except for the redactor's counts; takes a while for a long session."""
     importer = _SessionImport(session, rendering, redactor, settings, now)
     return importer.prepared()
 
@@ -96,7 +95,7 @@ class _SessionImport:
     def prepared(self) -> PreparedImport:
         for turn in self._session.turns:
             if turn.problem is not None:
-                continue  # told by the reader
+                continue  # reported by the reader
             try:
                 self._add(turn)
             except _NotTaken as reason:
@@ -122,7 +121,7 @@ class _SessionImport:
         return PreparedImport(rows=rows, problems=tuple(self._problems), num_tokens=num_tokens)
 
     def _outcome(self) -> float | None:
-        """What the session came to; a number outside [0, 1] is a problem of its own."""
+        """The session's outcome; a number outside [0, 1] is a problem."""
         value = self._session.outcome_reward
         if value is None or 0.0 <= value <= 1.0:
             return value
@@ -130,8 +129,8 @@ class _SessionImport:
             Problem(
                 source=self._session.source,
                 reason=ImportProblem.BAD_OUTCOME,
-                detail=f"outcome_reward {value!r} is no number from 0 to 1: the session is taken "
-                "in without it",
+                detail=f"outcome_reward {value!r} is not a number from 0 to 1: the session is "
+                "imported without it",
                 line=self._session.line,
                 session_id=self._session.session_id,
             )
@@ -191,7 +190,7 @@ class _SessionImport:
         sampling: dict[str, Any] = {
             "temperature": tokens.temperature if tokens and has_logprobs else 1.0
         }
-        if turn.enable_thinking is not None:  # who hints renders the prompt again
+        if turn.enable_thinking is not None:  # hinting renders the prompt again
             sampling["enable_thinking"] = turn.enable_thinking
         return CapturedTurn(
             turn_id=f"rec_{turn_id[4:]}",
@@ -236,7 +235,7 @@ class _SessionImport:
 
 
 class _NotTaken(Exception):
-    """A turn cannot be taken in."""
+    """A turn cannot be imported."""
 
     def __init__(self, reason: ImportProblem, detail: str) -> None:
         super().__init__(detail)
@@ -246,7 +245,7 @@ class _NotTaken(Exception):
 def _rendered(
     rendering: Rendering, turn: RecordedTurn, parent: CapturedTurn | None
 ) -> tuple[Ids, Ids]:
-    """Prompt and response ids; the prompt extends the parent's if it was rendered alike."""
+    """Prompt and response ids; the prompt extends the parent's if both are rendered alike."""
     try:
         prompt_ids = None
         if (
@@ -270,7 +269,7 @@ def _rendered(
 
 
 def _added_messages(parent: CapturedTurn, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """What follows the parent's response in `messages`; nothing where they do not continue it."""
+    """What follows the parent's response in `messages`; nothing if they do not continue it."""
     before = [*parent.messages, parent.response]
     return list(messages[len(before) :]) if messages[: len(before)] == before else []
 

@@ -1,5 +1,5 @@
-"""What can become of recorded turns, by name; apart from the settings, so that the command line
-knows it without loading them.
+"""What can be done with recorded turns, by name; separate from the settings, so that the command
+line need not load them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The door to recorded sessions: files and folders in, sessions and problems out.
+"""The entry point for recorded sessions: files and folders in, sessions and problems out.
 
-Nothing here knows torch, a tokenizer or the store, and no more than one session is held at a time
-(of formats that are one session a file: one file). A format is detected for each file, by its
-lines and not by its name.
+Nothing here uses torch, a tokenizer or the store, and no more than one session is held at a time
+(for formats with one session per file: one file). The format of each file is detected from its
+lines, not from its name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from opd.replay.votes import is_votes
 _Matcher = Callable[[dict[str, Any]], bool]
 _Reader = Callable[[Path, int], Recording]
 
-# In this order: lines of OpenClaw-RL hold a list of messages too.
+# In this order, because lines of OpenClaw-RL contain a list of messages too.
 _FORMATS: dict[RecordingFormat, tuple[_Matcher, _Reader]] = {
     RecordingFormat.EXPORT: (is_export, read_export),
     RecordingFormat.OPENCLAW_RL: (is_openclaw_rl, read_openclaw_rl),
@@ -49,12 +49,12 @@ _OTHER_FILES = {
 
 
 def read_recordings(paths: Sequence[Path], max_line_bytes: int = MAX_LINE_BYTES) -> Recording:
-    """The sessions of files and folders in their order, and everything that is wrong in them.
+    """The sessions of files and folders in order, and everything that is wrong in them.
 
-    A folder is all `*.jsonl` files below it (packed ones too, and the arrays among `*.json`),
-    sorted by path; a file that several paths lead to is read once. A file that cannot be read or
-    has an unknown format is one Problem, and the rest goes on. Lines over `max_line_bytes` are
-    passed over without being held.
+    A folder stands for all `*.jsonl` files below it (compressed ones too, and arrays among
+    `*.json`), sorted by path; a file that several paths lead to is read once. A file that cannot be
+    read or has an unknown format gives one Problem, and the rest is read. Lines over
+    `max_line_bytes` are skipped without being held.
     """
     for path in _files(paths):
         if isinstance(path, Problem):
@@ -69,7 +69,7 @@ def read_recordings(paths: Sequence[Path], max_line_bytes: int = MAX_LINE_BYTES)
 
 
 def check_recordings(paths: Sequence[Path]) -> None:
-    """Raise ValueError, with the reason, where none of the files can be read as recordings."""
+    """Raise ValueError, with the reason, if none of the files can be read as recordings."""
     problems = []
     for path in _files(paths):
         found = path if isinstance(path, Problem) else detect_format(path)
@@ -81,13 +81,13 @@ def check_recordings(paths: Sequence[Path]) -> None:
 
 
 def detect_format(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> RecordingFormat | Problem:
-    """The format of the first line of `path` that is of one; lines that are of none come before."""
+    """The format of the first line of `path` that has a known one; earlier lines may have none."""
     fields: list[str] | None = None
     for line in itertools.islice(read_lines(path, max_line_bytes), _LINES_LOOKED_AT):
         if isinstance(line, Line):
             fields = list(line.value) if fields is None else fields
             if is_votes(line.value):
-                return _unknown(path, "it holds votes of a judge and no sessions: use --votes")
+                return _unknown(path, "it contains votes of a judge and no sessions: use --votes")
             for name, (matches, _) in _FORMATS.items():
                 if matches(line.value):
                     return name
@@ -97,7 +97,7 @@ def detect_format(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Recording
         return _unknown(path, f"it has no line that is a JSON object{_what_else(path)}")
     names = ", ".join(name.value for name in _FORMATS)
     told = ", ".join(map(repr, fields[:_FIELDS_TOLD])) or "none"
-    detail = f"its lines are of none of the formats {names}; fields of the first: {told}"
+    detail = f"its lines are in none of the formats {names}; fields of the first: {told}"
     return _unknown(path, detail)
 
 
@@ -151,4 +151,4 @@ def _is_array(file: Path) -> bool:
     try:
         return is_array(file)
     except UNREADABLE:
-        return True  # which is told when it is read
+        return True  # it is reported when it is read

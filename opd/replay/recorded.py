@@ -1,7 +1,7 @@
-"""What a file of recordings holds, whatever its format: sessions of turns, and what is wrong in it.
+"""What a file of recordings contains, in any format: sessions of turns, and what is wrong in it.
 
-Readers (formats/) make these values; importing turns them into rows of the store. They know no
-tokenizer: ids are there only where the recording itself holds them.
+Readers (formats/) make these values; importing turns them into rows of the store. They use no
+tokenizer: ids are there only if the recording itself contains them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RecordingFormat(StrEnum):
 
 
 class ImportProblem(StrEnum):
-    """Why a line, a session or a turn of a recording is not taken in. The set is closed."""
+    """Why a line, a session or a turn of a recording is not imported. The set is closed."""
 
     # Of a line or a file
     UNREADABLE = "unreadable"
@@ -45,7 +45,7 @@ class ImportProblem(StrEnum):
     TOOL_RESULT_WITHOUT_CALL = "tool_result_without_call"
     BAD_TOOL_CALL = "bad_tool_call"
     FORGOTTEN = "forgotten"
-    # Of a session whose turns train all the same
+    # Of a session whose turns train anyway
     MISSING_TOOLS = "missing_tools"
     SAME_SESSION_ID = "same_session_id"
     BAD_OUTCOME = "bad_outcome"
@@ -53,17 +53,17 @@ class ImportProblem(StrEnum):
     SIDE_TURN = "side_turn"
     UNRENDERABLE = "unrenderable"
     TOO_LONG = "too_long"
-    # Of votes that are kept beside the sessions
+    # Of votes that are kept separately from the sessions
     VOTES_WITHOUT_TURN = "votes_without_turn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something that is not taken in. `line` counts from 1, `position` is the message's index.
+    """Something that is not imported. `line` counts from 1, `position` is the message's index.
 
-    A reader gives each once, before the session that it is in. Turns that it makes unusable hold
-    the same value in `RecordedTurn.problem`, so whoever counts reasons counts what the reader
-    gives, and whoever counts turns counts those with a problem.
+    A reader yields each once, before its session. Turns that it makes unusable have the same value
+    in `RecordedTurn.problem`. So to count reasons, count what the reader yields; to count turns,
+    count those with a problem.
     """
 
     source: str
@@ -78,7 +78,7 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """File, line, session and message, as far as they are known."""
+        """File, line, session and message, if known."""
         place = self.source if self.line is None else f"{self.source}:{self.line}"
         if self.session_id is not None:
             place += f" session {self.session_id}"
@@ -89,9 +89,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTokens:
-    """The ids that a recording holds of one turn: prompt_ids [P], response_ids [R] and, where it
-    has them, rollout_logprobs [R] at `temperature`. `renderer` names the tokenizer and template
-    that they are of (a fingerprint): ids of another one are rendered anew.
+    """The ids that a recording contains of one turn: prompt_ids [P], response_ids [R] and, if it
+    has them, rollout_logprobs [R] at `temperature`. `renderer` is the fingerprint of their
+    tokenizer and template: if it is another one, the texts are rendered again.
     """
 
     prompt_ids: Ids
@@ -117,10 +117,10 @@ class RecordedTurn:
 
     `position` is the response's index in its conversation, or its number in the recording; no other
     turn of its session has it. `parent` is the position of the turn that this one continues, which
-    stands before it; None: the first. Turns of edited or repeated requests have one parent. `votes`
-    are raw texts of a judge, where the recording has some. `enable_thinking` is the chat template's
-    switch that the request set, None where it set none. `problem` is why it cannot train although
-    it is context of others.
+    comes before it; None: the first. Turns of edited or repeated requests share a parent. `votes`
+    are raw texts of a judge, if the recording has some. `enable_thinking` is the chat template's
+    switch that the request set, None if it set none. `problem` is why it cannot train although it
+    is context for others.
     """
 
     position: int
@@ -137,7 +137,7 @@ class RecordedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSession:
-    """One conversation of a recording, its turns in order; `outcome_reward` as it stands there."""
+    """One conversation of a recording, its turns in order; `outcome_reward` as recorded."""
 
     session_id: str
     format: RecordingFormat
@@ -148,4 +148,4 @@ class RecordedSession:
 
 
 Recording: TypeAlias = Iterator[RecordedSession | Problem]
-"""What a reader gives, in the order of the file, never more than one session in memory."""
+"""What a reader yields, in the order of the file, never more than one session in memory."""

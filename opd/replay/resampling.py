@@ -1,8 +1,8 @@
-"""On-policy distillation on recorded states: the policy answers a recorded prompt anew.
+"""On-policy distillation on recorded states: the policy answers a recorded prompt again.
 
 The sample takes the place and the verdict of the recorded turn: the hint says what the answer to
 this prompt should have been, whoever gives it. Sampling waits while it is too far ahead of training
-(ALGORITHMS 6.2). What is kept of a reply, and whether it may train, is decided as for live ones.
+(ALGORITHMS 6.2). What is kept of a reply, and whether it may train, is decided as for live turns.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PolicyResampler:
             self._num_in_flight -= 1
 
     async def _admitted(self) -> None:
-        """Wait until one more sample may be under way, and count it."""
+        """Wait until one more sample may be in progress, and count it."""
         async with self._admission:
             while True:
                 counts = await self._store.counts()

@@ -1,7 +1,7 @@
 """`opd replay`: recorded sessions through import, judge, teacher and trainer, to the end.
 
-Here the files and the settings are checked; what then runs (`opd.replay.work`) takes a second
-to import, which a wrong start does not wait for.
+The files and the settings are checked here; what then runs (`opd.replay.work`) takes a second to
+import, and a failed start does not wait for that.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from opd.run.config import RunConfig
 
 LAB_MODEL = Path(__file__).parents[2] / "examples" / "tool_lab" / "model"
-"""What a replay without a model uses: tiny, and here."""
-# Recordings are few and long: a step takes some whole sessions, which go through the model once.
+"""The model of a replay without `--model`: tiny, and part of the repository."""
+# Recordings are few and long: a step takes a few whole sessions, which go through the model once.
 DEFAULTS: dict[str, Any] = {"trainer": {"rollout_batch_size": 4, "whole_sessions": True}}
 
 
@@ -54,9 +54,9 @@ class ReplayRequest:
 
 
 def replay(request: ReplayRequest, folder: Path, console: Console) -> dict[str, Any]:
-    """Run the replay in `folder`, or go on with it there; returns the summary that it writes.
+    """Run the replay in `folder`, or continue it there; returns the summary that it writes.
 
-    Raises StartupError where something cannot start, NothingLearned.
+    Raises StartupError if something cannot start, NothingLearned.
     """
     _check_files(request)
     values = _values(request, folder)
@@ -117,7 +117,7 @@ def hand_over(request: ReplayRequest, folder: Path, console: Console) -> ImportR
     """Put recordings into the store of the run in `folder`, which may be serving agents.
 
     Its own processes judge, score and train on them, as its configuration says, after whatever live
-    agents wait for; this only shows how far they are. Raises StartupError.
+    agents wait for; this only shows their progress. Raises StartupError.
     """
     _check_files(request)
     if not is_run(folder):

@@ -13,11 +13,11 @@ from records.names import TurnState
 from records.reading.replay_status import ReplayStatus
 
 HINTS_EXPECTED_BY = 30
-"""Judged turns after which one hint at least is expected."""
+"""Judged turns after which at least one hint is expected."""
 
 
 class ReplayProgress(ProgressBars):
-    """Bars: sessions taken in, turns judged (in most modes also scored) and, where there are some,
+    """Bars: sessions imported, turns judged (in most modes also scored) and, if there are any,
     samples trained on and responses compared.
     """
 
@@ -35,7 +35,7 @@ class ReplayProgress(ProgressBars):
         self._is_told = False
 
     def imported(self, report: ImportReport) -> None:
-        """Sessions so far; how many there are is not known before the last file is read."""
+        """Sessions so far; their total is unknown until the last file is read."""
         note = f"{report.num_rendered} of {report.num_turns} turns, {report.num_tokens} tokens"
         if report.num_votes:
             note += f", votes on {report.num_votes} turns"
@@ -66,7 +66,7 @@ class ReplayProgress(ProgressBars):
         self._say_no_hints(status)
 
     def _say_no_hints(self, status: ReplayStatus) -> None:
-        """Once: a judge that finds nothing costs as much time as one that does."""
+        """Say it once: a judge that finds nothing costs as much time as one that does."""
         if self._is_told or status.num_judged < HINTS_EXPECTED_BY:
             return
         self._is_told = True
@@ -78,7 +78,7 @@ class ReplayProgress(ProgressBars):
             )
 
     def training(self, status: ReplayStatus, version: int) -> None:
-        """Samples trained on, of those that can be."""
+        """Samples trained on, of those that can train."""
         waiting = status.states[TurnState.READY] + status.states[TurnState.LEASED]
         total = status.num_trained + waiting
         if self._train is None:
@@ -86,13 +86,13 @@ class ReplayProgress(ProgressBars):
         self._train.update(status.num_trained, total, f"{version} updates")
 
     def practising(self, num_done: int, num_hints: int) -> None:
-        """Hints that are practised no more, of all."""
+        """Hints that are no longer practised, of all."""
         if self._practise is None:
             self._practise = self.add("practise", "hints")
         self._practise.update(num_done, num_hints)
 
     def measuring(self, num_responses: int) -> None:
-        """So many are to be compared between student and hinted teacher."""
+        """This many responses will be compared between student and hinted teacher."""
         if not num_responses:
             return
         if self._measure is None:
@@ -100,6 +100,6 @@ class ReplayProgress(ProgressBars):
         self._measure.update(0, num_responses, "gap to the hinted teacher")
 
     def measured(self) -> None:
-        """One more of them was; may be called in any thread."""
+        """One more has been compared; may be called in any thread."""
         assert self._measure is not None, "measuring comes before"
         self._measure.advance()

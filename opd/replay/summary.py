@@ -23,13 +23,13 @@ from rollout_bridge.rendering.rendering import Rendering
 
 SUMMARY_FILE = "summary.json"
 SHOWN_CHARS = 400
-"""Of a problem, in a terminal."""
+"""Most characters of a problem in a terminal."""
 HINTS_SHOWN = 20
-"""In the report."""
+"""Most hints in the report."""
 STAND_IN = (
     "the recording does not say how probable its responses were when they were sampled: the "
-    "policy's own log-probabilities stand in, so importance weights correct for what the policy "
-    "learned since, and not for the difference between it and whoever answered then"
+    "policy's own log-probabilities are used instead, so importance weights correct for what the "
+    "policy has learned since, not for the difference between it and the model that answered"
 )
 
 
@@ -43,7 +43,7 @@ def build_summary(
     gaps: dict[str, dict[str, Gap]],
     timings: dict[str, float],
 ) -> dict[str, Any]:
-    """All counts of a replay; what was not measured is absent, a share of nothing None."""
+    """All counts of a replay; what was not measured is absent, and a share of nothing is None."""
     can_train = status.num_accepted - status.num_held_out
     return {
         "mode": mode,
@@ -76,7 +76,7 @@ def build_summary(
 
 
 def _trains_on_recorded(mode: ReplayMode, status: ReplayStatus) -> bool:
-    """Whether responses that came without log-probs are trained on."""
+    """Whether the replay trains on responses recorded without log-probs."""
     return mode == "rescore" and status.kinds.get(RecordingKind.RECORDED, 0) > 0
 
 
@@ -112,8 +112,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         )
     if summary["updates"] and "held_out" not in summary["gap"]:
         lines.append(
-            "no held-out turn was scored, so the gap on turns that were not trained on is not "
-            "known: a new --run folder with --set replay.held_out=SHARE holds out more sessions"
+            "no held-out turn was scored, so the gap on turns that were not trained on is "
+            "unknown: a new --run folder with --set replay.held_out=SHARE holds out more sessions"
         )
     if summary["note"]:
         lines.append(f"note: {summary['note']}")
@@ -137,13 +137,13 @@ def _hints_line(learning: dict[str, Any]) -> str:
 
 
 def shown(text: str) -> str:
-    """`text` of others on one line of a terminal: no control characters, and not too long."""
+    """Foreign `text` on one line of a terminal: no control characters, and not too long."""
     kept = text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in kept)
 
 
 def handed_over_lines(imported: ImportReport, status: ReplayStatus) -> list[str]:
-    """For the terminal, once nothing waits for judge or teacher in a run that was given turns."""
+    """For the terminal, once nothing waits for judge or teacher in the run that got the turns."""
     states = status.states
     waiting = states[TurnState.READY] + states[TurnState.LEASED]
     told = ", ".join(f"{number} {reason.value}" for reason, number in status.drops.items())
@@ -163,8 +163,8 @@ def _vote_lines(imported: dict[str, Any]) -> list[str]:
     if given == new:
         return []
     return [
-        f"votes on {given} turns, {new} of them new: what was judged to a hint keeps its votes, "
-        "another run folder judges anew"
+        f"votes on {given} turns, {new} of them new: turns that have a hint keep their votes; "
+        "use another run folder to judge again"
     ]
 
 

@@ -28,8 +28,8 @@ _AT_ONCE = 16
 
 @dataclass(slots=True, kw_only=True)
 class ImportReport:
-    """What was read and what became of it. `problems` counts by reason, `first_problems` is the
-    first of each, in words.
+    """What was read and what became of it. `problems` counts by reason, `first_problems` contains
+    the first of each, in words.
     """
 
     formats: Counter[str] = field(default_factory=Counter)
@@ -75,7 +75,7 @@ async def take_in(
 ) -> ImportReport:
     """Read everything into the store; each problem is a line of import_problems.jsonl.
 
-    Nothing is taken in twice. Memory holds a few sessions at a time, however many there are.
+    Nothing is imported twice. Memory holds a few sessions at a time, however many there are.
     """
     started = time.monotonic()
     report = ImportReport()
@@ -137,7 +137,7 @@ def _forgotten(session: RecordedSession) -> Problem:
     return Problem(
         source=session.source,
         reason=ImportProblem.FORGOTTEN,
-        detail="this session was deleted from the store, and nothing of it is written again",
+        detail="this session was deleted from the store, and nothing of it is stored again",
         line=session.line,
         session_id=session.session_id,
     )
@@ -149,7 +149,7 @@ def _says_otherwise(
     stored: dict[int, list[str]],
     others: Sequence[PreparedSession],
 ) -> Problem | None:
-    """That a recording of the same name, `stored` or among the `others` that are being written,
+    """The problem that a recording of the same name, `stored` or among the `others` being written,
     has another turn at one of the positions.
     """
     known = {position: set(turn_ids) for position, turn_ids in stored.items()}
@@ -163,8 +163,8 @@ def _says_otherwise(
             return Problem(
                 source=session.source,
                 reason=ImportProblem.SAME_SESSION_ID,
-                detail="another session of this id differs from here on; both are taken in, as "
-                "branches of one session, and votes by position are for neither: give each an id",
+                detail="another session with this id differs from here on; both are imported, as "
+                "branches of one session, and votes by position apply to neither: use two ids",
                 line=session.line,
                 session_id=session.session_id,
                 position=position,
@@ -173,7 +173,7 @@ def _says_otherwise(
 
 
 def _position(turn: PreparedTurn) -> int:
-    assert turn.recording is not None, "what is imported is of a recording"
+    assert turn.recording is not None, "imported turns come from a recording"
     return turn.recording["position"]
 
 
@@ -227,9 +227,9 @@ async def _votes(store: Store, path: Path, report: ImportReport, problems: TextI
 
 def _without_turn(path: Path, votes: Votes, turns: dict[int, list[str]]) -> Problem:
     if not turns:
-        detail = "no session of this id has turns here"
+        detail = "no session with this id has turns here"
     elif votes.position in turns:
-        detail = "sessions of this id differ at this message: which of them is meant is not known"
+        detail = "sessions with this id differ at this message: it is unknown which one is meant"
     else:
         places = ", ".join(map(str, sorted(turns)[:_PLACES_TOLD]))
         detail = f"no turn of the session is at this message; its first turns are at {places}"

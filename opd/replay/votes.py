@@ -1,10 +1,10 @@
-"""Votes of a judge that are kept beside the sessions: one JSON object a line, one line a turn.
+"""A judge's votes that are kept separately from the sessions: one JSON object per line and turn.
 
 A line has `session_id`, `message_index` (the position of the response in its conversation, from 0)
 and `votes`, the judge's raw texts. A record file of OpenClaw-RL's judge is read too
 (`openclaw-opd/openclaw_opd_api_server.py`, `_append_prm_record`): `session_id`, `turn`, and `votes`
 as objects whose `raw` is the text. There the position is the turn's number. Its lines do not say
-which of two sessions of one id they are of, so the votes go to the first of them.
+which of two sessions with one id they belong to, so the votes go to the first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opd.replay.recorded import ImportProblem, Problem
 
 
 class Votes(NamedTuple):
-    """What a judge said of one turn, and the line that says so."""
+    """What a judge said about one turn, and the line that contains it."""
 
     line: int
     session_id: str
@@ -27,7 +27,7 @@ class Votes(NamedTuple):
 
 
 def is_votes(value: dict[str, Any]) -> bool:
-    """Whether a line holds the votes of a turn (and is no recording)."""
+    """Whether a line contains the votes of a turn (and is not a recording)."""
     is_judge_record = "turn" in value and not {"messages", "response_text"} & value.keys()
     return "session_id" in value and (
         ("message_index" in value and "votes" in value) or is_judge_record
@@ -35,9 +35,10 @@ def is_votes(value: dict[str, Any]) -> bool:
 
 
 def read_votes(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Votes | Problem]:
-    """The votes of `path` in its order; a Problem for each line that holds none.
+    """The votes of `path` in order; a Problem for each line without any.
 
-    The first line of a turn counts, a second is a Problem. Of each turn only its place is kept.
+    The first line of a turn counts; a second is a Problem. Only each turn's place is kept in
+    memory.
     """
     seen: set[tuple[str, int]] = set()
     for line in read_lines(path, max_line_bytes):
@@ -60,14 +61,14 @@ def _votes(path: Path, line: Line) -> Votes | Problem:
     if isinstance(session_id, bool) or not isinstance(session_id, (str, int)) or session_id == "":
         return _problem(path, line, "the line has no 'session_id'")
     if isinstance(position, bool) or not isinstance(position, int) or position < 0:
-        return _problem(path, line, f"'message_index' is a number from 0, not {position!r}")
+        return _problem(path, line, f"'message_index' must be a number from 0, not {position!r}")
     texts = value.get("votes")
     if not isinstance(texts, list) or not texts:
-        return _problem(path, line, "'votes' is a list of texts, one at least")
+        return _problem(path, line, "'votes' must be a list of at least one text")
     raw = [text.get("raw") if isinstance(text, dict) else text for text in texts]
     kept = tuple(text for text in raw if isinstance(text, str))
     if len(kept) < len(raw):
-        return _problem(path, line, "'votes' holds something that is no text of a judge")
+        return _problem(path, line, "'votes' contains something that is not a judge's text")
     return Votes(line.number, str(session_id), position, kept)
 
 

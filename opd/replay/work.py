@@ -3,7 +3,7 @@
 Composition only. Recorded turns enter the store as turns of ordinary sessions, and the run's usual
 processes work on them; nothing here judges, scores or trains. Everything can be stopped at any
 point and started again with the same arguments: what is done stays done. `give_to_run` puts the
-turns into the store of another run, whose processes take them up when no live turn waits.
+turns into the store of another run, whose processes work on them when no live turn waits.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     from opd.evaluation.gap import Gap, HintedCase
 
 GAP_TURNS = 32
-"""Most turns, held out and trained on each, on which the gap is measured."""
+"""Most held-out turns, and most trained ones, on which the gap is measured."""
 _LOOK_EVERY_S = 0.5
 _STILL_S = 120.0
 """A hint may wait for recorded requests that never come."""
 _STILL_AT_WORK_S = 1800.0
-"""The same while judge and engines answer about hints: what they make may all be dropped."""
+"""The same while judge and engines still answer for hints: all that they make may be dropped."""
 _UNTRAINED = (TurnState.READY, TurnState.LEASED)
 
 
 class NothingLearned(StartupError):
-    """The replay came to its end and nothing could be trained, or judged, on."""
+    """The replay ended, and no turn could be trained on, or judged."""
 
 
 def replay_all(
@@ -71,7 +71,7 @@ def replay_all(
     try:
         return asyncio.run(_Replay(config, folder, console, recordings, votes).run())
     except KeyboardInterrupt:
-        console.print("stopped; what is done stays done: the same command goes on from here")
+        console.print("stopped; what is done stays done: the same command continues from here")
         raise
 
 
@@ -82,13 +82,13 @@ def give_to_run(
     recordings: Sequence[Path],
     votes: Sequence[Path],
 ) -> ImportReport:
-    """Import into the store of the run in `folder`, and show how far its processes are."""
+    """Import into the store of the run in `folder`, and show its processes' progress."""
     replayed = _Replay(config, folder, console, recordings, votes)
     try:
         return asyncio.run(replayed.hand_over())
     except KeyboardInterrupt:
         console.print(
-            "stopped looking; all turns are with the run, and the same command shows how far it is"
+            "stopped watching; the run has all turns, and the same command shows its progress"
             if replayed.is_imported
             else "stopped before all was handed over: the same command hands over the rest",
             soft_wrap=True,
@@ -97,7 +97,7 @@ def give_to_run(
 
 
 class _Replay:
-    """One replay in a folder of its own."""
+    """One replay in its own folder."""
 
     def __init__(
         self,
@@ -160,13 +160,13 @@ class _Replay:
         return summary
 
     async def hand_over(self) -> ImportReport:
-        """Import, then look on until nothing waits for judge or teacher."""
+        """Import, then watch until nothing waits for judge or teacher."""
         from opd.replay.summary import handed_over_lines
 
         config = self._config
         self._say(
-            f"into the store of [bold]{escape(str(self._folder))}[/]: its processes take the turns "
-            "up when no live turn waits (Ctrl-C leaves them to it)"
+            f"into the store of [bold]{escape(str(self._folder))}[/]: its processes work on the "
+            "turns when no live turn waits (Ctrl-C leaves them to it)"
         )
         rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
         async with await Store.open(config.store) as store:
@@ -216,7 +216,7 @@ class _Replay:
         if self._rehearses or not _is_scored(self._mode)(await store.replay_status()):
             await processes.start_judge()
         if trains_along:
-            # The policy samples while it learns: that is what makes it on-policy.
+            # The policy samples while it learns, which makes it on-policy.
             await self._start_trainer(processes)
         await self._until(store, processes, shown, _is_scored(self._mode))
         if self._rehearses:
@@ -226,8 +226,7 @@ class _Replay:
             return
         begun = time.monotonic()
         (self._folder / FINISH_FILE).touch()
-        # Leased turns too: a trainer that was killed may have left them, and the next gives them
-        # back.
+        # Leased turns too: a killed trainer may have left them, and the next one releases them.
         if not trains_along and not _is_trained(await store.replay_status()):
             await self._start_trainer(processes)
         await self._until(store, processes, shown, _is_trained, training=True)
@@ -260,7 +259,7 @@ class _Replay:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _until_rest(self, store: Store, processes: Run, shown: ReplayProgress) -> None:
-        """Until no hint is practised any more, training was stopped, or nothing moves."""
+        """Wait until no hint is practised any more, training was stopped, or nothing changes."""
         seen: object = None
         moved = time.monotonic()
         while read_stop(self._folder) is None:
@@ -279,13 +278,13 @@ class _Replay:
             if still_s > (_STILL_AT_WORK_S if self._is_at_work() else _STILL_S):
                 shown.say(
                     f"{num_open} hints wait for more recorded requests to which they apply: "
-                    f"nothing has moved for {still_s:.0f} s"
+                    f"nothing has changed for {still_s:.0f} s"
                 )
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _is_at_work(self) -> bool:
-        """Whether judge or engines have answered about hints just now."""
+        """Whether judge or engines have answered for hints recently."""
         since = seconds_since(self._folder)
         return since is not None and since < _STILL_S
 
@@ -298,7 +297,7 @@ class _Replay:
         return self._rehearses and (await _num_in_practice(store))[0] > 0
 
     async def _gaps(self, store: Store, shown: ReplayProgress) -> dict[str, dict[str, Gap]]:
-        """On held-out turns and on trained ones, of the start and of the newest weights."""
+        """The gaps on held-out and on trained turns, of the start weights and the newest."""
         begun = time.monotonic()
         latest = await store.latest_version()
         weights = {"before": self._config.model}
@@ -329,7 +328,7 @@ class _Replay:
         is_stopped = threading.Event()
 
         def measured() -> None:
-            # A thread cannot be cancelled; one that goes on would hold up the end for minutes.
+            # A thread cannot be cancelled; one that goes on would delay the end for minutes.
             if is_stopped.is_set():
                 raise InterruptedError
             shown.measured()
@@ -347,7 +346,7 @@ class _Replay:
                 raise NothingLearned("no recorded turn was judged: see the counts above")
         elif not status.num_trained and not num_updates:
             raise NothingLearned(
-                "no recorded turn could be trained on: see above what became of them, and "
+                "no recorded turn could be trained on: see what became of them above, and in "
                 f"{self._folder / 'import_problems.jsonl'}"
             )
 

@@ -1,3 +1,3 @@
-"""What a run says of itself: status lines, `summary.json`, `report.html`, the metrics file. It only
-reads.
+"""What a run reports about itself: status lines, `summary.json`, `report.html`, the metrics file.
+It only reads.
 """

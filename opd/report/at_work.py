@@ -1,4 +1,4 @@
-"""A line a minute from work that shows nothing of itself, so that nobody takes it for dead."""
+"""A line per minute from work that prints nothing else, so that nobody thinks it has died."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LINE_EVERY_S = 60.0
-"""How often long work says that it goes on, wherever no bar is drawn."""
+"""How often long work reports that it goes on, if there is no progress bar."""
 
 
 @contextmanager
 def at_work(what: str, line_every_s: float = LINE_EVERY_S) -> Iterator[None]:
-    """Say on standard error, once in a while, that the block goes on and for how long it has."""
+    """Print on standard error, once in a while, that the block goes on and for how long so far."""
     started = time.monotonic()
 
     def say() -> None:
@@ -26,7 +26,7 @@ def at_work(what: str, line_every_s: float = LINE_EVERY_S) -> Iterator[None]:
 
 @contextmanager
 def every(seconds: float, action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` in a thread of its own, again and again, until the block ends."""
+    """Call `action` repeatedly, in its own thread, until the block ends."""
     is_over = threading.Event()
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""The plots that tell whether a run learns and stays healthy, from its metrics.jsonl."""
+"""The plots that show whether a run learns and stays healthy, from its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _PLOTS = (
         title="Teacher minus student",
         unit="nats",
         names={"opd/adv_mean": "mean", "opd/adv_std": "standard deviation"},
-        says="How far the teacher, who reads the hint, is from the policy on its own answers, per "
-        "token. Healthy: it comes nearer to 0 while a hint is practised.",
+        says="How far the teacher, which reads the hint, is from the policy on the policy's "
+        "answers, per token. Healthy: it approaches 0 while a hint is practised.",
     ),
     _Plot(
         title="|teacher - student|",
@@ -44,7 +44,7 @@ _PLOTS = (
         unit="",
         names={"loss": "total", "pg_loss": "policy gradient", "kl_loss": "KL to start"},
         says="What a step minimises. Samples differ from step to step, so look for jumps, not for "
-        "a fall.",
+        "a decrease.",
     ),
     _Plot(
         title="KL to the frozen start",
@@ -64,14 +64,14 @@ _PLOTS = (
         title="Engine against trainer",
         unit="nats",
         names={"train_rollout_logprob_abs_diff": "mean |difference|"},
-        says="Log-probs of the engine that sampled, against the trainer's. It holds what the "
-        "policy has moved since; at staleness 0 it should be below 0.01.",
+        says="Log-probs of the engine that sampled, against the trainer's. This includes how far "
+        "the policy has moved since; at staleness 0 it should be below 0.01.",
     ),
     _Plot(
         title="Gradient norm",
         unit="",
         names={"grad_norm": "before clipping"},
-        says="Healthy: without jumps by a factor of ten.",
+        says="Healthy: no jumps by a factor of ten.",
     ),
     _Plot(
         title="Entropy",
@@ -99,7 +99,7 @@ _CORRECTION = (
             "rollout_corr/rollout_is_mean_raw": "before the cap",
         },
         marks={"ideal": 1.0},
-        says="Weights that make up for samples of an older policy. Healthy: near 1.",
+        says="Weights that correct for samples of an older policy. Healthy: near 1.",
     ),
     _Plot(
         title="Effective sample size of the weights",
@@ -109,14 +109,14 @@ _CORRECTION = (
             "rollout_corr/rollout_is_eff_sample_size_raw": "before the cap",
         },
         marks={"good above": 0.5, "too few below": 0.3},
-        says="Which share of the samples really counts. Healthy: above 0.5.",
+        says="The share of the samples that effectively counts. Healthy: above 0.5.",
     ),
     _Plot(
         title="Turns vetoed",
         unit="share",
         names={"rollout_corr/rollout_is_veto_fraction": "vetoed"},
         marks={"too many above": 0.1},
-        says="Turns left out because a token of them had become all but impossible. Healthy: "
+        says="Turns left out because one of their tokens had become almost impossible. Healthy: "
         "below 0.1.",
     ),
     _Plot(
@@ -159,7 +159,7 @@ _LENGTH_BY_REWARD = _Plot(
         "length/correct_mean": "right answers",
         "length/wrong_mean": "wrong answers",
     },
-    says="Hard prompts may take longer answers. Healthy: easy ones do not grow along with them.",
+    says="Hard prompts may take longer answers. Healthy: answers to easy ones do not grow too.",
 )
 
 
@@ -176,7 +176,7 @@ def metric_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def run_curves(rows: Sequence[dict[str, Any]]) -> list[Curve]:
-    """The plots that tell at a glance whether a run learns and stays healthy."""
+    """The plots that show at a glance whether a run learns and stays healthy."""
     trained = [row for row in rows if row.get("skipped") is None]
     plots = [*_PLOTS, _LENGTH]
     # Right and wrong exist only with rewards.
@@ -216,8 +216,7 @@ def _guard_curves(folder: Path) -> list[Curve]:
             "Canaries",
             "share",
             {"right": [row.passed / row.asked if row.asked else None for row in rows]},
-            "Answers to the run's canaries that are as they must be. Healthy: as high as at the "
-            "start, version 0.",
+            "Right answers to the run's canaries. Healthy: as high as at the start, version 0.",
         ),
         (
             "Canaries: distance from the start",

@@ -1,4 +1,4 @@
-"""What `trainer.schedule` made requests wait for, for terminal and summary."""
+"""How long `trainer.schedule` made requests wait, for terminal and summary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDED = "hold/ended_"
 
 
 def held_line(folder: Path) -> str | None:
-    """Whether requests wait now, and for how long they did since the trainer started; None where
+    """Whether requests wait now, and how long they have waited since the trainer started; None if
     nothing was held yet.
     """
     order = HoldFile(folder).holds()
@@ -33,7 +33,7 @@ def held_line(folder: Path) -> str | None:
 
 
 def held_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Over all rows of metrics.jsonl; None where the schedule never holds."""
+    """Totals over all rows of metrics.jsonl; None if the schedule never holds."""
     held = [row for row in rows if row.get("hold/holds") is not None]
     if not held:
         return None

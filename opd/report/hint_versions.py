@@ -1,4 +1,4 @@
-"""What RUN/rehearsal.jsonl says of one hint, version by version, for the pages of the endpoint."""
+"""What RUN/rehearsal.jsonl says about one hint, version by version, for the endpoint's pages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from api_proxy.measured import HintVersion
 from trainer.rehearsal.journal import FILE, VersionRow
 
 _MOST_BYTES = 4 * 2**20
-"""Read from the end: a page that somebody waits for must not read a long run from its start."""
+"""Read from the end, so that a page that somebody waits for does not read a long run from its
+start.
+"""
 
 
 def hint_versions(folder: Path, hint_id: str) -> list[HintVersion]:
-    """The newest versions at which the hint was measured, oldest first. It reads a file."""
+    """The newest versions at which the hint was measured, oldest first. Reads a file."""
     path = folder / FILE
     if not path.exists():
         return []

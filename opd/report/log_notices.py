@@ -1,7 +1,7 @@
 """What a run's processes warn of, for the terminal of the command that started them.
 
-Each warning is a line of a log in RUN/logs already, and is read from there: nobody looks into logs
-while a terminal says that all goes on. What libraries warn of stays in the logs.
+Each warning is already a line of a log in RUN/logs, and is read from there: nobody looks into logs
+while a terminal shows that all is well. Warnings of libraries stay in the logs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Kind:
 
 
 class LogNotices:
-    """Warnings that are new in the logs since it was made, or last asked."""
+    """Warnings that are new in the logs since this was created, or last asked."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -46,8 +46,8 @@ class LogNotices:
         return notices
 
     def new(self) -> list[str]:
-        """A line for each kind, the newest of it, and how often it came: what differs in numbers
-        or ids of requests alone is of one kind.
+        """A line for each kind, the newest of it, and how often it came: lines that differ only in
+        numbers or request ids are of one kind.
         """
         kinds: dict[str, _Kind] = {}
         for name in PROCESSES:

@@ -1,7 +1,7 @@
 """RUN/metrics/NAME.prom: what a process counts, for the endpoint's `/metrics` to show.
 
-Written anew every few seconds, whole or not at all: who scrapes the endpoint gets the figures of
-the processes behind it too, and a process that dies leaves what it said last.
+Rewritten every few seconds, whole or not at all: whoever scrapes the endpoint also gets the figures
+of the processes behind it, and a process that dies leaves its last figures.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def write_metrics(folder: Path, name: str, registries: Sequence[CollectorRegistr
 def writing_metrics(
     folder: Path, name: str, registries: Sequence[CollectorRegistry]
 ) -> Iterator[None]:
-    """Write them every few seconds, from a thread of its own: a trainer holds its loop for a whole
-    step.
+    """Write them every few seconds, from a separate thread, because a trainer blocks its loop for a
+    whole step.
     """
 
     def write() -> None:

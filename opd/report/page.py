@@ -1,8 +1,8 @@
 """Draws a run: curves from its metrics, example turns with the advantage of every token, one HTML
 file.
 
-Pure presentation. It reads numbers and text that others computed, and writes a page that stands
-alone (pictures inline, no scripts). It knows no store, no model and no objective.
+Pure presentation. It reads numbers and text that others computed, and writes a self-contained page
+(pictures inline, no scripts). It depends on no store, no model and no objective.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def write_report(
     curves: Sequence[Curve],
     examples: Sequence[ReportExample] | None,
 ) -> None:
-    """Write the page. `tables` holds (title, header, rows); all text is escaped here.
+    """Write the page. `tables` contains (title, header, rows); all text is escaped here.
 
-    With `examples` None the page is not about turns that were trained.
+    With `examples` None, the page does not show trained turns.
     """
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True
@@ -78,7 +78,7 @@ def plot_svg(curve: Curve) -> str:
     for number, (name, values) in enumerate(curve.series.items()):
         shown = [float("nan") if value is None else value for value in values]
         marker = "o" if len(shown) < 40 else None
-        # The first is drawn wider, so that it is seen below another one with the same values.
+        # The first is drawn wider, so that it is visible below another one with the same values.
         width = 1.4 if number or len(curve.series) == 1 else 2.8
         axes.plot(curve.steps, shown, label=name, linewidth=width, marker=marker, markersize=2.5)
     for number, (name, value) in enumerate(curve.marks.items()):
@@ -103,7 +103,7 @@ def plot_svg(curve: Curve) -> str:
 def colored_tokens(example: ReportExample) -> str:
     """The response as HTML, each token tinted by its advantage: green is pushed up, red down.
 
-    A token without one (NaN: a guard took it out of the step) has no tint and says so.
+    A token without one (NaN: a guard removed it from the step) has no tint and says so.
     """
     known = [abs(value) for value in example.advantages if math.isfinite(value)]
     largest = max(known, default=0.0) or 1.0

@@ -1,7 +1,6 @@
 """Progress bars with the time left, for work that takes a while.
 
-Where no terminal shows them (a file, a pipe), each bar is a line a minute, and a last one at the
-end.
+Without a terminal (a file, a pipe), each bar is a line per minute, and a last one at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _BEGAN_AT, _NOTE, _UNIT = "began_at", "note", "unit"
 
 
 class Bar:
-    """One bar of those that are shown: `unit` is what is counted, `note` what stands behind it."""
+    """One of the bars that are shown: `unit` is what is counted, `note` the text after it."""
 
     def __init__(
         self, progress: Progress, description: str, unit: str, total: int | None, starts: bool
@@ -44,11 +43,11 @@ class Bar:
         self._task = progress.add_task(description, start=starts, total=total, **fields)
 
     def advance(self) -> None:
-        """One more is there."""
+        """One more is done."""
         self._progress.advance(self._task)
 
     def update(self, done: int, total: int | None = None, note: str | None = None) -> None:
-        """`done` of `total` are there; None leaves the total, or the note, as it was."""
+        """`done` of `total` are done; None leaves the total, or the note, as it was."""
         self._progress.start_task(self._task)
         fields: dict[str, Any] = {} if note is None else {_NOTE: note}
         if self._progress.tasks[self._task].fields[_BEGAN_AT] is None:
@@ -73,7 +72,7 @@ class ProgressBars:
             TimeElapsedColumn(),
             TextColumn("left"),
             _LeftColumn(),
-            # Where there is too little room, the note takes more lines and the figures stay whole.
+            # If there is too little room, the note takes more lines and the figures stay whole.
             TextColumn("{task.fields[note]}", table_column=Column()),
             console=console,
             refresh_per_second=4,
@@ -116,7 +115,7 @@ class ProgressBars:
 
 
 class ProgressBar(ProgressBars):
-    """One bar alone."""
+    """A single bar."""
 
     def __init__(self, console: Console, description: str, unit: str, total: int | None = None):
         super().__init__(console)
@@ -126,8 +125,8 @@ class ProgressBar(ProgressBars):
 
 
 class _LeftColumn(ProgressColumn):
-    """The time left, at the mean rate since the bar began; an estimate from the last seconds alone
-    has none where one item takes longer than they do.
+    """The time left, at the mean rate since the bar began; an estimate from only the last seconds
+    has none if one item takes longer than that.
     """
 
     max_refresh = 0.5
@@ -137,7 +136,9 @@ class _LeftColumn(ProgressColumn):
 
 
 def seconds_left(task: Task) -> float | None:
-    """At the mean rate so far; None before the first item is done, or without a total."""
+    """The time left at the mean rate so far; None before the first item is done, or without a
+    total.
+    """
     done = task.completed - (task.fields[_BEGAN_AT] or 0)
     if task.finished:
         return 0.0

@@ -1,6 +1,6 @@
 """A run's figures in Prometheus' form: from its store, RUN/rehearsal.jsonl and RUN/metrics.jsonl.
 
-Read anew once a minute at most, by the process that also judges; a scrape reads nothing of it.
+Read again at most once a minute, by the process that also judges; a scrape reads none of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RunFigures:
 
 
 async def read_figures(store: Store, folder: Path) -> RunFigures:
-    """As they are now."""
+    """The figures as they are now."""
     line, row = last_line(folder / METRICS_FILE), last_row(folder)
     measured = [] if row is None else [one.hint_id for one in row.hints]
     _, objections = await store.num_judged()
@@ -68,7 +68,7 @@ class RunCollector(Collector):
         self._read_at = 0.0
 
     async def refresh(self) -> None:
-        """Read them anew, if it is time. Raises StoreUnavailable."""
+        """Read them again, if it is time. Raises StoreUnavailable."""
         now = time.monotonic()
         if self._figures is None or now - self._read_at >= _READ_EVERY_S:
             self._read_at = now
@@ -100,7 +100,7 @@ def _families(found: RunFigures) -> Iterator[Metric]:
     yield drops
     yield from _single(
         "run_judged_share",
-        "Share of the turns with a next state that the judge came to; missing while it keeps up.",
+        "Share of the turns with a next state that were judged; missing while it keeps up.",
         found.judged_share,
     )
     staleness = GaugeMetricFamily(
@@ -117,7 +117,7 @@ def _families(found: RunFigures) -> Iterator[Metric]:
 
 
 def _of_hints(row: VersionRow, trained: Mapping[str, Mapping[LessonKind, int]]) -> Metric:
-    """Of the hints that were measured last: those of a whole run are too many labels."""
+    """For the hints that were measured last: all hints of a run would be too many labels."""
     lessons = GaugeMetricFamily(
         "rehearsal_hint_lessons", "Lessons trained of each hint.", labels=("hint_id", "kind")
     )

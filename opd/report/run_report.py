@@ -1,6 +1,7 @@
 """From a run's folder and store to what a report shows: curves and example turns.
 
-It draws nothing itself (opd/report/page.py does). The same in numbers is `opd.report.run_summary`.
+It draws nothing itself (opd/report/page.py does). `opd.report.run_summary` gives the same in
+numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ async def write_run_report(folder: Path, title: str, store: Store, rendering: Re
 
 
 def _end(folder: Path) -> list[tuple[str, str]]:
-    """Why training has stopped, where it has."""
+    """Why training has stopped, if it has."""
     why = why_stopped(folder)
     return [] if why is None else [("training has stopped", why)]
 

@@ -1,4 +1,4 @@
-"""RUN/summary.json: whether a run learns and what its traffic became, in numbers for programs.
+"""RUN/summary.json: whether a run learns and what became of its traffic, in numbers for programs.
 
 The report shows the same to people (`opd.report.run_report`). What was not measured is null.
 """
@@ -41,7 +41,7 @@ async def write_run_summary(
 async def run_summary(
     folder: Path, store: Store, steps: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What a run has come to, ready for JSON."""
+    """A run's results, ready for JSON."""
     latest = await store.latest_version()
     lessons, rules = await store.lesson_counts(), await store.hint_rules()
     trained = await store.lessons_trained_by_hint()

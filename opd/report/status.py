@@ -33,7 +33,7 @@ def shown_status(
     drops: Mapping[DropReason, int],
     judged_share: float | None = None,
 ) -> str:
-    """The line, with as much detail as 80 columns take; `judged_share` where not all are judged."""
+    """The line, with as much detail as fits 80 columns; `judged_share` if not all are judged."""
     trained, dropped = (counts.get(state, 0) for state in (TurnState.TRAINED, TurnState.DROPPED))
     waiting = {
         words: counts.get(state, 0) for state, words in _WAITING.items() if counts.get(state, 0)

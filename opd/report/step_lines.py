@@ -11,14 +11,14 @@ from trainer.rehearsal.last_line import METRICS_FILE
 
 
 class StepLines:
-    """Steps that are new since it was made, or last asked."""
+    """Steps that are new since this was created, or last asked."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / METRICS_FILE
         self._read_to = self._path.stat().st_size if self._path.exists() else 0
 
     def new(self) -> list[str]:
-        """A line for each; what is being written is told when it is whole."""
+        """A line for each; an unfinished one is reported when it is complete."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What the trainer's steps took and came to, in Prometheus' form, for the process that trains.
+"""Durations and results of the trainer's steps, in Prometheus' form, for the process that trains.
 
 Counted from the figures that each attempt reports to metrics.jsonl; nothing is measured here.
 """
@@ -28,7 +28,7 @@ class TrainerMetrics:
         )
         self._publish_s = Histogram(
             "trainer_publication_seconds",
-            "Until the engines served a new version.",
+            "Time until the engines served a new version.",
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -43,7 +43,7 @@ class TrainerMetrics:
         self._tokens = Counter("trainer_tokens", "Tokens trained.", registry=self.registry)
         self._behind = Gauge(
             "trainer_engines_behind",
-            "Engines that do not serve the newest version. Not 0 for long: alarm.",
+            "Engines that do not serve the newest version. Alarm if it stays above 0.",
             registry=self.registry,
         )
 

@@ -1,3 +1,3 @@
-"""A run's configuration, its folder and what is checked before it starts. It knows no process that
-runs.
+"""A run's configuration, its folder and what is checked before it starts. It depends on no running
+process.
 """

@@ -1,5 +1,5 @@
-"""What a run's sections mean together: needs that nothing provides, terms that work against each
-other. Checked when the configuration is read, before any process starts.
+"""Checks across a run's sections: needs that nothing provides, terms that work against each other.
+Made when the configuration is read, before any process starts.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig
 
 
 def _outcome_problems(reward: OutcomeReward | None, judged: RewardKind) -> list[str]:
-    """Rewards that one section makes of outcomes and another does not."""
+    """Rewards that one section makes from outcomes and another does not."""
     if judged == "outcome" and reward != "only":
         return [
-            'judge.reward = "outcome" keeps turns for what their sessions come to: set '
+            'judge.reward = "outcome" keeps turns for the outcome of their sessions: set '
             'trainer.objective.reward_outcome = "only"'
         ]
     if judged not in ("none", "outcome") and reward == "only":
@@ -59,7 +59,7 @@ def _outcome_problems(reward: OutcomeReward | None, judged: RewardKind) -> list[
 def check_rehearsal(
     rehearsal: RehearsalConfig, scoring: ScoringConfig, trainer: TrainerConfig
 ) -> None:
-    """Raise ValueError for a rehearsal whose lessons nobody would score, or could learn from."""
+    """Raise ValueError for a rehearsal whose lessons nothing would score, or could learn from."""
     if not rehearsal.enabled:
         return
     problem = lessons_problem(trainer)
@@ -78,18 +78,20 @@ def provided_needs(
     """What this run's teacher and judge give the trainer."""
     provided: set[Need] = set()
     if trainer.teacher.in_trainer:
-        provided |= {"teacher_scalar", "teacher_topk", "teacher_in_trainer"}
+        provided |= {"teacher_scalar", "teacher_topk", "teacher_tokens", "teacher_in_trainer"}
     elif scoring.engine_scores:
         provided.add("teacher_scalar")
         if scoring.top_k > 0:
             provided.add("teacher_topk")
+        if not scoring.teachers:
+            provided.add("teacher_tokens")
     if judge.reward != "none":
         provided.add("reward")
     return frozenset(provided)
 
 
 def run_warnings(trainer: TrainerConfig) -> list[str]:
-    """Lines for what is allowed and probably not meant."""
+    """Lines for what is allowed but probably not intended."""
     objective = trainer.objective
     warnings = []
     if isinstance(objective, HindsightOpd):

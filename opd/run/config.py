@@ -52,7 +52,7 @@ class EngineConfig(BaseModel):
     api_key: SecretStr | None = None
     """Key of the engine at `url` (SGLang: `--api-key`)."""
     admin_api_key: SecretStr | None = None
-    """Its key for pauses and weight updates, if it wants another one there (SGLang:
+    """Its key for pauses and weight updates, if it requires another one for them (SGLang:
     `--admin-api-key`).
     """
     embedded: EmbeddedEngineConfig | None = None
@@ -60,7 +60,7 @@ class EngineConfig(BaseModel):
 
     @property
     def keys(self) -> EngineKeys:
-        """What the engine wants to see. Raises ConfigError if its own key cannot be read."""
+        """The keys that the engine requires. Raises ConfigError if its own key cannot be read."""
         if self.url is not None:
             return EngineKeys(api=_text(self.api_key), admin=_text(self.admin_api_key))
         if self.embedded is None or self.embedded.api_key_file is None:
@@ -88,12 +88,12 @@ class EngineConfig(BaseModel):
 
 
 class FrozenConfig(EngineConfig):
-    """The frozen engine: one of its own, or the base in the policy's."""
+    """The frozen engine: a separate one, or the base in the policy's."""
 
     shared: bool = False
-    """The policy's embedded engine answers judge and teacher too, with the start weights that the
-    policy's adapters stand beside; `policy.embedded` is then the one engine's settings. Needs
-    `trainer.lora`. A new `opd serve` run shares where it can.
+    """The policy's embedded engine serves judge and teacher too, with the start weights, without
+    the policy's adapters; `policy.embedded` then contains the settings of this one engine. Needs
+    `trainer.lora`. A new `opd serve` run shares if it can.
     """
 
 
@@ -105,9 +105,9 @@ class RunConfig(BaseModel):
     model: str
     """Start weights of policy, judge and teacher: a local folder or a hub id."""
     made_by: MadeBy | None = None
-    """The command whose run this is; written by it. No other one goes on with the run."""
+    """The command that this run belongs to; written by it. No other command continues the run."""
     seed: int = 0
-    """Seed of everything random that is not the agents' own."""
+    """Seed of everything random, except in the agents."""
     renderer: RendererConfig = Field(default_factory=RendererConfig)
     store: StoreConfig
     policy: EngineConfig = Field(default_factory=EngineConfig)
@@ -127,7 +127,7 @@ class RunConfig(BaseModel):
     guard: GuardConfig = Field(default_factory=GuardConfig)
     """What each version is checked on, and when the run goes back."""
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
-    """What says how well a session went, once it is over."""
+    """What decides how well a session went, once it is over."""
     handover: HandoverConfig = Field(default_factory=HandoverConfig)
     """How turns are handed to slime's trainer; only for `opd slime`."""
     cluster: ClusterConfig | None = None
@@ -139,25 +139,31 @@ class RunConfig(BaseModel):
         check_rehearsal(self.rehearsal, self.scoring, self.trainer)
         if self.replay.mode == "resample" and self.trainer.objective.outcome_reward is not None:
             raise ValueError(
-                "replay.mode = resample answers anew, and what a recording came to is of its own "
+                "replay.mode = resample answers again, but a recording's outcome is of its own "
                 "answers: set trainer.objective.reward_outcome = none, or replay.mode = rescore"
+            )
+        if self.trainer.objective.values_turns and not (
+            self.verifier.source is not None and self.verifier.continuations
+        ):
+            raise ValueError(
+                'trainer.objective.reward_baseline = "process" compares what turns were worth: set '
+                "verifier.source, and verifier.continuations to 4 or so"
             )
         if self.made_by == "replay" and self.verifier.source is not None:
             raise ValueError(
-                "a replay ends when its turns are scored, and waits for no verifier: leave "
-                "verifier.source, and write what each session came to into its outcome_reward"
+                "a replay ends when its turns are scored, and waits for no verifier: unset "
+                "verifier.source, and write each session's outcome into its outcome_reward"
             )
         if self.guard.is_on and self.trainer.keep_checkpoints < 2:
             raise ValueError(
-                "guard.canaries goes back to the version before: set trainer.keep_checkpoints to 2 "
-                "or more"
+                "guard.canaries goes back to the previous version: set trainer.keep_checkpoints to "
+                "2 or more"
             )
         keeps_base = self.trainer.lora is not None and self.trainer.publish == "adapter"
         if self.is_one_server and not keeps_base:
             raise ValueError(
-                "policy.url and frozen.url are one server, so the base in it may not change: set "
-                'trainer.lora and trainer.publish = "adapter", or give frozen.url a server of its '
-                "own"
+                "policy.url and frozen.url are one server, so its base must not change: set "
+                'trainer.lora and trainer.publish = "adapter", or give frozen.url a separate server'
             )
         if self.frozen.shared and (why := self.why_not_shared) is not None:
             raise ValueError(f"frozen.shared: {why}, or frozen.shared=false")
@@ -165,7 +171,7 @@ class RunConfig(BaseModel):
 
     @property
     def is_one_server(self) -> bool:
-        """Whether policy, judge and teacher are asked of one server that the run did not start."""
+        """Whether policy, judge and teacher use one server that the run did not start."""
         policy, frozen = self.policy.url, self.frozen.url
         return (
             policy is not None and frozen is not None and policy.rstrip("/") == frozen.rstrip("/")
@@ -173,7 +179,7 @@ class RunConfig(BaseModel):
 
     @property
     def waiting(self) -> Limits:
-        """What turns wait for, and how long, for who explains it."""
+        """What turns wait for, and how long, to explain it to users."""
         return Limits(
             batch_size=self.trainer.rollout_batch_size,
             idle_timeout_s=self.proxy.idle_timeout_s,
@@ -189,7 +195,9 @@ class RunConfig(BaseModel):
     def why_not_shared(self) -> str | None:
         """What keeps one engine from serving policy, judge and teacher."""
         if self.policy.url is not None or self.frozen.url is not None:
-            return "only an engine that the run starts is shared: leave policy.url and frozen.url"
+            return (
+                "only an engine that the run starts can be shared: unset policy.url and frozen.url"
+            )
         if self.policy.embedded is None or self.frozen.embedded is None:
             return "set policy.embedded and frozen.embedded"
         if self.policy.embedded.model != self.frozen.embedded.model:
@@ -200,7 +208,7 @@ class RunConfig(BaseModel):
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:
-    """`["trainer.lr=1e-4"]` -> nested dict. A value is TOML where it parses as TOML, else text."""
+    """`["trainer.lr=1e-4"]` -> nested dict. A value is TOML if it parses as TOML, else text."""
     tree: dict[str, Any] = {}
     for item in overrides:
         key, separator, raw = item.partition("=")
@@ -215,16 +223,16 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
         for section in sections:
             node = node.setdefault(section, {})
             if not isinstance(node, dict):
-                raise ConfigError(f"override '{item}': {section} has a value of its own already")
+                raise ConfigError(f"override '{item}': {section} already has a value")
         node[leaf] = value
     return tree
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, section by section; neither is changed.
+    """`over` laid over `base`, section by section; neither is changed.
 
-    A section that names something else than its base does (another objective, another renderer,
-    another preset) takes its place: the options of the one mean nothing to the other.
+    A section that names something else than its base (another objective, another renderer, another
+    preset) replaces it: the options of one mean nothing to the other.
     """
     merged = dict(base)
     for key, value in over.items():
@@ -236,8 +244,8 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_same(below: dict[str, Any], section: dict[str, Any]) -> bool:
-    """Whether a section names what the one below it names, or nothing; a preset may also come to
-    what stands beside presets.
+    """Whether a section names the same as the one below it, or nothing; a preset may also be laid
+    over settings that are allowed next to presets.
     """
     if section.get("name", below.get("name")) != below.get("name"):
         return False
@@ -275,7 +283,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def save(config: RunConfig, path: Path) -> None:
-    """Write the resolved configuration for the run's processes, readable by this user alone.
+    """Write the resolved configuration for the run's processes, readable only by this user.
 
     Unset optional values are left out (TOML has no null); secrets are written as they are.
     """
@@ -300,10 +308,10 @@ def _plain(value: Any) -> Any:
 
 
 def _explain(item: Any) -> str:
-    # The kind of a section that has several is its name's value, not a key that anybody wrote.
+    # In a section with several kinds, the kind is its name's value, not a key that anybody wrote.
     where = ".".join(str(part) for part in item["loc"] if part not in OBJECTIVE_NAMES)
     if item["type"] == "value_error":
-        # What was given is the whole section; the message says which of its keys are meant.
+        # The input is the whole section; the message says which of its keys are meant.
         message = item["msg"].removeprefix("Value error, ")
         return f"{where}: {message}" if where else message
     if item["type"] == "union_tag_invalid":
@@ -320,7 +328,9 @@ def _explain(item: Any) -> str:
 
 
 def _keys_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Valid keys at a location of an error; in a section of several kinds it names the kind."""
+    """Valid keys at a location of an error; in a section with several kinds, the location names the
+    kind.
+    """
     kinds: list[type[BaseModel]] = [model]
     for part in location:
         named = [kind for kind in kinds if _kind_name(kind) == part]

@@ -1,7 +1,7 @@
 """The configuration of a run on one machine: embedded engines, SQLite, everything on loopback.
 
-Plain nested values, laid over by a file and by overrides, then completed with what only the machine
-and the model can say: free ports, the context length, the address of the judge.
+Plain nested values, overridden by a file and by overrides, then completed with what only the
+machine and the model determine: free ports, the context length, the address of the judge.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LONGEST_JUDGE_ANSWER = 1024
 ENGINE_KEY = "engine.key"
-"""The key that the run's own engines want, in its folder; made at the first start."""
+"""The key that the run's own engines require, in its folder; created at the first start."""
 
 
 def single_machine(model: str, folder: Path) -> dict[str, Any]:
@@ -35,9 +35,9 @@ def single_machine(model: str, folder: Path) -> dict[str, Any]:
         "policy": {"embedded": dict(engine)},
         "frozen": {"embedded": dict(engine)},
         "judge": {},
-        # An engine that died is back after the time that its model takes to load.
+        # An engine that died is back once its model is loaded again.
         "engine_client": {"attempts": 9},
-        # An embedded engine serves its start weights as version 0; the frozen one for ever.
+        # An embedded engine serves its start weights as version 0; the frozen one forever.
         "scoring": {"expected_version": "0"},
     }
 
@@ -49,13 +49,13 @@ def resolve(
     check: Callable[[RunConfig], None] | None = None,
     recipe: Callable[[int | None, bool], dict[str, Any]] | None = None,
 ) -> RunConfig:
-    """`values`, then the file's, then the overrides; validated and completed. Below all of them
-    lies the `recipe` for a model of this hidden size (None: not known yet), and for all of its
-    weights where trainer.lora says so.
+    """`values`, then the file's, then the overrides; validated and completed. Below all of them is
+    the `recipe` for a model of this hidden size (None: not known yet), and for full weights if
+    trainer.lora says so.
 
-    Everything that was written is validated, and given to `check`, before anything of the model is
-    read: a typing error shows at once. Raises ConfigError with one line per wrong key, and what
-    `check` raises.
+    Everything that the user wrote is validated, and passed to `check`, before anything of the model
+    is read, so that a typing error shows at once. Raises ConfigError with one line per wrong key,
+    and what `check` raises.
     """
     values = _laid_over(values, file, overrides)
     full = _trains_all_weights(values)
@@ -95,8 +95,8 @@ def as_planned(
     overrides: list[str],
     recipe: Callable[[int | None, bool], dict[str, Any]],
 ) -> RunConfig:
-    """What `resolve` makes of a new run of `model`, as far as its `config.json` tells: neither
-    weights nor tokenizer need be there, and no port is taken.
+    """What `resolve` would make of a new run of `model`, from its `config.json` only: it needs
+    neither weights nor tokenizer, and takes no port.
 
     Raises ConfigError with one line per wrong key, or for a model that cannot be read.
     """
@@ -107,8 +107,8 @@ def as_planned(
 
 
 def _shared_where_possible(values: dict[str, Any], model: str) -> dict[str, Any]:
-    """One engine for policy, judge and teacher, unless somebody set that, or set the frozen one up
-    otherwise than the policy's.
+    """One engine for policy, judge and teacher, unless the user set that, or set up the frozen one
+    differently from the policy's.
     """
     frozen = values["frozen"]
     policy = values["policy"].get("embedded", {})
@@ -143,8 +143,8 @@ def _is_served_here(config: RunConfig) -> bool:
 
 
 def _named_renderer(model: str, values: dict[str, Any]) -> dict[str, Any] | None:
-    """The renderer's settings if one is named; None if not. Loading it now turns one that does not
-    fit, and a model without chat template, into one line.
+    """The renderer's settings if one is named; None if not. Loading it now reports one that does
+    not fit, or a model without a chat template, in one line.
     """
     from rollout_bridge.config import RendererConfig
     from rollout_bridge.rendering.rendering import Rendering
@@ -160,13 +160,13 @@ def _named_renderer(model: str, values: dict[str, Any]) -> dict[str, Any] | None
 
 
 def _check_template(rendering: Rendering) -> None:
-    """Raise ValueError for a model's own template that cannot show one message of a user."""
+    """Raise ValueError for a model's own template that cannot show a single user message."""
     if rendering.template_only:
         try:
             rendering.prompt_ids([{"role": "user", "content": "Hello."}])
         except ValueError as error:
             raise ValueError(
-                f"{error}: mend the model's chat_template.jinja, or set renderer.name to its family"
+                f"{error}: fix the model's chat_template.jinja, or set renderer.name to its family"
             ) from error
 
 
@@ -184,9 +184,9 @@ def _chosen_renderer(model: str, model_type: str) -> dict[str, Any]:
 
 
 def model_facts(model: str, *, is_served_here: bool = False) -> tuple[int, str]:
-    """The most tokens that the model takes, and its family, from its own configuration.
+    """The most tokens that the model accepts, and its family, from its own configuration.
 
-    Raises ConfigError, also for a model that embedded engines do not serve if one is to.
+    Raises ConfigError, also if an embedded engine is to serve a model that it cannot serve.
     """
     try:
         reason = why_not_served(model) if is_served_here else None
@@ -197,11 +197,11 @@ def model_facts(model: str, *, is_served_here: bool = False) -> tuple[int, str]:
         raise ConfigError(f"model: cannot load '{model}': {fault}") from None
     if reason is not None:
         raise ConfigError(
-            f"model: '{model}': {reason}; take another model, or serve it from SGLang "
+            f"model: '{model}': {reason}; use another model, or serve it from SGLang "
             "(docs/sglang.md: policy.url, frozen.url)"
         )
     if length is None:
-        raise ConfigError(f"model: '{model}' does not say its context length; is it a causal LM?")
+        raise ConfigError(f"model: '{model}' does not state its context length; is it a causal LM?")
     return length, str(model_type)
 
 

@@ -1,4 +1,4 @@
-"""Is the device there that a setting names? Known, where it can be, without importing torch."""
+"""Does the device that a setting names exist? Found out without importing torch if possible."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ def _ask_torch(key: str, device: str) -> None:
         torch.empty(0, device=device).tolist()
     except (RuntimeError, AssertionError, NotImplementedError):
         raise StartupError(
-            f"{key}: {device!r} is no device of this machine: write cpu, cuda or cuda:N"
+            f"{key}: {device!r} is not a device of this machine: use cpu, cuda or cuda:N"
         ) from None

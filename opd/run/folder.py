@@ -1,8 +1,8 @@
-"""Who works in a run folder: one command, and one trainer, at a time.
+"""Who may work in a run folder: one command, and one trainer, at a time.
 
-Both are locks on files that the kernel frees when their process dies. A command that finds the
-folder taken ends with a line. A trainer waits: the one of a run that was killed may still be taking
-its last step.
+Both are locks on files that the kernel releases when their process dies. A command that finds the
+folder taken ends with one line. A trainer waits: that of a killed run may still be taking its last
+step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def only_command(folder: Path) -> Iterator[None]:
     with _opened(folder / RUN_LOCK) as descriptor:
         if not _taken(descriptor):
             raise RunFolderTaken(
-                f"{folder}: a run is at work here; stop it first, or take another folder "
+                f"{folder}: a run is at work here; stop it first, or use another folder "
                 f"(--run), or hand recordings to it (opd replay ... --into {folder})"
             )
         yield
@@ -44,9 +44,9 @@ def only_command(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def starting_in(folder: Path) -> Iterator[None]:
-    """Make `folder` where it is not there, and keep it for this command.
+    """Create `folder` if it does not exist, and keep it for this command.
 
-    A start that comes to nothing leaves no new folder behind.
+    A failed start leaves no new folder behind.
     """
     is_new = not folder.exists()
     private_folder(folder)
@@ -79,7 +79,7 @@ async def only_trainer(folder: Path, wait_s: float = _WAIT_S) -> AsyncIterator[N
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    # Not inherited: a child that outlives its parent must not hold what the parent held.
+    # Not inherited: a child that outlives its parent must not keep its parent's lock.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield descriptor

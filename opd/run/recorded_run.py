@@ -1,5 +1,5 @@
 """Opening the records of a run to read them: a run that recorded nothing is an error, not an empty
-database that is made by looking at it.
+database that is created by looking at it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from trainer.errors import StartupError
 
 
 def load_recorded(config_file: Path) -> RunConfig:
-    """The configuration of a run. Raises StartupError if its database is not there, and StoreError
-    if it cannot be opened.
+    """The configuration of a run. Raises StartupError if its database does not exist, and
+    StoreError if it cannot be opened.
     """
     config = run_config.load(config_file)
     path = config.store.sqlite_path

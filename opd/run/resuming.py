@@ -1,7 +1,7 @@
-"""Going on with a run: its folder's own configuration counts, and every change of it is said.
+"""Continuing a run: its folder's own configuration counts, and every change to it is reported.
 
-A run folder belongs to one command and to one start model. What a command is given on top (options,
-`--set`) is laid over the run's `config.toml`; a file of settings that says otherwise is refused,
+A run folder belongs to one command and to one start model. What a command is given in addition
+(options, `--set`) is laid over the run's `config.toml`; a settings file that differs is refused,
 because nobody sees which of its lines would be new. It starts nothing.
 """
 
@@ -20,7 +20,7 @@ from trainer.errors import ConfigError, StartupError
 CONFIG_FILE = "config.toml"
 _SHOWN = 5
 _NOT_SETTINGS = ("policy.embedded.port", "frozen.embedded.port", "made_by", "store.url")
-"""What each start may find anew, and does not tell."""
+"""What each start may choose anew, without reporting it."""
 _SECRET = "judge.api_key"
 
 
@@ -30,7 +30,7 @@ def base_values(
     """The values to start from: those of the run in `folder`, or of a new one with `model`.
 
     Raises StartupError for a folder of another command or of another model, and for a new run
-    without one.
+    without a model.
     """
     if not is_run(folder):
         if folder.exists() and not folder.is_dir():
@@ -47,12 +47,12 @@ def base_values(
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run's configuration lies there."""
+    """Whether a run's configuration is there."""
     return (folder / CONFIG_FILE).is_file()
 
 
 def refuse_other_settings(folder: Path, file: Path | None) -> None:
-    """Raise ConfigError where `file` says otherwise than the run that is in `folder` already."""
+    """Raise ConfigError if `file` differs from the run that is already in `folder`."""
     if file is None or not is_run(folder):
         return
     saved = run_config.read_toml(folder / CONFIG_FILE)
@@ -61,22 +61,22 @@ def refuse_other_settings(folder: Path, file: Path | None) -> None:
     if found:
         rest = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise ConfigError(
-            f"--config {file}: {folder} is a run with settings of its own, and the file changes "
-            f"{', '.join(found[:_SHOWN])}{rest}: change them with --set, or take a new folder "
+            f"--config {file}: {folder} is a run with its own settings, and the file changes "
+            f"{', '.join(found[:_SHOWN])}{rest}: change them with --set, or use a new folder "
             "(--run)"
         )
 
 
 def changes_since(folder: Path, config: RunConfig) -> list[str]:
-    """What `config` changes of the run that is in `folder` already, as `key old -> new`."""
+    """What `config` changes in the run that is already in `folder`, as `key old -> new`."""
     if not is_run(folder):
         return []
     return changes(run_config.build(run_config.read_toml(folder / CONFIG_FILE)), config)
 
 
 def refuse_other_weights(folder: Path, config: RunConfig) -> None:
-    """Raise ConfigError where a run that is there would train adapters instead of all its weights,
-    or the other way round: its optimiser and checkpoints are of the one kind.
+    """Raise ConfigError if an existing run would train adapters instead of all its weights, or the
+    other way round: its optimiser and checkpoints are of one kind.
     """
     if not is_run(folder):
         return
@@ -84,7 +84,7 @@ def refuse_other_weights(folder: Path, config: RunConfig) -> None:
     if (had is None) != (config.trainer.lora is None):
         kind = "all weights" if had is None else "adapters"
         raise ConfigError(
-            f"trainer.lora: {folder} is a run that trains {kind}: take a new folder (--run)"
+            f"trainer.lora: {folder} is a run that trains {kind}: use a new folder (--run)"
         )
 
 
@@ -104,7 +104,9 @@ def changes(old: RunConfig, new: RunConfig) -> list[str]:
 
 
 def made_by(folder: Path, saved: dict[str, Any]) -> str | None:
-    """The command whose run this is; of a run that does not say it, by what each leaves behind."""
+    """The command whose run this is; for a run that does not say it, by the files that each command
+    leaves.
+    """
     if "made_by" in saved:
         return str(saved["made_by"])
     if (folder / "lab.toml").exists():
@@ -117,7 +119,7 @@ def made_by(folder: Path, saved: dict[str, Any]) -> str | None:
 
 
 def identity(model: str) -> str:
-    """A model's folder in full, so that two ways to write it are one; a hub id as it is."""
+    """A model's absolute folder, so that two ways to write it are equal; a hub id as it is."""
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
@@ -129,7 +131,7 @@ def _refuse_other_command(folder: Path, saved: dict[str, Any], command: MadeBy) 
     into = f", or hand the recordings to it (opd replay ... --into {folder})"
     raise StartupError(
         f"--run {folder}: it is a run of {what}, whose configuration and report would be "
-        f"overwritten: take another folder{into if command == 'replay' else ''}"
+        f"overwritten: use another folder{into if command == 'replay' else ''}"
     )
 
 
@@ -137,12 +139,12 @@ def _refuse_other_model(folder: Path, own: str, given: str | None) -> None:
     if given is not None and identity(given) != identity(own):
         raise StartupError(
             f"--model {given}: {folder} is a run that started from {own}; leave --model out, or "
-            "take a new folder (--run)"
+            "use a new folder (--run)"
         )
 
 
 def _startable(saved: dict[str, Any], known: RunConfig, folder: Path) -> dict[str, Any]:
-    """The run's values without what belonged to its last start alone."""
+    """The run's values without what belonged only to its last start."""
     values = dict(saved)
     for role in ("policy", "frozen"):
         embedded = getattr(known, role).embedded

@@ -1,5 +1,5 @@
-"""What a start needs of this machine: free ports, devices, a database, models. Asked by the command
-itself, in a second, before any process is started that would find it out minutes later.
+"""What a start needs of this machine: free ports, devices, a database, models. Checked by the
+command itself, in a second, before it starts any process that would find out minutes later.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def check_start(config: RunConfig, *, serves: bool) -> None:
     check_store(config.store)
     check_canaries(config.guard)
     check_verifier(config.verifier)
-    if serves and config.store.spill_path.parent.is_dir():  # else of a new run, as the store
+    if serves and config.store.spill_path.parent.is_dir():  # else a new run's, like the store
         check_spill(config.store)
 
 
 def check_engines(config: RunConfig) -> None:
-    """Raise StartupError where an embedded engine of this run has no device or no model."""
+    """Raise StartupError if an embedded engine of this run has no device or no model."""
     for role, engine in _embedded(config).items():
         assert engine.embedded is not None
         check_device(f"{role}.embedded.device", engine.embedded.device)
@@ -62,22 +62,22 @@ def check_store(config: StoreConfig) -> None:
     """Raise StoreError for a database that cannot be opened now."""
     path = config.sqlite_path
     if path is not None and not path.exists():
-        return  # of a new run: it is made with its folder
+        return  # of a new run: it is created with its folder
     check_unlocked(config)
     asyncio.run(check_readable(config))
 
 
 def check_spill(config: StoreConfig) -> None:
-    """Raise StoreError where nothing can be kept that the database refuses."""
+    """Raise StoreError if nothing can be kept that the database refuses."""
     folder = config.spill_path
     is_new = not folder.exists()
     SpillFile.create(folder, config.spill_reserve_bytes).remove()
     if is_new:
-        folder.rmdir()  # a start that comes to nothing leaves nothing behind
+        folder.rmdir()  # a failed start leaves nothing behind
 
 
 def check_listening(role: str, host: str, port: int) -> None:
-    """Raise StartupError where nobody can listen there; `role` is the section of the settings."""
+    """Raise StartupError if nothing can listen there; `role` is the section of the settings."""
     problem = listen_problem(host, port)
     if problem is not None:
         raise StartupError(f"{role}.{problem[0]}: {problem[1]}")

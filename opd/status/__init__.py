@@ -1,3 +1,3 @@
-"""How a run stands now, for whoever looks at it from another terminal. It reads and changes
-nothing, and knows neither how the figures come about nor how a page shows them.
+"""A run's status, for whoever looks at it from another terminal. It only reads, and knows neither
+how the figures are made nor how a page shows them.
 """

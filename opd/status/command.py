@@ -1,4 +1,4 @@
-"""`opd status`: shown once, or again and again until somebody stops it."""
+"""`opd status`: shown once, or repeatedly until somebody stops it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from opd.status.text import lines
 def show(
     config_file: Path, *, as_json: bool, every_s: float | None, say: Callable[[str], None]
 ) -> None:
-    """Say how the run of `config_file` stands, every `every_s` seconds if that is given. JSON is
-    one line each time then.
+    """Show the status of the run of `config_file`, every `every_s` seconds if that is given. JSON
+    is then one line each time.
     """
     while True:
         say(_shown(config_file, as_json=as_json, is_repeated=every_s is not None))
@@ -37,5 +37,5 @@ def _shown(config_file: Path, *, as_json: bool, is_repeated: bool) -> str:
 
 
 def with_health(now: Now) -> dict[str, Any]:
-    """The facts and what is not well, ready for JSON."""
+    """The facts and what is wrong, ready for JSON."""
     return as_values(now) | {"health": [asdict(one) for one in findings(now)]}

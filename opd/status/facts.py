@@ -1,4 +1,4 @@
-"""What is known of a run now: read once, from its store, its folder and its endpoint. Nothing is
+"""What is known about a run now: read once, from its store, its folder and its endpoint. Nothing is
 computed here that another module computes; what was not measured is None.
 """
 
@@ -32,9 +32,9 @@ from trainer.rehearsal.figures import figures
 from trainer.schedule.stop_order import why_stopped
 
 RATE_OVER_S = 300.0
-"""Turns per minute are the mean over so long."""
+"""Turns per minute are the mean over this time."""
 WARNINGS_OF_S = 3600.0
-"""Warnings of so long are shown."""
+"""Warnings of this time are shown."""
 _NEWEST_HINTS = 3
 # The sources of a merged hint are those of the hint that it was merged into.
 _SHOWN_STATUSES = [one for one in HintStatus if one not in (HintStatus.MERGED, HintStatus.DELETED)]
@@ -61,7 +61,7 @@ class LearnedFrom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """What answers at the endpoint's address: `ready` is the reply of `/readyz`, None where nothing
+    """What answers at the endpoint's address: `ready` is the reply of `/readyz`, None if nothing
     answers.
     """
 
@@ -71,7 +71,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """How a run stands. Times are unix seconds.
+    """A run's status. Times are unix seconds.
 
     `served_version`: what the adapter file says, or the newest version that was published.
     `processes`: seconds since each process last wrote its metrics. `counted`: what the judge's
@@ -91,7 +91,7 @@ class Now:
     learned_from: tuple[LearnedFrom, ...]
     why_stopped: str | None
     check: Checked | None
-    """What the newest version that was checked did with the canaries; None: there are none."""
+    """The canary results of the newest version that was checked; None: there are none."""
     endpoint: Endpoint
     processes: dict[str, float]
     counted: dict[str, float]
@@ -108,7 +108,7 @@ class Now:
 
 
 def read_run(config_file: Path) -> Now:
-    """How the run of `config_file` stands. Raises StartupError if nothing was recorded."""
+    """The status of the run of `config_file`. Raises StartupError if nothing was recorded."""
     config = load_recorded(config_file)
     return asyncio.run(_read(config, config_file.parent))
 
@@ -119,7 +119,7 @@ async def _read(config: RunConfig, folder: Path) -> Now:
 
 
 async def read_now(config: RunConfig, folder: Path, store: Store) -> Now:
-    """How the run in `folder` stands, of a store that is open. Raises StoreError."""
+    """The status of the run in `folder`, from an open store. Raises StoreError."""
     endpoint, in_folder, found, streaks = await asyncio.gather(
         _endpoint(config),
         asyncio.to_thread(_of_folder, folder),

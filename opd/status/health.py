@@ -9,9 +9,9 @@ from opd.status.facts import Now
 from records.names import TurnState
 
 SILENT_AFTER_S = 60.0
-"""A process writes its metrics every 5 s; after so long it is gone, or hangs."""
+"""A process writes its metrics every 5 s; after this time it is gone, or hangs."""
 LATE_AFTER_S = 600.0
-"""A turn that waits longer for the judge or the teacher shows that there are more than they take.
+"""A turn that waits longer for the judge or the teacher shows that there are more than they can do.
 """
 _ENOUGH_VOTES = 50
 _LOW_AGREEMENT = 0.6
@@ -23,7 +23,7 @@ _SLOW = {
     ),
     TurnState.SCORING: (
         "teacher",
-        "raise scoring.loop.concurrency, or give the teacher an engine of its own (frozen.url)",
+        "raise scoring.loop.concurrency, or give the teacher its own engine (frozen.url)",
     ),
     TurnState.REVIEWING: (
         "person who decides on their hints",
@@ -35,14 +35,14 @@ _LATE_AFTER_S = {TurnState.REVIEWING: 86_400.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that is not well, and what to do about it."""
+    """Something that is wrong, and what to do about it."""
 
     what: str
     remedy: str
 
 
 def findings(now: Now) -> list[Finding]:
-    """All that is not well, the gravest first; empty for a run that is well."""
+    """All that is wrong, the most serious first; empty for a healthy run."""
     return [*_processes(now), *_stopped(now), *_judge(now), *_queues(now), *_learning(now)]
 
 
@@ -61,13 +61,13 @@ def _processes(now: Now) -> Iterator[Finding]:
     elif ready["status"] != "ok":
         failed = [part for part in ("engine", "store") if not ready.get(part)]
         yield Finding(
-            what=f"the endpoint takes no requests: {ready['status']} ({', '.join(failed)})",
+            what=f"the endpoint accepts no requests: {ready['status']} ({', '.join(failed)})",
             remedy="see logs/engine_policy.log and logs/proxy.log; it goes on by itself once they "
             "answer",
         )
     for name in silent:
         yield Finding(
-            what=f"the process {name} has said nothing for {now.processes[name]:.0f} s",
+            what=f"the process {name} has reported nothing for {now.processes[name]:.0f} s",
             remedy=f"see logs/{name}.log; start the run again if it does not come back: {again}",
         )
 
@@ -76,7 +76,7 @@ def _stopped(now: Now) -> Iterator[Finding]:
     if now.why_stopped is not None:
         yield Finding(
             what=f"training has stopped: {now.why_stopped}",
-            remedy=f"put that right, then: opd policy resume --run {now.run}",
+            remedy=f"fix that, then: opd policy resume --run {now.run}",
         )
 
 
@@ -100,11 +100,11 @@ def _judge(now: Now) -> Iterator[Finding]:
         )
     if now.agreement is not None and now.agreement < _LOW_AGREEMENT:
         yield Finding(
-            what=f"the judge's votes on a turn agree in {now.agreement:.0%} of pairs only",
+            what=f"the judge's votes on a turn agree in only {now.agreement:.0%} of pairs",
             remedy="use a stronger judge (serve --judge-url), or raise judge.min_positive_votes",
         )
     for words in now.always_dropped:
-        yield Finding(what=words, remedy=f"opd doctor --run {now.run} says why")
+        yield Finding(what=words, remedy=f"opd doctor --run {now.run} shows why")
 
 
 def _queues(now: Now) -> Iterator[Finding]:
@@ -119,7 +119,7 @@ def _queues(now: Now) -> Iterator[Finding]:
     share = now.figures.judged_share
     if share is not None and share < _LOW_SHARE:
         yield Finding(
-            what=f"the judge comes to {share:.0%} of the turns before they are too old to train",
+            what=f"only {share:.0%} of the turns are judged before they are too old to train",
             remedy=_SLOW[TurnState.JUDGING][1],
         )
 
@@ -129,8 +129,8 @@ def _learning(now: Now) -> Iterator[Finding]:
     if row is not None and row.pooled is not None and not row.pooled.passed:
         yield Finding(
             what=f"open wishes are done too seldom: {row.pooled.value:.2f}, at least "
-            f"{row.pooled.floor:.2f} is wanted",
-            remedy="look at the hints that cost them (opd hints list) and delete what is no rule",
+            f"{row.pooled.floor:.2f} is required",
+            remedy="look at the hints that cost them (opd hints list); delete what is not a rule",
         )
     if now.figures.turns == 0 and now.endpoint.ready is not None:
         yield Finding(

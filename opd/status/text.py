@@ -1,4 +1,4 @@
-"""How a run stands, as lines of a terminal. Facts in, words out."""
+"""A run's status, as lines of a terminal. Facts in, words out."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _traffic(now: Now) -> Iterator[str]:
     dropped = now.finished.get(TurnState.DROPPED, 0)
     yield _row(
         "turns",
-        f"{now.figures.turns} ({now.turns_per_minute:.1f} a minute); {trained} trained, "
+        f"{now.figures.turns} ({now.turns_per_minute:.1f} per minute); {trained} trained, "
         f"{dropped} dropped",
     )
     for state, queue in now.queues.items():
@@ -77,7 +77,7 @@ def _judged(now: Now) -> Iterator[str]:
         parts.append(f"{now.figures.judged_share:.0%} of turns judged in time")
     cost = tokens_per_accepted(votes)
     if cost is not None:
-        parts.append(f"{cost:,.0f} tokens a hint")
+        parts.append(f"{cost:,.0f} tokens per hint")
     yield _row("judge", "; ".join(parts))
 
 
@@ -92,7 +92,7 @@ def _learning(now: Now) -> Iterator[str]:
     measured = figures(row)
     for name, where in (("gap", ""), ("gap_where_trained", ", measured where it trains")):
         if name in measured:
-            yield _row("gap", f"{measured[name]:.3g} nats a token (0: learned){where}")
+            yield _row("gap", f"{measured[name]:.3g} nats per token (0: learned){where}")
     if row is not None and row.pooled is not None:
         pooled = row.pooled
         yield _row(
@@ -101,7 +101,7 @@ def _learning(now: Now) -> Iterator[str]:
             f"{pooled.floor:.2f})",
         )
     if (check := now.check) is not None:
-        far = "" if check.kl is None else f"; {check.kl:.3f} nats a token from the start"
+        far = "" if check.kl is None else f"; {check.kl:.3f} nats per token from the start"
         yield _row(
             "canaries", f"{check.passed} of {check.asked} right at version {check.version}{far}"
         )

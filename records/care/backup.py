@@ -1,8 +1,8 @@
-"""Copies of a database while it is used, and bringing one back where none is.
+"""Copies of a database in use, and restoring one where there is no database.
 
-SQLite is copied by its backup API, PostgreSQL by pg_dump: both copy one moment, and writers go on.
-A backup is one file and `FILE.json`, which says what it is and what its bytes must be. Nothing is
-ever overwritten. It does not know the tables.
+SQLite is copied by its backup API, PostgreSQL by pg_dump: both copy a single moment, and writers
+are not stopped. A backup is one file and `FILE.json`, which describes it and contains its checksum.
+Nothing is ever overwritten. It does not know the tables.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ FORMAT = 1
 
 
 class BackupError(StoreError):
-    """A backup cannot be taken, or is not what it says; the message says what to do."""
+    """A backup cannot be taken, or does not match its description; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupFile:
-    """What `FILE.json` says of a backup; `created_at` is when it was begun (unix seconds)."""
+    """The contents of `FILE.json`; `created_at` is when the backup was started (unix seconds)."""
 
     backup_id: str
     kind: Literal["sqlite", "postgresql"]
@@ -49,7 +49,7 @@ class BackupFile:
 
     @classmethod
     def read(cls, path: Path) -> BackupFile:
-        """Of the backup `path`. Raises BackupError."""
+        """The description of the backup `path`. Raises BackupError."""
         description = _description(path)
         try:
             values = json.loads(description.read_bytes())
@@ -59,7 +59,7 @@ class BackupFile:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BackupError(
                 f"{description}: not the description of a backup ({type(error).__name__}); "
-                "it belongs beside the backup and is made with it"
+                "it belongs next to the backup and is made with it"
             ) from error
 
     def check(self, path: Path) -> None:
@@ -98,10 +98,10 @@ def take(config: StoreConfig, destination: Path, backup_id: str, created_at: flo
 
 
 async def restore(source: Path, config: StoreConfig) -> BackupFile:
-    """Bring the backup `source` back as the database of `config`, where none is.
+    """Restore the backup `source` as the database of `config`, which must not exist yet.
 
-    Raises BackupError for a damaged backup, one of another kind or of a newer program, and for a
-    database that exists.
+    Raises BackupError for a damaged backup, for one of another kind or from a newer program, and
+    for a database that exists.
     """
     made = BackupFile.read(source)
     made.check(source)
@@ -113,7 +113,8 @@ async def restore(source: Path, config: StoreConfig) -> BackupFile:
     kind = "sqlite" if config.is_sqlite else "postgresql"
     if made.kind != kind:
         raise BackupError(
-            f"{source} is a backup of {made.kind}, store.url names {kind}: restore it there"
+            f"{source} is a backup of {made.kind}, but store.url names {kind}: "
+            f"name a {made.kind} database"
         )
     path = config.sqlite_path
     if path is None:
@@ -154,7 +155,7 @@ def _copy_sqlite(source: Path, part: Path) -> None:
             closing(sqlite3.connect(address, uri=True)) as live,
             closing(sqlite3.connect(part)) as copy,
         ):
-            # In one step: with the write-ahead log, readers see one moment and hold nobody up.
+            # In one step: with the write-ahead log, readers see a single moment and block nobody.
             live.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")
     except sqlite3.Error as error:
@@ -162,14 +163,14 @@ def _copy_sqlite(source: Path, part: Path) -> None:
 
 
 def _postgresql(program: str, url: URL, *arguments: str) -> None:
-    """Run pg_dump or pg_restore on a database. Raises BackupError with the first line it says."""
+    """Run pg_dump or pg_restore on a database. Raises BackupError with its first error line."""
     if shutil.which(program) is None:
         raise BackupError(f"{program} is not installed: it comes with PostgreSQL's client programs")
     where = [f"--dbname={url.database}", "--no-password"]
     for option, value in (("host", url.host), ("port", url.port), ("username", url.username)):
         if value is not None:
             where.append(f"--{option}={value}")
-    # On the command line, everybody on this machine could read it.
+    # On the command line, everybody on this machine could read the password.
     secret = {} if url.password is None else {"PGPASSWORD": url.password}
     done = subprocess.run(
         [program, *where, *arguments],
@@ -184,7 +185,7 @@ def _postgresql(program: str, url: URL, *arguments: str) -> None:
 
 @contextmanager
 def _complete(path: Path) -> Iterator[Path]:
-    """A file to write that becomes `path`, synced, once the block ends well."""
+    """A file to write that becomes `path`, synced, once the block succeeds."""
     part = path.with_name(f"{path.name}.part")
     try:
         part.touch(mode=0o600)

@@ -1,9 +1,9 @@
-"""Deleting sessions with all that was made of them, and nothing that another session needs.
+"""Deleting sessions and all that was derived from them, but nothing that another session needs.
 
 Messages are shared between the sessions of a scope, and a turn's tokens may continue those of a
-turn in another session. A message goes when the last turn whose path it is on has gone; tokens that
-others continue are written out there first. What stays behind is a session's id, the time and the
-reason, so that nothing of it is written again, and so that backups that hold it can be named.
+turn in another session. A message is deleted with the last turn whose path contains it; tokens that
+others continue are written out there first. Only a session's id, the time and the reason remain, so
+that nothing of it is written again, and so that backups that contain it can be named.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from records.care.lineage import Reason, fed_from, lineage, note_deletions, sett
 from records.hints.memory import forget_turns
 from records.lessons import forgetting
 from records.names import DropReason, TurnState
-from records.outcomes.rows import OutcomeRow
+from records.outcomes.rows import OutcomeRow, TurnValueRow
 from records.tables.loading import load_tokens
 from records.tables.models import (
     DeletionRow,
@@ -43,21 +43,21 @@ from records.training.repeats import repeat_no_more
 
 _OF_A_TURN = (
     *(SampleRow, ScoreRow, VoteRow, VerdictRow, ReviewRow, FeedbackRow),
-    *(SideSamplesRow, ExpertsRow, RecordingRow, TokensRow),
+    *(SideSamplesRow, ExpertsRow, RecordingRow, TokensRow, TurnValueRow),
 )
 _JUDGEMENT = (ScoreRow, VoteRow, VerdictRow, ReviewRow)
 NEWEST_NAMED = 4096
-"""Sessions among whose names the one is looked for that was meant."""
+"""Number of newest sessions whose names are searched for the one that was meant."""
 WRITING_LOCK = 7_203_115_064_981_238
-"""PostgreSQL: shared by who records turns, exclusive for who deletes."""
+"""PostgreSQL: shared by those that record turns, exclusive for those that delete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """What one deletion did. `versions` were trained on it (`records.care.lineage`).
+    """What one deletion did. `versions` were trained on what it deleted (`records.care.lineage`).
 
-    With `leased_by` (owners of leases) a step is being taken on turns of these sessions: nothing
-    else of them can be leased any more, but they are not deleted yet.
+    If there are `leased_by` (owners of leases), a step is being taken on turns of these sessions:
+    nothing else of them can be leased any more, but they are not deleted yet.
     """
 
     num_sessions: int = 0
@@ -113,12 +113,12 @@ def _exclude_writers(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": WRITING_LOCK})
     else:
-        # Freed pages keep their content otherwise.
+        # Otherwise freed pages keep their content.
         connection.execute(text("PRAGMA secure_delete=ON")).all()
 
 
 def admit_writer(connection: Connection) -> None:
-    """To be called first by who inserts turns: rows that it relies on are not deleted meanwhile."""
+    """Call this before inserting turns: rows that they rely on are not deleted meanwhile."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock_shared(:key)"), {"key": WRITING_LOCK})
 
@@ -132,7 +132,7 @@ def _turns_of(connection: Connection, session_ids: Sequence[str]) -> list[str]:
 
 
 def _stop_stages(connection: Connection, turn_ids: Sequence[str], now: float) -> list[str]:
-    """No stage takes these turns any more; returns the owners of those being trained on."""
+    """Keep all stages from taking these turns; returns the owners of those being trained on."""
     owners: set[str] = set()
     for part in chunks(turn_ids):
         among = TurnRow.turn_id.in_(part)
@@ -155,7 +155,7 @@ def _stop_stages(connection: Connection, turn_ids: Sequence[str], now: float) ->
 
 
 def _forget_feedback(connection: Connection, turn_ids: Sequence[str]) -> None:
-    """The next state of these turns, and what was made of it, but not the turns."""
+    """Delete the next state of these turns and what was made of it, but not the turns."""
     for part in chunks(turn_ids):
         connection.execute(update(TurnRow).where(TurnRow.turn_id.in_(part)).values(next_state=None))
         for model in _JUDGEMENT:
@@ -163,7 +163,7 @@ def _forget_feedback(connection: Connection, turn_ids: Sequence[str]) -> None:
 
 
 def _free_others(connection: Connection, turn_ids: Sequence[str]) -> None:
-    """Turns of other sessions no longer refer to these; their prompts stay what they were."""
+    """Make turns of other sessions stop referring to these; their prompts stay the same."""
     inside = set(turn_ids)
     continuing: list[str] = []
     for part in chunks(turn_ids):
@@ -229,7 +229,7 @@ def _delete_turns(connection: Connection, turn_ids: Sequence[str]) -> None:
 
 
 def _delete_nodes(connection: Connection, path: dict[str, int]) -> int:
-    """Delete the messages that no turn needs; returns how many these were."""
+    """Delete the messages that no turn needs; returns how many."""
     child = aliased(NodeRow)
     num_deleted = 0
     by_depth: dict[int, list[str]] = {}
@@ -249,10 +249,10 @@ def _delete_nodes(connection: Connection, path: dict[str, int]) -> int:
 
 
 def _replace_forms(connection: Connection, path: dict[str, int]) -> None:
-    """A message that stays keeps the form in which a remaining turn has it.
+    """Give each message that stays the form in which a remaining turn has it.
 
-    A node holds the form that was seen first, which may be that of a turn that has gone, with
-    reasoning or an image that no other turn had.
+    A node has the form that was seen first, which may be that of a deleted turn, with reasoning or
+    an image that no other turn had.
     """
     for part in chunks(sorted(path)):
         stays = select(NodeRow.node_id, NodeRow.body_hash).where(NodeRow.node_id.in_(part))
@@ -332,7 +332,7 @@ def expired_sessions(connection: Connection, before: float, limit: int) -> list[
 def find_sessions(
     connection: Connection, *, session: str | None = None, user: str | None = None
 ) -> list[str]:
-    """Sessions with this id or client's name, and those with a turn of this user."""
+    """Sessions with this id or client-given name, and those with a turn of this user."""
     found: set[str] = set()
     if session is not None:
         named = or_(SessionRow.session_id == session, SessionRow.external_id == session)
@@ -345,7 +345,7 @@ def find_sessions(
 
 
 def session_names(connection: Connection) -> list[str]:
-    """Ids of the newest sessions, and the names that clients gave them; of NEWEST_NAMED."""
+    """Ids of the NEWEST_NAMED newest sessions, and the names that clients gave them."""
     newest = select(SessionRow.session_id, SessionRow.external_id)
     newest = newest.order_by(SessionRow.last_seen.desc()).limit(NEWEST_NAMED)
     rows = connection.execute(newest)

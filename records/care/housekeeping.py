@@ -1,7 +1,7 @@
-"""What is done to a store now and then: deletion, retention by age, the list of backups.
+"""Occasional work on a store: deletion, retention by age, the list of backups.
 
-It stands beside the store that it works on, and needs nothing of a running application: a sweep of
-the endpoint and the command line use the same.
+It works on an open store and needs no running application, so the endpoint's sweep and the command
+line share it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Backup:
 
 
 class Housekeeping:
-    """Deletion and its like on an open store."""
+    """Deletion and similar work on an open store."""
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store = store
@@ -51,7 +51,7 @@ class Housekeeping:
     async def find_sessions(
         self, *, session: str | None = None, user: str | None = None
     ) -> list[str]:
-        """Ids of the sessions with this id or client's name, and of those of this user."""
+        """Ids of the sessions with this id or client-given name, and of those of this user."""
         return await self._store.read(deletion.find_sessions, session=session, user=user)
 
     async def session_names(self) -> list[str]:
@@ -73,9 +73,9 @@ class Housekeeping:
     async def delete(
         self, session_ids: Sequence[str], reason: Reason, *, patience_s: float
     ) -> Deleted:
-        """Delete sessions; what is being trained on is waited for, up to `patience_s`.
+        """Delete sessions; waits up to `patience_s` for those that are being trained on.
 
-        `leased_by` of the result names who still trains on what could not be deleted.
+        `leased_by` of the result names the owners that still train on what could not be deleted.
         """
         total = Deleted()
         for start in range(0, len(session_ids), _SESSIONS_PER_TRANSACTION):
@@ -110,7 +110,7 @@ class Housekeeping:
             waited_s += _LEASE_POLL_S
 
     async def _clean_up(self) -> None:
-        """Old contents of the log (SQLite) and of the tables (PostgreSQL) are not kept."""
+        """Remove old contents from the log (SQLite) and from the tables (PostgreSQL)."""
         if not self._store.config.is_sqlite:
             await self._store.vacuum()
             return
@@ -118,23 +118,25 @@ class Housekeeping:
             if await self._store.read(_truncate_log):
                 return
             await asyncio.sleep(_LOG_PAUSE_S)
-        logger.warning("others read the database: its log holds deleted rows until they are done")
+        logger.warning(
+            "others read the database: its log contains deleted rows until they are done"
+        )
 
     async def expire(self, max_age_days: float) -> Deleted:
-        """Delete the sessions that were not seen for so long; those being trained on stay."""
+        """Delete the sessions not seen for `max_age_days`; those being trained on stay."""
         before = self._clock() - max_age_days * _DAY_S
         session_ids = await self._store.read(deletion.expired_sessions, before=before, limit=10_000)
         return await self.delete(session_ids, "retention", patience_s=0.0)
 
     async def trained_on(self, session_ids: Sequence[str]) -> list[int]:
-        """The policy versions that were trained on these sessions, which are stored."""
+        """The policy versions that were trained on these stored sessions."""
         found = await self._store.read(of_sessions.lineage, session_ids=session_ids)
         return sorted(found.all_versions)
 
     async def deleted_sessions(
         self, *, session: str | None = None, user: str | None = None
     ) -> list[DeletedSession]:
-        """Sessions with this id or client's name, and those of this user, that were deleted."""
+        """Deleted sessions with this id or client-given name, and those of this user."""
         return await self._store.read(of_sessions.deleted_sessions, session=session, user=user)
 
     async def versions_built_on(self, versions: Sequence[int]) -> list[int]:
@@ -166,12 +168,12 @@ class Housekeeping:
         await self._store.write(_note_backup_op, backup=backup)
 
     async def forget_backup(self, backup_id: str) -> None:
-        """A backup was not taken after all, or does not exist any more."""
+        """Remove a backup from the list: it was not taken after all, or no longer exists."""
         await self._store.write(_forget_backup_op, backup_id=backup_id)
 
 
 def _truncate_log(connection: Connection) -> bool:
-    """Whether the log is empty now: a reader that looks at an earlier moment needs it."""
+    """Empty the log; False if a reader that looks at an earlier moment still needs it."""
     is_busy, _, _ = connection.execute(text("PRAGMA wal_checkpoint(TRUNCATE)")).one()
     return not is_busy
 
@@ -212,7 +214,7 @@ def _descendants(connection: Connection, versions: Sequence[int]) -> list[int]:
         )
     )
     found = set(versions)
-    for version, parent in rows:  # a parent's number is the smaller one
+    for version, parent in rows:  # a parent has a smaller number
         if parent in found:
             found.add(version)
     return sorted(found)

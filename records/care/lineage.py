@@ -48,7 +48,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletedSession:
-    """A session that is gone; `deleted_at` in unix seconds. `versions` is None if the program that
+    """A deleted session; `deleted_at` in unix seconds. `versions` is None if the program that
     deleted it did not keep them. `is_settled` is false while a step is being taken on a lesson of a
     hint that came from it.
     """
@@ -61,7 +61,7 @@ class DeletedSession:
 
 
 def lineage(connection: Connection, session_ids: Sequence[str]) -> Lineage:
-    """Of sessions that are stored; an unknown one has no versions."""
+    """The lineage of stored sessions; an unknown one has no versions."""
     own = {
         row.turn_id: row.session_id
         for part in chunks(session_ids)
@@ -135,7 +135,7 @@ def _of_turns(connection: Connection, turn_ids: Sequence[str]) -> list[tuple[str
 
 
 def _hints_of(connection: Connection, owners: Mapping[str, Set[str]]) -> dict[str, set[str]]:
-    """The hints that these turns, or one of these, gave -> the sessions of those turns."""
+    """The hints that any of these turns gave -> the sessions of those turns."""
     found: dict[str, set[str]] = defaultdict(set)
     for part in chunks(list(owners)):
         sources = select(HintSourceRow.hint_id, HintSourceRow.turn_id).where(
@@ -151,7 +151,7 @@ def _hints_of(connection: Connection, owners: Mapping[str, Set[str]]) -> dict[st
 
 
 def _since_when(connection: Connection, hint_id: str, turn_ids: Collection[str]) -> set[int]:
-    """The first version that trained on a hint, if it came from no other turns than these."""
+    """The first version that trained on a hint, if it came only from these turns."""
     sources = select(HintSourceRow.turn_id).where(HintSourceRow.hint_id == hint_id)
     if any(turn_id not in turn_ids for turn_id in connection.scalars(sources)):
         return set()
@@ -173,8 +173,8 @@ def note_deletions(
     reason: Reason,
     now: float,
 ) -> None:
-    """Keep what is left of sessions that are about to be deleted. One that was deleted before, and
-    came back with a backup, keeps what was known of it.
+    """Note what is kept of sessions that are about to be deleted. If one was deleted before and
+    came back with a backup, what was known of it is kept.
     """
     names = _names(connection, session_ids)
     for part in chunks(session_ids):
@@ -205,8 +205,8 @@ def note_deletions(
 
 
 def settle(connection: Connection) -> None:
-    """Steps that were being taken during a deletion are over: what they made belongs to it. To be
-    called before lessons are deleted, which know what trained on them.
+    """Add to past deletions the versions of steps that were being taken then and are over now. Call
+    this before lessons are deleted, because their rows tell what trained on them.
     """
     waiting = select(
         DeletionRow.session_id, DeletionRow.versions, DeletionRow.pending_lessons
@@ -244,9 +244,9 @@ def _outcome(connection: Connection, lesson_ids: Sequence[str]) -> tuple[set[int
 def deleted_sessions(
     connection: Connection, *, session: str | None = None, user: str | None = None
 ) -> list[DeletedSession]:
-    """Sessions with this id or client's name, and those of this user, that were deleted."""
+    """Deleted sessions with this id or client-given name, and those of this user."""
     found: list[str] = []
-    # A digest holds its session's id, so each is compared.
+    # A digest includes its session's id, so each is compared.
     rows = connection.execute(select(DeletionRow.session_id, DeletionRow.name_digests))
     for session_id, digests in rows:
         wanted: set[str] = set()

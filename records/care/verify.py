@@ -1,7 +1,7 @@
 """Whether a database is whole: schema, pages, references, checksums, the rules of the states.
 
-It reads in one snapshot and changes nothing, also on a database in use. Each finding is a line that
-says what is wrong and with which turns. It knows no checkpoints.
+It reads one snapshot and changes nothing, even on a database in use. Each finding is a line that
+says what is wrong and with which turns. Checkpoints are not checked here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CLAIMED = (TurnState.JUDGING, TurnState.SCORING, TurnState.LEASED)
 
 
 async def verify_database(config: StoreConfig) -> list[str]:
-    """What is wrong, a line each; nothing if all is well. Raises StoreUnavailable."""
+    """The problems, one line each; empty if there are none. Raises StoreUnavailable."""
     path = config.sqlite_path
     if path is not None and not path.is_file():
         raise StoreUnavailable(f"no database: {path}")
@@ -87,7 +87,7 @@ def _schema_problems(connection: Connection) -> list[str]:
     if revision in schema.KNOWN:
         return [
             f"the database has schema {revision!r}, this program {schema.HEAD!r}: "
-            "start the run once, which brings it forward, then verify again"
+            "start the run once, which migrates it, then verify again"
         ]
     return [f"the database has schema {revision!r}, which this program does not know: update it"]
 
@@ -98,7 +98,7 @@ def _page_problems(connection: Connection) -> list[str]:
 
 
 def _reference_problems(connection: Connection) -> Iterator[str]:
-    """Rows that refer to rows that are not there; a database forbids them, damage does not ask."""
+    """Rows that refer to missing rows: a database forbids them, but damage can cause them."""
     for table in Base.metadata.sorted_tables:
         for key in table.foreign_keys:
             target = key.column.table.alias("target")
@@ -118,7 +118,7 @@ def _state_problems(connection: Connection) -> Iterator[str]:
 
 
 def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
-    """What no turn may be."""
+    """What no turn may be, in words and as a condition."""
     state, owner, until = TurnRow.state, TurnRow.claim_owner, TurnRow.claim_until
     dropped, trained = state == TurnState.DROPPED, state == TurnState.TRAINED
     is_repeated = and_(state == TurnState.LEASED, TurnRow.times_trained > 0)
@@ -129,7 +129,7 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
     session = exists().where(
         SessionRow.session_id == TurnRow.session_id, SessionRow.scope == TurnRow.scope
     )
-    # A turn without a hint has a reward, or its session's outcome is one.
+    # A turn without a hint has a reward, or its session's outcome gives one.
     reward = or_(VerdictRow.reward.is_not(None), VerdictRow.awaits_outcome)
     rewarded = and_(TurnRow.priority == REPLAY_PRIORITY, reward)
     taught = or_(score, verdict.where(reward))
@@ -144,9 +144,9 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
             "have a version but are not trained",
             and_(~trained, ~is_repeated, TurnRow.trained_version.is_not(None)),
         ),
-        ("are trained, though never", and_(trained, TurnRow.times_trained < 1)),
+        ("are trained, but in no step", and_(trained, TurnRow.times_trained < 1)),
         (
-            "have trained, but are not trained",
+            "were trained in steps, but are not trained",
             and_(~trained, ~is_repeated, TurnRow.times_trained > 0),
         ),
         (
@@ -160,7 +160,10 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
         ("have an owner without a deadline", and_(owner.is_not(None), until.is_(None))),
         ("have a deadline without an owner", and_(owner.is_(None), until.is_not(None))),
         ("are leased to nobody", and_(state == TurnState.LEASED, owner.is_(None))),
-        ("are held where nothing is held", and_(state.not_in(_CLAIMED), owner.is_not(None))),
+        (
+            "have an owner in a state that has none",
+            and_(state.not_in(_CLAIMED), owner.is_not(None)),
+        ),
         (
             "wait for their next state and have one",
             and_(state == TurnState.AWAITING_NEXT_STATE, TurnRow.next_state.is_not(None)),
@@ -171,7 +174,7 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
         ),
         (
             "wait for a score without a hint",
-            # One of a recording may have a reward alone: the policy has yet to score it.
+            # A recording may have only a reward: the policy has yet to score it.
             and_(
                 state == TurnState.SCORING,
                 ~verdict.where(or_(VerdictRow.hint.is_not(None), rewarded)),
@@ -186,12 +189,12 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
             and_(state.in_((TurnState.READY, TurnState.LEASED)), ~taught),
         ),
         ("have no tokens", ~exists().where(TokensRow.turn_id == TurnRow.turn_id)),
-        ("lie in another scope than their session", ~session),
+        ("are in another scope than their session", ~session),
     ]
 
 
 def _outcome_problems(connection: Connection) -> Iterator[str]:
-    """Outcomes that are no number from 0 to 1, or that are known and asked for all the same."""
+    """Outcomes that are not from 0 to 1, or that are known but still asked for or given up."""
     wrong = or_(
         OutcomeRow.value < 0,
         OutcomeRow.value > 1,
@@ -200,11 +203,11 @@ def _outcome_problems(connection: Connection) -> Iterator[str]:
     )
     number = connection.scalar(select(func.count()).select_from(OutcomeRow).where(wrong))
     if number:
-        yield f"{number} outcomes of sessions are no numbers from 0 to 1, or are still being asked"
+        yield f"{number} outcomes of sessions are not from 0 to 1, or are known but still asked for"
 
 
 def _body_problems(connection: Connection) -> Iterator[str]:
-    """Messages and tools whose content is not what their hash says."""
+    """Messages and tools whose content does not match their hash."""
     for name, key, body in (
         ("messages", NodeRow.body_hash, NodeRow.body),
         ("message variants", VariantRow.body_hash, VariantRow.body),

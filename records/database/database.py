@@ -1,9 +1,9 @@
 """Connections: one that writes and a few that read per process, on SQLite or PostgreSQL.
 
-It knows drivers, pragmas and which errors pass by themselves; it knows no tables. A write is a
-function of a connection that runs whole in one transaction, a read is one without. On SQLite they
-run in threads of their own: the write lock is never held while the event loop is busy with
-something else, and a cancelled caller leaves nothing half-closed behind.
+It knows drivers, pragmas and which errors are temporary, but no tables. A write is a function of a
+connection that runs in one transaction; a read runs without one. On SQLite they run in their own
+threads: the write lock is never held while the event loop is busy with something else, and a
+cancelled caller leaves nothing half-closed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _SQLITE_BUSY = ("database is locked", "database table is locked", "database sche
 # serialization_failure, deadlock_detected, lock_not_available
 _POSTGRESQL_CONFLICT = ("40001", "40P01", "55P03")
 # The classes of lost connections, of missing resources (disk, memory, connections) and of failing
-# disks; shutdowns; a server that only reads for now.
+# disks; shutdowns; a server that is read-only for now.
 _POSTGRESQL_GONE = ("08", "53", "57P", "58", "25006")
-# A statement's plan is else made once, after its fifth run, and kept. In a store that is still
-# empty then it reads whole tables, and goes on so while they grow, until somebody analyzes them.
+# Otherwise a statement's plan is made once, after its fifth run, and kept. In a store that is still
+# empty then, it reads whole tables, and keeps doing so as they grow, until they are analyzed.
 _PLANNING = {"plan_cache_mode": "force_custom_plan"}
 
 
@@ -56,12 +56,12 @@ class Readers(Protocol):
         ...
 
     async def close(self) -> None:
-        """Disconnect, once the functions that run have ended."""
+        """Disconnect once all running functions have ended."""
         ...
 
 
 class SqliteTransactions:
-    """Write transactions on a SQLite file, in one thread, in turn with other processes."""
+    """Write transactions on a SQLite file, in one thread, taking turns with other processes."""
 
     def __init__(self, config: StoreConfig, path: Path) -> None:
         self._config = config
@@ -100,7 +100,7 @@ class PostgresqlTransactions:
         self._engine = _postgresql_engine(config, pool_size=1)
 
     async def run(self, function: Callable[[Connection], T]) -> T:
-        """As `Transactions.run`. Raises TimeoutError where the server does not answer."""
+        """As `Transactions.run`. Raises TimeoutError if the server does not answer."""
         async with self._engine.begin() as connection:
             return await connection.run_sync(function)
 
@@ -119,7 +119,9 @@ class SqliteReaders:
         self._is_closed = False
 
     async def run(self, function: Callable[[Connection], T]) -> T:
-        """As `Readers.run`. A cancelled caller's function runs on to its end, unheard."""
+        """As `Readers.run`. A cancelled caller's function still runs to its end; its result is
+        discarded.
+        """
         if self._is_closed:
             raise StoreUnavailable("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, function)
@@ -129,7 +131,7 @@ class SqliteReaders:
             return function(connection)
 
     async def close(self) -> None:
-        """Wait for the functions that run, end the threads and disconnect."""
+        """Wait for running functions, end the threads and disconnect."""
         self._is_closed = True
         await asyncio.to_thread(self._threads.shutdown)
         self._engine.dispose()
@@ -145,7 +147,7 @@ class PostgresqlReaders:
         self._is_closed = False
 
     async def run(self, function: Callable[[Connection], T]) -> T:
-        """As `Readers.run`. Raises TimeoutError where the server does not answer."""
+        """As `Readers.run`. Raises TimeoutError if the server does not answer."""
         if self._is_closed:
             raise StoreUnavailable("the store is closed")
         async with self._engine.connect() as connection:
@@ -178,8 +180,8 @@ def _postgresql_engine(config: StoreConfig, **options: Any) -> AsyncEngine:
 
     @event.listens_for(engine.sync_engine, "handle_error")
     def _on_error(context: ExceptionContext) -> None:
-        # Of a connection that does not answer nobody knows where it stands. Rolling back on it
-        # would wait as long again, and the other connections of the pool lead to the same server.
+        # The state of a connection that does not answer is unknown. Rolling back on it would wait
+        # as long again, and the other connections of the pool lead to the same server.
         if isinstance(context.original_exception, TimeoutError):
             context.is_disconnect = True
 

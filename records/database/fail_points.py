@@ -1,9 +1,9 @@
-"""Places where a process kills itself, for the crash test alone (docs/reliability.md).
+"""Places where a process kills itself, only for the crash test (docs/reliability.md).
 
-A process started with `OPD_FAIL_POINT=NAME:COUNT` in its environment ends by SIGKILL when it comes
-to the place NAME for the COUNTth time: nothing is flushed, closed or given back, as in a real
-crash, but at an instant that chance would hardly ever meet. It is no setting of a run: it concerns
-one start of one process. Unset, a place costs one comparison.
+A process started with `OPD_FAIL_POINT=NAME:COUNT` in its environment ends by SIGKILL when it
+reaches the place NAME for the COUNTth time: nothing is flushed, closed or given back, as in a real
+crash, but at an instant that chance would hardly ever hit. It is not a setting of a run: it affects
+one start of one process. If it is unset, a place costs one comparison.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VARIABLE = "OPD_FAIL_POINT"
 
 
 def parse(text: str | None) -> tuple[str, int] | None:
-    """A place and a visit of `NAME:COUNT`; None for None. Raises ValueError for another form."""
+    """The place and visit in `NAME:COUNT`; None for None. Raises ValueError for any other form."""
     if text is None:
         return None
     name, _, count = text.partition(":")

@@ -1,8 +1,8 @@
-"""A lock between the processes of one host that nobody can take twice while another waits.
+"""A lock between the processes of one host that none can take twice while another waits.
 
-SQLite's own lock is not fair: who waits sleeps for up to 100 ms between attempts while the holder
-takes it again at once, and with four busy processes some writes waited for five seconds. Here a
-process that waits holds the door: the previous holder has to queue behind it. The kernel frees both
+SQLite's own lock is not fair: a waiting process sleeps for up to 100 ms between attempts while the
+holder takes it again at once. With four busy processes, some writes waited for five seconds. Here a
+waiting process holds the door: the previous holder has to queue behind it. The kernel frees both
 locks when a process dies.
 
 It only orders writers that use it; SQLite's lock still protects the data from everyone else.

@@ -1,6 +1,6 @@
 """Why a database cannot be opened, in one line: what it is, where, and what to do.
 
-It looks at a SQLite file before anything is opened, and puts what a driver raises into words. It
+It looks at a SQLite file before anything is opened, and turns what a driver raises into words. It
 knows no tables.
 """
 
@@ -24,7 +24,7 @@ from records.errors import StoreSchemaError, StoreUnavailable
 
 _MAGIC = b"SQLite format 3\x00"
 _FOREIGN_LOCK_S = 1.0
-"""How long another program's lock is waited for before it is named."""
+"""How long to wait for another program's lock before it is reported."""
 _CORRECT = "or correct store.url"
 
 
@@ -35,8 +35,8 @@ def name_of(config: StoreConfig) -> str:
 
 
 def check_file(config: StoreConfig) -> None:
-    """Raise StoreUnavailable for a SQLite file that cannot be the store; one that is not there is
-    made later. Nothing to do with PostgreSQL.
+    """Raise StoreUnavailable for a SQLite file that cannot be the store; a missing one is created
+    later. Does nothing for PostgreSQL.
     """
     path = config.sqlite_path
     if path is None:
@@ -45,7 +45,7 @@ def check_file(config: StoreConfig) -> None:
         raise StoreUnavailable(f"the folder of the database does not exist: {path.parent}")
     if path.is_dir():
         raise StoreUnavailable(f"{path} is a folder, and the database is a file: move it away")
-    # Its log and its locks are files beside it.
+    # Its log and its locks are files next to it.
     wanted = [path, path.parent] if path.exists() else [path.parent]
     for one in wanted:
         if not os.access(one, os.R_OK | os.W_OK, effective_ids=True):
@@ -61,8 +61,8 @@ def check_file(config: StoreConfig) -> None:
 
 
 def check_unlocked(config: StoreConfig) -> None:
-    """`check_file`, and StoreUnavailable too while another program holds a SQLite file. Writers of
-    this program take turns, and are waited for elsewhere.
+    """As `check_file`; raises StoreUnavailable also while another program locks a SQLite file.
+    Writers of this program take turns, and are waited for elsewhere.
     """
     check_file(config)
     path = config.sqlite_path
@@ -98,8 +98,8 @@ def _begin(path: Path) -> None:
 
 
 async def check_readable(config: StoreConfig) -> None:
-    """Raise StoreUnavailable for a database that does not let itself be read, and StoreSchemaError
-    for one of a newer program.
+    """Raise StoreUnavailable for a database that cannot be read, and StoreSchemaError for one from
+    a newer program.
     """
     connections = readers(config)
     try:
@@ -114,7 +114,7 @@ async def check_readable(config: StoreConfig) -> None:
 
 
 def unavailable(error: BaseException, config: StoreConfig) -> StoreUnavailable:
-    """What a driver raised while the database was opened, as one line."""
+    """The error that a driver raised while the database was opened, as one line."""
     path = config.sqlite_path
     cause = _innermost(error)
     if path is None:
@@ -125,7 +125,7 @@ def unavailable(error: BaseException, config: StoreConfig) -> StoreUnavailable:
 
 
 def _what_to_do(path: Path) -> str:
-    return f": move {path.name} away, and bring a backup back (opd records restore)"
+    return f": move {path.name} away, and restore a backup (opd records restore)"
 
 
 def _postgresql_reason(cause: BaseException, config: StoreConfig) -> str:
@@ -140,7 +140,7 @@ def _postgresql_reason(cause: BaseException, config: StoreConfig) -> str:
     if state.startswith("28"):
         return f"{place} does not let {url.username!r} in ({said}): create the role, {_CORRECT}"
     if isinstance(cause, ConnectionError):
-        return f"does not answer {place}, where nobody listens: start it, {_CORRECT}"
+        return f"does not answer {place}, where nothing listens: start it, {_CORRECT}"
     if isinstance(cause, TimeoutError):
         return f"does not answer {place} in time: start it, {_CORRECT}"
     if isinstance(cause, OSError):
@@ -154,7 +154,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it stands for, down to the driver's own."""
+    """The error and its causes, down to the driver's own."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

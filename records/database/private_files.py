@@ -1,8 +1,8 @@
-"""Files that hold what agents said are their owner's alone.
+"""Files that contain what agents said are private to their owner.
 
-Whoever starts a process of a run sets `UMASK`, so that all it makes is private; folders are made
-with their mode, and what an earlier program left open is tightened when it is found. It knows
-names and modes, no contents.
+Whoever starts a process of a run sets `UMASK`, so that everything it creates is private. Folders
+are created with their mode, and what an earlier program left open is tightened when it is found. It
+knows names and modes, not contents.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ UMASK = 0o077
 _OTHERS = 0o077
 _FOLDER_MODE = 0o700
 _MARKS = ("records.db", ".run-lock", ".trainer-lock", "engine.key", "engines.json")
-"""What tells a run folder from any other that a path may name by mistake."""
+"""What distinguishes a run folder from any other that a path may name by mistake."""
 _OPENED = ("logs", "spill", "records.db-spill", "tensorboard", "checkpoints", "launch")
 """Folders of a run whose own entries are tightened too; below those, the folder's mode protects."""
 _MOST_ENTRIES = 10_000
 
 
 def private_folder(folder: Path) -> None:
-    """Make a run folder, or tighten the one that is there."""
+    """Create a run folder, or tighten an existing one."""
     is_new = not folder.exists()
     folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     if is_new or not any(folder.iterdir()):
@@ -36,7 +36,7 @@ def private_folder(folder: Path) -> None:
 
 
 def tighten_run(folder: Path) -> None:
-    """Take others' rights from a run folder and what lies in it. Any other folder is left alone."""
+    """Remove others' permissions from a run folder and its contents. Ignores any other folder."""
     if not any((folder / name).exists() for name in _MARKS):
         return
     _tighten(folder)
@@ -66,7 +66,7 @@ def _tighten_entries(folder: Path) -> None:
 
 
 def _tighten(path: Path) -> None:
-    """Never follows a link: what it leads to is not the run's."""
+    """Never follows a link: its target does not belong to the run."""
     try:
         mode = path.lstat().st_mode
         if (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and stat.S_IMODE(mode) & _OTHERS:

@@ -1,4 +1,4 @@
-"""Bringing a database to the schema of this program, whoever opens it first.
+"""Migrating a database to the schema of this program, by whichever process opens it first.
 
 The check and the migration happen under the write lock (SQLite) or an advisory lock (PostgreSQL),
 so that several processes may open a new database at once. Alembic is imported only when there is
@@ -13,12 +13,12 @@ from sqlalchemy import Connection, inspect, text
 
 from records.errors import StoreSchemaError
 
-HEAD = "0022"
+HEAD = "0024"
 """The newest revision in `records/migrations/versions`."""
 KNOWN = (
     *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"),
     *("0011", "0012", "0013", "0014", "0015", "0016", "0017", "0018", "0019", "0020"),
-    *("0021", HEAD),
+    *("0021", "0022", "0023", HEAD),
 )
 """Every revision that this program can migrate from, and the newest."""
 VERSION_TABLE = "alembic_version"
@@ -27,7 +27,7 @@ _ADVISORY_LOCK = 7_203_115_064_981_237
 
 
 def migrate_op(connection: Connection) -> None:
-    """Run the missing migrations. Raises StoreSchemaError for a schema of a newer program."""
+    """Run the missing migrations. Raises StoreSchemaError for a schema from a newer program."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
     revision = current_revision(connection)
@@ -38,7 +38,7 @@ def migrate_op(connection: Connection) -> None:
 
 
 def check_revision(revision: str | None) -> None:
-    """Raise StoreSchemaError for a schema of a newer program."""
+    """Raise StoreSchemaError for a schema from a newer program."""
     if revision is not None and revision not in KNOWN:
         raise StoreSchemaError(
             f"the database has schema {revision!r}, which this program (schema {HEAD!r}) does not "
@@ -47,7 +47,7 @@ def check_revision(revision: str | None) -> None:
 
 
 def current_revision(connection: Connection) -> str | None:
-    """The revision in the database; None if it has no tables of ours."""
+    """The revision in the database; None if it has none of our tables."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()

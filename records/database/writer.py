@@ -1,7 +1,7 @@
-"""Group commit: one task per process runs the write operations that wait, in one transaction.
+"""Group commit: one task per process runs the waiting write operations in one transaction.
 
-Callers hand over an operation (a function of a connection) and wait until it is committed. What is
-frequent is written as a bulk: one call for the items of all callers of a group. A group runs
+Callers hand over an operation (a function of a connection) and wait until it is committed. Frequent
+operations are written as bulks: one call for the items of all callers of a group. A group runs
 without savepoints first; if an operation fails, the group is rolled back and run again with a
 savepoint around each, so that a failing operation fails only its caller. Operations may therefore
 run several times: they must change nothing but the database.
@@ -74,7 +74,7 @@ class GroupWriter:
         self._task = asyncio.create_task(self._run(), name="store-writer")
 
     async def close(self) -> None:
-        """Commit what waits, then stop. Later operations raise StoreUnavailable."""
+        """Commit the waiting operations, then stop. Later operations raise StoreUnavailable."""
         self._closing = True
         self._wake.set()
         if self._task is not None:
@@ -84,9 +84,9 @@ class GroupWriter:
     async def run(self, operation: Operation[T], name: str = "other") -> T:
         """Run `operation` in a transaction and return its result once that is committed.
 
-        `name` is what its fail points are called by. Raises what the operation raises;
-        StoreUnavailable if the database stays locked or away. A caller that is cancelled while its
-        operation runs does not undo it.
+        `name` is the name of its fail points. Raises what the operation raises; StoreUnavailable if
+        the database stays locked or unavailable. Cancelling a caller while its operation runs does
+        not undo it.
         """
         return await self.run_bulk(_one_by_one, operation, name)
 
@@ -142,8 +142,8 @@ class GroupWriter:
                 self.num_retries += 1
                 await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.5))
                 if is_conflict(error) and len(group) > 1:
-                    # Groups of two processes that lock the same rows in another order would meet
-                    # again; single operations take their rows in one order.
+                    # Groups of two processes that lock the same rows in different orders would
+                    # collide again; single operations all lock rows in the same order.
                     return [(await self._commit_or_fail([one]))[0] for one in group]
         raise AssertionError("the last attempt returns or raises")
 
@@ -200,7 +200,7 @@ def _reached(group: list[_Waiting], moment: str) -> None:
 
 def as_store_error(error: Exception) -> Exception:
     """`error` as its caller should see it: database trouble as StoreUnavailable."""
-    # A bare DatabaseError is a file that is no database, or a damaged one.
+    # A bare DatabaseError means a file that is not a database, or a damaged one.
     broken = isinstance(error, OperationalError) or type(error) is DatabaseError
     if broken or is_transient(error):
         reason = str(error.orig) if isinstance(error, DBAPIError) else str(error)

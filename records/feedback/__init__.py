@@ -1,1 +1,1 @@
-"""Feedback given beside the conversation."""
+"""Feedback given outside the conversation."""

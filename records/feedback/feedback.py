@@ -1,8 +1,8 @@
-"""What people say of a turn after they had its answer: a text, a corrected answer, a score.
+"""What people say about a turn after its answer: a text, a corrected answer, a score.
 
 Feedback is part of the turn's next state, with a role of its own: whoever loads the turn finds it
-behind the messages that followed. It is never a training target by itself. What becomes of it when
-it comes is decided in `feedback_writes`.
+after the messages that followed. It is never a training target by itself. What becomes of new
+feedback is decided in `feedback_writes`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """What somebody said of a turn. `external_id` is the client's name for it.
+    """What somebody said about a turn. `external_id` is the client's name for it.
 
     `score` lies in [low, high] of `score_range`; a thumb up or down is a score of 1 or -1 in
     (-1, 1).
@@ -54,7 +54,7 @@ class Feedback:
         if self.score is None or self.score_range is None:
             return None
         low, high = self.score_range
-        # The share first: twice the largest numbers is no number.
+        # Divide first: twice the largest float is infinite.
         return 2.0 * ((self.score - low) / (high - low)) - 1.0
 
     def message(self) -> Message:
@@ -73,9 +73,9 @@ class Feedback:
 
 
 def corrected_answer(message: Message) -> str | None:
-    """The corrected answer in a feedback's message; None if it holds none.
+    """The corrected answer in a feedback's message; None if there is none.
 
-    Raises ValueError where two lines begin like one: then nothing tells where it starts.
+    Raises ValueError if two lines begin like one: then it is unclear where it starts.
     """
     _, *found = f"\n{message['content']}".split(f"\n{_CORRECTION}")
     if len(found) > 1:
@@ -85,9 +85,10 @@ def corrected_answer(message: Message) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFeedback:
-    """Feedback as it is stored, and what became of it; `reason` says why, where it does not act.
+    """Feedback as it is stored, and what became of it; `reason` says why it has no effect, if it
+    has none.
 
-    `is_new` is False where it was there already.
+    `is_new` is False if it was already there.
     """
 
     feedback_id: str
@@ -105,7 +106,7 @@ def kept(row: Any, *, is_new: bool) -> KeptFeedback:
 
 
 def counts(connection: Connection, turn_ids: Iterable[str]) -> dict[str, int]:
-    """How much feedback each turn has, those that have some."""
+    """Number of feedbacks on each turn that has any."""
     return {row.turn_id: row.number for row in rows_in(connection, _COUNTS, turn_ids)}
 
 

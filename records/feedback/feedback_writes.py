@@ -1,7 +1,7 @@
-"""Feedback comes: what becomes of it depends on where its turn stands.
+"""New feedback: what becomes of it depends on where its turn stands.
 
 Decided and written in one transaction, with the turn's row locked; the outcome is kept with the
-feedback. Also how a turn whose next state grew after it was judged goes back to the judge.
+feedback. Also sends a turn whose next state grew after it was judged back to the judge.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _AFTER_READY = frozenset(
 
 
 class TooMuchFeedback(ValueError):
-    """A turn has as much feedback as it may have."""
+    """A turn already has as much feedback as it may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFeedback:
-    """Feedback on its way into the store; `message` is redacted already."""
+    """Feedback on its way into the store; `message` is already redacted."""
 
     scope: str
     turn_id: str
@@ -68,8 +68,9 @@ class NewFeedback:
 def add_op(connection: Connection, new: NewFeedback) -> KeptFeedback | None:
     """Keep feedback and move its turn accordingly; None if the scope has no such turn.
 
-    Sent again it changes nothing and tells what became of it the first time. Raises StoreConflict
-    if the scope has other feedback of this name, TooMuchFeedback beyond `MAX_PER_TURN`.
+    Sending it again changes nothing and returns what became of it the first time. Raises
+    StoreConflict if the scope has other feedback with this name, TooMuchFeedback beyond
+    `MAX_PER_TURN`.
     """
     admit_writer(connection)
     turn = connection.execute(
@@ -83,7 +84,7 @@ def add_op(connection: Connection, new: NewFeedback) -> KeptFeedback | None:
     if known is not None:
         return known
     if counts(connection, [new.turn_id]).get(new.turn_id, 0) >= MAX_PER_TURN:
-        raise TooMuchFeedback(f"a turn keeps {MAX_PER_TURN} feedbacks")
+        raise TooMuchFeedback(f"a turn keeps at most {MAX_PER_TURN} feedbacks")
     outcome, reason = _outcome(turn, new.now)
     row = {
         "feedback_id": new.feedback_id,
@@ -118,7 +119,7 @@ def _known(connection: Connection, new: NewFeedback) -> KeptFeedback | None:
 
 
 def _outcome(turn: Row[Any], now: float) -> tuple[FeedbackOutcome, str | None]:
-    """What becomes of feedback on a turn, and why it does not act, if so."""
+    """What becomes of feedback on a turn, and why it has no effect, if so."""
     if turn.state is TurnState.TRAINED:
         return FeedbackOutcome.TOO_LATE, f"trained in version {turn.trained_version}"
     if turn.state is TurnState.LEASED:
@@ -143,8 +144,8 @@ def judge_again(
 ) -> None:
     """-> judging, without what was made of the shorter next state; `values` are set as well.
 
-    Who is judging the turn keeps the claim: its verdict is not taken (`claims.verdict_op`), which
-    frees the turn.
+    A worker that is judging the turn keeps the claim: its verdict is refused (`claims.verdict_op`),
+    which frees the turn.
     """
     if state is not TurnState.JUDGING:
         values |= {"claim_owner": None, "claim_until": None}
@@ -158,7 +159,7 @@ def judge_again(
             drop_reason=None,
             drop_detail=None,
             updated_at=now,
-            # Whether it can train is asked again.
+            # Whether it can train is decided again.
             priority=late_no_more(),
             **values,
         )

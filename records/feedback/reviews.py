@@ -1,8 +1,8 @@
 """What people decide on the judge's hints before they train: approve, edit or reject.
 
-A hint that waits for a person is in no memory and teaches nothing. Approved, it enters the memory
-and its turn goes on to the teacher, in one transaction; a turn that is too old to train by then is
-dropped there as any other is, and its hint stays.
+A hint that waits for a person is not in the memory and teaches nothing. When it is approved, it
+enters the memory and its turn goes on to the teacher, in one transaction. A turn that is too old to
+train by then is dropped there like any other, and its hint stays.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintDecision:
-    """What a person says of a turn's hint, as it was judged at `judged_at`: approved as it is or as
+    """A person's decision on a turn's hint, as judged at `judged_at`: approved unchanged or as
     `hint`, or not approved.
     """
 
@@ -59,7 +59,7 @@ class HintDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintReview:
-    """A decision, at `created_at` (unix seconds). `hint` as it stands now; None: rejected."""
+    """A decision, at `created_at` (unix seconds). `hint` is the hint now; None: rejected."""
 
     turn_id: str
     decision: ReviewDecision
@@ -72,8 +72,8 @@ class HintReview:
 def proposals(
     connection: Connection, scope: str | None, limit: int, after: str | None
 ) -> list[Proposal]:
-    """Hints that wait, of a scope (None: of all), those of the newest turns first, from behind the
-    turn `after` on.
+    """Waiting hints of a scope (None: of all), those of the newest turns first, starting after the
+    turn `after`.
     """
     place = (TurnRow.created_at, TurnRow.turn_id)
     behind: ColumnElement[bool] = true()
@@ -133,7 +133,7 @@ def review_op(
     ready with the turn's reward alone.
 
     None if there is no such turn (of the scope, if one is given). Raises StoreConflict for a turn
-    that waits for nobody, or that was judged again since.
+    that does not wait for a review, or was judged again since.
     """
     turn = connection.execute(
         select(TurnRow.scope, TurnRow.state, VerdictRow.created_at.label("judged_at"))
@@ -165,7 +165,7 @@ def review_op(
     if is_rejected:
         go_on_without_hint(connection, [decided.turn_id], now)
         return review
-    # Nobody saw the hints of other votes, so none of them may take its place.
+    # The hints of other votes were not shown, so none of them may take its place.
     connection.execute(
         update(VerdictRow)
         .where(VerdictRow.turn_id == decided.turn_id)
@@ -176,7 +176,7 @@ def review_op(
 
 
 def _hint_of(verdict: Verdict) -> str:
-    """Raises StoreCorrupt: a turn waits for a person who has nothing to decide on."""
+    """The hint that waits for a person. Raises StoreCorrupt if there is none."""
     if not verdict.hint:
         raise StoreCorrupt(f"turn {verdict.turn_id} waits for a review without a hint")
     return verdict.hint
@@ -208,7 +208,7 @@ def review_of(connection: Connection, turn_id: str) -> HintReview | None:
 
 
 def decisions(connection: Connection, scope: str | None) -> dict[ReviewDecision, int]:
-    """How often people decided what, on the hints of a scope (None: of all)."""
+    """How often people made each decision, on the hints of a scope (None: of all)."""
     rows = connection.execute(
         select(ReviewRow.decision, func.count().label("number"))
         .where(true() if scope is None else ReviewRow.scope == scope)

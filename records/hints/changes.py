@@ -1,4 +1,4 @@
-"""What changes a hint that is in the memory: its examination, its measurements, and its end."""
+"""Changes to a hint that is in the memory: its examination, its measurements, and its end."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _MOVES = {
     HintStatus.RESTING: (HintStatus.ACTIVE, HintStatus.WITHDRAWN),
     HintStatus.STUCK: (HintStatus.ACTIVE, HintStatus.RESTING, HintStatus.WITHDRAWN),
 }
-"""What may follow, but for what an examination or a deletion does."""
+"""What may follow each status, except through an examination or a deletion."""
 
 
 def claim_hints_op(
     connection: Connection, owner: str, limit: int, now: float, ttl_s: float
 ) -> list[str]:
-    """Claim up to `limit` hints that nobody has examined, one of each scope: the one with the most
-    sources, the oldest of these. None of a scope of which one is being examined: they may be equal,
-    and each is compared with those that were examined before.
+    """Claim up to `limit` unexamined hints, one per scope: the one with the most sources, and of
+    these the oldest. Scopes with a hint under examination are left out: two hints may be equal, and
+    each is compared with those that were examined before.
     """
     waits = [HintRow.status.in_(LIVE_STATUSES), HintRow.is_rule.is_(None)]
     busy = select(HintRow.scope).where(*waits, HintRow.claim_until >= now)
@@ -86,10 +86,10 @@ def refute_op(
     restated: Mapping[str, Sequence[str]],
     now: float,
 ) -> bool:
-    """Sources whose answers do what the hint asks are none, and those that are ready do not train;
-    of those that are `restated` other candidates are left, see `restate`. False if no other source
-    is left, with which the hint goes, or if the claim is lost; else the claim is given back, and it
-    is examined with what is left.
+    """Remove sources whose answers do what the hint asks; those that are ready do not train. The
+    `restated` ones have other candidates left, see `restate`. False if no source is left, which
+    ends the hint, or if the claim is lost; otherwise the claim is given back, and the hint is
+    examined with the remaining sources.
     """
     holds = select(HintRow.hint_id).where(HintRow.hint_id == hint_id, HintRow.claim_owner == owner)
     if connection.scalar(holds.with_for_update()) is None:
@@ -133,8 +133,8 @@ def _of_owner(connection: Connection, owner: str, hint_ids: Sequence[str], **val
 def examination_op(
     connection: Connection, owner: str, examination: Examination, now: float
 ) -> list[str] | None:
-    """Write what an examination found; the hints that hold no more because of it. None, and
-    nothing is written, if the claim is lost or the hint holds no more.
+    """Write what an examination found; returns the hints that no longer hold because of it. None,
+    and nothing is written, if the claim is lost or the hint no longer holds.
     """
     hint_id = examination.hint_id
     row = connection.execute(
@@ -242,8 +242,8 @@ def _prompt_row(prompt: HintPrompt) -> dict[str, Any]:
 
 
 def examine_again_op(connection: Connection, hint_id: str, now: float) -> bool:
-    """A rule that holds waits for the examiner once more; False if it has ended, waits, or is
-    opposed by another scope.
+    """Let a rule that holds wait for the examiner once more; False if it has ended, already waits,
+    or is opposed by another scope.
     """
     changed = connection.execute(
         update(HintRow)
@@ -261,7 +261,7 @@ def examine_again_op(connection: Connection, hint_id: str, now: float) -> bool:
 def set_prompt_op(
     connection: Connection, prompt_id: str, asked: int, followed: int, dropped: str | None
 ) -> None:
-    """How the start model followed a prompt's words, and why they are not used."""
+    """Store how the start model followed a prompt's words, and why they are not used."""
     connection.execute(
         update(HintPromptRow)
         .where(HintPromptRow.prompt_id == prompt_id)
@@ -270,8 +270,8 @@ def set_prompt_op(
 
 
 def settle_prompts_op(connection: Connection, hint_id: str, measuring: Sequence[str]) -> None:
-    """Of a hint that is practised from now on: which of its texts measure. The others train, and
-    are never to measure again, whatever texts come.
+    """Set which texts of a hint measure, now that it is practised. The others train and must never
+    measure again, whatever texts are added.
     """
     connection.execute(
         update(HintPromptRow)
@@ -285,8 +285,8 @@ def settle_prompts_op(connection: Connection, hint_id: str, measuring: Sequence[
 
 
 def set_states_op(connection: Connection, hint_id: str, states: Sequence[HintState]) -> None:
-    """The states of a hint, in place of those that it had. Turns that have gone are left out; of a
-    hint that has ended meanwhile nothing changes.
+    """Replace the states of a hint. Deleted turns are left out; a hint that has ended meanwhile is
+    not changed.
     """
     holds = select(HintRow.hint_id).where(
         HintRow.hint_id == hint_id, HintRow.status.in_(LIVE_STATUSES)
@@ -315,8 +315,8 @@ def set_block_op(
     detail: str | None,
     now: float,
 ) -> None:
-    """Why a hint is not rehearsed; None: it is. Not of one that another scope opposes, or that has
-    ended: who prepares it read it minutes ago.
+    """Set why a hint is not rehearsed; None: it is. A hint that another scope opposes, or that has
+    ended, is not changed: the caller read it minutes ago.
     """
     changed = connection.execute(
         update(HintRow)
@@ -330,7 +330,7 @@ def set_block_op(
 def set_gap_op(
     connection: Connection, hint_id: str, gap: float, gap_high: float, first: bool, now: float
 ) -> None:
-    """A measurement on held-back states, in nats per token; `first`: before the first lesson."""
+    """Store a measurement on held-back states, in nats per token; `first`: before any lesson."""
     values = {"gap": gap, "gap_high": gap_high, "updated_at": now}
     connection.execute(
         update(HintRow)
@@ -342,7 +342,7 @@ def set_gap_op(
 def set_status_op(
     connection: Connection, hint_id: str, status: HintStatus, detail: str | None, now: float
 ) -> bool:
-    """Another status; False if the hint does not hold any more, or has it already.
+    """Set another status; False if the hint no longer holds or already has it.
 
     Raises StoreConflict for a status that cannot follow the one that it has.
     """
@@ -352,7 +352,7 @@ def set_status_op(
     if current is None or current not in LIVE_STATUSES or current is status:
         return False
     if status not in _MOVES[current]:
-        raise StoreConflict(f"hint {hint_id}: {current.value} -> {status.value} is no legal move")
+        raise StoreConflict(f"hint {hint_id}: {current.value} -> {status.value} is not allowed")
     values: dict[str, Any] = {"status": status, "detail": detail, "updated_at": now}
     if status not in LIVE_STATUSES:
         values["text_key"] = None

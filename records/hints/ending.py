@@ -1,9 +1,9 @@
-"""The end of hints that hold no more: what they had under way goes in the same transaction.
+"""Ending hints that no longer hold: what they had under way is dropped in the same transaction.
 
-Lessons are dropped, and so are turns that only ended hints came from: nothing would hold the open
-wish for the opposite while they train. The states stay, since what was taught there is to go back
-(opd/rehearsal/preparing/keeping.py). Of a deleted hint the texts go too, and what a judge wrote of
-it.
+Lessons are dropped, and so are turns that only ended hints came from: nothing would preserve the
+open wish for the opposite while they train. The states stay, because what was taught there has to
+be unlearned (opd/rehearsal/preparing/keeping.py). If the hint is deleted, its texts and what a
+judge wrote about it are deleted too.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def only_ended() -> ColumnElement[bool]:
 
 
 def stop(connection: Connection, hint_id: str, reason: LessonDrop, now: float) -> None:
-    """Nothing of a hint that ended trains any more: its lessons, and turns that it came from alone.
-    What is being trained on is dropped if it is given back.
+    """Stop training on a hint that ended: drop its lessons and the turns that gave only ended
+    hints. What is being trained on is dropped if it is given back.
     """
     drop_of_hint_op(connection, hint_id, reason, now)
     drop_turns(connection, now, TurnRow.state.in_(_WAITING), _came_from(hint_id))
@@ -65,7 +65,7 @@ def _came_from(hint_id: str) -> ColumnElement[bool]:
 
 def drop_turns(connection: Connection, now: float, *conditions: ColumnElement[bool]) -> int:
     """Those of these turns whose hints have all ended -> dropped(hint_ended), or ready with their
-    reward alone; returns how many there are.
+    reward alone; returns how many.
     """
     statement = select(TurnRow.turn_id).where(*conditions, only_ended())
     turn_ids = list(connection.scalars(statement.order_by(TurnRow.turn_id).with_for_update()))
@@ -90,7 +90,7 @@ def drop_turns(connection: Connection, now: float, *conditions: ColumnElement[bo
 
 
 def erase_deleted(connection: Connection, turn_ids: Sequence[str]) -> None:
-    """What a teacher read of deleted hints goes from these turns, which nobody trains on now."""
+    """Erase what a teacher read of deleted hints from these turns, which are not in training."""
     for part in chunks(turn_ids):
         gone = (
             select(HintSourceRow.turn_id)
@@ -101,7 +101,7 @@ def erase_deleted(connection: Connection, turn_ids: Sequence[str]) -> None:
 
 
 def contradict(connection: Connection, hint_id: str, scope: str, by: str, now: float) -> str | None:
-    """A hint of the scope gives way to another one; None if it holds no more anyway."""
+    """Let a hint of the scope give way to another one; None if it already no longer holds."""
     status = _how_contradicted(connection, hint_id, by)
     changed = connection.execute(
         update(HintRow)
@@ -118,7 +118,7 @@ def contradict(connection: Connection, hint_id: str, scope: str, by: str, now: f
 
 
 def _how_contradicted(connection: Connection, old: str, new: str) -> HintStatus:
-    """Withdrawn, if users of what the old hint had taught gave the new one; else contradicted."""
+    """Withdrawn if users of what the old hint had taught gave the new one; else contradicted."""
     taught = exists().where(
         HintRow.hint_id == old,
         HintRow.trained_since.is_not(None),
@@ -132,8 +132,8 @@ def _how_contradicted(connection: Connection, old: str, new: str) -> HintStatus:
 def delete_hint_op(
     connection: Connection, hint_id: str, scope: str | None, now: float
 ) -> DeletedHint | None:
-    """Delete a hint: its texts go, with its sources' words and what was written of it on their
-    turns; its row stays. None if there is none, or none of the `scope`, or it was deleted before.
+    """Delete a hint's texts, its sources' words and what was written about it on their turns; its
+    row stays. None if there is no such hint (of the `scope`), or it was deleted before.
     """
     row = connection.execute(
         select(HintRow.scope, HintRow.status).where(HintRow.hint_id == hint_id).with_for_update()
@@ -159,7 +159,7 @@ def delete_hint_op(
 
 
 def _merged_into(connection: Connection, hint_ids: Sequence[str]) -> list[str]:
-    """Hints that say the same as these, and those that do as they: their texts go with these."""
+    """Hints that were merged into these, also indirectly: their texts are deleted with these."""
     found: list[str] = []
     while hint_ids:
         hint_ids = [
@@ -175,7 +175,7 @@ def _merged_into(connection: Connection, hint_ids: Sequence[str]) -> list[str]:
 
 
 def erase_texts(connection: Connection, hint_id: str, now: float) -> None:
-    """A hint's text and what was written from it: words of its exceptions, and its lessons."""
+    """Erase a hint's text and what was written from it: its exceptions' words, its lessons."""
     connection.execute(delete(HintPromptRow).where(HintPromptRow.hint_id == hint_id))
     erase_of_hint(connection, hint_id, now)
     connection.execute(
@@ -184,7 +184,7 @@ def erase_texts(connection: Connection, hint_id: str, now: float) -> None:
 
 
 def _erase_verdicts(connection: Connection, hint_id: str) -> None:
-    """Of the verdicts that gave a hint stays that there was one, and how the votes fell."""
+    """Erase a hint from the verdicts that gave it; that there was one, and the votes, stay."""
     turns = select(HintSourceRow.turn_id).where(HintSourceRow.hint_id == hint_id)
     leased = select(TurnRow.turn_id).where(TurnRow.state == TurnState.LEASED)
     connection.execute(
@@ -218,7 +218,7 @@ def versions_of_lessons(connection: Connection, hint_ids: Sequence[str]) -> set[
 
 def versions_of(connection: Connection, hint_ids: Sequence[str]) -> tuple[int, ...]:
     """Versions that trained on turns that these hints came from or on their lessons, lost ones
-    included, and the first that is known of.
+    included, and the first known version of each.
     """
     found: set[int | None] = {*versions_of_lessons(connection, hint_ids)}
     for part in chunks(hint_ids):

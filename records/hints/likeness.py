@@ -12,11 +12,11 @@ _WORD = re.compile(r"\w+")
 
 def likeness(text: str, others: Sequence[str]) -> list[float]:
     """How alike `text` is to each of `others`, in [0, 1]: the weight of the pieces of words that
-    both have, over that of all pieces that either has.
+    both have, over that of all pieces of either.
 
-    Pieces are three letters, so that "temperatures" is like "temperature". What few of the texts
-    have weighs more than what most have (log of 1 + texts over texts that have it): "the" and
-    "use" tell no two of them apart.
+    Pieces are three letters, so that "temperatures" is like "temperature". Pieces that few texts
+    have weigh more than those that most have, by log(1 + texts / texts that have it): "the" and
+    "use" do not tell texts apart.
     """
     pieces = [_pieces(one) for one in (text, *others)]
     counts = Counter(piece for one in pieces for piece in one)
@@ -35,7 +35,7 @@ def _pieces(text: str) -> frozenset[str]:
 
 
 def words_of(text: str) -> frozenset[str]:
-    """The words of a text, whatever their case."""
+    """The words of a text, regardless of case."""
     return frozenset(_WORD.findall(text.casefold()))
 
 

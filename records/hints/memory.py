@@ -1,7 +1,7 @@
-"""What is written to the hint memory: hints of accepted verdicts, and what becomes of them.
+"""Writes to the hint memory: hints of accepted verdicts, and what becomes of them.
 
 A hint enters in the transaction of its verdict, so it survives whatever happens to the turn: one
-that is too old to train by now has still taught what its user wants. Of one text a scope has one
+that is too old to train by now has still shown what its user wants. For each text, a scope has one
 hint that holds; each further turn with that text is a further source of it.
 """
 
@@ -26,11 +26,11 @@ from records.tables.sql import chunks, insert_missing, rows_in, upsert
 from records.types import Verdict
 
 MAX_WORDS_CHARS = 2000
-"""Longest text of a source's words; what is beyond is cut."""
+"""Maximum length of a source's words; the rest is cut off."""
 MAX_TEXTS = 48
-"""With so many texts for its exceptions a hint is given no more."""
+"""A hint with this many texts for its exceptions gets no more."""
 _MOST_ASKED = 8
-"""Sessions in which a hint was given, up to which it is asked again whether it is a rule."""
+"""Up to this many sessions in which a hint was given, the judge is asked again if it is a rule."""
 _UNASKED = (RehearsalBlock.NO_MAJORITY, RehearsalBlock.NOT_EXAMINED)
 
 _TURNS = select(
@@ -42,14 +42,14 @@ _BY_KEY = select(HintRow.hint_id, HintRow.scope, HintRow.text_key).where(
 
 
 def text_key(text: str) -> str:
-    """Stands for a hint's text, whatever its case and spacing. Hex SHA-256."""
+    """Identifies a hint's text, regardless of case and spacing. Hex SHA-256."""
     plain = " ".join(clean_text(text).casefold().split())
     return hashlib.sha256(plain.encode()).hexdigest()
 
 
 def remember(connection: Connection, verdicts: Sequence[Verdict], now: float) -> None:
-    """The accepted hint of each verdict: a new hint, or one more source of what the scope has. What
-    a held-out recording shows is measured and teaches nothing, so its hint is not kept.
+    """Store the accepted hint of each verdict: as a new hint, or as one more source of an existing
+    one. A held-out recording is only measured and teaches nothing, so its hint is not kept.
     """
     before = _forget_sources(connection, [one.turn_id for one in verdicts])
     _add_sources(connection, verdicts, now)
@@ -78,7 +78,7 @@ def _add_sources(connection: Connection, verdicts: Sequence[Verdict], now: float
                 "words": words_of(said),
                 "num_votes": len(verdict.votes),
                 "num_positive": sum(vote.score == 1 for vote in verdict.votes),
-                # Not of the verdict: turns are judged newest first.
+                # Not the verdict's time: turns are judged newest first.
                 "created_at": turn.created_at,
             }
         )
@@ -89,8 +89,8 @@ def _add_sources(connection: Connection, verdicts: Sequence[Verdict], now: float
 def add_hints(
     connection: Connection, wanted: Mapping[str, tuple[str, str]], now: float
 ) -> dict[str, str]:
-    """By turn, the hint that its scope has with that text, new ones included: `wanted` is (scope,
-    text). Its id.
+    """By turn, the id of the hint that its scope has with that text, inserted if it is new;
+    `wanted` is (scope, text) by turn.
     """
     rows = [_hint_row(scope, text, turn_id, now) for turn_id, (scope, text) in wanted.items()]
     if rows:
@@ -102,10 +102,10 @@ def add_hints(
 
 
 def look_again(connection: Connection, hint_ids: Iterable[str]) -> None:
-    """Hints that were set aside for want of votes, of a judge or of usable texts, or that seemed to
-    be meant for one answer: a further source may bring them. Texts are enough at some number,
-    whatever they were worth; what is no rule in the words of many users is none. One that was given
-    up (`stuck`) is practised again: its user still objects.
+    """Reconsider hints that lacked votes, a judge or usable texts, or that seemed to be meant for
+    one answer: a further source may provide them. This ends at a number of texts, however useful
+    they were, and at a number of sessions: what is not a rule in the words of many users is none. A
+    hint that was given up (`stuck`) is practised again: its user still objects.
     """
     texts = _number(HintPromptRow, HintPromptRow.prompt_id)
     lacks_texts = and_(HintRow.block == RehearsalBlock.NO_COUNTER_LESSONS, texts < MAX_TEXTS)
@@ -131,13 +131,13 @@ def look_again(connection: Connection, hint_ids: Iterable[str]) -> None:
 
 
 def _number(model: type[HintPromptRow] | type[HintSourceRow], column: Any) -> Any:
-    """Different values of a column among a hint's rows."""
+    """Number of different values of a column among a hint's rows."""
     number = select(func.count(column.distinct())).where(model.hint_id == HintRow.hint_id)
     return number.correlate(HintRow).scalar_subquery()
 
 
 def words_of(next_state: Iterable[Message]) -> str:
-    """What the user and the tools said, one message a line, cut to `MAX_WORDS_CHARS`."""
+    """What the user and the tools said, one message per line, cut to `MAX_WORDS_CHARS`."""
     texts = (content_text(message.get("content")).strip() for message in next_state)
     return "\n".join(text for text in texts if text)[:MAX_WORDS_CHARS]
 
@@ -168,9 +168,8 @@ def _hint_row(scope: str, text: str, turn_id: str, now: float) -> dict[str, Any]
 
 
 def _forget_sources(connection: Connection, turn_ids: Sequence[str]) -> dict[str, list[str]]:
-    """Turns that are judged again tell anew what they were a source of: these turns, by the hints
-    that they gave. The hints are still there, so one that is given again keeps what was measured
-    of it.
+    """Remove the sources of turns that are judged again; returns these turns, by the hints that
+    they gave. The hints are still there, so one that is given again keeps its measurements.
     """
     given: dict[str, list[str]] = {}
     for part in chunks(turn_ids):
@@ -186,7 +185,7 @@ def _forget_sources(connection: Connection, turn_ids: Sequence[str]) -> dict[str
 
 
 def _keep_states(connection: Connection, given: Mapping[str, Sequence[str]]) -> None:
-    """Where a hint taught that its turns do not give any more, it is to go back."""
+    """Keep the turns of hints that taught and lost all sources, as states for unlearning them."""
     for hint_id, turn_ids in given.items():
         has_sources = exists().where(HintSourceRow.hint_id == HintRow.hint_id)
         ends = select(HintRow.hint_id).where(
@@ -203,7 +202,8 @@ def forget_turns(connection: Connection, turn_ids: Sequence[str], now: float) ->
     """Take these turns out of the memory: sources, states, and hints that came from them alone.
 
     A hint with other sources stays, with the text of its oldest other source if its own text came
-    from one of these turns; what was written from their words goes, and it is examined anew.
+    from one of these turns; what was written from their words is deleted, and the hint is examined
+    again.
     """
     for part in chunks(turn_ids):
         connection.execute(delete(HintStateRow).where(HintStateRow.turn_id.in_(part)))
@@ -216,8 +216,8 @@ def forget_turns(connection: Connection, turn_ids: Sequence[str], now: float) ->
 
 
 def take_back(connection: Connection, turn_ids: Sequence[str], now: float) -> None:
-    """These turns are sources of no hint any more; as `forget_turns`, but they stay states, and
-    what was written from their words stays where the hint's text does.
+    """Stop using these turns as sources. Like `forget_turns`, but they stay states, and what was
+    written from their words stays if the hint's text does.
     """
     touched = _take_sources(connection, turn_ids)
     gone = end_sourceless(connection, touched, now)
@@ -225,7 +225,7 @@ def take_back(connection: Connection, turn_ids: Sequence[str], now: float) -> No
 
 
 def _take_sources(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
-    """Delete the sources that these turns are; the hints that they, or their text, came from."""
+    """Delete these turns from the sources; returns the hints that had them as source or origin."""
     touched: set[str] = set()
     for part in chunks(turn_ids):
         of_turns = HintSourceRow.turn_id.in_(part)
@@ -237,9 +237,9 @@ def _take_sources(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
 
 
 def end_sourceless(connection: Connection, hint_ids: Iterable[str], now: float) -> list[str]:
-    """Those of these hints that no turn is a source of any more go, with their texts and lessons.
-    Of one that was trained on and has states left the row stays with them, as of one that is
-    deleted: what it taught is to go back there. Returns the ids of those that went.
+    """Remove those of these hints that have no source left, with their texts and lessons. If one
+    was trained on and has states left, its row and they stay, as for a deleted hint: what it taught
+    has to be unlearned there. Returns the ids of the removed hints.
     """
     gone: list[str] = []
     for part in chunks(sorted(hint_ids)):
@@ -264,9 +264,9 @@ def end_sourceless(connection: Connection, hint_ids: Iterable[str], now: float) 
 
 
 def _end(connection: Connection, hint_ids: Sequence[str], now: float) -> None:
-    """Take the rows of hints without a source away, or their text, where they were trained on."""
+    """Delete the rows of hints without a source, or only their text if they were trained on."""
     of_them = HintRow.hint_id.in_(hint_ids)
-    # What a merged one taught holds: another has its sources.
+    # What a merged hint taught still holds: another has its sources.
     has_taught = and_(
         HintRow.trained_since.is_not(None),
         HintRow.status != HintStatus.MERGED,
@@ -297,7 +297,7 @@ def _end(connection: Connection, hint_ids: Sequence[str], now: float) -> None:
 def _tell_anew(
     connection: Connection, hint_ids: Sequence[str], forgotten: set[str], now: float
 ) -> None:
-    """Hints whose own text came from a forgotten turn take that of their oldest source."""
+    """Give hints whose own text came from a forgotten turn the text of their oldest source."""
     for hint_id in hint_ids:
         row = connection.execute(
             select(HintRow.origin_turn_id, HintRow.scope, HintRow.status).where(
@@ -315,7 +315,7 @@ def _tell_anew(
         holds = row.status in LIVE_STATUSES
         key = text_key(source.text) if holds else None
         if key is not None and _other_with(connection, row.scope, key, hint_id):
-            key = None  # the scope has this text already
+            key = None  # the scope already has this text
         _write_anew(connection, hint_id, now)
         connection.execute(
             update(HintRow)
@@ -325,7 +325,7 @@ def _tell_anew(
 
 
 def _write_anew(connection: Connection, hint_id: str, now: float) -> None:
-    """A hint is examined anew, without what was written and taught from words that went."""
+    """Let a hint be examined again, without what was written and taught from deleted words."""
     connection.execute(delete(HintPromptRow).where(HintPromptRow.hint_id == hint_id))
     erase_of_hint(connection, hint_id, now)
     connection.execute(

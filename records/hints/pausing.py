@@ -1,8 +1,8 @@
-"""Hints of two scopes that say the opposite of each other: they share one policy, so neither is
-rehearsed until somebody decides, or until one of them holds no more.
+"""Opposite hints of two scopes: they share one policy, so neither is rehearsed until somebody
+decides, or until one of them no longer holds.
 
-A paused hint names one of those that oppose it, though there may be more. So it is not set free
-when that one ends, but examined anew: the examiner finds the others.
+A paused hint names one of those that oppose it, though there may be more. So when that one ends, it
+is not released but examined again: the examiner finds the others.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from records.lessons.names import LessonDrop
 from records.tables.sql import chunks
 
 IS_PAUSED = and_(HintRow.block.is_not(None), HintRow.block == RehearsalBlock.OTHER_SCOPE)
-"""Of a row of `hints`; never NULL, so that it can be negated."""
+"""A condition on a row of `hints`; never NULL, so that it can be negated."""
 
 
 def pause(connection: Connection, hint_id: str, by: str, now: float) -> None:
-    """A hint that holds is opposed by one of another scope."""
+    """Pause a hint that holds: one of another scope opposes it."""
     connection.execute(
         update(HintRow)
         .where(HintRow.hint_id == hint_id, HintRow.status.in_(LIVE_STATUSES))
@@ -32,7 +32,7 @@ def pause(connection: Connection, hint_id: str, by: str, now: float) -> None:
 
 
 def lift(connection: Connection, ended: Sequence[str], now: float) -> None:
-    """These hints hold no more: who is paused on their account is examined anew."""
+    """These hints no longer hold: hints that were paused because of them are examined again."""
     for part in chunks(ended):
         connection.execute(
             update(HintRow)
@@ -42,7 +42,7 @@ def lift(connection: Connection, ended: Sequence[str], now: float) -> None:
 
 
 def hand_over(connection: Connection, merged: str, into: str, now: float) -> None:
-    """A hint was merged: the one that has its sources now is opposed in its place."""
+    """A hint was merged: the one that has its sources now is opposed instead."""
     of_merged = and_(HintRow.opposed_by == merged, HintRow.status.in_(LIVE_STATUSES), IS_PAUSED)
     opponents = list(connection.scalars(select(HintRow.hint_id).where(of_merged)))
     connection.execute(update(HintRow).where(of_merged).values(opposed_by=into, updated_at=now))
@@ -51,7 +51,7 @@ def hand_over(connection: Connection, merged: str, into: str, now: float) -> Non
 
 
 def still_live(connection: Connection, hint_ids: Sequence[str]) -> list[str]:
-    """Those of these hints that hold, in their order."""
+    """Those of these hints that hold, in the same order."""
     found: set[str] = set()
     for part in chunks(hint_ids):
         statement = select(HintRow.hint_id).where(

@@ -27,13 +27,13 @@ from records.tables.models import IS_HELD_OUT, NodeRow, TokensRow, TurnRow, Verd
 from records.tables.sql import chunks
 
 NEAR_WINDOW = 256
-"""A hint is compared with so many of the newest; older ones are too many to look at."""
+"""A hint is compared with this many of the newest; older ones are too many to look at."""
 STATE_WINDOW = 256
-"""So many of the newest states of a scope are looked at."""
+"""This many of the newest states of a scope are looked at."""
 _LEAST_WINDOW = 32
-"""So many at least, where those of many scopes are looked at together."""
+"""The minimum per scope when states of many scopes are looked at together."""
 _KEPT_SCOPES = 32
-"""Scopes of which states are kept."""
+"""Number of scopes from which states are kept."""
 
 UNFIT = (
     DropReason.SENSITIVE,
@@ -43,9 +43,9 @@ UNFIT = (
     DropReason.INTERNAL_ERROR,
     DropReason.HELD_OUT,
 )
-"""What was dropped for these reasons is no state to learn at: nobody consented, it is to be
-forgotten, nobody knows what it belongs to, a stage failed on it and another one may, or it
-measures. For other reasons a turn's answer does not train; of a state only the prompt is read.
+"""A turn dropped for one of these reasons is not a state to learn at: nobody consented, it is to be
+forgotten, its conversation is unclear, a stage failed on it and another one may, or it only
+measures. Other reasons concern the turn's answer, but of a state only the prompt is read.
 """
 
 
@@ -56,7 +56,7 @@ def hints(
     limit: int,
     after: str | None,
 ) -> list[Hint]:
-    """Hints, newest first, from behind the hint `after` on."""
+    """Hints, newest first, starting after the hint `after`."""
     conditions: list[ColumnElement[bool]] = []
     if scope is not None:
         conditions.append(HintRow.scope == scope)
@@ -78,7 +78,7 @@ def hints(
 
 
 def by_ids(connection: Connection, hint_ids: Sequence[str]) -> list[Hint]:
-    """The hints that exist of these, in their order."""
+    """Those of these hints that exist, in the same order."""
     rows: dict[str, Row[Any]] = {}
     for part in chunks(hint_ids):
         statement = select(HintRow.__table__).where(HintRow.hint_id.in_(part))
@@ -87,8 +87,8 @@ def by_ids(connection: Connection, hint_ids: Sequence[str]) -> list[Hint]:
 
 
 def to_rehearse(connection: Connection, limit: int) -> list[Hint]:
-    """Rules that hold, the newest first: those that rest or are stuck are measured on, and their
-    open wishes held.
+    """Rules that hold, newest first. Resting and stuck ones are still measured, and their open
+    wishes preserved.
     """
     rows = connection.execute(
         select(HintRow.__table__)
@@ -127,7 +127,7 @@ def rules(connection: Connection) -> dict[bool | None, int]:
 
 
 def of_ready_turns(connection: Connection) -> set[str]:
-    """Hints that turns gave which wait to be trained on."""
+    """Hints given by turns that wait to be trained on."""
     return set(
         connection.scalars(
             select(HintSourceRow.hint_id)
@@ -185,7 +185,7 @@ def sources(connection: Connection, hint_id: str, limit: int) -> list[HintSource
 
 
 def newest_words(connection: Connection, hint_ids: Sequence[str]) -> dict[str, str]:
-    """The words that each hint came from last, of those that came from any."""
+    """The newest words that each hint came from, if there are any."""
     place = func.row_number().over(
         partition_by=HintSourceRow.hint_id,
         order_by=(HintSourceRow.created_at.desc(), HintSourceRow.turn_id),
@@ -220,8 +220,8 @@ def states(connection: Connection, hint_id: str) -> list[HintState]:
 
 
 def taught_at(connection: Connection, hint_id: str) -> list[str]:
-    """Turns at which a hint taught: its states, and those that it came from, as far as they may be
-    learned at; STATE_WINDOW at most.
+    """Turns at which a hint taught: its states and sources, if they may serve as states; at most
+    STATE_WINDOW.
     """
     turn_ids = [
         turn_id
@@ -236,8 +236,8 @@ def taught_at(connection: Connection, hint_id: str) -> list[str]:
 def near(
     connection: Connection, hint_id: str, scope: str, text: str, limit: int, other_scopes: bool
 ) -> list[Hint]:
-    """Examined hints that hold, those whose words are the most alike first: of this scope, or the
-    rules of all others (a slip of the judge about one answer pauses nobody's rule).
+    """Examined hints that hold, most similar words first: of this scope, or the rules of all others
+    (a hint about one answer only must not pause another scope's rule).
     """
     of_scope = (
         and_(HintRow.scope != scope, HintRow.is_rule.is_(True))
@@ -256,7 +256,7 @@ def near(
         .limit(NEAR_WINDOW)
     ).all()
     alike = likeness(text, [row.text for row in rows])
-    # Of equal ones the newest first: sorting keeps the order that they came in.
+    # Among equals the newest first: sorting is stable.
     ranked = sorted(range(len(rows)), key=lambda index: -alike[index])
     return _with_counts(connection, [rows[index] for index in ranked[:limit]])
 
@@ -264,9 +264,9 @@ def near(
 def states_near(connection: Connection, hint_id: str, rule: str, limit: int) -> list[str]:
     """Turns of the hint's scope at which it may be rehearsed, the likeliest first.
 
-    By the `rule` "tools" those whose answer called the same tools as one that the hint came from,
-    the newest first; by "near" all, those whose last user message is the most like that of one
-    that the hint came from first.
+    With the `rule` "tools": those whose answer called the same tools as a source of the hint,
+    newest first. With "near": all, those whose last user message is most like that of a source
+    first.
     """
     scope = connection.scalar(select(HintRow.scope).where(HintRow.hint_id == hint_id))
     if scope is None:
@@ -299,8 +299,8 @@ def states_near(connection: Connection, hint_id: str, rule: str, limit: int) -> 
 
 
 def keep_states(connection: Connection, exclude_hints: Sequence[str], limit: int) -> list[str]:
-    """Turns at which none of these hints is rehearsed, of each scope in turn its newest: one busy
-    scope would else be all that is kept. Of very many scopes some, by chance.
+    """Turns at which none of these hints is rehearsed: the newest of each scope in turn, because
+    otherwise one busy scope could fill the list. If there are very many scopes, some at random.
     """
     taken: set[str] = set()
     for part in chunks(exclude_hints):
@@ -315,8 +315,8 @@ def keep_states(connection: Connection, exclude_hints: Sequence[str], limit: int
 
 
 def _some_scopes(connection: Connection, most: int) -> list[str]:
-    """`most` scopes that have turns, all where there are no more: those that follow the scope of a
-    turn drawn by chance, a look into an index for each.
+    """Up to `most` scopes that have turns: those that follow the scope of a random turn, with one
+    index lookup for each.
     """
     drawn = select(TurnRow.scope).order_by(TurnRow.turn_id).limit(1)
     begin = connection.scalar(drawn.where(TurnRow.turn_id >= uuid4().hex))
@@ -326,7 +326,7 @@ def _some_scopes(connection: Connection, most: int) -> list[str]:
     while scope is not None and len(found) < most:
         found.append(scope)
         following = connection.scalar(select(func.min(TurnRow.scope)).where(TurnRow.scope > scope))
-        if following is None:  # behind the last one comes the first
+        if following is None:  # after the last one comes the first
             following = connection.scalar(select(func.min(TurnRow.scope)))
         scope = None if following == first else following
     return sorted(found)
@@ -351,13 +351,13 @@ def accepted(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
 
 
 def _fit(of_scope: ColumnElement[bool] | None = None) -> list[ColumnElement[bool]]:
-    """Of main turns with ids, in whatever state, however their answers were sampled."""
+    """Conditions for main turns with ids, in any state, however their answers were sampled."""
     conditions = [
         TurnRow.turn_type == TurnType.MAIN,
         or_(TurnRow.drop_reason.is_(None), TurnRow.drop_reason.not_in(UNFIT)),
-        # What was redacted has no ids.
+        # A redacted turn has no ids.
         TokensRow.prompt_length > 0,
-        # One that is not scored yet has no drop reason.
+        # A held-out turn that is not scored yet has no drop reason.
         ~IS_HELD_OUT,
     ]
     return conditions if of_scope is None else [*conditions, of_scope]
@@ -368,7 +368,7 @@ def _eligible(
 ) -> list[str]:
     """The newest turns of a scope at which lessons may be drawn, newest first."""
     rows: list[Any] = []
-    # Each is a stretch of the index of waiting turns.
+    # Each is a range of the index of waiting turns.
     for state in TurnState:
         for priority in (*PRIORITIES, HINT_ONLY_PRIORITY):
             rows += connection.execute(
@@ -419,7 +419,7 @@ def _last_user_words(connection: Connection, turn_ids: Iterable[str]) -> dict[st
             turns[row.turn_id] = row.prompt_node_id
             wanted.add(row.prompt_node_id)
     nodes: dict[str, tuple[str | None, Any]] = {}
-    # Up the conversations, all together: as many looks as messages behind the last user's.
+    # Go up all conversations together: one query per message after the last user message.
     while wanted:
         above: set[str] = set()
         for part in chunks(sorted(wanted)):

@@ -1,7 +1,7 @@
-"""What a turn's hint is once the teacher has read its answer: a candidate that speaks against it.
+"""A turn's hint after the teacher has read its answer: a candidate that speaks against it.
 
-A judge that misreads a turn in one vote may read it rightly in another. The votes stay as they were
-cast; the verdict and the memory follow what is left.
+A judge that misreads a turn in one vote may read it correctly in another. The votes stay as they
+were cast; the verdict and the memory follow what is left.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SOURCES = select(HintSourceRow.__table__, HintRow.scope).join(
 
 
 def restate(connection: Connection, left: Mapping[str, Sequence[str]], now: float) -> None:
-    """By turn, the candidates that are `left`, at least one. The first is the turn's hint from here
-    on, and the turn, where it was a source of its hint before, is a source of that one.
+    """Reduce each turn's candidates to those that are `left`, at least one. The first becomes the
+    turn's hint, and a turn that was a source of its old hint becomes a source of that one.
     """
     if not left:
         return

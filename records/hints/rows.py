@@ -11,9 +11,9 @@ from records.tables.models import Base
 
 
 class HintRow(Base):
-    """A hint of a scope; see `Hint`. `text_key` stands for its text while it holds, and is NULL
-    afterwards: of one text a scope has one hint that holds. `origin_turn_id` is the turn whose
-    verdict has this very text.
+    """A hint of a scope; see `Hint`. `text_key` identifies its text while it holds, and is NULL
+    afterwards: for each text, a scope has one hint that holds. `origin_turn_id` is the turn whose
+    verdict has this exact text.
     """
 
     __tablename__ = "hints"

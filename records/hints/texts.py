@@ -8,13 +8,14 @@ from records.hints.types import HintPrompt, PromptKind
 
 
 def usable(prompts: Iterable[HintPrompt]) -> list[HintPrompt]:
-    """Those that were tried on the start model, which does what they ask."""
+    """Those that were tried on the start model, and that it followed."""
     return [one for one in prompts if one.dropped is None and one.asked]
 
 
 def measuring_texts(prompts: Iterable[HintPrompt]) -> set[str]:
-    """Ids of the texts that measure obedience and never train: of the usable open wishes for the
-    opposite those that were held out for it, at most a third, and one of two. A single one trains.
+    """Ids of the texts that measure obedience and never train: the usable open wishes for the
+    opposite that were held out, but at most a third of them, and at least one. A single wish
+    trains.
     """
     wishes = [one for one in usable(prompts) if one.kind is PromptKind.OPPOSITE]
     if len(wishes) < 2:

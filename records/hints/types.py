@@ -26,11 +26,11 @@ class HintStatus(StrEnum):
 LIVE_STATUSES = (HintStatus.ACTIVE, HintStatus.RESTING, HintStatus.STUCK)
 """Hints that still hold: a new one is compared with these."""
 ENDED_STATUSES = (HintStatus.CONTRADICTED, HintStatus.WITHDRAWN, HintStatus.DELETED)
-"""Hints of which nothing is to be learned; what a merged one taught holds."""
+"""Hints that must not be learned any more; what a merged one taught still holds."""
 
 
 class RehearsalBlock(StrEnum):
-    """Why an active hint is not rehearsed. Its live turns train all the same."""
+    """Why an active hint is not rehearsed. Its live turns still train."""
 
     NO_MAJORITY = "no_majority"
     """Fewer than half of the votes on its turn asked for a hint."""
@@ -39,7 +39,7 @@ class RehearsalBlock(StrEnum):
     NOT_A_RULE = "not_a_rule"
     """The judge says that it was meant for one answer only."""
     UNCONFIRMED = "unconfirmed"
-    """What its user said changes nothing of the answer before: another session has to ask."""
+    """Its user's words would not have changed the answer: another session has to ask for it."""
     NO_STATES = "no_states"
     """No recorded state to which it applies may be used."""
     NO_COUNTER_LESSONS = "no_counter_lessons"
@@ -49,12 +49,12 @@ class RehearsalBlock(StrEnum):
 
 
 class PromptKind(StrEnum):
-    """What words that are added to a recorded state are for."""
+    """The purpose of words that are added to a recorded state."""
 
     OPPOSITE = "opposite"
     """An open wish for the opposite of the hint."""
     OUTSIDE = "outside"
-    """A situation that the hint does not speak of."""
+    """A situation that the hint does not cover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +134,10 @@ class HintState:
 class Examination:
     """What the judge found about a new hint, all of it committed together.
 
-    Merged into an equal hint of its scope, or contradicted by one that was asked for since, nothing
-    else counts. `contradicts` are hints of its scope that say the opposite, `opposed_elsewhere`
-    those of other scopes. `block` says why it is not to be rehearsed; None: it may be.
+    If it is merged into an equal hint of its scope, or contradicted by one that was asked for
+    since, nothing else counts. `contradicts` are hints of its scope that say the opposite,
+    `opposed_elsewhere` those of other scopes. `block` says why it is not to be rehearsed; None: it
+    may be.
     """
 
     hint_id: str

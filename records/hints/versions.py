@@ -24,7 +24,7 @@ _HAS_HINT = VerdictRow.hint.is_not(None)
 def trained(
     connection: Connection, version: int, turn_ids: Sequence[str], hint_ids: Iterable[str] = ()
 ) -> None:
-    """A step trained these turns and lessons of these hints: part of the step's transaction."""
+    """Note that a step trained these turns and lessons of these hints: part of its transaction."""
     hints = set(hint_ids)
     for part in chunks(turn_ids):
         of_turns = (
@@ -45,8 +45,8 @@ def trained(
 
 
 def recount(connection: Connection, versions: Iterable[int]) -> None:
-    """Since when each hint was trained, and in how many steps, by the turns and lessons that are
-    trained. Only these versions of the policy are left: what others trained counts no more.
+    """Recompute since when and in how many steps each hint was trained, from the trained turns and
+    lessons. Only these versions of the policy are left: what others trained no longer counts.
     """
     alive = set(versions)
     taught: dict[str, set[int]] = {}

@@ -1,1 +1,1 @@
-"""Lessons: samples drawn anew at recorded states, for a hint or against its excess."""
+"""Lessons: fresh samples at recorded states, for a hint or against its excess."""

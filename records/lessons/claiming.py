@@ -1,7 +1,7 @@
-"""What the rehearsal worker does to lessons: add them, claim them, store what it made of them.
+"""What the rehearsal worker does with lessons: add them, claim them, store their results.
 
-A claim is an owner and a deadline, as of turns (records/queue/claims.py). What a dropped lesson
-held goes with the drop: nobody trains on it any more, and its row says why.
+A claim is an owner and a deadline, as for turns (records/queue/claims.py). Dropping a lesson erases
+its tokens and score: nobody trains on it any more, and its row says why.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _new_row(lesson: NewLesson, now: float) -> dict[str, Any]:
 
 
 def any_free(connection: Connection, state: LessonState, now: float) -> bool:
-    """Whether a claim would find a lesson: idle workers ask this, and take no write lock."""
+    """Whether a claim would find a lesson: idle workers ask this without taking a write lock."""
     statement = select(LessonRow.lesson_id).where(LessonRow.state == state, _is_free(now)).limit(1)
     return connection.scalar(statement) is not None
 
@@ -76,15 +76,15 @@ def claim_op(
     ttl_s: float,
     after: str = "",
 ) -> Taken:
-    """Claim up to `limit` lessons of `state`: round robin by scope, from the one behind `after` on,
-    of a scope the oldest first.
+    """Claim up to `limit` lessons of `state`: round robin by scope, starting after the scope
+    `after`, the oldest of each scope first.
     """
     scopes = ring_of_scopes(
         connection, LessonRow, lambda row: [row.state == state, _is_free(now, row)], after, limit
     )
     depth = ceil_div(limit, max(len(scopes), 1))
     queues = [_oldest(connection, state, scope, now, depth) for scope in scopes]
-    if sum(map(len, queues)) < limit:  # some have less than their part: the others give more
+    if sum(map(len, queues)) < limit:  # some have less than their part: the others fill up
         queues = [_oldest(connection, state, scope, now, limit) for scope in scopes]
     chosen = deal(queues, limit)
     for part in chunks([lesson_id for lesson_id, _ in chosen]):
@@ -114,12 +114,12 @@ def _oldest(
 
 
 def extend_op(connection: Connection, owner: str, lesson_ids: Sequence[str], until: float) -> int:
-    """Move the deadline of claims that `owner` still holds; returns how many these are."""
+    """Move the deadline of claims that `owner` still holds; returns how many."""
     return _update_held(connection, owner, lesson_ids, claim_until=until)
 
 
 def release_op(connection: Connection, owner: str, lesson_ids: Sequence[str]) -> int:
-    """Give back claims that `owner` still holds; returns how many these were."""
+    """Give back claims that `owner` still holds; returns how many."""
     return _update_held(connection, owner, lesson_ids, claim_owner=None, claim_until=None)
 
 
@@ -148,7 +148,7 @@ def sample_op(
     now: float,
 ) -> bool:
     """sampling -> scoring, with the row of its tokens; `versions` are the oldest and the newest
-    that sampled one. False for a lost claim.
+    that sampled any. False for a lost claim.
     """
     moved = _move(
         connection,

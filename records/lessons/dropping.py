@@ -1,4 +1,4 @@
-"""Lessons that end before they are trained on, with a reason; nothing of them stays but that."""
+"""Lessons that end before they are trained on, with a reason; nothing else of them stays."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from records.lessons.rows import LessonRow, LessonScoreRow, LessonTokensRow
 from records.tables.sql import chunks
 
 UNTRAINED = (LessonState.SAMPLING, LessonState.SCORING, LessonState.READY)
-"""What may be dropped by anybody: nobody trains on it now, and nothing has."""
+"""States in which anybody may drop a lesson: it has not trained, and is not being trained on."""
 
 
 def drop_of_hint_op(connection: Connection, hint_id: str, reason: LessonDrop, now: float) -> int:
-    """All lessons of a hint that nobody trains on -> dropped(reason); returns how many. Those of a
-    batch that is being trained on are dropped if it is given back.
+    """All lessons of a hint that are not being trained on -> dropped(reason); returns how many.
+    Those of a batch that is being trained on are dropped if it is given back.
     """
     of_hint = LessonRow.hint_id == hint_id
     drop_if_given_back(connection, reason, of_hint)
@@ -26,7 +26,7 @@ def drop_of_hint_op(connection: Connection, hint_id: str, reason: LessonDrop, no
 def drop_if_given_back(
     connection: Connection, reason: LessonDrop, *conditions: ColumnElement[bool]
 ) -> None:
-    """Leased lessons are not to become ready again. What is to be forgotten stays so."""
+    """Keep leased lessons from becoming ready again. Those to be forgotten keep that reason."""
     stays = LessonRow.drop_reason == LessonDrop.FORGOTTEN
     connection.execute(
         update(LessonRow)
@@ -46,7 +46,7 @@ def drop_where(
     *conditions: ColumnElement[bool],
     detail: str = "",
 ) -> int:
-    """Lessons -> dropped(reason), with what they held; returns how many."""
+    """Lessons -> dropped(reason), without tokens and scores; returns how many."""
     statement = select(LessonRow.lesson_id).where(*conditions)
     lesson_ids = list(connection.scalars(statement.order_by(LessonRow.lesson_id).with_for_update()))
     for part in chunks(lesson_ids):
@@ -68,16 +68,15 @@ def drop_where(
 
 
 def erase(connection: Connection, lesson_ids: Sequence[str]) -> None:
-    """What was sampled and read in these lessons goes."""
+    """Erase what was sampled and scored in these lessons."""
     for part in chunks(lesson_ids):
         for model in (LessonScoreRow, LessonTokensRow):
             connection.execute(delete(model).where(model.lesson_id.in_(part)))
 
 
 def erase_of_hint(connection: Connection, hint_id: str, now: float) -> None:
-    """A hint's text is forgotten: its lessons are dropped, and of those that are trained on stays
-    what training did, not what was read and said. One that is being trained on is erased when its
-    step is committed.
+    """Forget a hint's text: its lessons are dropped, and trained ones keep what training did, but
+    not what was read and said. One that is being trained on is erased when its step is committed.
     """
     drop_of_hint_op(connection, hint_id, LessonDrop.FORGOTTEN, now)
     of_hint = select(LessonRow.lesson_id).where(

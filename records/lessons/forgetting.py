@@ -1,4 +1,4 @@
-"""Lessons of turns that are deleted: they were sampled at what somebody wants forgotten."""
+"""Lessons of deleted turns: they were sampled at what somebody wants forgotten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from records.tables.sql import chunks
 
 
 def stop(connection: Connection, turn_ids: Sequence[str], now: float) -> list[str]:
-    """No stage takes the lessons of these turns any more; returns the owners of those that are
+    """Keep all stages from taking the lessons of these turns; returns the owners of those that are
     being trained on.
     """
     owners: set[str] = set()
@@ -63,7 +63,7 @@ def versions(connection: Connection, turn_ids: Sequence[str]) -> list[tuple[str,
 
 
 def delete_lessons(connection: Connection, turn_ids: Sequence[str]) -> int:
-    """The lessons of these turns, with all that was made of them; returns how many."""
+    """Delete the lessons of these turns with all that was made of them; returns how many."""
     num_deleted = 0
     for part in chunks(turn_ids):
         of_turns = select(LessonRow.lesson_id).where(LessonRow.state_turn_id.in_(part))

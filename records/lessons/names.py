@@ -35,7 +35,7 @@ class LessonDrop(StrEnum):
     SENSITIVE = "sensitive"
     FORGOTTEN = "forgotten"
     HINT_ENDED = "hint_ended"
-    """Its hint was deleted, withdrawn, contradicted or merged, or rests."""
+    """Its hint was deleted, withdrawn, contradicted or merged, or is resting."""
     LENGTH_CUT = "length_cut"
     EMPTY_RESPONSE = "empty_response"
     MIXED_VERSION = "mixed_version"

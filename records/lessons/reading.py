@@ -1,4 +1,4 @@
-"""Lessons as rows and back: the prompt is stored as what differs from that of the recorded turn."""
+"""Lessons as rows and back: the prompt is stored as its difference from the recorded turn's."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from records.types import ReadySample
 def sample_row(sample: LessonSample, state_prompt: Ids) -> dict[str, Any]:
     """A sample's tokens as a row; `state_prompt` is the prompt of the turn that it came from.
 
-    Raises ValueError for what could not train: no prompt, response or temperature, log-probs that
-    are not finite, tokens that no version has.
+    Raises ValueError if it could not train: no prompt, response or temperature, log-probs that are
+    not finite, tokens without a version.
     """
     response_ids, logprobs = as_ids(sample.response_ids), np.asarray(sample.rollout_logprobs)
     what = f"lesson {sample.lesson_id}"
@@ -92,7 +92,7 @@ def _changed(before: Ids, row: Row[Any]) -> Ids:
 def load_lessons(connection: Connection, lesson_ids: Sequence[str]) -> list[Lesson]:
     """Those of these lessons that exist, in this order, whole.
 
-    Raises StoreCorrupt where the rebuilt ids do not match their checksum.
+    Raises StoreCorrupt if the rebuilt ids do not match their checksum.
     """
     rows = _rows(connection, LessonRow, lesson_ids)
     tokens = _rows(connection, LessonTokensRow, lesson_ids)
@@ -175,7 +175,7 @@ def _score(row: Row[Any], prompt_ids: Ids) -> LessonScore:
 
 
 def load_samples(connection: Connection, lesson_ids: Sequence[str]) -> list[ReadySample]:
-    """Leased lessons as what a trainer takes, in the order asked for.
+    """Leased lessons as samples for a trainer, in the order asked for.
 
     Raises StoreCorrupt for one without tokens or a score.
     """
@@ -203,7 +203,7 @@ def _ready(lesson: Lesson, after_tool: bool) -> ReadySample:
         raise StoreCorrupt(f"lesson {lesson.lesson_id} is leased without tokens or a score")
     return ReadySample(
         turn_id=lesson.lesson_id,
-        # A session of its own: samples at one state have a prompt in common, and are no dialogue.
+        # A session of its own: samples at one state share a prompt, but are not a dialogue.
         session_id=lesson.lesson_id,
         prompt_ids=sample.prompt_ids,
         response_ids=sample.response_ids,
@@ -235,8 +235,8 @@ def _teaching(score: LessonScore) -> Teaching:
 
 
 def outcomes_at(connection: Connection, turn_ids: Sequence[str]) -> dict[str, dict[str, int]]:
-    """What became of the lessons at each of these turns: how many by kind and state, those that
-    were dropped by their reason, as `hint trained` or `counter dropped (stale)`.
+    """What became of the lessons at each of these turns: how many by kind and state, and by reason
+    if they were dropped, such as `hint trained` or `counter dropped (stale)`.
     """
     found: dict[str, dict[str, int]] = {}
     for part in chunks(turn_ids):
@@ -252,8 +252,8 @@ def outcomes_at(connection: Connection, turn_ids: Sequence[str]) -> dict[str, di
 
 
 def counts(connection: Connection) -> dict[tuple[LessonKind, LessonState], int]:
-    """Number of lessons on their way, by kind and state: what it costs does not grow with those
-    that are trained or dropped.
+    """Number of lessons on their way, by kind and state; its cost does not grow with those that are
+    trained or dropped.
     """
     statement = (
         select(LessonRow.kind, LessonRow.state, func.count())
@@ -265,7 +265,7 @@ def counts(connection: Connection) -> dict[tuple[LessonKind, LessonState], int]:
 
 def totals(connection: Connection) -> dict[tuple[LessonKind, LessonState], int]:
     """Number of all lessons, by kind and state: counted along an index, in time that grows with
-    them.
+    their number.
     """
     columns = (LessonRow.kind, LessonRow.state)
     statement = select(*columns, func.count()).group_by(*columns)

@@ -15,7 +15,7 @@ from records.tables.models import Base
 class LessonRow(Base):
     """One lesson and where it stands. `claim_owner` holds it until `claim_until`.
 
-    Hints have a table of their own, which may forget one before its lessons are: no reference.
+    There is no reference to the table of hints, because a hint may be forgotten before its lessons.
     """
 
     __tablename__ = "lessons"
@@ -50,8 +50,8 @@ class LessonRow(Base):
 class LessonTokensRow(Base):
     """What the policy answered in a lesson.
 
-    Its prompt is that of the turn which it came from with `middle_ids` between its first
-    `prefix_length` and its last `suffix_length` ids. `checksum` identifies prompt + response.
+    Its prompt is that of its recorded turn with `middle_ids` between its first `prefix_length` and
+    its last `suffix_length` ids. `checksum` identifies prompt + response.
     """
 
     __tablename__ = "lesson_tokens"
@@ -69,7 +69,7 @@ class LessonTokensRow(Base):
 
 class LessonScoreRow(Base):
     """The teacher's log-probs of a lesson. Its prompt is the lesson's with `middle_ids` between the
-    first `prefix_length` and the last `suffix_length` ids; top-k scores lie position after
+    first `prefix_length` and the last `suffix_length` ids; top-k scores are stored position after
     position.
     """
 
@@ -103,4 +103,4 @@ class LessonSampleRow(Base):
 
 
 OF_A_LESSON = (LessonSampleRow, LessonScoreRow, LessonTokensRow)
-"""What is made of a lesson; it goes before the lesson does."""
+"""What is made of a lesson; it is deleted before the lesson."""

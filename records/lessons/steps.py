@@ -1,6 +1,6 @@
-"""The lessons of a batch: leased, given back, trained, and as the chain of checkpoints has them.
+"""The lessons of a batch: leased, given back, trained, reconciled with the chain of checkpoints.
 
-Each of these is a part of an operation on turns (records/training/training.py,
+Each function is part of an operation on turns (records/training/training.py,
 records/training/reconcile.py).
 """
 
@@ -20,7 +20,7 @@ from records.types import SampleResult
 
 
 def num_ready(connection: Connection, now: float) -> int:
-    """Number of lessons that wait for a trainer, or that one did not give back in time."""
+    """Number of lessons that wait for a trainer, or that a trainer did not give back in time."""
     expired = and_(LessonRow.state == LessonState.LEASED, LessonRow.claim_until < now)
     statement = select(func.count()).where(or_(LessonRow.state == LessonState.READY, expired))
     return connection.scalar(statement) or 0
@@ -44,7 +44,7 @@ def lease(
 
 
 def extend(connection: Connection, owner: str, until: float) -> int:
-    """All leases of `owner` hold until `until`; returns how many these are."""
+    """Hold all leases of `owner` until `until`; returns how many."""
     return connection.execute(
         update(LessonRow)
         .where(LessonRow.state == LessonState.LEASED, LessonRow.claim_owner == owner)
@@ -53,7 +53,7 @@ def extend(connection: Connection, owner: str, until: float) -> int:
 
 
 def give_back(connection: Connection, now: float, *conditions: ColumnElement[bool]) -> int:
-    """leased -> ready, or dropped where somebody asked for that meanwhile; returns how many."""
+    """leased -> ready, or dropped if that was asked for meanwhile; returns how many."""
     leased = (LessonRow.state == LessonState.LEASED, *conditions)
     dropped = 0
     reasons = select(LessonRow.drop_reason).where(*leased, LessonRow.drop_reason.is_not(None))
@@ -154,7 +154,7 @@ def reconcile(
     """Trained lessons as on the chain (lesson id -> version); returns (dropped, marked trained,
     ids that are not in this store).
 
-    What only lost checkpoints trained is stale: the policy is to be sampled anew there.
+    What only lost checkpoints trained is stale: the policy has to be sampled again there.
     """
     in_store = trained(connection)
     lost = [lesson_id for lesson_id in in_store if lesson_id not in on_chain]

@@ -13,8 +13,8 @@ from records.types import VersionSpan
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewLesson:
     """A lesson to be sampled: at the recorded state of `state_turn_id`, with the words of
-    `prompt_id` added where there are some. `scope` is that of the hint (of a keep-lesson: of the
-    state). What measures is no lesson: it is sampled and scored without being stored.
+    `prompt_id` added, if any. `scope` is that of the hint (of a keep-lesson: of the state).
+    Measurements are not lessons: they are sampled and scored without being stored.
     """
 
     lesson_id: str
@@ -43,7 +43,7 @@ class LessonSample:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonScore:
     """The teacher's log-probs [R] at temperature 1, in nats, of a lesson's response under
-    `teacher_prompt_ids` [P']; `hint` is "" where it reads none. Top-k [R, K] where asked for.
+    `teacher_prompt_ids` [P']; `hint` is "" if it reads none. Top-k [R, K] if asked for.
     """
 
     lesson_id: str
@@ -58,7 +58,7 @@ class LessonScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """A stored lesson; `sample` once it was drawn, `score` once a teacher read it."""
+    """A stored lesson; `sample` is set once it was drawn, `score` once a teacher read it."""
 
     lesson_id: str
     kind: LessonKind

@@ -1,4 +1,4 @@
-"""What no lesson may be; a part of the check of a whole database (records/care/verify.py)."""
+"""What no lesson may be; part of the check of a whole database (records/care/verify.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLAIMED = (LessonState.SAMPLING, LessonState.SCORING, LessonState.LEASED)
 
 
 def state_problems(connection: Connection) -> Iterator[str]:
-    """Lessons that break a rule of the states, a line for each rule."""
+    """Lessons that break a rule of the states, one line for each rule."""
     for what, condition in _rules():
         number = connection.scalar(select(func.count()).select_from(LessonRow).where(condition))
         if number:
@@ -57,11 +57,14 @@ def _rules() -> list[tuple[str, ColumnElement[bool]]]:
         ("have an owner without a deadline", and_(owner.is_not(None), until.is_(None))),
         ("have a deadline without an owner", and_(owner.is_(None), until.is_not(None))),
         ("are leased to nobody", and_(state == LessonState.LEASED, owner.is_(None))),
-        ("are held where nothing is held", and_(state.not_in(_CLAIMED), owner.is_not(None))),
+        (
+            "have an owner in a state that has none",
+            and_(state.not_in(_CLAIMED), owner.is_not(None)),
+        ),
         ("wait for a score without tokens", and_(state == LessonState.SCORING, ~tokens)),
         ("can be trained on without tokens or a score", and_(teachable, ~and_(tokens, score))),
         (
-            "name no hint, and are no keep-lessons",
+            "name no hint, but are not keep-lessons",
             and_(LessonRow.kind != LessonKind.KEEP, LessonRow.hint_id.is_(None)),
         ),
     ]

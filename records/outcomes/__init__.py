@@ -1,4 +1,5 @@
-"""What sessions came to in the end, each said once: by a person, a recording or a verifier.
+"""The outcomes of sessions, each given once: by a person, a recording or a verifier.
 
-It knows what is stored and who may say it; what an outcome is worth as a reward is the trainer's.
+It knows what is stored and who may give it; the trainer decides what an outcome is worth as a
+reward.
 """

@@ -1,7 +1,7 @@
-"""An outcome comes: kept once for its session, and read as part of the last turn's next state.
+"""New outcomes: kept once for each session, and read as part of its last turn's next state.
 
-Nobody writes to an agent after its last answer, so that turn has nothing to be judged by. What is
-said of the session's end is that: the turn goes to the judge with it, as with feedback.
+Nobody writes to an agent after its last answer, so that turn has nothing to be judged by. The
+outcome fills this gap: the turn goes to the judge with it, as with feedback.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from records.tables.models import SessionRow, TurnRow
 from records.tables.sql import rows_in
 
 _LOCK = 7_203_115_064_981_239
-"""PostgreSQL: for who says outcomes, and who drops turns for want of one."""
+"""PostgreSQL: taken to store outcomes, and to drop turns that lack one."""
 _OF_SESSIONS = select(OutcomeRow.session_id, OutcomeRow.value, OutcomeRow.covers_until).where(
     OutcomeRow.session_id.in_(bindparam("values", expanding=True)), OutcomeRow.value.is_not(None)
 )
@@ -36,7 +36,7 @@ class NewOutcome:
     """An outcome on its way into the store: `value` in [0, 1], `reason` redacted already.
 
     `session` is an id or the client's name for it; or `turn_id` is any turn of the session. Raises
-    ValueError for a number outside.
+    ValueError for a number outside [0, 1].
     """
 
     scope: str
@@ -52,7 +52,7 @@ class NewOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptOutcome:
-    """An outcome as it is stored; `is_new` is False where it was there already."""
+    """An outcome as it is stored; `is_new` is False if it was already there."""
 
     session_id: str
     value: float
@@ -63,16 +63,16 @@ class KeptOutcome:
 
 
 def check_outcome(value: float) -> None:
-    """Raises ValueError for what is no number in [0, 1]."""
+    """Raises ValueError unless it is a number in [0, 1]."""
     if not (math.isfinite(value) and 0.0 <= value <= 1.0):
         raise ValueError(f"an outcome is a number from 0 to 1, got {value!r}")
 
 
 def add_outcome_op(connection: Connection, new: NewOutcome) -> KeptOutcome | None:
-    """Keep what a session came to; None if the scope has no such session.
+    """Keep a session's outcome; None if the scope has no such session.
 
-    The same again changes nothing. Raises StoreConflict where the session has another outcome. A
-    verifier that is being asked is not waited for: what it says then comes too late.
+    The same outcome again changes nothing. Raises StoreConflict if the session has another outcome.
+    A verifier that is being asked is not waited for: its answer then comes too late.
     """
     admit_writer(connection)
     session_id = session_of(connection, new.scope, session=new.session, turn_id=new.turn_id)
@@ -84,7 +84,7 @@ def add_outcome_op(connection: Connection, new: NewOutcome) -> KeptOutcome | Non
     ).one_or_none()
     if row is not None and row.value is not None:
         if row.value != new.value:
-            raise StoreConflict(f"session {session_id} has the outcome {row.value:g} already")
+            raise StoreConflict(f"session {session_id} already has the outcome {row.value:g}")
         return _kept(row, is_new=False)
     newest = connection.execute(last_turn(session_id)).one_or_none()
     values = {
@@ -112,8 +112,8 @@ def add_outcome_op(connection: Connection, new: NewOutcome) -> KeptOutcome | Non
 
 
 def alone(connection: Connection) -> None:
-    """Nobody else says an outcome, or drops turns for want of one, until this transaction ends: a
-    turn that is dropped while its outcome comes would else be lost.
+    """Keep others from storing an outcome, or dropping turns that lack one, until this transaction
+    ends: otherwise a turn that is dropped while its outcome arrives would be lost.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
@@ -155,7 +155,7 @@ def outcome_message(value: float, reason: str | None) -> Message:
 def tell_last_turn(
     connection: Connection, session_id: str, value: float, reason: str | None, now: float
 ) -> None:
-    """The session's last answer, to which nobody replied, is judged by what it came to."""
+    """Have the session's last answer, to which nobody replied, judged by the outcome."""
     last = connection.execute(last_turn(session_id)).one_or_none()
     if last is None or last.next_state is not None:
         return
@@ -165,7 +165,7 @@ def tell_last_turn(
         return
     if feedback_counts(connection, [last.turn_id]).get(last.turn_id, 0) >= MAX_PER_TURN:
         return
-    # Without a score of its own: as a reward the outcome is every turn's, not this one's alone.
+    # Without a score of its own: as a reward the outcome belongs to every turn, not just this one.
     add_op(
         connection,
         NewFeedback(
@@ -197,7 +197,7 @@ def last_turn(session_id: str) -> Select[*tuple[Any, ...]]:
 
 
 def reopen(connection: Connection, session_id: str, now: float) -> None:
-    """Turns that had waited in vain for what their session came to: -> ready."""
+    """Turns that had waited in vain for their session's outcome: -> ready."""
     connection.execute(
         update(TurnRow)
         .where(TurnRow.session_id == session_id, TurnRow.drop_reason == DropReason.NO_OUTCOME)
@@ -208,7 +208,7 @@ def reopen(connection: Connection, session_id: str, now: float) -> None:
 def outcomes_of(
     connection: Connection, session_ids: Iterable[str]
 ) -> Mapping[str, tuple[float, float]]:
-    """What these sessions came to, those of which it is known, and of turns until when (unix s)."""
+    """The known outcomes of these sessions, and until when they cover turns (unix seconds)."""
     rows = rows_in(connection, _OF_SESSIONS, session_ids)
     return {
         row.session_id: (row.value, row.covers_until)

@@ -12,7 +12,7 @@ from records.tables.models import Base, TurnRow
 
 
 class OutcomeSource(StrEnum):
-    """Who says what a session came to. The set is closed."""
+    """Who gives a session's outcome. The set is closed."""
 
     FEEDBACK = "feedback"
     RECORDING = "recording"
@@ -20,10 +20,10 @@ class OutcomeSource(StrEnum):
 
 
 class OutcomeRow(Base):
-    """What a session came to: `value` in [0, 1], NULL while a verifier is asked. It is of the turns
-    that were answered until `covers_until`, the newest that was known then.
+    """A session's outcome: `value` in [0, 1], NULL while a verifier is asked. It covers the turns
+    that were answered until `covers_until`, the time of the newest turn known then.
 
-    `claim_owner` asks it until `claim_until`; `failure` says why it was asked in vain.
+    `claim_owner` asks the verifier until `claim_until`; `failure` says why it was asked in vain.
     """
 
     __tablename__ = "outcomes"
@@ -40,9 +40,20 @@ class OutcomeRow(Base):
     created_at: Mapped[float] = mapped_column(Double)
 
 
+class TurnValueRow(Base):
+    """What a turn was worth before it was answered: the mean outcome of `tries` further answers to
+    its prompt; NULL without any.
+    """
+
+    __tablename__ = "turn_values"
+    turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
+    value: Mapped[float | None] = mapped_column(Double)
+    tries: Mapped[int]
+
+
 def has_outcome(row: type[TurnRow]) -> ColumnElement[bool]:
-    """Of a row of `turns`: whether it is known what its session came to. A turn that came later is
-    no part of that.
+    """Of a row of `turns`: whether its session's outcome is known and covers it. It does not cover
+    a turn that came later.
     """
     return exists().where(
         OutcomeRow.session_id == row.session_id,
@@ -52,7 +63,7 @@ def has_outcome(row: type[TurnRow]) -> ColumnElement[bool]:
 
 
 def came_later(row: type[TurnRow]) -> ColumnElement[bool]:
-    """Of a row of `turns`: whether its session's outcome was said before it, so that none comes."""
+    """Of a row of `turns`: whether it came after its session's outcome, so that it gets none."""
     return exists().where(
         OutcomeRow.session_id == row.session_id,
         OutcomeRow.value.is_not(None),
@@ -61,5 +72,5 @@ def came_later(row: type[TurnRow]) -> ColumnElement[bool]:
 
 
 def was_given_up(row: type[TurnRow]) -> ColumnElement[bool]:
-    """Of a row of `turns`: whether the verifier gave up its session, and is not asked again."""
+    """Of a row of `turns`: whether the verifier gave up on its session, and is not asked again."""
     return exists().where(OutcomeRow.session_id == row.session_id, OutcomeRow.failure.is_not(None))

@@ -1,7 +1,7 @@
-"""Which sessions a verifier is to be asked about, and what it says of them.
+"""Which sessions a verifier is to be asked about, and what it answers.
 
-A session is over once nothing was heard of it for a while. It is claimed by an owner with a
-deadline, as turns are; what a person or a recording says meanwhile stands.
+A session is over once nothing has happened in it for a while. It is claimed by an owner with a
+deadline, like a turn; an outcome that a person or a recording gives meanwhile stands.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from records.care.deletion import admit_writer
 from records.names import TurnState, TurnType
 from records.outcomes.outcomes import alone, check_outcome, last_turn, reopen, tell_last_turn
 from records.outcomes.rows import OutcomeRow, OutcomeSource
+from records.outcomes.values import TurnValue, keep_values
 from records.tables.models import IS_UNSAID, SessionRow, TurnRow
 from records.tables.sql import chunks, insert_missing
 
@@ -29,15 +30,15 @@ _MAY_TRAIN = (
 
 
 _LATE_S = 3600.0
-"""Turns that were dropped for want of an outcome so long ago are not asked about any more."""
+"""Turns that were dropped without an outcome longer ago than this are not asked about."""
 _NEVER_ANSWERED_S = 900.0
-"""An answer that takes longer than any hold is not waited for."""
+"""An answer is not waited for longer than this; no hold lasts as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToVerify:
-    """A session whose outcome is asked for; `last_turn_id` is the end of its conversation, which a
-    message without an answer may have followed (`was_followed`).
+    """A session whose outcome is asked for; `last_turn_id` is the end of its conversation, after
+    which an unanswered message may have come (`was_followed`).
     """
 
     session_id: str
@@ -54,7 +55,7 @@ class ToVerify:
 def claim_sessions_op(
     connection: Connection, owner: str, limit: int, idle_before: float, now: float, ttl_s: float
 ) -> list[ToVerify]:
-    """Claim up to `limit` sessions that are over and of which a turn can still train."""
+    """Claim up to `limit` sessions that are over and have a turn that can still train."""
     admit_writer(connection)
     found = _unverified(connection, limit, idle_before, now)
     rows = [
@@ -76,7 +77,7 @@ def claim_sessions_op(
     for session_id in sorted(found):
         taken = connection.execute(
             update(OutcomeRow)
-            # Asked again of the row itself: another worker may have claimed it since.
+            # The row itself is checked again: another worker may have claimed it since.
             .where(OutcomeRow.session_id == session_id, _is_open(now))
             .values(claim_owner=owner, claim_until=now + ttl_s)
         )
@@ -94,7 +95,7 @@ def claim_sessions_op(
 
 
 def any_unverified(connection: Connection, idle_before: float, now: float) -> bool:
-    """Whether a claim would find a session: idle workers ask this, and take no write lock."""
+    """Whether a claim would find a session: idle workers ask this without taking a write lock."""
     return bool(_unverified(connection, 1, idle_before, now))
 
 
@@ -125,7 +126,7 @@ def _unverified(
 
 
 def _is_over(idle_before: float, now: float) -> ColumnElement[bool]:
-    """Whether a session is: it was closed, or quiet after its last answer. Where a message came
+    """Whether a session is over: it was closed, or quiet after its last answer. If a message came
     after that, the next answer is under way, unless it never comes.
     """
     turn = aliased(TurnRow)
@@ -154,7 +155,7 @@ def _is_open(now: float) -> ColumnElement[bool]:
 def set_claims_op(
     connection: Connection, owner: str, session_ids: Sequence[str], until: float | None
 ) -> int:
-    """Hold these claims of `owner` until then; None: give them back. Returns how many these are."""
+    """Hold these claims of `owner` until `until`; None: give them back. Returns how many."""
     return sum(
         connection.execute(
             update(OutcomeRow)
@@ -176,9 +177,10 @@ def verified_op(
     value: float,
     reason: str | None,
     now: float,
+    values: Sequence[TurnValue] = (),
 ) -> bool:
-    """What the verifier said; False if the claim was lost or somebody else has said it. If the
-    session went on meanwhile, it is of another one: the claim is given back.
+    """Store the verifier's answer; False if the claim was lost or there is already an outcome. If
+    the session went on meanwhile, the answer no longer fits: the claim is given back.
     """
     check_outcome(value)
     admit_writer(connection)
@@ -209,6 +211,7 @@ def verified_op(
         )
     ).rowcount
     if kept:
+        keep_values(connection, values)
         reopen(connection, session_id, now)
         tell_last_turn(connection, session_id, value, reason, now)
     return bool(kept)

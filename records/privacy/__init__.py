@@ -1,1 +1,1 @@
-"""What must not be stored: secrets and personal data, found and taken out. It knows no tables."""
+"""What must not be stored: secrets and personal data, found and removed. It knows no tables."""

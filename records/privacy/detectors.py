@@ -1,13 +1,13 @@
-"""Where in a text secrets and personal data stand, by kind.
+"""Where secrets and personal data are in a text, by kind.
 
 Patterns of secrets are those of detect-secrets and our own (records/privacy/secret_forms.py), phone
-numbers are found by phonenumbers, and python-stdnum says whether digits are an account or a card:
-what is made of digits alone counts only if its check digits are right. Nothing is asked of any
-network. Names and addresses are not found: that takes a language model, and finds half of them.
+numbers are found by phonenumbers, and python-stdnum tells whether digits are an account or a card:
+digits alone count only if their check digits are right. The network is never used. Names and
+addresses are not found: that takes a language model, which finds only half of them.
 
 A detector takes linear time, whatever the text: a pattern sees a window of fixed length, or begins
-at plain text that is searched for first. What most texts do not hold is looked for only where that
-plain text is. What is found and what is not: docs/records.md.
+at plain text that is searched for first. Rare things are looked for only where that plain text is.
+What is found and what is not: docs/records.md.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from records.privacy.secret_forms import FORMS, SECRET_NAMES, Form, assigned, is
 from records.privacy.text_view import Detector, Span, View
 
 _WINDOW, _OVERLAP = 1536, 512
-"""Some patterns take quadratic time on what an attacker may write: they see this much at once."""
+"""Some patterns take quadratic time on an attacker's text: they see only this much at once."""
 BREAK = "\x00"
-"""Stands between texts that are looked at together; no finding goes on beyond it."""
+"""Separates texts that are looked at together; no finding extends across it."""
 
 SECRETS = (
     "opd_key",
@@ -57,7 +57,7 @@ SECRETS = (
     "secret_value",
 )
 TOO_LONG = "too_long"
-"""The kind of what is taken out because it is too long to be looked at."""
+"""The kind of a text that is removed because it is too long to be searched."""
 
 _TOKEN_END = re.compile(r"[A-Za-z0-9_-]*")
 _AWS_SECRET = re.compile(
@@ -90,14 +90,15 @@ _BORROWED = {
     "telegram_token": (":",),
     "twilio_key": ("ac", "sk"),
 }
-"""Kinds whose patterns are detect-secrets', and what a text then holds in small letters."""
+"""Kinds that use detect-secrets' patterns, and what their texts contain in lower case."""
 
 
 def detectors(patterns: Mapping[str, str], phone_region: str | None) -> dict[str, Detector]:
     """All detectors by kind; `patterns` are further ones, as regular expressions.
 
-    `phone_region` (two letters) is where phone numbers without a country code belong; without it
-    only those with one are found. Of several kinds that find the same the first one names it.
+    `phone_region` (two letters) is the country of phone numbers without a country code; if it is
+    not set, only those with one are found. If several kinds find the same text, the first one names
+    it.
     """
     found: dict[str, list[Detector]] = {kind: [] for kind in (*SECRETS, *PERSONAL)}
     for kind, forms in FORMS.items():
@@ -130,7 +131,7 @@ def _all(several: tuple[Detector, ...], view: View) -> Iterator[Span]:
 
 
 def _plugins() -> dict[str, tuple[re.Pattern[str], ...]]:
-    # Imported here: they bring requests with them, which most commands never need.
+    # Imported here: they import requests, which most commands never need.
     from detect_secrets.plugins.aws import AWSKeyDetector
     from detect_secrets.plugins.azure_storage_key import AzureStorageKeyDetector
     from detect_secrets.plugins.discord import DiscordBotTokenDetector
@@ -177,7 +178,7 @@ def _secrets(
         for start, end in _windows(text):
             for match in pattern.finditer(text, start, end):
                 if match.start() >= done:
-                    # A token that goes on is taken whole: none of its end may stay.
+                    # A token that continues is taken whole: none of its end may stay.
                     done = _token_end(text, match.end())
                     yield match.start(), done
 
@@ -267,7 +268,7 @@ def _private_keys(view: View) -> Iterator[Span]:
 
 
 def _pem_end(text: str, start: int) -> int:
-    """The end of the key that begins here; without one, of what may be of it."""
+    """The end of the key that begins here; if none is found, the end of what may belong to it."""
     last = min(start + _PEM_LENGTH, len(text))
     broken = text.find(BREAK, start, last)
     last = broken if broken >= 0 else last

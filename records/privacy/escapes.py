@@ -1,6 +1,6 @@
-r"""Text as it reads once the escapes of JSON in it are undone, and where each character came from.
+r"""Text with its JSON escapes undone, and where each character came from.
 
-`"ann\u0040firm.de"` holds an address that no pattern sees, and after `\n` a word seems to begin
+`"ann\u0040firm.de"` contains an address that no pattern sees, and after `\n` a word seems to begin
 with an n. Works on any text, whole JSON or not.
 """
 
@@ -13,11 +13,13 @@ from collections.abc import Iterator
 _ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|(["\\/bfnrt]))')
 _SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 MAX_LEVELS = 3
-"""How often text within text is undone: arguments that hold JSON text that holds JSON text."""
+"""How often text within text is undone: arguments with JSON text that contains JSON text."""
 
 
 class Readings:
-    """A text undone a number of times; `origin` maps a span of a reading to the text itself."""
+    """Readings of a text, undone a number of times; `origin` maps a reading's span to the text
+    itself.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -36,7 +38,7 @@ class Readings:
             yield text
 
     def origin(self, start: int, end: int) -> tuple[int, int]:
-        """Where a span of the newest reading stands in the text."""
+        """Where a span of the newest reading is in the text."""
         for starts, origins in reversed(self._steps):
             start, end = _moved(start, starts, origins), _moved(end, starts, origins)
         return start, end

@@ -1,7 +1,7 @@
 """Finds what a configuration looks for in a text, and writes marks in its place.
 
-Findings that overlap are one: sorted by where they begin and swept over once. Text is read as it
-stands and with the escapes of JSON undone (records/privacy/escapes.py). It does not know messages.
+Overlapping findings become one, in one sweep after sorting them by their start. Text is read as it
+is and with its JSON escapes undone (records/privacy/escapes.py). It does not know messages.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from records.privacy.personal_data import PERSONAL
 from records.privacy.text_view import Detector, View
 
 DIGEST = "sha256:"
-"""Before the digest of a text that is allowed, where the text itself shall not be written."""
+"""The prefix of the digest of an allowed text that should not be written out itself."""
 _STRETCH = 8192
-"""Characters whose findings are sorted at once."""
+"""Findings in this many characters are sorted at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What stands at [start, end) of a text; `text` is it with the escapes undone."""
+    """A finding at [start, end) of a text; `text` is its text with the escapes undone."""
 
     start: int
     end: int
@@ -33,7 +33,9 @@ class Finding:
 
 
 def modes(config: RedactionConfig) -> dict[str, Mode]:
-    """What is looked for, and what becomes of it; of several the first one names a finding."""
+    """The kinds that are looked for, and their modes; of several kinds the first one names a
+    finding.
+    """
     found: dict[str, Mode] = {
         **dict.fromkeys(SECRETS, config.secrets),
         **dict.fromkeys(PERSONAL, config.personal),
@@ -45,13 +47,13 @@ def modes(config: RedactionConfig) -> dict[str, Mode]:
 
 
 def digest(text: str) -> str:
-    """What stands for a text in `store.redaction.allow`."""
+    """The form that represents a text in `store.redaction.allow`."""
     hashed = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{DIGEST}{hashed[:32]}"
 
 
 class Finder:
-    """Looks through texts by one configuration. May be used from several threads."""
+    """Searches texts as one configuration asks. May be used from several threads."""
 
     def __init__(self, config: RedactionConfig) -> None:
         self.modes = modes(config)
@@ -91,8 +93,8 @@ class Finder:
 
 
 def merged(findings: Iterable[Finding], order: Sequence[str]) -> list[Finding]:
-    """Findings that overlap as one, which the first of their kinds in `order` names. One sweep over
-    them by where they begin.
+    """Merge overlapping findings; the first of their kinds in `order` names the result. One sweep
+    over them in the order of their starts.
     """
     rank: Mapping[str, int] = {kind: number for number, kind in enumerate(order)}
     kept: list[Finding] = []
@@ -107,8 +109,8 @@ def merged(findings: Iterable[Finding], order: Sequence[str]) -> list[Finding]:
 
 
 def _sorted(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """By where they begin, the longer first. Sorted stretch by stretch: one call for all of a long
-    text would hold the interpreter for half a second.
+    """By start, the longer first. Sorted stretch by stretch: one call for all of a long text would
+    block the interpreter for half a second.
     """
     stretches: dict[int, list[Finding]] = {}
     for finding in findings:
@@ -136,7 +138,7 @@ def _quote_before(text: str, position: int) -> str:
 
 
 def _mark(text: str, finding: Finding) -> str:
-    """`[kind]`, in quotes where a number of JSON stood, so that it is JSON still."""
+    """`[kind]`, in quotes if it replaces a JSON number, so that the text is still JSON."""
     mark = f"[{finding.kind}]"
     if not finding.text.isdecimal():
         return mark

@@ -1,7 +1,7 @@
-"""All texts of a JSON value as one, so that they are looked through at once, and back.
+"""All texts of a JSON value as one, so that they are searched at once, and back.
 
-Keys of objects, ids and long numbers are texts like others. Passed over is what is well-formed
-base64 of a `data:` URL; its head is looked at.
+Keys of objects, ids and long numbers are texts like any others. The well-formed base64 of a `data:`
+URL is skipped; its head is searched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONGEST_PATH = 120
 
 
 def num_looked_at(text: str) -> int:
-    """How many characters of a text are looked at: all, or the head of a well-formed data URL."""
+    """How many characters of a text are searched: all, or the head of a well-formed data URL."""
     head = _DATA_HEAD.match(text)
     if head is None:
         return len(text)
@@ -41,7 +41,7 @@ def num_looked_at(text: str) -> int:
 
 
 def num_chars(value: Any, limit: int) -> int:
-    """Characters of all texts in a value; counted no further than `limit` is passed."""
+    """Characters of all texts in a value; counting stops once `limit` is passed."""
     number = 0
     for text in _texts(value):
         number += num_looked_at(text)
@@ -52,7 +52,7 @@ def num_chars(value: Any, limit: int) -> int:
 
 def _texts(value: Any) -> Iterator[str]:
     """Every text of a value: strings, keys, and the digits of long numbers."""
-    # Without recursion: a value may nest as deep as JSON is read, which is paid for by each text.
+    # Without recursion: values may nest as deep as JSON is read, and each text would pay for that.
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -73,7 +73,7 @@ def _digits(value: Any) -> str | None:
 
 
 class Texts:
-    """The texts of a value, joined by what no finding goes on beyond."""
+    """The texts of a value, joined by a separator that no finding extends across."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -83,7 +83,7 @@ class Texts:
         self._starts = [0, *accumulate(len(text) + len(BREAK) for text in looked_at)][:-1]
 
     def path_at(self, position: int) -> str:
-        """Where the text at a position stands in the value: `[3].function.description`."""
+        """Where the text at a position is in the value: `[3].function.description`."""
         wanted = bisect_right(self._starts, position) - 1
         for index, path in enumerate(_paths(self._value)):
             if index == wanted:
@@ -116,7 +116,7 @@ def _rebuilt(value: Any, clean: Iterator[str | None]) -> Any:
         for key, item in value.items():
             left = next(clean)
             name = left = key if left is None else left
-            while name in rebuilt:  # several keys of which the same is left
+            while name in rebuilt:  # several keys that redaction made equal
                 numbers[left] = numbers.get(left, 1) + 1
                 name = f"{left}_{numbers[left]}"
             rebuilt[name] = _rebuilt(item, clean)
@@ -130,7 +130,7 @@ def _rebuilt(value: Any, clean: Iterator[str | None]) -> Any:
 
 
 def _paths(value: Any) -> Iterator[str]:
-    """Where each of `_texts` stands; a key stands in the object that has it, unnamed."""
+    """Where each of `_texts` is; the place of a key is the object that has it, without the key."""
     waiting: list[tuple[Any, str]] = [(value, "")]
     while waiting:
         item, path = waiting.pop()
@@ -146,5 +146,5 @@ def _paths(value: Any) -> Iterator[str]:
 
 
 def _is_plain(key: str) -> bool:
-    """Whether a key may be told: it is a name and too short to be a secret."""
+    """Whether a key may be shown: it is a name and too short to be a secret."""
     return len(key) <= 16 and key.replace("_", "").isalpha()

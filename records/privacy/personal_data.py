@@ -1,5 +1,5 @@
-"""Where in a text personal data stands: addresses, phone numbers, accounts, cards and numbers of
-US social security. What is made of digits alone counts only if its check digits are right.
+"""Where personal data is in a text: addresses, phone numbers, accounts, cards and US social
+security numbers. Digits alone count only if their check digits are right.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ISSUED = re.compile(
     r"|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|35(?:2[89]|[3-8]\d)\d{12}"
     r"|6(?:011|4[4-9]\d|5\d\d)\d{12}|62\d{14,17}|(?:50[123]\d|5893|6304|6759|676[1-3])\d{9,15}"
 )
-"""Numbers as issuers of cards begin and end them."""
+"""The prefixes and lengths of numbers that card issuers use."""
 _US_SSN = re.compile(r"\d{3}-(?<![\w-]\d{3}-)\d{2}-\d{4}(?![\w-])")
 _PLUS = re.compile(r"[+\uff0b](?=(?:[\s()./-]{0,3}\d){7})")
 _PHONE_LENGTH = 64
@@ -31,7 +31,7 @@ _DIGIT = re.compile(r"\d")
 
 
 def personal_detectors(phone_region: str | None) -> dict[str, Detector]:
-    """The detectors by kind; `phone_region` is where numbers without a country code belong."""
+    """The detectors by kind; `phone_region` is the country of numbers without a country code."""
     return {
         "email": _emails,
         "phone": partial(_phones, phone_region),
@@ -48,7 +48,7 @@ def _emails(view: View) -> Iterator[Span]:
         local = _LOCAL.match(text[max(at - 64, 0) : at][::-1])
         domain = _DOMAIN.match(text, at + 1) if local is not None else None
         if local is not None and domain is not None:
-            # Dots that end a sentence before it are not of it.
+            # Dots that end a sentence before the address are not part of it.
             start = at - len(local.group().rstrip(".%+-"))
             if start < at and not is_nobodys(text[start : domain.end()]):
                 yield start, domain.end()
@@ -60,7 +60,7 @@ def _phones(region: str | None, view: View) -> Iterator[Span]:
     if region is not None:
         yield from _phones_of(region, text)
         return
-    # Without a region those alone count that begin with a plus.
+    # Without a region, only numbers that begin with a plus count.
     if "+" not in text and "\uff0b" not in text:
         return
     done = 0
@@ -76,8 +76,8 @@ def _phones(region: str | None, view: View) -> Iterator[Span]:
 
 
 def _phones_of(region: str, text: str) -> Iterator[Span]:
-    """Numbers anywhere in a text, of which the library sees a stretch at a time: where no number
-    begins it looks on to the end, in one call that holds the interpreter.
+    """Numbers anywhere in a text. The library sees a stretch at a time, because it searches on to
+    the end if no number begins, in one call that blocks the interpreter.
     """
     for start in range(0, len(text), _STRETCH):
         end = min(start + _STRETCH, len(text))
@@ -85,7 +85,7 @@ def _phones_of(region: str, text: str) -> Iterator[Span]:
             continue
         first, last = max(start - _AROUND, 0), end + _AROUND
         for found in _phones_in(text, region, first, last):
-            # What begins beyond stands whole in another stretch.
+            # What begins outside is whole in another stretch.
             if start <= found[0] < end:
                 yield found
 
@@ -93,10 +93,10 @@ def _phones_of(region: str, text: str) -> Iterator[Span]:
 def _phones_in(text: str, region: str | None, start: int, end: int) -> Iterator[Span]:
     from phonenumbers import PhoneNumberMatcher
 
-    # What stands before tells whether a number begins here.
+    # The characters before show whether a number begins here.
     first = max(start - 2, 0)
     part = text[first:end]
-    # By default it gives up after so many candidates, and says nothing.
+    # By default it silently gives up after a number of candidates.
     for match in PhoneNumberMatcher(part, region, max_tries=len(part)):
         yield first + match.start, first + match.end
 
@@ -106,7 +106,7 @@ def _ibans(view: View) -> Iterator[Span]:
     from stdnum import iban
 
     for match in pieces(_IBAN, text):
-        # Words in capitals that follow look like more of it.
+        # Words in capitals after it look like more of it.
         for end in range(match.end(), match.start() + 14, -1):
             is_end = text[end - 1] != " " and not text[end : end + 1].isalnum()
             if is_end and iban.is_valid(text[match.start() : end]):

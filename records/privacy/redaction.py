@@ -1,11 +1,11 @@
-"""Takes secrets and personal data out of what is stored, so that nothing is judged or trained on.
+"""Removes secrets and personal data from what is stored, so that none is judged or trained on.
 
-Every message is looked at once on its way into the store: every text in it, ids, names, keys of
-objects and long numbers too. Sampled ids can not be redacted: other ids would be tokens that the
-policy never saw. So a turn whose prompt, tools or response hold a finding is stored without its
+Every message is searched once on its way into the store: every text in it, including ids, names,
+keys of objects and long numbers. Sampled ids cannot be redacted: other ids would be tokens that the
+policy never saw. So a turn whose prompt, tools or response contain a finding is stored without its
 tokens, its text redacted, as dropped (`sensitive`), while a next state is redacted and judged.
-Conversations are told apart by the ids of their original messages (hashes), so that the next
-request finds its turn all the same. The agent's own reply is untouched.
+Conversations are recognised by the ids of their original messages (hashes), so that the next
+request still finds its turn. The agent's own reply is untouched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from records.tables.columns import content_hash
 from records.types import CapturedTurn, TurnIdentity
 
 _REMEMBERED = 20_000
-"""Messages whose findings are known; a history is sent again with each request."""
+"""Messages whose findings are remembered; a history is sent again with each request."""
 _REMEMBERED_CHARS = 16_000_000
 """Characters of changed messages that are kept with them."""
 _REPEATED_ROLES = ("system", "developer")
@@ -38,7 +38,7 @@ _TOO_LONG = f"[{TOO_LONG}]"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Looked:
     """What is known of a value: what is stored in its place (None: itself), what was found in it,
-    and of the first thing that is redacted its kind, where it stands and its digest.
+    and the kind, place and digest of the first thing that is redacted.
     """
 
     clean: Any = None
@@ -51,9 +51,9 @@ _NOTHING = _Looked(found=Counter())
 
 
 class Redactor:
-    """Finds and replaces by one configuration. May be used from several threads.
+    """Finds and replaces as one configuration asks. May be used from several threads.
 
-    `on_found(kind, mode, number)` is told of each finding, once for each distinct message.
+    `on_found(kind, mode, number)` is called for the findings of each distinct message, once.
     """
 
     def __init__(self, config: RedactionConfig) -> None:
@@ -70,17 +70,19 @@ class Redactor:
         return bool(self._finder.modes)
 
     def refused_length(self, *values: Any) -> int | None:
-        """The most characters that a request may hold, if these are more; else None."""
+        """The maximum characters of a request, if these values have more; else None."""
         if self.is_active and num_chars(values, self._max_chars) > self._max_chars:
             return self._max_chars
         return None
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages without what is to be redacted; those without findings as they are."""
+        """The messages without what is to be redacted; those without findings are unchanged."""
         return [_stored(message, self._looked_at(message)) for message in messages]
 
     def turn(self, turn: CapturedTurn, scope: str) -> CapturedTurn:
-        """The turn as it may be stored, with its findings; one looked at before stays as it is."""
+        """The turn as it may be stored, with its findings; one that was searched before is
+        unchanged.
+        """
         if not self.is_active or turn.identity is not None or turn.findings is not None:
             return turn
         messages = [self._looked_at(message) for message in turn.messages]
@@ -159,7 +161,7 @@ def _stored(value: Any, looked: _Looked) -> Any:
 
 
 def _left_of(value: Any) -> Any:
-    """What is stored in place of a value that is too long to be looked at."""
+    """What is stored in place of a value that is too long to be searched."""
     if isinstance(value, dict) and isinstance(value.get("role"), str):
         return {"role": value["role"][:16], "content": _TOO_LONG}
     return [] if isinstance(value, list) else {}
@@ -170,7 +172,7 @@ def _where(
 ) -> str | None:
     """What was found first, and where: `email in tools[3].function.description`.
 
-    Of what an agent sends again and again the digest is added, by which it can be allowed.
+    For what an agent sends again and again, the digest is added, with which it can be allowed.
     """
     if tools.first is not None:
         kind, path, digested = tools.first

@@ -1,4 +1,4 @@
-"""Addresses that are nobody's own: of roles and vendors, and of domains kept for examples."""
+"""Addresses that belong to no person: of roles and vendors, and of domains kept for examples."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ ROLES = frozenset(
         "www",
     )
 )
-"""The parts before the @ that name a role (RFC 2142, and those that vendors write)."""
+"""The parts before the @ that name a role (RFC 2142, and those that vendors use)."""
 EXAMPLES = ("example.com", "example.net", "example.org")
 RESERVED = ("example", "test", "invalid", "localhost")
 """Domains and top-level domains that belong to nobody (RFC 2606)."""
 
 
 def is_nobodys(address: str) -> bool:
-    """Whether an e-mail address is of a role, or of a domain for examples."""
+    """Whether an e-mail address belongs to a role, or to a domain for examples."""
     local, _, domain = address.lower().rpartition("@")
     local = local.partition("+")[0]
     if local in ROLES or local.replace("-", "").replace("_", "").replace(".", "") in ROLES:

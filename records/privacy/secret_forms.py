@@ -1,8 +1,8 @@
-"""The forms of secrets that this project looks for beside those of detect-secrets: data alone.
+"""The forms of secrets that this project looks for in addition to detect-secrets: only data.
 
-A form begins with one of its anchors, which are searched for as plain text; only where one stands
-is the pattern tried. No pattern looks further than a fixed number of characters, so that the time
-is linear whatever is written. It does not know messages.
+A form begins with one of its anchors, which are searched for as plain text; the pattern is tried
+only where one is found. No pattern looks further than a fixed number of characters, so that the
+time is linear whatever the text. It does not know messages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _FAR = 1024
-"""The longest stretch that one pattern reads; what follows of a token is taken by its alphabet."""
+"""The longest stretch that one pattern reads; the rest of a token is taken by its alphabet."""
 
 
 _DIGIT = re.compile(r"[0-9]")
@@ -40,9 +40,9 @@ def _is_basic(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """One form: `pattern` is tried where an anchor stands, `check` is asked about what it found.
+    """One form: `pattern` is tried where an anchor is found, `check` is asked about its match.
 
-    What is found begins `before` characters before the anchor, or is the group `value`.
+    The finding begins `before` characters before the anchor, or is the group `value`.
     """
 
     anchors: tuple[str, ...]
@@ -52,7 +52,7 @@ class Form:
 
 
 def _token(*prefixes: str, body: str = r"[A-Za-z0-9_-]", least: int = 16, digit: bool = False):
-    """A prefix, then at least so many characters of an alphabet."""
+    """A prefix, then at least `least` characters of an alphabet."""
     starts = "|".join(re.escape(prefix) for prefix in sorted(prefixes, key=len, reverse=True))
     return Form(
         anchors=prefixes,
@@ -125,7 +125,7 @@ SERVICE_TOKENS: dict[str, Form] = {
 """Tokens of services that share the kind `service_token`, by the name of the service."""
 
 SECRET_NAMES = ("secret", "token", "password", "passwd", "passphrase", "pwd", "key")
-"""What the name of a secret ends with, in small letters."""
+"""What the name of a secret ends with, in lower case."""
 _KEY_OF = re.compile(r"(?:api|access|secret|private|auth|signing|encryption|account)[_-]?\Z", re.I)
 _PLACEHOLDER = re.compile(
     r"(?:[$%&*<{\[]|x{3}|\.{3}|your|my[_-]|the[_-]|some[_-]|change|insert|placeholder|example|dummy|fake"
@@ -140,22 +140,22 @@ _ASSIGNED = re.compile(
 _PAGES = re.compile(
     r"(?:next|page|continuation|sync|pad|eos|bos|stop|mask|unk|cls|sep)[_-]?\Z", re.I
 )
-"""What stands before `token` where the token is no secret: of pages, and of tokenizers."""
+"""What comes before `token` if the token is not a secret: of pages, and of tokenizers."""
 
 
 _IN_QUERY = re.compile(r"[?&][\w-]{0,15}\Z")
 
 
 def is_placeholder(value: str) -> bool:
-    """Whether a value is written where a secret would stand: `your-key`, `$TOKEN`, `password`."""
+    """Whether a value only takes the place of a secret: `your-key`, `$TOKEN`, `password`."""
     return _PLACEHOLDER.match(value) is not None
 
 
 def assigned(text: str, name: str, start: int) -> tuple[int, int] | None:
-    """The value that is given to what is named as a secret and stands at `start`: `API_KEY=value`.
+    """The value that is assigned to a name of a secret at `start`: `API_KEY=value`.
 
-    Written like an environment's variable any value counts that is no placeholder; in quotes and
-    elsewhere one with a letter and a digit in it, and of an unquoted expression none.
+    If the name is written like an environment variable, any value counts that is not a placeholder;
+    otherwise it needs a letter and a digit, and an unquoted expression does not count.
     """
     match = _ASSIGNED.match(text, start + len(name))
     if match is None or match["next"]:
@@ -182,7 +182,7 @@ def assigned(text: str, name: str, start: int) -> tuple[int, int] | None:
 
 
 def _is_expression(value: str) -> bool:
-    """Whether it reads like names of a program: `tokens.token_1`, `sha256`, `token_0`."""
+    """Whether it looks like names in a program: `tokens.token_1`, `sha256`, `token_0`."""
     return bool(re.fullmatch(r"[A-Za-z_]+\d{0,4}(?:[._][A-Za-z_]*\d{0,4}){0,8}", value))
 
 
@@ -256,4 +256,4 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ),
     ),
 }
-"""Forms by kind, in the order in which they name what several of them find."""
+"""Forms by kind; if several find the same text, the first one names it."""

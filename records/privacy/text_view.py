@@ -1,4 +1,4 @@
-"""A text that detectors look at, and the types that they share. It knows no kind of secret."""
+"""A text that detectors search, and the types that they share. It knows no kind of secret."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import TypeAlias
 Span: TypeAlias = tuple[int, int]
 
 _PIECE, _PIECE_OVERLAP = 65_536, 128
-"""Patterns of short, plain things see this much, so that no call holds the interpreter for long."""
+"""Patterns of short, plain things see this much, so that no call blocks the interpreter long."""
 _LONG_RUN = re.compile(r"(?:[\w.~+/=:-]{0,19}+[^\w.~+/=:-]++)*+[\w.~+/=:-]{20}", re.ASCII)
 
 
 class View:
-    """A text to be looked at, and what several detectors ask of it."""
+    """A text to be searched, and what several detectors need to know about it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     @cached_property
     def lowered(self) -> str:
-        """The text in small letters, each where it stands in the text."""
-        # The only letter of which lower() makes two.
+        """The text in lower case, with every character at the same position."""
+        # The only letter that lower() turns into two characters.
         return self.text.replace("\u0130", "I").lower()
 
     @cached_property
     def may_hold_token(self) -> bool:
-        """Whether it has as many letters and digits in a row as a token."""
+        """Whether it has a run of letters and digits that is as long as a token."""
         starts = range(0, max(len(self.text), 1), _PIECE - _PIECE_OVERLAP)
         return any(_LONG_RUN.match(self.text, start, start + _PIECE) for start in starts)
 
@@ -41,6 +41,6 @@ def pieces(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
     for start in range(0, max(len(text) - _PIECE_OVERLAP, 1), _PIECE - _PIECE_OVERLAP):
         end = start + _PIECE
         for match in pattern.finditer(text, start, end):
-            # What is cut off here stands whole in the next piece.
+            # What is cut off here is whole in the next piece.
             if match.end() < end or end >= len(text):
                 yield match

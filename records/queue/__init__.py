@@ -1,1 +1,1 @@
-"""Turns on their way through judge and teacher: claimed, voted on, scored, waiting."""
+"""Turns on their way through judge and teacher: waiting, claimed, voted on, scored."""

@@ -1,7 +1,7 @@
 """Claims of the judge and scoring workers, and the commits that end them.
 
-A claim is an owner and a deadline on a turn. Past the deadline anyone may claim the turn; a commit
-counts only while its owner still holds it, so a worker that lost its claim writes nothing.
+A claim is an owner and a deadline on a turn. After the deadline anyone may claim the turn. A commit
+counts only while its owner still holds the turn, so a worker that lost its claim writes nothing.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ _MOVE = (
 
 
 def extend_op(connection: Connection, owner: str, turn_ids: Sequence[str], until: float) -> int:
-    """Move the deadline of claims that `owner` still holds; returns how many these are."""
+    """Move the deadline of claims that `owner` still holds; returns how many."""
     return _update_held(connection, owner, turn_ids, claim_until=until)
 
 
 def release_op(connection: Connection, owner: str, turn_ids: Sequence[str]) -> int:
-    """Give back claims that `owner` still holds; returns how many these were."""
+    """Give back claims that `owner` still holds; returns how many."""
     return _update_held(connection, owner, turn_ids, claim_owner=None, claim_until=None)
 
 
@@ -104,9 +104,9 @@ def _update_held(connection: Connection, owner: str, turn_ids: Sequence[str], **
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedTurn:
-    """A verdict and what it makes of its turn: dropped for `drop`, or scoring with a hint, or
-    ready with a reward alone. With `review` a person sees the hint first. `num_reactions` of its
-    next state were judged; None: not said.
+    """A verdict and what becomes of its turn: dropped for `drop`, or scoring with a hint, or ready
+    with a reward alone. With `review` a person sees the hint first. `num_reactions` of its next
+    state were judged; None: not given.
     """
 
     owner: str
@@ -126,8 +126,9 @@ def verdict_op(connection: Connection, judged: Sequence[JudgedTurn]) -> list[boo
     """judging -> scoring, reviewing, ready or dropped; stores verdicts and votes. False for a lost
     claim.
 
-    What is judged for its hint alone would train no more: dropped as hint_only, with its verdict.
-    A verdict on less than there is to judge by now is not kept, and frees the turn: feedback came.
+    A turn that is judged for its hint alone can no longer train: it is dropped as hint_only, with
+    its verdict. If feedback came meanwhile, the verdict is on too little: it is not kept, and the
+    turn is free again.
     """
     owners = [(one.verdict.turn_id, one.owner) for one in judged]
     held = _still_held(connection, TurnState.JUDGING, owners)
@@ -160,16 +161,14 @@ def verdict_op(connection: Connection, judged: Sequence[JudgedTurn]) -> list[boo
 
 
 def _accepted(one: JudgedTurn) -> Verdict:
-    """The verdict, without its hint where the turn was dropped all the same, or a person has yet to
-    see it.
-    """
+    """The verdict, without its hint if the turn was dropped or a person has yet to see it."""
     if one.verdict.hint is None or (one.drop is None and not one.is_proposal):
         return one.verdict
     return replace(one.verdict, hint=None, candidates=())
 
 
 def _outdated(connection: Connection, judged: Sequence[JudgedTurn]) -> set[str]:
-    """Turns that have more of a next state now than was judged."""
+    """Turns whose next state is now longer than what was judged."""
     read = {
         one.verdict.turn_id: one.num_reactions for one in judged if one.num_reactions is not None
     }
@@ -231,7 +230,7 @@ def _verdict_row(verdict: Verdict, now: float) -> dict[str, Any]:
         "judge": verdict.judge,
         "num_omitted": verdict.num_omitted,
         "created_at": now,
-        # Cleaned as the hint's own column is, or the first would no longer be the hint.
+        # Cleaned like the hint's own column, or the first would no longer be the hint.
         "candidates": [clean_text(hint) for hint in verdict.candidates] or None,
         "reward": verdict.reward,
         "awaits_outcome": verdict.awaits_outcome,
@@ -259,9 +258,9 @@ def vote_rows(verdict: Verdict) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTurn:
-    """The score rows of one turn. `candidates` are the hints that it had when they were begun (a
-    control may score under others); None: not said. `policy` says how probable the policy finds
-    the response of a recording.
+    """The score rows of one turn. `candidates` are the hints that it had when scoring began (a
+    control may score under others); None: not given. `policy` has the policy's log-probs of the
+    response of a recording.
     """
 
     owner: str
@@ -274,7 +273,7 @@ class ScoredTurn:
 
 def score_op(connection: Connection, scored: Sequence[ScoredTurn]) -> list[bool]:
     """scoring -> ready, or dropped(held_out); stores the score rows. False for a lost claim, and if
-    the turn has other hints by now: it was judged again.
+    the turn has other hints now because it was judged again.
 
     A score with the same key is replaced. Raises ValueError for a recording without `policy`.
     """
@@ -301,8 +300,8 @@ def score_op(connection: Connection, scored: Sequence[ScoredTurn]) -> list[bool]
 def _restated(
     scored: Sequence[ScoredTurn], hints: Mapping[str, tuple[str, ...]]
 ) -> dict[str, list[str]]:
-    """The candidates that are left of turns in which another one took the first one's place. Under
-    a control, which scores with none of them, nothing changes.
+    """By turn, the candidates that are left, if another one took the place of the first. Under a
+    control, which scores with none of them, nothing changes.
     """
     left: dict[str, list[str]] = {}
     for one in scored:
@@ -326,8 +325,8 @@ def _move_after_scoring(one: ScoredTurn, recording: Recording | None) -> dict[st
 def _keep_policy_scores(
     connection: Connection, scored: Sequence[ScoredTurn], recordings: dict[str, Recording]
 ) -> None:
-    """The version under which a recording was scored is where its age begins; the log-probs stand
-    in for those of whoever sampled it, unless it brought them.
+    """The age of a recording counts from the version under which it was scored; these log-probs
+    stand in for those of its sampler, unless it came with them.
     """
     logprobs, versions = [], []
     for one in scored:
@@ -347,17 +346,17 @@ def _keep_policy_scores(
 
 
 def hint_hash(hint: str) -> str:
-    """The part of a score's key that stands for its hint."""
+    """The part of a score's key that identifies its hint."""
     return hashlib.sha256(hint.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def drop_op(
     connection: Connection, owner: str, turn_id: str, reason: DropReason, detail: str, now: float
 ) -> TurnState | None:
-    """judging, scoring or leased -> dropped(reason), or ready without its hint, where `reason` is
-    of that alone (records/queue/hintless.py); None if the turn is not held by `owner`. One whose
-    answer its hint agrees with is no source of that hint. A turn that has trained before stays
-    trained, and trains no more.
+    """judging, scoring or leased -> dropped(reason), or ready without its hint if `reason` concerns
+    only that (records/queue/hintless.py); None if the turn is not held by `owner`. If its hint
+    agrees with its answer, it is no longer a source of that hint. A turn that has trained before
+    stays trained, and trains no more.
     """
     if to_trained(
         connection, now, TurnRow.turn_id == turn_id, TurnRow.claim_owner == owner, ends=True

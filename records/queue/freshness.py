@@ -1,8 +1,8 @@
-"""Which turns can still train by the time that the trainer would come to them.
+"""Which turns can still train by the time the trainer would reach them.
 
-A turn trains while at most `max_staleness` versions are newer than its oldest token's. Between now
-and its step some more are made: those of the batches that are ready before it, and, where steps go
-on without live turns, those of the time that judge and teacher take.
+A turn trains while at most `max_staleness` versions are newer than its oldest token's. Until its
+step more are made: one for each batch that is ready before it, and, if steps go on without live
+turns, those made while judge and teacher work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from records.queue.round_robin import LIVE_PRIORITY
 from records.tables.models import PolicyVersionRow, TurnRow
 
 _PACE_OVER = 8
-"""The pace of training is that of so many latest versions, and of the time since."""
+"""The pace of training is taken from this many latest versions, and the time since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untrained:
-    """Live turns that may train: those with or before the judge, and those that it has accepted and
+    """Live turns that may train: those that wait for the judge or are with it, and accepted ones
     that no step has taken.
     """
 
@@ -48,8 +48,8 @@ class Freshness:
 def horizon(
     connection: Connection, freshness: Freshness, latency_s: float | None, now: float
 ) -> Horizon | None:
-    """Of turns that wait now: in the next step (`latency_s` None), or after those steps that are
-    taken until a turn that is begun now is ready, `latency_s` from now. None: all can train.
+    """The horizon of waiting turns: for the next step (`latency_s` None), or after the steps that
+    are taken until a turn begun now is ready, `latency_s` from now. None: all can train.
 
     The newest version's can always: if no step were taken meanwhile, they would.
     """
@@ -68,7 +68,7 @@ def horizon(
 
 
 def steps_ahead(connection: Connection, freshness: Freshness, latency_s: float, now: float) -> int:
-    """Steps that are to be expected before a turn that is begun now can be in one."""
+    """The steps to be expected before a turn that is begun now can be in one."""
     most = freshness.batch_size * (freshness.max_staleness + 1)
     ready = sum(_count(connection, one, most) for one in (TurnState.SCORING, TurnState.READY))
     leased = _count(connection, TurnState.LEASED, 1)
@@ -77,7 +77,7 @@ def steps_ahead(connection: Connection, freshness: Freshness, latency_s: float, 
 
 
 def untrained(connection: Connection, most: int) -> Untrained:
-    """How many live turns may train, of each state as far as `most`."""
+    """How many live turns may train, counted up to `most` in each state."""
     return Untrained(
         judging=_count(connection, TurnState.JUDGING, most),
         accepted=_count(connection, TurnState.SCORING, most)
@@ -86,7 +86,7 @@ def untrained(connection: Connection, most: int) -> Untrained:
 
 
 def _count(connection: Connection, state: TurnState, most: int) -> int:
-    """Live turns in `state`, as far as `most`."""
+    """The number of live turns in `state`, counted up to `most`."""
     some = (
         select(TurnRow.turn_id)
         .where(TurnRow.state == state, TurnRow.priority == LIVE_PRIORITY)
@@ -97,7 +97,7 @@ def _count(connection: Connection, state: TurnState, most: int) -> int:
 
 
 def steps_per_second(connection: Connection, now: float) -> float:
-    """The pace of the latest steps; it falls while none is taken."""
+    """The pace of the latest steps; it falls while no step is taken."""
     times = connection.scalars(
         select(PolicyVersionRow.created_at)
         .where(PolicyVersionRow.abandoned.is_(False), PolicyVersionRow.version > 0)

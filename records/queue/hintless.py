@@ -1,7 +1,7 @@
 """Turns that lose their hint and have more to teach: they go on with their reward alone.
 
-A turn with a hint may have a reward beside it, or its session's outcome is to give one. That the
-hint cannot be used, or holds no more, is no reason to lose that.
+A turn with a hint may also have a reward, or wait for one from its session's outcome. That the hint
+cannot be used, or no longer holds, is no reason to lose the reward.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ OF_THE_HINT = frozenset(
         DropReason.REVIEW_REJECTED,
     }
 )
-"""Reasons that are no fault of the turn itself."""
+"""Reasons that concern only the hint, not the turn itself."""
 
 
 def go_on_without_hint(connection: Connection, turn_ids: Sequence[str], now: float) -> set[str]:
-    """Of these turns, whose rows the caller has locked, those with a reward or an outcome to come:
-    -> ready, without their hints and what a teacher read of them. Their ids.
+    """Those of these turns (whose rows the caller has locked) with a reward or an outcome to come
+    -> ready, without their hints and what a teacher read of them. Returns their ids.
 
-    Recordings stay as they are: the policy may not have said how probable it finds them.
+    Recordings stay as they are: the policy may not have scored them yet.
     """
     found: set[str] = set()
     for part in chunks(turn_ids):

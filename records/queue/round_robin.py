@@ -1,8 +1,8 @@
-"""Whose turn it is: waiting turns are taken scope by scope, not by age alone.
+"""The order of scopes: waiting turns are taken scope by scope, not by age alone.
 
-A tenant with a thousand waiting turns would else keep one with three waiting behind them. Where
-there are more scopes than places, the next taking goes on behind the scope that this one ended with
-(`last_scope`, which the caller keeps). What it costs depends on how many turns are taken and of how
+Otherwise a tenant with a thousand waiting turns would keep a tenant with three waiting. If there
+are more scopes than places, the next call continues after the scope with which this one ended
+(`last_scope`, which the caller keeps). Its cost depends on how many turns are taken and from how
 many scopes, not on how many there are. It does not know which turn of a scope goes first.
 """
 
@@ -25,9 +25,9 @@ Condition: TypeAlias = Callable[[type[TurnRow]], ColumnElement[bool]]
 
 LIVE_PRIORITY = 0
 PRIORITIES = (LIVE_PRIORITY, REPLAY_PRIORITY)
-"""Turns of agents that work now are taken before those of recordings."""
+"""Turns of live agents are taken before those of recordings."""
 HINT_ONLY_PRIORITY = 2
-"""Of live turns that can no longer train: they wait for whoever has nothing else to do."""
+"""Live turns that can no longer train: they wait for a judge with nothing else to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def waiting_scopes(
     after: str,
     limit: int,
 ) -> list[str]:
-    """Up to `limit` scopes with turns in `state` that are free, from the one behind `after` on,
+    """Up to `limit` scopes with turns in `state` that are free, starting after the scope `after`,
     around the ring of all.
     """
     return ring_of_scopes(connection, TurnRow, _waiting(state, priority, is_free), after, limit)
@@ -86,8 +86,8 @@ def ring_of_scopes(
     after: str,
     limit: int,
 ) -> list[str]:
-    """Up to `limit` scopes that have a row which `waits`, from the one behind `after` on, around
-    the ring of all. `model` has a column `scope`, behind those of `waits` in an index.
+    """Up to `limit` scopes that have a row which `waits`, starting after the scope `after`, around
+    the ring of all. `model` has a column `scope`, which follows those of `waits` in an index.
     """
     scopes: list[str] = []
     for start in (after, None):
@@ -110,15 +110,15 @@ def _ring(
 
     first = next_scope(lambda row: row.scope >= "" if after is None else row.scope > after)
     path = select(first.label("scope")).cte("ring", recursive=True)
-    # Each step is one look into the index, however many rows the scope has.
+    # Each step is one index lookup, however many rows the scope has.
     step = select(next_scope(lambda row: row.scope > path.c.scope)).where(path.c.scope.is_not(None))
     path = path.union_all(step)
     return select(path.c.scope).where(path.c.scope.is_not(None)).subquery()
 
 
 def late_no_more() -> ColumnElement[int]:
-    """The priority of a turn that does not, or not any more, wait to be judged for its hint alone:
-    else it would be judged again and again.
+    """The priority of a turn that does not (or no longer) wait to be judged for its hint alone:
+    otherwise it would be judged again and again.
     """
     return case((TurnRow.priority == HINT_ONLY_PRIORITY, LIVE_PRIORITY), else_=TurnRow.priority)
 

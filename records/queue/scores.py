@@ -1,7 +1,7 @@
-"""Scores as rows and back: the hinted prompt is stored as what differs from the turn's prompt.
+"""Scores as rows and back: the hinted prompt is stored as its difference from the turn's prompt.
 
-All candidates of a turn are scored and committed together, so the scores of its newest commit are
-what there is to train on.
+All candidates of a turn are scored and committed together, so a turn trains on the scores of its
+newest commit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def score_rows(
 ) -> list[dict[str, Any]]:
     """The scores of one turn's candidates as rows.
 
-    Raises ValueError for two of one candidate, two teachers or turns, or one that does not fit.
+    Raises ValueError for two scores of one candidate, two teachers or turns, or an invalid one.
     """
     if not scores:
         return []
@@ -106,7 +106,7 @@ def load_scores(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Sc
 def load_candidate_scores(
     connection: Connection, turn_ids: Sequence[str]
 ) -> dict[str, tuple[Score, ...]]:
-    """The newest scores of each turn that has some, best candidate first, with whole prompts."""
+    """The newest scores of each turn that has any, best candidate first, with whole prompts."""
     rows = newest_scores(connection, turn_ids)
     tokens = load_tokens(connection, list(rows))
     return {

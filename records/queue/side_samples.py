@@ -1,4 +1,4 @@
-"""Side samples as rows and back: one set for each turn, the one that was saved last."""
+"""Side samples as rows and back: one set per turn, the one that was saved last."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def save_op(connection: Connection, turn_id: str, samples: SideSamples, now: flo
     row = {
         "turn_id": turn_id,
         "policy_version": samples.policy_version,
+        "source": samples.source,
         "num_samples": samples.ids.shape[1],
         "ids": samples.ids.ravel(),
         "rollout_logprobs": samples.rollout_logprobs.ravel(),
@@ -34,7 +35,7 @@ def save_op(connection: Connection, turn_id: str, samples: SideSamples, now: flo
 
 
 def load_side_samples(connection: Connection, turn_ids: Sequence[str]) -> dict[str, SideSamples]:
-    """The side samples of those turns that have some."""
+    """The side samples of those turns that have any."""
     found: dict[str, SideSamples] = {}
     for part in chunks(turn_ids):
         statement = select(SideSamplesRow.__table__).where(SideSamplesRow.turn_id.in_(part))
@@ -49,4 +50,5 @@ def _samples(row: Row[Any]) -> SideSamples:
         rollout_logprobs=row.rollout_logprobs.reshape(shape),
         teacher_logprobs=row.teacher_logprobs.reshape(shape),
         policy_version=row.policy_version,
+        source=row.source,
     )

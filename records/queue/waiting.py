@@ -1,10 +1,10 @@
-"""Which waiting turns a worker takes, and which of them nobody needs to take any more.
+"""Which waiting turns a worker takes, and which of them need not be taken any more.
 
-Of live turns the newest go first: the older a turn, the less it can still teach, and where there
-are more than can be judged, the old ones would else keep every new one waiting until it is as old
-as they are. Turns of recordings do not age: they keep their order. Live turns that can no longer
-train are let go (`let_go_op`): those that no judge saw wait as `over_capacity`, in the last place,
-for a judge with nothing else to do, who asks for their hint alone.
+The newest live turns go first: the older a turn, the less it can still teach, and if there are more
+than can be judged, old ones would keep every new one waiting until it is as old as they are. Turns
+of recordings do not age: they keep their order. Live turns that can no longer train are let go
+(`let_go_op`): those that no judge saw wait as `over_capacity`, in last place, for a judge with
+nothing else to do, which asks only for their hint.
 """
 
 from __future__ import annotations
@@ -44,17 +44,15 @@ from records.turns.recording import REPLAY_PRIORITY
 
 CLAIMABLE = (TurnState.JUDGING, TurnState.SCORING)
 WINDOW = 4
-"""A claim looks at this many times as many turns of a scope as are its share, to keep turns of a
-session together.
-"""
+"""A claim looks at this many times a scope's share of turns, to keep sessions together."""
 LET_GO_AT_A_TIME = 1000
-"""Turns that one transaction lets go: others wait for the write lock meanwhile."""
+"""Maximum turns that one transaction lets go: others wait for the write lock meanwhile."""
 _LATE_STATES = (TurnState.JUDGING, TurnState.DROPPED)
-"""Where turns of `HINT_ONLY_PRIORITY` are: claimed once already, or not yet."""
+"""The states of turns of `HINT_ONLY_PRIORITY`: claimed once already, or not yet."""
 
 
 def any_free(connection: Connection, state: TurnState, now: float) -> bool:
-    """Whether a claim would find a turn: idle workers ask this, and take no write lock."""
+    """Whether a claim would find a turn: idle workers ask this without taking a write lock."""
     statement = (
         select(TurnRow.turn_id)
         .where(TurnRow.state == state, TurnRow.priority.in_(PRIORITIES), is_free(now))
@@ -93,7 +91,7 @@ def claim_op(
     oldest_version: int | None = None,
 ) -> Taken:
     """Claim up to `limit` turns of `state`: live ones first, then those of recordings; round robin
-    by scope, from the one behind `after` on; of a scope the session with the newest turn first.
+    by scope, starting after the scope `after`; in a scope, the session with the newest turn first.
 
     With `oldest_version` only live turns without a token of an older version.
     """
@@ -112,7 +110,7 @@ def claim_late_op(
     connection: Connection, owner: str, limit: int, now: float, ttl_s: float, after: str = ""
 ) -> Taken:
     """Claim up to `limit` turns that were let go unjudged, the newest first: -> judging, for their
-    hint alone. As `claim_op` otherwise.
+    hint alone. Otherwise as `claim_op`.
     """
     chosen: list[tuple[str, str]] = []
     for state in _LATE_STATES:
@@ -205,7 +203,7 @@ def _by_session(window: Sequence[Row[str, str, str]]) -> list[tuple[str, str]]:
 def set_claims(
     connection: Connection, turn_ids: Sequence[str], owner: str | None, until: float | None
 ) -> None:
-    """These turns are `owner`'s until then; None: nobody's."""
+    """Give these turns to `owner` until `until`; None: to nobody."""
     for part in chunks(turn_ids):
         connection.execute(
             update(TurnRow)
@@ -216,7 +214,7 @@ def set_claims(
 
 def let_go_op(connection: Connection, state: TurnState, horizon: Horizon, now: float) -> int:
     """Free live turns of `state` that cannot train any more -> dropped; returns how many, at most
-    `LET_GO_AT_A_TIME`: judging -> over_capacity, which a judge may come back to; scoring -> stale.
+    `LET_GO_AT_A_TIME`: judging -> over_capacity, which a judge may judge later; scoring -> stale.
     """
     row = aliased(TurnRow)
     found = _past(state, row, horizon, now).with_only_columns(row.turn_id)
@@ -225,7 +223,7 @@ def let_go_op(connection: Connection, state: TurnState, horizon: Horizon, now: f
     return sum(
         connection.execute(
             update(TurnRow)
-            # Asked again of the row itself: another worker may have claimed it since.
+            # The row itself is checked again: another worker may have claimed it since.
             .where(TurnRow.turn_id.in_(part), TurnRow.state == state, is_free(now))
             .values(
                 state=TurnState.DROPPED,

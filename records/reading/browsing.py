@@ -1,7 +1,7 @@
-"""Sessions as people leaf through them: a bounded part at a time, however many there are.
+"""Sessions as people browse them: a bounded part at a time, however many there are.
 
-A page looks at so many of the newest sessions and at so many turns of each, and says how far it
-came, so that the next page begins there. Nothing is counted over the whole store.
+A page looks at a limited number of the newest sessions and of turns in each, and says how far it
+got, so that the next page begins there. Nothing is counted over the whole store.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from records.tables.models import NodeRow, SessionRow, TurnRow
 from records.tables.sql import chunks
 
 MOST_EXAMINED = 200
-"""Sessions that one page looks at to find some that fit."""
+"""Number of sessions that one page looks at to find matching ones."""
 MOST_TURNS = 200
-"""Turns of a session that are looked at, the newest."""
+"""Number of newest turns of a session that are looked at."""
 MOST_MESSAGES = 12
-"""Messages of a turn that are read from its prompt, the newest."""
+"""Number of newest messages that are read from a turn's prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What sessions have to be: with a turn that fits in all that is given, begun by `until` (unix
-    seconds). `version` trained the turn or sampled some of it.
+    """Which sessions are wanted: those with a turn that matches all given values, begun by `until`
+    (unix seconds). `version` trained the turn or sampled some of it.
     """
 
     state: TurnState | None = None
@@ -46,7 +46,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A session in the order of lists."""
+    """The place of a session in the order of lists."""
 
     created_at: float
     session_id: str
@@ -54,8 +54,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedSession:
-    """A session and how many of its newest turns stand where; `is_cut` if it has more of them.
-    Times are unix seconds.
+    """A session and the states of its newest turns; `is_cut` if it has more of them. Times are unix
+    seconds.
     """
 
     session_id: str
@@ -93,8 +93,8 @@ class Said:
 def sessions_page(
     connection: Connection, scope: str | None, wanted: Wanted, after: Place | None, limit: int
 ) -> SessionsPage:
-    """`limit` sessions that fit, from behind `after` on, or fewer if MOST_EXAMINED did not hold
-    so many.
+    """Up to `limit` matching sessions, starting after `after`; fewer if MOST_EXAMINED sessions do
+    not contain so many.
     """
     rows = connection.execute(
         select(SessionRow.__table__)
@@ -174,7 +174,7 @@ def _listed(row: Row[Any], turns: Sequence[Any]) -> ListedSession:
 
 
 def said(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Said]:
-    """What is new in each of these turns; MOST_MESSAGES of a turn at most."""
+    """What is new in each of these turns; at most MOST_MESSAGES of a turn."""
     found: dict[str, Said] = {}
     for part in chunks(turn_ids):
         turns = connection.execute(
@@ -213,7 +213,7 @@ def said(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Said]:
 
 
 def _nodes(connection: Connection, leaves: set[str]) -> dict[str, Any]:
-    """The nodes above these, as far as messages are shown, and these."""
+    """These nodes, and those above them as far as messages are shown."""
     walk = (
         select(NodeRow.node_id, NodeRow.parent_id, literal(0).label("step"))
         .where(NodeRow.node_id.in_(sorted(leaves)))

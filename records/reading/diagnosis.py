@@ -1,5 +1,5 @@
-"""What is known of the turns of one session: the facts by which somebody can say why each is where
-it is. It reads and words nothing.
+"""What is known about the turns of one session: the facts that explain why each is where it is. It
+only reads; wording is done elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from records.feedback.feedback import KeptFeedback, kept_on
 from records.lessons.reading import outcomes_at
 from records.messages import EchoChange, echo_changes_of
 from records.names import DropReason, TurnState, TurnType
-from records.outcomes.rows import OutcomeRow, OutcomeSource
+from records.outcomes.rows import OutcomeRow, OutcomeSource, TurnValueRow
 from records.reading.summary import counts, drops
 from records.tables.models import SessionRow, TurnRow, VerdictRow, VoteRow
 from records.tables.sql import chunks
@@ -23,7 +23,7 @@ from records.training.batches import awaits_practice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteFacts:
-    """How the judge voted on a turn: numbers of votes by what they say."""
+    """How the judge voted on a turn: the number of votes of each kind."""
 
     positive: int = 0
     negative: int = 0
@@ -33,7 +33,7 @@ class VoteFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFacts:
-    """Where one turn stands. Times are unix seconds; a claim may have run out."""
+    """Where one turn stands. Times are unix seconds; a claim may have expired."""
 
     turn_id: str
     created_at: float
@@ -51,19 +51,21 @@ class TurnFacts:
     finish_reason: str
     hint: str | None
     reward: float | None
+    worth: float | None
+    """What the turn was worth before it was answered, from 0 to 1; None: not measured."""
     votes: VoteFacts | None
     feedback: tuple[KeptFeedback, ...]
     updated_at: float
     awaits_practice: bool
     """Whether its hint is to be examined, or to have its first lesson."""
     lessons: dict[str, int]
-    """What became of lessons that were practised at this turn's state, see `outcomes_at`."""
+    """What became of lessons that were practised at this turn's state; see `outcomes_at`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeFacts:
-    """What a session came to, in [0, 1], and who says so. `value` is None while a verifier is
-    asked, and where it gave up (`failure`).
+    """A session's outcome, in [0, 1], and who gave it. `value` is None while a verifier is asked,
+    and if it gave up (`failure`).
     """
 
     value: float | None
@@ -74,7 +76,7 @@ class OutcomeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFacts:
-    """A session and its turns, oldest first. `outcome` is None where nobody has said it."""
+    """A session and its turns, oldest first. `outcome` is None if nobody has given one."""
 
     session_id: str
     name: str | None
@@ -100,7 +102,7 @@ def run_facts(connection: Connection) -> RunFacts:
 
 
 def sessions_named(connection: Connection, session: str) -> list[SessionFacts]:
-    """The sessions of this id, or of this client's name: one in each scope that uses it."""
+    """The sessions with this id, or this client-given name: one in each scope that uses it."""
     named = find_sessions(connection, session=session)
     found = [_session(connection, session_id, true(), None) for session_id in named]
     return [one for one in found if one is not None]
@@ -117,7 +119,7 @@ def session_of_turn(connection: Connection, turn_id: str) -> SessionFacts | None
 def session_part(
     connection: Connection, session_id: str, after: str | None, limit: int
 ) -> SessionFacts | None:
-    """A session with `limit` of its turns, from behind the turn `after` on; None if there is no
+    """A session with `limit` of its turns, starting after the turn `after`; None if there is no
     such session, or it has no such turn.
     """
     where: ColumnElement[bool] = true()
@@ -192,10 +194,12 @@ def _turns(
             TurnRow.finish_reason,
             VerdictRow.hint,
             VerdictRow.reward,
+            TurnValueRow.value.label("worth"),
             TurnRow.updated_at,
             awaits_practice(TurnRow).label("awaits_practice"),
         )
         .outerjoin(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
+        .outerjoin(TurnValueRow, TurnValueRow.turn_id == TurnRow.turn_id)
         .where(TurnRow.session_id == session_id, where)
         .order_by(TurnRow.created_at, TurnRow.turn_id)
         .limit(limit)

@@ -1,8 +1,8 @@
-"""Who of late has had every turn dropped, and why: pure, with counters that run.
+"""Sessions and keys whose recent turns were all dropped, and why: pure, with running counters.
 
-A streak begins with a dropped turn, grows with each further one and ends with one that was kept.
-What a run means not to train (side requests, keys without consent) neither begins nor ends one, and
-neither does the judge's word that nothing was wrong. It does not know the store.
+A streak begins with a dropped turn, grows with each further one and ends with one that was kept, or
+with a judge's or person's answer. Turns that a run deliberately does not train (side requests, keys
+without consent) neither begin nor end one. It does not know the store.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from records.names import DropReason
 from records.privacy.findings import DIGEST
 
 SAY_AT = 3
-"""Turns in a row that are worth a warning."""
+"""This many dropped turns in a row are worth a warning."""
 _REMEMBERED = 2_000
-"""Streaks that are known at once; the one that grew least recently goes first."""
+"""Maximum number of streaks; the one that grew least recently is forgotten first."""
 MEANT = frozenset(
     {
         DropReason.SIDE_TURN,
@@ -31,19 +31,19 @@ MEANT = frozenset(
         DropReason.HINT_ONLY,
     }
 )
-"""Reasons that say nothing of what went wrong."""
+"""Reasons that do not mean that something went wrong."""
 ANSWERED = frozenset({DropReason.NO_HINT, DropReason.NEUTRAL_REWARD, DropReason.REVIEW_REJECTED})
-"""Reasons that are an answer of the judge or a person: the turn went its way."""
+"""Reasons that are an answer of the judge or a person: the turn took its normal course."""
 
 
 @dataclass(slots=True)
 class Streak:
-    """Turns of `who` that were dropped one after the other, `since` unix seconds."""
+    """Turns of `who` that were dropped one after the other, `since` that time (unix seconds)."""
 
     who: str
     since: float
     newest: float
-    """When the last of them was, in unix seconds."""
+    """The time of the last of them, in unix seconds."""
     reasons: Counter[DropReason] = field(default_factory=Counter)
     detail: str | None = None
     """Of the newest turn that was dropped for the most frequent reason."""
@@ -60,7 +60,7 @@ class Streak:
 
     @property
     def digest(self) -> str | None:
-        """The digest of what was found, if that may be allowed."""
+        """The digest of the finding, if it can be allowed."""
         _, found, digested = (self.detail or "").partition(f" {DIGEST}")
         return f"{DIGEST}{digested}" if found else None
 
@@ -97,12 +97,12 @@ class DropStreaks:
             self._streaks.popitem(last=False)
 
     def get(self, who: str) -> Streak | None:
-        """The streak of `who`, if it is long enough to be told."""
+        """The streak of `who`, if it is long enough to report."""
         streak = self._streaks.get(who)
         return streak if streak is not None and streak.number >= SAY_AT else None
 
     def told(self, after: float = 0.0) -> list[Streak]:
-        """Streaks that are long enough to be told and grew after that time, longest first."""
+        """Streaks that are long enough to report and grew after that time, longest first."""
         long = [
             streak
             for streak in self._streaks.values()

@@ -1,5 +1,5 @@
-"""Each reason for which a turn or a lesson is dropped, or a hint not practised, in words for who
-asks why, with what can be done.
+"""Each reason for which a turn or a lesson is dropped, or a hint not practised, in words for
+whoever asks why, with what can be done about it.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from records.lessons.names import LessonDrop
 from records.names import DropReason, HintRejection
 
 DROP_WORDS: dict[DropReason, str] = {
-    DropReason.INTERNAL_ERROR: "a stage failed on it in a way that nobody foresaw; see its log",
+    DropReason.INTERNAL_ERROR: "a stage failed on it unexpectedly; see the stage's log",
     DropReason.FORGOTTEN: "its content, or what it was judged by, was deleted on request",
     DropReason.SIDE_TURN: "it is a side request (a title, a summary, a ping), not the conversation",
-    DropReason.TEXT_COMPLETION: "a continued text is no conversation: nothing can follow it",
-    DropReason.ABORTED: "the engine broke the reply off",
+    DropReason.TEXT_COMPLETION: "a continued text is not a conversation: nothing can follow it",
+    DropReason.ABORTED: "the engine aborted the reply",
     DropReason.CLIENT_DISCONNECTED: "the client closed its connection before the reply's end",
     DropReason.LENGTH_CUT: (
         "the reply was cut at its token limit, and proxy.train_length_cut is false"
     ),
     DropReason.EMPTY_RESPONSE: "the reply is empty",
     DropReason.SENSITIVE: (
-        "it holds secrets or personal data, so its tokens were not kept (store.redaction)"
+        "it contains secrets or personal data, so its tokens were not kept (store.redaction)"
     ),
     DropReason.UNKNOWN_VERSION: "the engine did not say which weights sampled it",
     DropReason.MIXED_VERSION: (
-        "several states of the weights had a part in it; proxy.train_mixed_version lets it train"
+        "several versions of the weights sampled it; proxy.train_mixed_version lets it train"
     ),
     DropReason.DISTRIBUTION_MODIFIED: (
         "it was not sampled from the plain softmax (temperature 0, top-p, a grammar, ...); "
@@ -32,10 +32,10 @@ DROP_WORDS: dict[DropReason, str] = {
     ),
     DropReason.ROLLOUT_LOGPROBS_INVALID: "the engine gave log-probabilities that are not finite",
     DropReason.AMBIGUOUS_PARENT: (
-        "several conversations fitted its request; X-Session-Id tells them apart"
+        "several conversations matched its request; X-Session-Id tells them apart"
     ),
     DropReason.NO_NEXT_STATE: (
-        "the session ended and nothing had followed it; it comes back if the conversation goes on, "
+        "the session ended before anything followed it; it comes back if the conversation goes on, "
         "or with feedback"
     ),
     DropReason.RECORD_ONLY: "its API key consents to being recorded, not to being trained on",
@@ -56,16 +56,16 @@ DROP_WORDS: dict[DropReason, str] = {
         "the judge comes back to it in idle time, for its hint alone"
     ),
     DropReason.HINT_ONLY: (
-        "too old to train when the judge came to it (trainer.max_staleness); its hint is kept"
+        "too old to train when the judge reached it (trainer.max_staleness); its hint is kept"
     ),
     DropReason.REVIEW_REJECTED: "a person rejected its hint",
-    DropReason.RESAMPLED: "the policy answered its prompt anew, and that answer took its place",
+    DropReason.RESAMPLED: "the policy answered its prompt again, and that answer took its place",
     DropReason.HELD_OUT: "its session is kept from training, to measure on (replay.held_out)",
     DropReason.NO_USER_MESSAGE: "its prompt has no user message to which a hint could be added",
     DropReason.HINT_AGREES: (
         "fewer than half of its votes' hints make any part of the reply less likely "
         "(scoring.least_fall): they ask for what the reply did, so the judge misread what "
-        "followed, or nothing was to be corrected"
+        "followed, or there was nothing to correct"
     ),
     DropReason.HINT_ENDED: (
         "its hint was deleted, or a later one said the opposite, before it could train"
@@ -79,11 +79,11 @@ DROP_WORDS: dict[DropReason, str] = {
     DropReason.TEACHER_UNAVAILABLE: "the teacher did not answer for too long",
     DropReason.UNKNOWN_TEACHER: "its request named a teacher that this run does not have",
     DropReason.STALE: (
-        "weights too old sampled it by the time it could train (trainer.max_staleness, or what "
-        "trainer.schedule allows)"
+        "the weights that sampled it were too old when it could train (trainer.max_staleness, or "
+        "what trainer.schedule allows)"
     ),
     DropReason.BEYOND_TRAINER_MEMORY: (
-        "it is longer than what the trainer's memory holds (trainer.memory_gb)"
+        "it is too long for the trainer's memory (trainer.memory_gb)"
     ),
     DropReason.ROUTED_EXPERTS_MISSING: "the engine did not say which experts its tokens went to",
     DropReason.SAMPLING_WEIGHTS_GONE: (
@@ -93,7 +93,7 @@ DROP_WORDS: dict[DropReason, str] = {
         "rollout correction rejected it: trainer and engine disagree too much about its tokens"
     ),
     DropReason.NO_OUTCOME: (
-        "nobody said in time what its session came to, and it has no hint to train on"
+        "nobody gave its session's outcome in time, and it has no hint to train on"
     ),
     DropReason.NEUTRAL_REWARD: "its verdict is neutral and it has no hint: nothing to learn",
     DropReason.BELOW_NOISE: "its batch taught less than the noise between engines and trainer",
@@ -101,10 +101,10 @@ DROP_WORDS: dict[DropReason, str] = {
 }
 
 LESSON_WORDS: dict[LessonDrop, str] = {
-    LessonDrop.STALE: "another version had been trained before it could train; it is sampled anew",
-    LessonDrop.SENSITIVE: "what the policy answered holds secrets or personal data",
-    LessonDrop.FORGOTTEN: "the recorded turn that it stands on was deleted on request",
-    LessonDrop.HINT_ENDED: "its hint was deleted, withdrawn, contradicted or merged, or rests",
+    LessonDrop.STALE: "another version was trained before it could train; it is sampled again",
+    LessonDrop.SENSITIVE: "the policy's answer contains secrets or personal data",
+    LessonDrop.FORGOTTEN: "the recorded turn that it is based on was deleted on request",
+    LessonDrop.HINT_ENDED: "its hint was deleted, withdrawn, contradicted or merged, or is resting",
     LessonDrop.LENGTH_CUT: (
         "the policy's answer was cut at its token limit (rehearsal.max_new_tokens)"
     ),
@@ -117,13 +117,13 @@ LESSON_WORDS: dict[LessonDrop, str] = {
     LessonDrop.PROMPT_MISMATCH: (
         "words added to its recorded request would have changed more than one message"
     ),
-    LessonDrop.PROMPT_TOO_LONG: "its request does not fit into the context with what is added",
+    LessonDrop.PROMPT_TOO_LONG: "its request with the added words does not fit into the context",
     LessonDrop.TEACHER_MISALIGNED: "the teacher scored other tokens than those of the answer",
     LessonDrop.TEACHER_LOGPROBS_INVALID: (
         "the teacher's log-probabilities of the answer are missing or not finite"
     ),
     LessonDrop.BEYOND_TRAINER_MEMORY: (
-        "request and answer are longer than what the trainer's memory holds (trainer.memory_gb)"
+        "request and answer are too long for the trainer's memory (trainer.memory_gb)"
     ),
     LessonDrop.SAMPLING_WEIGHTS_GONE: (
         "the weights that sampled it are not kept, and trainer.objective.engine_cap asks them"
@@ -134,7 +134,7 @@ LESSON_WORDS: dict[LessonDrop, str] = {
         "rollout correction rejected it: trainer and engine disagree too much about its tokens"
     ),
     LessonDrop.NONFINITE_GRADIENT: "its batch gave a gradient that is not finite",
-    LessonDrop.INTERNAL_ERROR: "a stage failed on it in a way that nobody foresaw; see its log",
+    LessonDrop.INTERNAL_ERROR: "a stage failed on it unexpectedly; see the stage's log",
 }
 
 BLOCK_WORDS: dict[RehearsalBlock, str] = {
@@ -142,7 +142,7 @@ BLOCK_WORDS: dict[RehearsalBlock, str] = {
     RehearsalBlock.NOT_EXAMINED: "the judge never answered when it was asked about it",
     RehearsalBlock.NOT_A_RULE: "the judge says that it was meant for one answer only",
     RehearsalBlock.UNCONFIRMED: (
-        "what its user said changes nothing of the answer before: another session has to ask for it"
+        "its user's words would not have changed the answer: another session has to ask for it"
     ),
     RehearsalBlock.NO_STATES: "too few recorded requests to which it applies",
     RehearsalBlock.NO_COUNTER_LESSONS: (
@@ -161,15 +161,15 @@ _SIDE_WORDS = {
 
 
 def side_words(rule: str) -> str:
-    """Which rule made a side request of a turn, and how to have it otherwise."""
-    other = f"the rule {rule} says so (docs/sessions.md); X-Turn-Type: main overrules it"
+    """Which rule made a turn a side request, and how to change that."""
+    other = f"the rule {rule} says so (docs/sessions.md); X-Turn-Type: main overrides it"
     return _SIDE_WORDS.get(rule, other)
 
 
 REJECTION_WORDS: dict[HintRejection, str] = {
     HintRejection.TOO_LONG: "its hint is longer than judge.max_hint_chars",
-    HintRejection.CONTROL_TEXT: "its hint holds text that a chat template reads as structure",
+    HintRejection.CONTROL_TEXT: "its hint contains text that a chat template reads as structure",
     HintRejection.INSTRUCTS_PIPELINE: "its hint gives orders to the judge or the trainer",
     HintRejection.COPIES_NEXT_STATE: "its hint repeats what came next",
-    HintRejection.NEW_VALUE: "its hint names a value that nobody had said",
+    HintRejection.NEW_VALUE: "its hint names a value that nobody had mentioned",
 }

@@ -17,7 +17,7 @@ Status = Literal["trained", "waiting", "dropped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the run's configuration says about waiting."""
+    """What the run's configuration sets for waiting."""
 
     batch_size: int | None
     """None: not known here."""
@@ -25,7 +25,7 @@ class Limits:
     hint_wait_s: float | None
     """None: hints are not rehearsed, and no turn waits for its hint."""
     outcome_wait_s: float | None = None
-    """None: rewards are not made of outcomes, and no turn waits for its session's."""
+    """None: rewards do not use outcomes, and no turn waits for its session's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Explanation:
 
     `waits_for`: next_state, votes, review, scoring, hint, outcome, batch or lease. `count` is the
     number of turns of the run that were dropped for the same reason. `echo_changes`: what the
-    client changed of the answer before it went on. `lessons`: what became of lessons practised at
+    client changed in the answer before it went on. `lessons`: what became of lessons practised at
     its state, by kind.
     """
 
@@ -51,6 +51,7 @@ class Explanation:
     count: int | None = None
     hint: str | None = None
     reward: float | None = None
+    worth: float | None = None
     votes: dict[str, int] | None = None
     feedback: tuple[dict[str, Any], ...] = ()
     echo_changes: tuple[str, ...] = ()
@@ -60,7 +61,7 @@ class Explanation:
 def explain(
     turn: TurnFacts, session: SessionFacts, run: RunFacts | None, limits: Limits, now: float
 ) -> Explanation:
-    """Why a turn is where it is. Without `run` nothing is said of the run's other turns."""
+    """Why a turn is where it is. Without `run`, nothing is said about the run's other turns."""
     status: Status = "waiting"
     waits_for = count = rule = None
     if turn.state is TurnState.TRAINED:
@@ -83,7 +84,7 @@ def explain(
                 rule = turn.drop_detail
                 why += f": {side_words(rule)}"
         if count is not None:
-            others = "this one alone" if count == 1 else f"{count} turns"
+            others = "only this one" if count == 1 else f"{count} turns"
             why += f" (dropped for this in the whole run: {others})"
     else:
         waits_for, why = _waiting(turn, session, run, limits, now)
@@ -101,6 +102,7 @@ def explain(
         count=count,
         hint=turn.hint,
         reward=turn.reward,
+        worth=turn.worth,
         votes=asdict(turn.votes) if turn.votes else None,
         feedback=tuple(
             {"id": f"fb_{one.feedback_id}", "outcome": one.outcome.value, "reason": one.reason}
@@ -114,7 +116,7 @@ def explain(
 def _waiting(
     turn: TurnFacts, session: SessionFacts, run: RunFacts | None, limits: Limits, now: float
 ) -> tuple[str, str]:
-    """What a turn waits for, by one word and in many."""
+    """What a turn waits for, in one word and in a sentence."""
     is_held = turn.claim_until is not None and turn.claim_until >= now
     if turn.state is TurnState.AWAITING_NEXT_STATE:
         left_s = max(session.last_seen + limits.idle_timeout_s - now, 0.0)
@@ -130,7 +132,7 @@ def _waiting(
         return "review", "waits for a person to approve, edit or reject its hint, at /ui/review"
     if turn.state is TurnState.SCORING:
         if is_held:
-            return "scoring", f"waits for the teacher's score: {turn.claim_owner} is at it"
+            return "scoring", f"waits for the teacher's score: {turn.claim_owner} is scoring it"
         return "scoring", "waits for the teacher's score" + _queue(run, TurnState.SCORING)
     if turn.state is TurnState.READY:
         left_s = turn.updated_at + (limits.hint_wait_s or 0.0) - now
@@ -145,12 +147,12 @@ def _waiting(
         if limits.batch_size is None:
             return "batch", "waits for a batch"
         return "batch", f"waits for a batch: {ready}a step takes {limits.batch_size}"
-    held = "" if is_held else "; the lease has run out, so that the turn can go to another step"
+    held = "" if is_held else "; the lease has expired, so the turn can go to another step"
     return "lease", f"a step is being taken on it: leased by {turn.claim_owner}{held}"
 
 
 def _outcome_wait(turn: TurnFacts, session: SessionFacts, limits: Limits, now: float) -> str | None:
-    """That a ready turn waits for its session's outcome; None: it does not."""
+    """The words for a ready turn that waits for its session's outcome; None: it does not."""
     known = session.outcome
     if limits.outcome_wait_s is None or (
         known is not None and (known.value is not None or known.failure is not None)
@@ -160,8 +162,8 @@ def _outcome_wait(turn: TurnFacts, session: SessionFacts, limits: Limits, now: f
     if left_s <= 0:
         return None
     return (
-        f"waits for what its session comes to, {left_s:.0f} s at most (trainer.outcome_wait_s): "
-        "POST /v1/feedback with session_outcome, or the verifier says it"
+        f"waits for its session's outcome, {left_s:.0f} s at most (trainer.outcome_wait_s): "
+        "POST /v1/feedback with session_outcome, or the verifier gives it"
     )
 
 

@@ -1,8 +1,7 @@
-"""Reading a store from one end to the other: sessions in the order of their beginning, each as it
-was at one moment.
+"""Reading a whole store: sessions in the order in which they began, each as it was at one moment.
 
-It shapes nothing. What is being deleted is left out: turns dropped as `forgotten` are no part of a
-session here. Its turns are read with `whole_turns`, a few at a time.
+It formats nothing. What is being deleted is left out: turns dropped as `forgotten` are not part of
+a session here. Turns are read with `whole_turns`, a few at a time.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _SESSIONS_PER_PAGE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which sessions: seen since `since` (unix seconds), of this id or client's name. All unless
-    told. `states`: only turns in one of these; empty: in any.
+    """Which sessions: seen since `since` (unix seconds), with this id or client-given name; by
+    default all. `states`: only turns in one of these; empty: in any.
     """
 
     since: float | None = None
@@ -50,7 +49,7 @@ class SessionHeader:
 class TurnPlace:
     """Where a turn stands in its session: `position` counts all turns, parents before children.
 
-    `parent_id` is None where the parent is in another session, or gone.
+    `parent_id` is None if the parent is in another session, or deleted.
     """
 
     turn_id: str
@@ -70,8 +69,8 @@ async def num_sessions(store: Store, wanted: Wanted) -> int:
 async def read_sessions(
     store: Store, wanted: Wanted, reader: SessionReader
 ) -> AsyncIterator[SessionHeader]:
-    """Call `reader` with each session and a connection that shows the store as it was when the
-    session's reading began; gives each session after that. Raises StoreUnavailable.
+    """Call `reader` with each session and a connection that shows the store as it was when reading
+    the session began; yields each session after that. Raises StoreUnavailable.
     """
     after: SessionHeader | None = None
     while page := await store.read(_page, wanted=wanted, after=after):
@@ -82,9 +81,9 @@ async def read_sessions(
 
 
 async def at_one_moment(store: Store, read: Callable[[Connection], None]) -> None:
-    """Call `read` once, with a connection all of whose reads see one moment.
+    """Call `read` once, with a connection whose reads all see one moment.
 
-    It may write to files: unlike the store's own reads it is never tried again.
+    It may write to files, so unlike the store's own reads it is never retried.
     """
     try:
         await store.readers.run(lambda connection: _frozen(connection, read))
@@ -101,7 +100,7 @@ def _frozen(connection: Connection, read: Callable[[Connection], None]) -> None:
 
 @contextmanager
 def _one_moment(connection: Connection) -> Iterator[None]:
-    """Readers commit each statement by themselves, so the transaction is opened by hand."""
+    """Readers commit each statement separately, so the transaction is opened by hand."""
     is_sqlite = connection.dialect.name == "sqlite"
     begin = "BEGIN" if is_sqlite else "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
     connection.execute(text(begin))
@@ -170,8 +169,8 @@ def places(connection: Connection, session_id: str) -> list[TurnPlace]:
 
 
 def parents_first(turns: Sequence[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
-    """(turn, parent) in their order, a parent moved before its first child (clocks of several
-    hosts differ); the parent is None where it is not among the turns.
+    """(turn, parent) in their order, a parent moved before its first child (clocks of several hosts
+    differ); the parent is None if it is not among the turns.
     """
     parents = dict(turns)
     placed: dict[str, str | None] = {}

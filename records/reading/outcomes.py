@@ -1,5 +1,5 @@
-"""What became of the newest turns: a few of each of the sessions that were seen last, so that the
-answer costs the same however long a run has gone on.
+"""What became of the newest turns: a few from each of the sessions that were seen last, so that the
+cost stays the same however long a run has been going on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TurnOutcome:
 
 
 def recent_outcomes(connection: Connection) -> list[TurnOutcome]:
-    """Of the newest turns of main conversations those whose outcome is known, oldest first."""
+    """Those of the newest main turns whose outcome is known, oldest first."""
     newest = SessionRow.last_seen.desc()
     open_ones = select(SessionRow.session_id).where(SessionRow.closed_at.is_(None))
     closed = select(SessionRow.session_id).where(SessionRow.closed_at.is_not(None))

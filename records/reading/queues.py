@@ -1,4 +1,4 @@
-"""How many turns wait, and since when: turns on their way alone, however many have ended."""
+"""How many turns wait, and since when: only turns on their way, however many have ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Waiting:
 
 
 def queues(connection: Connection, scope: str | None) -> dict[TurnState, Waiting]:
-    """Of each state of QUEUES, the turns of a scope (None: of all)."""
+    """The turns of a scope (None: of all) in each state of QUEUES."""
     rows = connection.execute(
         select(TurnRow.state, func.count(), func.min(TurnRow.created_at))
         .where(TurnRow.state.in_(QUEUES), true() if scope is None else TurnRow.scope == scope)

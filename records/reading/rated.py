@@ -1,4 +1,4 @@
-"""Turns that somebody gave feedback on, beside the others that answered the same prompt.
+"""Turns that somebody gave feedback on, together with others that answered the same prompt.
 
 Their texts and tokens are not read here.
 """

@@ -1,4 +1,4 @@
-"""Where the turns of recordings stand: shown while a replay works, summed up at its end."""
+"""Where the turns of recordings stand: shown while a replay runs, summed up at its end."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from records.turns.sessions import find_external
 class ReplayStatus:
     """Counts over the recorded turns, and over the samples that took the place of some.
 
-    Of `num_judged` recorded turns a judge said something, `num_accepted` of them earned a hint;
-    `num_scored` turns have a teacher's score, of `scored_tokens` ids (hinted prompt and response)
-    in all.
+    `num_judged` recorded turns were judged, and `num_accepted` of them earned a hint. `num_scored`
+    turns have a teacher's score, of `scored_tokens` ids (hinted prompt and response) in total.
     """
 
     num_sessions: int
@@ -55,7 +54,7 @@ class RecordedHint:
 
 
 def replay_status(connection: Connection) -> ReplayStatus:
-    """One look at all of it."""
+    """All counts at one moment."""
     of_recordings = TurnRow.priority == REPLAY_PRIORITY
     rows = connection.execute(
         select(TurnRow.state, TurnRow.drop_reason, func.count())
@@ -83,7 +82,7 @@ def replay_status(connection: Connection) -> ReplayStatus:
         .join(TurnRow, TurnRow.turn_id == VerdictRow.turn_id)
         .where(is_original, is_judged)
     ).one()
-    # Hinted prompt: the middle in place of what lies between prefix and suffix.
+    # Hinted prompt: the middle replaces what is between prefix and suffix.
     hinted = ScoreRow.prefix_length + ScoreRow.suffix_length
     middle = func.length(ScoreRow.middle_ids) / 4
     scored = connection.execute(
@@ -117,10 +116,10 @@ def _count(connection: Connection, what: ColumnElement[int]) -> int:
 
 
 def recorded_turns(connection: Connection, scope: str, name: str) -> dict[int, list[str]]:
-    """Position -> turn ids of the recorded session `name`: several where recordings of one name
-    say different things there.
+    """Position -> turn ids of the recorded session `name`: several if recordings with one name
+    differ there.
     """
-    # Two look-ups by key: PostgreSQL plans them well without statistics of the tables.
+    # Two lookups by key: PostgreSQL plans them well without statistics of the tables.
     session_id = find_external(connection, scope, name)
     statement = (
         select(RecordingRow.position, TurnRow.turn_id)

@@ -1,8 +1,8 @@
-"""Taking recorded sessions in: as ordinary sessions and turns, that later stages claim as any.
+"""Importing recorded sessions: as ordinary sessions and turns, which later stages claim as usual.
 
-A session is written whole, in one transaction that may be repeated: what is there already is left
-as it is. Votes that come later join turns that the judge has not taken up, or gave up on for want
-of a hint.
+A session is written whole, in one transaction that may be repeated: what is already there is left
+as it is. Votes that come later are added to turns that the judge has not taken up, or that were
+dropped without a hint.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class PreparedSession:
     turns: tuple[PreparedTurn, ...]
     next_states: tuple[NextState, ...]
     outcome: float | None = None
-    """What it came to, in [0, 1], where the recording says it."""
+    """Its outcome, in [0, 1], if the recording has one."""
 
 
 def import_op(connection: Connection, prepared: Sequence[PreparedSession]) -> list[int]:
-    """Write what is not there yet of each session, closed; returns how many turns are new. The
+    """Write what is not yet there of each session, closed; returns how many turns are new. The
     first outcome of a session stays.
 
     Raises ValueError for a session of another scope.
@@ -85,7 +85,7 @@ def import_op(connection: Connection, prepared: Sequence[PreparedSession]) -> li
     for level in levels:  # a turn's parents are checked against the store
         if level:
             turns.record_op(connection, level)
-    # Also of sessions without a new turn: their last one may have been answered since.
+    # Also for sessions without a new turn: their last one may have been answered since.
     if followed := [one for session in prepared for one in session.next_states]:
         turns.set_next_state_op(connection, followed)
     if changed:
@@ -99,7 +99,7 @@ def import_op(connection: Connection, prepared: Sequence[PreparedSession]) -> li
 
 
 def _keep_outcome(connection: Connection, session: PreparedSession, outcome: float) -> None:
-    """Also of a recording that says it since, or that has grown."""
+    """Also if the recording got its outcome, or further turns, after an earlier import."""
     known = connection.execute(
         select(OutcomeRow.value).where(OutcomeRow.session_id == session.session_id)
     ).one_or_none()
@@ -108,7 +108,7 @@ def _keep_outcome(connection: Connection, session: PreparedSession, outcome: flo
         "source": OutcomeSource.RECORDING,
         "reason": None,
         "failure": None,
-        # Its turns have times of their own, one after the other.
+        # Its turns have their own times, one after the other.
         "covers_until": max(one.turn["created_at"] for one in session.turns),
         "claim_owner": None,
         "claim_until": None,
@@ -133,7 +133,7 @@ class ImportedVotes:
 
 
 def votes_op(connection: Connection, imported: Sequence[ImportedVotes]) -> list[bool]:
-    """Give recorded turns their votes; a turn that was dropped for want of a hint is judged again.
+    """Give recorded turns their votes; a turn that was dropped without a hint is judged again.
 
     False, and nothing changes, for an unknown turn, one that has these votes, and one that went on.
     """
@@ -175,9 +175,9 @@ def _takes_votes(row: Any) -> bool:
 
 
 def replace_op(connection: Connection, owner: str, turn_id: str, sample: PreparedTurn) -> bool:
-    """A recorded turn's place is taken by a sample of the policy, which has its verdict.
+    """Replace a recorded turn by a sample of the policy, which takes over its verdict.
 
-    The recorded turn -> dropped(resampled); the sample -> scoring, unless it is dropped already.
+    The recorded turn -> dropped(resampled); the sample -> scoring, unless it is already dropped.
     False, and nothing is written, if the claim is lost.
     """
     if not holds(connection, TurnState.SCORING, owner, turn_id):

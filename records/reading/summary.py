@@ -26,7 +26,7 @@ from records.types import UNSCORED, SampleResult, Score, TurnRecord, Verdict, Vo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteSummary:
-    """All votes and verdicts of a store. A mean of nothing, or of no measurement, is None."""
+    """All votes and verdicts of a store. A mean without any measurement is None."""
 
     votes_none: int
     votes_pos: int
@@ -92,8 +92,8 @@ def drops(connection: Connection) -> dict[DropReason, int]:
 
 
 def judged_share(connection: Connection) -> float | None:
-    """Share of the turns with a next state that the judge has come to, of those that it came to or
-    that were let go unjudged; None while none was.
+    """Share of judged turns among those that were judged or were let go unjudged; None while none
+    was let go.
     """
     let_go = connection.scalar(
         select(func.count()).where(
@@ -107,7 +107,7 @@ def judged_share(connection: Connection) -> float | None:
 
 
 def num_judged(connection: Connection) -> tuple[int, int]:
-    """Number of turns with a verdict, and of those whose verdict has a hint."""
+    """Number of turns with a verdict, and number of those whose verdict has a hint."""
     judged, objections = connection.execute(select(func.count(), func.count(VerdictRow.hint))).one()
     return judged, objections
 
@@ -229,8 +229,8 @@ def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
 
 
 def hinted_turn_ids(connection: Connection) -> list[str]:
-    """Turns of the main conversations that a verdict has a hint for, oldest first; without those
-    whose hint a person rejected, or has yet to see.
+    """Main turns whose verdict has a hint, oldest first; without those whose hint a person
+    rejected, or has yet to see.
     """
     statement = (
         select(TurnRow.turn_id)

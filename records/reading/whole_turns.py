@@ -32,7 +32,9 @@ class GivenFeedback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSample:
-    """What the step that made `version` did with a turn; `advantages` [R], NaN where none acted."""
+    """What the step that made `version` did with a turn; `advantages` [R] are NaN where none
+    applied.
+    """
 
     turn_id: str
     version: int
@@ -45,9 +47,9 @@ class StoredSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeTurn:
-    """A turn with all that was made of it. `turn.next_state` ends with its feedback's messages;
-    `num_followed` messages of it followed in the conversation. `scores` are those of its hint
-    candidates, the selected one's first. Equal nodes are equal messages after equal ones.
+    """A turn with all that was made of it. `turn.next_state` ends with its feedback's messages; its
+    first `num_followed` messages followed in the conversation. `scores` are those of its hint
+    candidates, the selected one's first. Equal nodes mean equal messages with equal histories.
     """
 
     turn: TurnRecord
@@ -72,7 +74,7 @@ class WholeTurn:
 
 
 def whole_turns(connection: Connection, turn_ids: Sequence[str]) -> list[WholeTurn]:
-    """These turns in this order; those that are not there are left out."""
+    """These turns in this order; missing ones are left out."""
     turns = load_turns(connection, turn_ids, skip_unknown=True)
     facts = {
         row.turn_id: row
@@ -108,7 +110,7 @@ def whole_turns(connection: Connection, turn_ids: Sequence[str]) -> list[WholeTu
 
 
 def whole_turn(connection: Connection, turn_id: str) -> tuple[SessionFacts, WholeTurn] | None:
-    """A turn, and its session with this turn alone; None if it is not there."""
+    """A turn, and its session with only this turn; None if there is no such turn."""
     session = session_of_turn(connection, turn_id)
     found = whole_turns(connection, [turn_id])
     return (session, found[0]) if session is not None and found else None
@@ -117,7 +119,7 @@ def whole_turn(connection: Connection, turn_id: str) -> tuple[SessionFacts, Whol
 def given_feedback(
     connection: Connection, turn_ids: Sequence[str]
 ) -> dict[str, list[GivenFeedback]]:
-    """The feedback on each turn that has some, oldest first."""
+    """The feedback on each turn that has any, oldest first."""
     found: dict[str, list[GivenFeedback]] = {}
     for part in chunks(turn_ids):
         rows = connection.execute(

@@ -1,1 +1,1 @@
-"""What the database refuses, kept in a file until it takes it."""
+"""What the database refuses, kept in a file until the database takes it."""

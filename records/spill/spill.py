@@ -1,12 +1,12 @@
-"""Files that hold what the database could not take, beside it, until it can.
+"""Files next to the database that keep what it could not take, until it can.
 
 One file for each writing process, locked as long as that process lives: the kernel frees the lock
-at any death, so whoever gets it knows that the owner is gone. A file is reserved in advance, so
-that a full disk still has room for it. Records carry their length and a checksum and are synced
-before `append` returns; what a crash tore off at the end is recognised. Records are found by their
+when it dies, so whoever gets the lock knows that the owner is gone. A file is reserved in advance,
+so that a full disk still has room for it. Records carry their length and a checksum and are synced
+before `append` returns; what a crash cut off at the end is recognised. Records are found by their
 lengths alone, never by searching: their content comes from users, and may look like a record.
 
-It knows bytes and times, nothing of what they mean.
+It knows bytes and times, but not what they mean.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SpillFile:
         self.end = 0
         """Where the next record goes."""
         self.is_torn = False
-        """Whether the last record that `read` met was cut off."""
+        """Whether the last record that `read` found was cut off."""
         self._damaged: set[int] = set()
         self._refused: set[int] = set()
 
@@ -66,7 +66,8 @@ class SpillFile:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             descriptor = os.open(hidden, flags, 0o600)
-            # Locked under a name that nobody looks for: an empty file of a dead owner is removed.
+            # Locked under a name that no process looks for: an empty file of a dead owner is
+            # removed.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if reserve_bytes:
                 os.posix_fallocate(descriptor, 0, reserve_bytes)
@@ -102,21 +103,23 @@ class SpillFile:
 
     @property
     def num_damaged(self) -> int:
-        """Places where `read` met what is no record, a last one that is cut off apart."""
+        """Places where `read` found something that is not a record, except a last record that is
+        cut off.
+        """
         return len(self._damaged)
 
     @property
     def num_refused(self) -> int:
-        """Records that are whole, and of no use to this program or to the store."""
+        """Whole records that this program or the store cannot use."""
         return len(self._refused)
 
     @property
     def is_spent(self) -> bool:
-        """Whether all that `read` met is in the store by now, so that the file may go."""
+        """Whether all that `read` found is in the store now, so that the file may be deleted."""
         return not (self._damaged or self._refused)
 
     def refuse(self, record: SpillRecord) -> None:
-        """This record will never be taken in by this program: the file has to be kept."""
+        """Note that this program can never take this record in: the file has to be kept."""
         self._refused.add(record.end)
 
     def append(self, at: float, payload: bytes) -> None:
@@ -134,8 +137,8 @@ class SpillFile:
         self.end += len(data)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[SpillRecord]:
-        """The records from `start` on (to `stop`); then `is_torn` and `num_damaged` hold. Reading
-        again counts nothing again.
+        """The records from `start` on (to `stop`); after that, `is_torn` and `num_damaged` are
+        valid. Reading again counts nothing twice.
         """
         position, is_bad = start, False
         size = os.fstat(self._descriptor).st_size
@@ -147,7 +150,7 @@ class SpillFile:
                 is_bad = True
                 begins = header[: len(_MAGIC)].rstrip(b"\0")
                 if not _MAGIC.startswith(begins):
-                    # No torn write: where the next record would be is not known any more.
+                    # Not a torn write: where the next record would be is unknown.
                     self._damaged.add(position)
                 break
             _, length, at, digest = _HEADER.unpack(header)
@@ -155,8 +158,8 @@ class SpillFile:
             if end > size:
                 is_bad = True
                 break
-            # What is behind a record that cannot be used was written after it: it was the last
-            # one only if nothing follows.
+            # Anything after a bad record was written later: the bad record was the last one only if
+            # nothing follows.
             if is_bad:
                 self._damaged.add(position)
             payload = os.pread(self._descriptor, length, position + _HEADER.size)
@@ -167,7 +170,7 @@ class SpillFile:
         self.is_torn = is_bad
 
     def clear(self) -> None:
-        """Forget all records; their room stays reserved, their content is overwritten."""
+        """Forget all records; their space stays reserved, their content is overwritten."""
         used = self.end
         self._blank(0, _HEADER.size)
         os.fsync(self._descriptor)
@@ -182,7 +185,7 @@ class SpillFile:
             _write(self._descriptor, _ZEROS[: length - offset], start + offset)
 
     def remove(self) -> None:
-        """Delete the file. One that holds what is not in the store is kept, under another name."""
+        """Delete the file. If it contains what is not in the store, keep it under another name."""
         if self.is_spent:
             self.path.unlink(missing_ok=True)
         else:
@@ -191,7 +194,7 @@ class SpillFile:
             kept = self.path.with_suffix(".damaged")
             os.rename(self.path, kept)
             logger.error(
-                "%d records are damaged, %d are refused; kept for inspection: %s",
+                "%d records are damaged, %d were refused; kept for inspection: %s",
                 self.num_damaged,
                 self.num_refused,
                 kept,
@@ -215,9 +218,9 @@ def waiting_files(folder: Path) -> list[Path]:
 
 
 def withdraw(folder: Path, is_unwanted: Callable[[bytes], bool]) -> tuple[int, list[Path]]:
-    """Take records out of the files of processes that are gone.
+    """Remove records from the files of processes that are gone.
 
-    Returns how many these were, and the files of living processes that hold records.
+    Returns how many were removed, and the files of living processes that have records.
     """
     num_withdrawn = 0
     for file in orphans(folder):
@@ -236,7 +239,7 @@ def withdraw(folder: Path, is_unwanted: Callable[[bytes], bool]) -> tuple[int, l
             for record in kept:
                 successor.append(record.at, record.payload)
             successor.close()
-        # A crash before this leaves records twice, which taking in does not mind.
+        # A crash before this leaves records twice, which does no harm when they are taken in.
         file.path.unlink()
         file.close()
     living = [path for path in waiting_files(folder) if not _is_orphan(path)]

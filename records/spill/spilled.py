@@ -1,4 +1,4 @@
-"""What one request adds to the store, as bytes of a spill file and back; and its taking-in.
+"""What one request adds to the store, as bytes of a spill file and back, and how it is taken in.
 
 A request adds its turn, the next state that it carries for an earlier turn, or both. They are
 taken in together, in one transaction that may be repeated: nothing is written twice.
@@ -38,11 +38,11 @@ FORMAT = 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addition:
     """What one request adds. `next_state` belongs to the turn `answers`; `echo_changes` is what the
-    client changed of that turn's answer (`records.messages.EchoChange`).
+    client changed in that turn's answer (`records.messages.EchoChange`).
 
     `session_name` is what the client calls its session, `continues` the turn that it says it
-    continues. With `is_deferred` the request was
-    answered without asking the store where it belongs: that is still to be found out.
+    continues. With `is_deferred` the request was answered without asking the store where it
+    belongs: that has yet to be determined.
     """
 
     scope: str
@@ -57,7 +57,7 @@ class Addition:
 
     @property
     def what(self) -> str:
-        """What of it matters most, for counters: `turn` or `next_state`."""
+        """Its most important part, for counters: `turn` or `next_state`."""
         return "next_state" if self.turn is None else "turn"
 
 
@@ -165,7 +165,7 @@ def _take_in(connection: Connection, prepared: PreparedAddition) -> bool:
     addition, turn = prepared.addition, prepared.turn
     is_stored = turn is not None and _is_stored(connection, turn.turn["turn_id"])
     if is_stored and addition.is_deferred:
-        # It was linked when it was stored; linked again it might answer another turn.
+        # It was linked when it was stored; if it were linked again, it might answer another turn.
         return False
     if addition.answers is not None and addition.next_state:
         wanted = NextState(

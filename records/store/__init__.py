@@ -1,9 +1,9 @@
 """The store: what every stage of a run reads and writes, and the only thing that they share.
 
-A thin facade, as long as the list of things to ask of it, sorted by who asks: each write is an
-operation (`*_op` of the modules of `records`) that the group writer commits before the method
-returns; each read runs on a connection of its own. Turns move through `TurnState` only here. It
-decides nothing: who links, judges, scores and trains are the callers.
+A thin facade, as long as the list of possible calls, sorted by caller: each write is an operation
+(`*_op` of the modules of `records`) that the group writer commits before the method returns; each
+read runs on its own connection. Turns move through `TurnState` only here. It decides nothing:
+linking, judging, scoring and training are the callers' work.
 """
 
 from __future__ import annotations
@@ -30,4 +30,4 @@ class Store(
     OutcomeStore,
     InspectionStore,
 ):
-    """One process's door to the database. All methods may raise StoreUnavailable."""
+    """One process's access to the database. All methods may raise StoreUnavailable."""

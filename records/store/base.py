@@ -1,4 +1,4 @@
-"""What every part of the store stands on: opening and closing, one read, one write."""
+"""What every part of the store is built on: opening and closing, one read, one write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Clock = Callable[[], float]
 
 _READ_ATTEMPTS = 2
 _REDACTION_THREADS = 2
-"""Few: what is looked through for long must not take the threads that others need."""
+"""Few, so that long searches of texts do not take the threads that others need."""
 
 
 def _writer(config: StoreConfig) -> GroupWriter:
@@ -40,7 +40,7 @@ def _writer(config: StoreConfig) -> GroupWriter:
 
 
 async def _migrate(config: StoreConfig) -> None:
-    # With a writer of its own: another process's migration of a large store is waited for.
+    # With its own writer, which waits for another process's migration of a large store.
     writer = _writer(config.patient())
     writer.start()
     try:
@@ -57,15 +57,15 @@ def _make_private(path: Path) -> None:
 
 
 class StoreBase:
-    """A connected store with nothing to ask of it yet."""
+    """A connected store without any queries yet."""
 
     def __init__(self, config: StoreConfig, clock: Clock = time.time) -> None:
         self.config = config
         self._clock = clock
         self.last_scopes: dict[TurnState, str] = {}
-        """The scope whose turn was last taken in each state: the next taking begins behind it."""
+        """The scope whose turn was last taken in each state: the next call starts after it."""
         self.last_lesson_scopes: dict[LessonState, str] = {}
-        """The same of lessons."""
+        """The same for lessons."""
         self.redactor = Redactor(config.redaction)
         self._redacting = ThreadPoolExecutor(_REDACTION_THREADS, "redaction")
         self.readers = readers(config)
@@ -76,7 +76,7 @@ class StoreBase:
         """Connect, migrate if needed, start the writer. `clock` gives unix seconds.
 
         Raises StoreUnavailable with a line that names the database and what to do, or
-        StoreSchemaError for a database of a newer program.
+        StoreSchemaError for a database from a newer program.
         """
         check_file(config)
         if config.sqlite_path is not None:
@@ -92,13 +92,13 @@ class StoreBase:
         return store
 
     async def close(self) -> None:
-        """Commit what waits and disconnect."""
+        """Commit waiting operations and disconnect."""
         await self.writer.close()
         await self.readers.close()
         self._redacting.shutdown(wait=False, cancel_futures=True)
 
     async def redact(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run what looks through texts in threads kept for that; what is cancelled before it began
+        """Run a search of texts in threads kept for that; if it is cancelled before it began, it
         never begins. Raises what `work` raises, and StoreUnavailable once the store is closed.
         """
         try:
@@ -108,7 +108,7 @@ class StoreBase:
         return await asyncio.wrap_future(begun)
 
     async def vacuum(self) -> None:
-        """PostgreSQL: give deleted rows' room back, so that it is written over."""
+        """PostgreSQL: free the space of deleted rows, so that it is overwritten."""
         connections = readers(self.config.patient())
         try:
             await connections.run(lambda connection: connection.execute(text("VACUUM")))
@@ -131,8 +131,8 @@ class StoreBase:
     ) -> T:
         """Run an operation in a transaction; its result once that is committed.
 
-        Raises what the operation raises, and as `GroupWriter.run`. Its fail points are called by
-        its name, without `_op`.
+        Raises what the operation raises, and as `GroupWriter.run`. Its fail points have its name,
+        without `_op`.
         """
         return await self.writer.run(
             lambda connection: operation(connection, *args, **kwargs),
@@ -142,7 +142,7 @@ class StoreBase:
     async def read(
         self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a query on a connection of its own: twice, if that one turns out to be dead."""
+        """Run a query on its own connection: twice, if that connection turns out to be dead."""
         for attempt in range(_READ_ATTEMPTS):
             try:
                 return await self.readers.run(lambda connection: query(connection, *args, **kwargs))

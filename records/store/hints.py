@@ -1,4 +1,4 @@
-"""The store, as the hint memory's readers and the rehearsal ask it."""
+"""The store's methods for the hint memory's readers and the rehearsal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from records.types import TurnRecord
 
 
 class HintStore(StoreBase):
-    """Hints, where they came from, and what is made of them. Times are unix seconds."""
+    """Hints, where they came from, and what is made from them. Times are unix seconds."""
 
     async def hints(
         self,
@@ -35,13 +35,13 @@ class HintStore(StoreBase):
         limit: int = 100,
         after: str | None = None,
     ) -> list[Hint]:
-        """Hints of a scope (None: of all), newest first, from behind the hint `after` on."""
+        """Hints of a scope (None: of all), newest first, starting after the hint `after`."""
         return await self.read(
             reading.hints, scope=scope, statuses=statuses, limit=limit, after=after
         )
 
     async def hint(self, hint_id: str) -> Hint | None:
-        """One hint; None if there is none of this id."""
+        """One hint; None if there is none with this id."""
         found = await self.read(reading.by_ids, hint_ids=[hint_id])
         return found[0] if found else None
 
@@ -50,7 +50,7 @@ class HintStore(StoreBase):
         return await self.read(reading.sources, hint_id=hint_id, limit=limit)
 
     async def newest_words(self, hint_ids: Sequence[str]) -> dict[str, str]:
-        """The words that each of a page of hints came from last."""
+        """The newest words that each of these hints came from."""
         return await self.read(reading.newest_words, hint_ids=hint_ids)
 
     async def hint_prompts(self, hint_id: str) -> list[HintPrompt]:
@@ -58,9 +58,7 @@ class HintStore(StoreBase):
         return await self.read(reading.prompts, hint_id=hint_id)
 
     async def taught_at(self, hint_id: str) -> list[str]:
-        """Turns at which a hint taught: its states, and those that it came from, as far as they may
-        be learned at.
-        """
+        """Turns at which a hint taught: its states and sources, if they may serve as states."""
         return await self.read(reading.taught_at, hint_id)
 
     async def hint_states(self, hint_id: str) -> list[HintState]:
@@ -68,7 +66,7 @@ class HintStore(StoreBase):
         return await self.read(reading.states, hint_id=hint_id)
 
     async def claim_hints(self, *, owner: str, limit: int, ttl_s: float) -> list[Hint]:
-        """Claim hints that nobody has examined, the oldest of each scope in turn."""
+        """Claim unexamined hints, one per scope: the one with the most sources."""
         hint_ids = await self.write(
             changes.claim_hints_op, owner=owner, limit=limit, now=self._clock(), ttl_s=ttl_s
         )
@@ -88,7 +86,7 @@ class HintStore(StoreBase):
     async def near_hints(
         self, hint: Hint, *, limit: int = 4, other_scopes: bool = False
     ) -> list[Hint]:
-        """Hints that hold whose words are the most like its own, of its scope or of all others."""
+        """Hints that hold, with the words most like its own, of its scope or of all others."""
         return await self.read(
             reading.near,
             hint_id=hint.hint_id,
@@ -99,8 +97,8 @@ class HintStore(StoreBase):
         )
 
     async def commit_examination(self, owner: str, examination: Examination) -> bool:
-        """What the judge found about a hint; False, and nothing is written, if the claim is lost,
-        or if the hint that it equals holds no more.
+        """Store what the judge found about a hint; False, and nothing is written, if the claim is
+        lost, or if the hint that it equals no longer holds.
         """
         ended = await self.write(
             changes.examination_op, owner=owner, examination=examination, now=self._clock()
@@ -115,9 +113,9 @@ class HintStore(StoreBase):
         detail: str,
         restated: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> bool:
-        """Take these turns from a claimed hint's sources: their answers do what it asks. So do
-        those of `restated`, which are sources of the first hint that is left of theirs instead.
-        False if it went with them, or the claim is lost; else it is examined anew.
+        """Remove these turns from a claimed hint's sources: their answers do what it asks. The same
+        goes for those of `restated`, but they become sources of their first remaining hint. False
+        if this ended the hint, or the claim is lost; otherwise it is examined again.
         """
         return await self.write(
             changes.refute_op,
@@ -130,11 +128,13 @@ class HintStore(StoreBase):
         )
 
     async def active_hints(self, limit: int) -> list[Hint]:
-        """Rules that are active or rest: what is rehearsed, and what is measured."""
+        """Rules that hold, newest first: what is rehearsed, and what is measured."""
         return await self.read(reading.to_rehearse, limit=limit)
 
     async def is_practising(self) -> bool:
-        """Whether any hint is practised, or rests, and was measured: then each version is."""
+        """Whether any hint is practised or resting, and was measured: then each version is
+        measured.
+        """
         return await self.read(reading.is_practising)
 
     async def hint_counts(self) -> dict[tuple[HintStatus, RehearsalBlock | None], int]:
@@ -144,15 +144,17 @@ class HintStore(StoreBase):
         return await self.read(reading.counts)
 
     async def hint_rules(self) -> dict[bool | None, int]:
-        """Number of hints that the judge takes for a rule, or not, or was not asked about yet."""
+        """Number of hints that are rules to the judge, that are not, or that it was not yet asked
+        about.
+        """
         return await self.read(reading.rules)
 
     async def hints_of_ready_turns(self) -> set[str]:
-        """Hints that turns gave which wait to be trained on."""
+        """Hints given by turns that wait to be trained on."""
         return await self.read(reading.of_ready_turns)
 
     async def states_near(self, hint_id: str, *, rule: str, limit: int) -> list[str]:
-        """Turns of its scope at which it may be rehearsed, the likeliest first; by `rule` "tools"
+        """Turns of its scope at which it may be rehearsed, the likeliest first; `rule` is "tools"
         or "near".
         """
         return await self.read(reading.states_near, hint_id=hint_id, rule=rule, limit=limit)
@@ -166,29 +168,29 @@ class HintStore(StoreBase):
         return await self.read(reading.accepted, turn_ids=turn_ids)
 
     async def load_turns(self, turn_ids: Sequence[str]) -> list[TurnRecord]:
-        """Those of these turns that exist, in their order."""
+        """Those of these turns that exist, in the same order."""
         return await self.read(loading.load_turns, turn_ids=turn_ids, skip_unknown=True)
 
     async def set_hint_states(self, hint_id: str, states: Sequence[HintState]) -> None:
-        """Its states, in place of those that it had."""
+        """Replace its states."""
         await self.write(changes.set_states_op, hint_id=hint_id, states=states)
 
     async def examine_again(self, hint_id: str) -> bool:
-        """Have the judge write further texts for the exceptions of a rule; False if it holds no
-        more, or waits for its examination already.
+        """Have the judge write further texts for the exceptions of a rule; False if it no longer
+        holds, or already waits for its examination.
         """
         return await self.write(changes.examine_again_op, hint_id=hint_id, now=self._clock())
 
     async def settle_prompts(self, hint_id: str, measuring: Sequence[str]) -> None:
-        """Which of its texts measure from now on, by their ids; the others train, and never measure
-        again.
+        """Set which of its texts measure from now on, by their ids; the others train, and never
+        measure again.
         """
         await self.write(changes.settle_prompts_op, hint_id=hint_id, measuring=list(measuring))
 
     async def set_prompt_check(
         self, prompt_id: str, *, asked: int, followed: int, dropped: str | None
     ) -> None:
-        """How the start model followed these words, and why they are not used."""
+        """Store how the start model followed these words, and why they are not used."""
         await self.write(
             changes.set_prompt_op,
             prompt_id=prompt_id,
@@ -200,13 +202,13 @@ class HintStore(StoreBase):
     async def set_hint_block(
         self, hint_id: str, block: RehearsalBlock | None, detail: str | None
     ) -> None:
-        """Why a hint is not rehearsed; None: it is."""
+        """Set why a hint is not rehearsed; None: it is."""
         await self.write(
             changes.set_block_op, hint_id=hint_id, block=block, detail=detail, now=self._clock()
         )
 
     async def set_hint_gap(self, hint_id: str, *, gap: float, gap_high: float, first: bool) -> None:
-        """A measurement on held-back states, in nats per token; `first`: before any lesson."""
+        """Store a measurement on held-back states, in nats per token; `first`: before lessons."""
         await self.write(
             changes.set_gap_op,
             hint_id=hint_id,
@@ -217,7 +219,7 @@ class HintStore(StoreBase):
         )
 
     async def set_hint_status(self, hint_id: str, status: HintStatus, detail: str | None) -> bool:
-        """Another status; False if the hint holds no more, or has it. Raises StoreConflict."""
+        """Set another status; False if the hint no longer holds or has it. Raises StoreConflict."""
         return await self.write(
             changes.set_status_op, hint_id=hint_id, status=status, detail=detail, now=self._clock()
         )
@@ -225,15 +227,15 @@ class HintStore(StoreBase):
     async def proposals(
         self, *, scope: str | None = None, limit: int = 20, after: str | None = None
     ) -> list[Proposal]:
-        """Hints that wait for a person, those of the newest turns first, from behind the turn
-        `after` on.
+        """Hints that wait for a person, those of the newest turns first, starting after the turn
+        `after`.
         """
         return await self.read(reviews.proposals, scope=scope, limit=limit, after=after)
 
     async def review(self, decided: HintDecision, scope: str | None = None) -> HintReview | None:
         """Approve or reject a turn's hint. None if there is no such turn.
 
-        Raises StoreConflict for a turn that waits for no review, or was judged again since.
+        Raises StoreConflict for a turn that does not wait for a review, or was judged again since.
         """
         return await self.write(reviews.review_op, decided=decided, scope=scope, now=self._clock())
 
@@ -242,7 +244,7 @@ class HintStore(StoreBase):
         return await self.read(reviews.review_of, turn_id=turn_id)
 
     async def review_decisions(self, scope: str | None = None) -> dict[ReviewDecision, int]:
-        """How often people decided what, on the hints of a scope (None: of all)."""
+        """How often people made each decision, on the hints of a scope (None: of all)."""
         return await self.read(reviews.decisions, scope=scope)
 
     async def delete_hint(self, hint_id: str, scope: str | None = None) -> DeletedHint | None:

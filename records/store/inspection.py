@@ -1,4 +1,4 @@
-"""The store, as reports and people ask it: counts, and what became of a turn."""
+"""The store's methods for reports and people: counts, and what became of a turn."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ class InspectionStore(StoreBase):
         return await self.read(summary.drops)
 
     async def judged_share(self) -> float | None:
-        """Share of the turns with a next state that the judge has come to; None while it keeps up:
-        no turn was let go unjudged.
+        """Share of the turns with a next state that the judge has judged; None while it keeps up
+        and no turn was let go unjudged.
         """
         return await self.read(summary.judged_share)
 
     async def num_judged(self) -> tuple[int, int]:
-        """Number of judged turns, and of those for which the judge accepted a hint."""
+        """Number of judged turns, and number of those for which the judge accepted a hint."""
         return await self.read(summary.num_judged)
 
     async def sessions_named(self, session: str) -> list[SessionFacts]:
-        """What is known of the sessions of this id or client's name, turn by turn."""
+        """What is known about the sessions with this id or client-given name, turn by turn."""
         return await self.read(diagnosis.sessions_named, session=session)
 
     async def session_part(
         self, session_id: str, *, after: str | None, limit: int
     ) -> SessionFacts | None:
-        """A session with `limit` of its turns behind `after`; None if there is none of this id."""
+        """A session with `limit` of its turns after `after`; None if there is none with this id."""
         return await self.read(
             diagnosis.session_part,
             session_id=clean_text(session_id),
@@ -68,13 +68,13 @@ class InspectionStore(StoreBase):
         )
 
     async def whole_turn(self, turn_id: str) -> tuple[SessionFacts, WholeTurn] | None:
-        """A turn with all that was made of it, and its session with it alone; None if it is not
-        there.
+        """A turn with all that was made of it, and its session with only this turn; None if there
+        is no such turn.
         """
         return await self.read(whole_turns.whole_turn, turn_id=clean_text(turn_id))
 
     async def said(self, turn_ids: Sequence[str]) -> dict[str, Said]:
-        """What was said in each of a page of turns."""
+        """What is new in each of these turns."""
         return await self.read(browsing.said, turn_ids=turn_ids)
 
     async def sessions_page(
@@ -103,7 +103,7 @@ class InspectionStore(StoreBase):
         return await self.read(summary.vote_summary)
 
     async def mean_score_latency(self) -> float | None:
-        """Mean seconds of the teacher's calls that gave a score; None without any."""
+        """Mean seconds of the teacher's calls that gave a score; None if there are none."""
         return await self.read(summary.mean_score_latency)
 
     async def example_turns(self, limit: int) -> list[ExampleTurn]:

@@ -1,4 +1,4 @@
-"""The store of lessons, as who rehearses asks it: claims, samples, scores, drops."""
+"""The store's methods for the rehearsal's lessons: claims, samples, scores, drops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from records.tables import loading
 
 
 class LessonStore(StoreBase):
-    """Lessons on their way to the trainer, who leases them with the turns."""
+    """Lessons on their way to the trainer, which leases them with the turns."""
 
     async def add_lessons(self, lessons: Sequence[NewLesson]) -> int:
         """Store new lessons, to be sampled; returns how many. Those at a turn that was forgotten
@@ -27,7 +27,7 @@ class LessonStore(StoreBase):
         self, state: LessonState, *, owner: str, limit: int, ttl_s: float
     ) -> list[Lesson]:
         """Claim up to `limit` lessons in `sampling` or `scoring` for `ttl_s` seconds: round robin
-        by scope, of a scope the oldest first. Claims past their deadline are free again.
+        by scope, the oldest of each scope first. Claims past their deadline are free again.
         """
         if state not in claiming.CLAIMABLE:
             raise ValueError(f"lessons in state {state} are not claimed by workers")
@@ -61,8 +61,8 @@ class LessonStore(StoreBase):
     async def commit_lesson_sample(self, owner: str, sample: LessonSample) -> bool:
         """sampling -> scoring. False, and nothing is written, if the claim is lost.
 
-        Its text has been looked through for findings by who sampled it: one with a finding is
-        dropped instead. Raises ValueError for a sample that could not train.
+        The caller has searched its text for findings: one with a finding is dropped instead. Raises
+        ValueError for a sample that could not train.
         """
         lesson = await self.lesson(sample.lesson_id)
         if lesson is None:
@@ -123,7 +123,7 @@ class LessonStore(StoreBase):
         return await self.read(reading.counts)
 
     async def lesson_totals(self) -> dict[tuple[LessonKind, LessonState], int]:
-        """Number of all lessons, by kind and state; for reports, not for every look."""
+        """Number of all lessons, by kind and state; for reports, not for frequent calls."""
         return await self.read(reading.totals)
 
     async def lessons_trained_by_hint(

@@ -1,4 +1,4 @@
-"""The store of what sessions came to: said by whoever knows, or asked of a verifier."""
+"""The store's methods for outcomes of sessions: given by whoever knows, or by a verifier."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from records.outcomes import outcomes, verifying
 from records.outcomes.outcomes import KeptOutcome, NewOutcome
+from records.outcomes.values import TurnValue, conversation
 from records.outcomes.verifying import ToVerify
 from records.store.base import StoreBase
 
@@ -22,8 +23,8 @@ class OutcomeStore(StoreBase):
         session: str | None = None,
         turn_id: str | None = None,
     ) -> KeptOutcome | None:
-        """Keep what somebody says a session came to, named by its id, the client's name for it, or
-        a turn of it; None if this scope has no such session.
+        """Keep an outcome that somebody gives for a session, named by its id, the client's name for
+        it, or a turn of it; None if this scope has no such session.
 
         Raises ValueError for a number outside [0, 1], StoreConflict for a second, other outcome.
         """
@@ -40,13 +41,13 @@ class OutcomeStore(StoreBase):
     async def session_of(
         self, scope: str, *, session: str | None = None, turn_id: str | None = None
     ) -> str | None:
-        """The id of a session, named as in `add_outcome`; None if this scope has no such one."""
+        """The id of a session, named as in `add_outcome`; None if the scope has no such session."""
         return await self.read(outcomes.session_of, scope=scope, session=session, turn_id=turn_id)
 
     async def claim_sessions(
         self, owner: str, *, limit: int, idle_s: float, ttl_s: float
     ) -> list[ToVerify]:
-        """Claim sessions that were quiet for `idle_s` and of which a turn can still train."""
+        """Claim sessions that were quiet for `idle_s` and have a turn that can still train."""
         now = self._clock()
         if not await self.read(verifying.any_unverified, idle_before=now - idle_s, now=now):
             return []
@@ -63,7 +64,7 @@ class OutcomeStore(StoreBase):
         self, owner: str, session_ids: Sequence[str], ttl_s: float | None
     ) -> int:
         """Hold these claims of `owner` for another `ttl_s`, or give them back (None); returns how
-        many these are.
+        many.
         """
         until = None if ttl_s is None else self._clock() + ttl_s
         return await self.write(
@@ -71,10 +72,15 @@ class OutcomeStore(StoreBase):
         )
 
     async def commit_outcome(
-        self, owner: str, claimed: ToVerify, value: float, reason: str | None
+        self,
+        owner: str,
+        claimed: ToVerify,
+        value: float,
+        reason: str | None,
+        values: Sequence[TurnValue] = (),
     ) -> bool:
-        """What the verifier said of a claimed session; False if the claim was lost, or the session
-        went on meanwhile.
+        """Store the verifier's answer for a claimed session; False if the claim was lost, or the
+        session went on meanwhile.
         """
         return await self.write(
             verifying.verified_op,
@@ -83,10 +89,15 @@ class OutcomeStore(StoreBase):
             value=value,
             reason=await self._clean(reason),
             now=self._clock(),
+            values=values,
         )
 
+    async def conversation(self, turn_id: str) -> list[str]:
+        """The turns that led to this one, oldest first, with it."""
+        return await self.read(conversation, turn_id=turn_id)
+
     async def give_up_outcome(self, owner: str, session_id: str, failure: str) -> bool:
-        """The verifier is not asked about a claimed session again; False if the claim was lost."""
+        """Stop asking the verifier about a claimed session; False if the claim was lost."""
         said = await self._clean(failure)
         assert said is not None
         return await self.write(

@@ -1,4 +1,4 @@
-"""The store of recorded sessions: what a replay brings in, and where it stands."""
+"""The store's methods for recorded sessions: what a replay imports, and where it stands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RecordingStore(StoreBase):
     """Recorded sessions."""
 
     async def import_session(self, session: PreparedSession) -> int:
-        """Store what is not there yet of a recorded session; returns how many turns are new."""
+        """Store what is not yet there of a recorded session; returns how many turns are new."""
         return await self.writer.run_bulk(replaying.import_op, session, "import_session")
 
     async def is_deleted(self, session_id: str) -> bool:
@@ -34,8 +34,8 @@ class RecordingStore(StoreBase):
         return await self.read(replay_status.replay_status)
 
     async def recorded_turns(self, scope: str, name: str) -> dict[int, list[str]]:
-        """Position -> turn ids of the recorded session `name`, several where recordings of this
-        name differ; empty if there is none.
+        """Position -> turn ids of the recorded session `name`, several if recordings with this name
+        differ; empty if there is none.
         """
         return await self.read(replay_status.recorded_turns, scope=scope, name=name)
 

@@ -1,4 +1,4 @@
-"""The store, as the proxy asks it whose turn a request continues: sessions and linking."""
+"""The store's methods with which the proxy finds the turn that a request continues."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class SessionStore(StoreBase):
     ) -> str:
         """The id of a session, created if needed, and noted as seen (and open) now.
 
-        `external_id` is the client's name for it, `session_id` ours; with neither it is a new one.
-        Raises ValueError for a session of another scope.
+        `external_id` is the client's name for it, `session_id` ours; with neither, it is a new
+        session. Raises ValueError for a session of another scope.
         """
         if external_id is not None:
             session_id = await self.read(
@@ -42,7 +42,9 @@ class SessionStore(StoreBase):
         )
 
     async def close_session(self, session_id: str, reason: str) -> int:
-        """Close a session; its turns without next state -> dropped. Returns how many these are."""
+        """Close a session; its turns without next state -> dropped. Returns how many turns were
+        dropped.
+        """
         return await self.write(
             sessions.close_op, session_ids=[session_id], reason=reason, now=self._clock()
         )
@@ -78,9 +80,8 @@ class SessionStore(StoreBase):
         limit: int,
         session_id: str | None = None,
     ) -> list[TurnRef]:
-        """Of the turns created since `since` (unix seconds) with this response at most `limit`,
-        oldest first: those of this session before others, unanswered before answered, new before
-        old.
+        """At most `limit` turns created since `since` (unix seconds) with this response, oldest
+        first. Those of this session are preferred to others, unanswered to answered, new to old.
         """
         return await self.read(
             linking.by_fingerprint,

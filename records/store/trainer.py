@@ -1,4 +1,4 @@
-"""The store, as the trainer asks it: leases, steps and policy versions."""
+"""The store's methods for the trainer: leases, steps and policy versions."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class TrainerStore(StoreBase):
 
         With shares for `lessons` a part of the batch are counter- and keep-lessons, and lessons of
         hints fill up the turns. With `whole_sessions` all other ready turns of their sessions are
-        leased with them, beyond any share. With `history` each turn says what was answered to its
-        prompt before. With `outcomes` rewards are made of what sessions came to: turns wait for
-        that (`drop_without_outcome` for how long). With `repeats` turns that may train again fill
-        up what ready ones leave.
+        leased with them, beyond any share. With `history` each sample has the earlier answers to
+        its prompt. With `outcomes` rewards are made from sessions' outcomes, and turns wait for
+        them (`drop_without_outcome` ends the wait). With `repeats` turns that may train again fill
+        places that ready ones leave.
         """
         if count < 1:
             raise ValueError(f"a lease asks for at least one turn, got {count}")
@@ -83,19 +83,19 @@ class TrainerStore(StoreBase):
 
     async def expire_stale(self, *, oldest_allowed: int) -> int:
         """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale); trained
-        ones train no more.
+        ones no longer train.
         """
         return await self.write(
             training.expire_op, oldest_allowed=oldest_allowed, now=self._clock()
         )
 
     async def extend_leases(self, owner: str, ttl_s: float) -> int:
-        """Hold all leases of `owner` for another `ttl_s` from now; returns how many these are."""
+        """Hold all leases of `owner` for another `ttl_s` from now; returns how many."""
         until = self._clock() + ttl_s
         return await self.write(training.extend_leases_op, owner=owner, until=until)
 
     async def release_leases(self, owner: str) -> int:
-        """All leases of `owner` -> ready, or trained as before; returns how many these were."""
+        """All leases of `owner` -> ready, or trained as before; returns how many."""
         return await self.write(training.release_op, owner=owner, now=self._clock())
 
     async def commit_step(
@@ -107,8 +107,8 @@ class TrainerStore(StoreBase):
         replay_times: int = 1,
     ) -> None:
         """Insert the policy version and what it made of turns and `lessons` (whose ids their
-        results name); leased -> trained, from where a turn may train until it has `replay_times`.
-        One transaction.
+        results name); leased -> trained. After that a turn may train again until it has trained
+        `replay_times`. One transaction.
 
         Raises StoreConflict if the version number is taken or a turn or lesson is not leased.
         """
@@ -126,7 +126,7 @@ class TrainerStore(StoreBase):
     ) -> None:
         """A step that another process took on the leases of `owner`: leased -> trained.
 
-        What training made of each turn is not kept. One transaction; the same step again changes
+        What training did with each turn is not kept. One transaction; the same step again changes
         nothing. Raises StoreConflict if the version number is taken or a turn is not leased by
         `owner`.
         """
@@ -169,11 +169,11 @@ class TrainerStore(StoreBase):
         return await self.read(training.highest_version)
 
     async def versions_given_up(self) -> set[int]:
-        """Versions that the policy went back behind: abandoned, or withdrawn by a rollback."""
+        """Versions that the policy has left: abandoned, or withdrawn by a rollback."""
         return await self.read(training.versions_given_up)
 
     async def newest_versions(self, limit: int) -> list[PolicyVersion]:
-        """The newest versions, newest first, those that were given up too."""
+        """The newest versions, newest first, including those that were given up."""
         return await self.read(training.newest_versions, limit=limit)
 
     async def latest_version(self) -> PolicyVersion | None:
@@ -181,23 +181,21 @@ class TrainerStore(StoreBase):
         return await self.read(training.latest_version)
 
     async def untrained(self, most: int) -> Untrained:
-        """How many live turns may train, of each state as far as `most`."""
+        """How many live turns may train, counted up to `most` in each state."""
         return await self.read(freshness.untrained, most=most)
 
     async def ready_count(
         self, outcomes: OutcomeRewards | None = None, repeats: bool = False
     ) -> int:
-        """Number of turns that wait for a trainer; with `outcomes` without those that wait for what
-        their sessions come to, with `repeats` also of those that may train again.
+        """Number of turns that wait for a trainer: with `outcomes` without those that wait for
+        their sessions' outcomes, with `repeats` including those that may train again.
         """
         return await self.read(
             training.ready_count, outcomes=outcomes, now=self._clock(), repeats=repeats
         )
 
     async def drop_without_outcome(self, outcomes: OutcomeRewards) -> int:
-        """Ready turns for which no outcome comes and that have no hint to train on ->
-        dropped(no_outcome).
-        """
+        """Ready turns without an outcome to come or a hint to train on -> dropped(no_outcome)."""
         now = self._clock()
         if not await self.read(training.any_without_outcome, outcomes=outcomes, now=now):
             return 0

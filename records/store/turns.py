@@ -1,4 +1,4 @@
-"""The store of turns: what is recorded of a request and of what follows it."""
+"""The store's methods for turns: what is recorded of a request and of what follows it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from records.types import CapturedTurn, Ids, TurnRecord
 
 
 class TurnStore(StoreBase):
-    """Turns on their way in, and by id."""
+    """Storing turns, and loading them by id."""
 
     async def turn_tokens(self, turn_id: str) -> tuple[Ids, Ids]:
         """(prompt ids [P], response ids [R]). Raises UnknownTurn."""
@@ -29,21 +29,21 @@ class TurnStore(StoreBase):
     async def record_turn(self, turn: CapturedTurn, *, scope: str) -> None:
         """Store a turn as awaiting_next_state, or as dropped with its reason; durable on return.
 
-        Raises ValueError if it is not dropped yet cannot train (no temperature, tokens or version,
+        Raises ValueError if it is not dropped but cannot train (no temperature, tokens or version,
         or a non-finite log-prob), names an unknown session or token parent, or does not share the
-        ids that it says; StoreConflict if its id is taken.
+        ids that it claims; StoreConflict if its id is taken.
         """
         if self.redactor.is_active:
             turn = await self.redact(self.redactor.turn, turn, scope)
         now = self._clock()
-        # Of a long history that is work for longer than an event loop may be held.
+        # For a long history, this would block the event loop for too long.
         prepared = await asyncio.to_thread(turns.prepare, turn, scope=scope, now=now)
         if turn.token_parent_id is not None:
             await self._check_shared(turn, turn.token_parent_id)
         await self.writer.run_bulk(turns.record_op, prepared, "record")
 
     async def _check_shared(self, turn: CapturedTurn, parent_id: str) -> None:
-        """Compare ids where only a part of the parent is shared (the rest is checked by sum)."""
+        """Compare ids if only part of the parent is shared (else the checksum is compared)."""
         total = await self.read(turns.token_count, turn_id=parent_id)
         if total is None or turn.num_shared_ids == total:
             return
@@ -60,18 +60,18 @@ class TurnStore(StoreBase):
         return await self.writer.run_bulk(spilled.take_in_op, prepared, "take_in")
 
     async def request_echo(self, scope: str, turn_id: str) -> dict[str, Any] | None:
-        """What the client of this scope may read again of its request; None if nothing."""
+        """The part of its request that a client of this scope may read again; None if nothing."""
         return await self.read(echoes.load, scope=scope, turn_id=turn_id)
 
     async def erase_request_echo(self, scope: str, turn_id: str) -> bool:
-        """Let no client ask for this turn again; False if none could."""
+        """Keep clients from reading this request again; False if none could."""
         return await self.write(echoes.erase_op, scope=scope, turn_id=turn_id)
 
     async def set_next_state(
         self, turn_id: str, next_state: list[Message], echo_changes: Sequence[EchoChange] = ()
     ) -> bool:
         """Give a turn its next state: awaiting_next_state or dropped(no_next_state) -> judging.
-        `echo_changes` is what of its answer the client had changed.
+        `echo_changes` is what the client had changed in its answer.
 
         A turn that was judged by feedback alone is judged again, unless the trainer has it. False,
         and nothing changes, for any other turn: a turn gets one next state.
@@ -89,9 +89,9 @@ class TurnStore(StoreBase):
         return await self.writer.run_bulk(turns.set_next_state_op, wanted, "set_next_state")
 
     async def add_feedback(self, scope: str, turn_id: str, said: Feedback) -> KeptFeedback | None:
-        """Tie feedback to a turn; None if this scope has no such turn.
+        """Add feedback to a turn; None if this scope has no such turn.
 
-        The same again (by its external id, or by equal content) changes nothing. Raises
+        The same feedback again (by its external id, or by equal content) changes nothing. Raises
         StoreConflict if its external id names other feedback, TooMuchFeedback.
         """
         [message] = await self.redact(self.redactor.messages, [said.message()])

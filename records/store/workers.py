@@ -1,4 +1,4 @@
-"""The store, as the judge and scoring workers ask it: claims, and what they make of a turn."""
+"""The store's methods for the judge and scoring workers: claims of turns, and their results."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class WorkerStore(StoreBase):
     ) -> list[TurnRecord]:
         """Claim up to `limit` turns in `judging` or `scoring` for `ttl_s` seconds.
 
-        Round robin by scope; of a scope the newest first (of recordings the oldest), turns of one
-        session together; live ones with tokens of a version before `oldest_version` are left.
+        Round robin by scope; in a scope the newest first (of recordings the oldest), turns of one
+        session together; live ones with tokens of a version before `oldest_version` are left out.
         Claims past their deadline are free again.
         """
         if state not in waiting.CLAIMABLE:
@@ -53,7 +53,7 @@ class WorkerStore(StoreBase):
 
     async def claim_late(self, *, owner: str, limit: int, ttl_s: float) -> list[TurnRecord]:
         """Claim up to `limit` turns that were dropped as `over_capacity`, newest first: they are
-        `judging` again, and what comes of it is their hint alone.
+        `judging` again, but only for their hint.
         """
         if not await self.read(waiting.any_late, now=self._clock()):
             return []
@@ -71,15 +71,15 @@ class WorkerStore(StoreBase):
         )
 
     async def let_go(self, state: TurnState, horizon: Horizon) -> int:
-        """Waiting live turns before the horizon -> dropped: of `judging` as over_capacity, of
-        `scoring` as stale. Returns how many, `waiting.LET_GO_AT_A_TIME` at most.
+        """Waiting live turns before the horizon -> dropped: in `judging` as over_capacity, in
+        `scoring` as stale. Returns how many, at most `waiting.LET_GO_AT_A_TIME`.
         """
         if not await self.read(waiting.any_past, state=state, horizon=horizon, now=self._clock()):
             return 0
         return await self.write(waiting.let_go_op, state=state, horizon=horizon, now=self._clock())
 
     async def waiting_for_s(self, state: TurnState) -> float | None:
-        """Age of the oldest live turn that waits in `state`, in seconds; None without any."""
+        """Age of the oldest live turn that waits in `state`, in seconds; None if there is none."""
         since = await self.read(waiting.waiting_since, state=state)
         return None if since is None else max(self._clock() - since, 0.0)
 
@@ -130,7 +130,7 @@ class WorkerStore(StoreBase):
         policy: PolicyScore | None = None,
     ) -> bool:
         """scoring -> ready, or dropped(held_out), with the scores of all candidates of one turn, by
-        one teacher, and what the `policy` says of it: turns of recordings need that.
+        one teacher, and the `policy`'s own score, which turns of recordings need.
 
         False, and nothing is written, if the claim is lost, or if the turn's hints are no longer
         `candidates`. Raises ValueError unless each score has one finite log-prob per response id,
@@ -138,7 +138,9 @@ class WorkerStore(StoreBase):
         """
         of = [*wanted, policy] if policy is not None else list(wanted)
         if len({one.turn_id for one in of}) != 1:
-            raise ValueError("a turn is scored under at least one candidate, and alone")
+            raise ValueError(
+                "a commit has the scores of exactly one turn, under at least one candidate"
+            )
         turn_id, now = of[0].turn_id, self._clock()
         try:
             prompt_ids, response_ids = await self.read(loading.turn_tokens, turn_id=turn_id)
@@ -164,8 +166,9 @@ class WorkerStore(StoreBase):
     async def let_go_of(
         self, owner: str, turn_id: str, reason: DropReason, detail: str = ""
     ) -> TurnState | None:
-        """A claimed or leased turn -> dropped(reason), or, where the reason is of its hint alone
-        and it has a reward, ready without that. Where it is now; None if it is not the owner's.
+        """A claimed or leased turn -> dropped(reason), or ready without its hint if the reason
+        concerns only that and it has a reward. Returns its state now; None if it is not the
+        owner's.
         """
         return await self.write(
             claims.drop_op,
@@ -177,7 +180,7 @@ class WorkerStore(StoreBase):
         )
 
     async def save_side_samples(self, turn_id: str, samples: SideSamples) -> None:
-        """Keep side samples of a turn, in place of earlier ones, whatever state it is in.
+        """Keep side samples of a turn, in place of earlier ones, in whatever state it is.
 
         Raises UnknownTurn, and ValueError unless they stand at each of its response tokens.
         """

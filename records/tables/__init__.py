@@ -1,1 +1,1 @@
-"""The tables, and how values lie in their columns."""
+"""The tables, and how values are stored in their columns."""

@@ -1,7 +1,7 @@
 """Token arrays as bytes and back: int32 ids and float32 log-probs, little-endian, no header.
 
 Expert numbers, which have three dimensions and two possible widths, have a header. Pure functions.
-A value that does not fit the type raises instead of wrapping round, and NaN (absent) survives the
+A value that does not fit the type raises instead of wrapping around, and NaN (absent) survives the
 round trip.
 """
 
@@ -17,7 +17,7 @@ from records.types import Experts, Ids, Logprobs
 
 _INT32 = np.iinfo(np.int32)
 _EXPERTS_HEADER = struct.Struct("<BII")
-"""Bytes of an expert's number, layers, experts per token."""
+"""Bytes per expert number, layers, experts per token."""
 
 
 def as_ids(values: ArrayLike) -> Ids:

@@ -1,8 +1,8 @@
-"""Column types: how Python values lie in a database, the same on SQLite and PostgreSQL.
+"""Column types: how Python values are stored, the same on SQLite and PostgreSQL.
 
-It knows encodings, no tables. Text from models and users may hold NUL or unpaired surrogates, which
-PostgreSQL (NUL) and UTF-8 (surrogates) refuse: JSON columns escape them, text columns replace them
-by U+FFFD.
+It knows encodings, but no tables. Text from models and users may contain NUL or unpaired
+surrogates, which PostgreSQL (NUL) and UTF-8 (surrogates) refuse: JSON columns escape them, text
+columns replace them with U+FFFD.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from records.tables.arrays import (
 
 
 def dump_json(value: Any) -> str:
-    """Compact JSON text that can be encoded as UTF-8; non-ASCII text stays readable if it can."""
+    """Compact JSON text that can be encoded as UTF-8; non-ASCII text stays readable if possible."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         text.encode("utf-8")
@@ -40,7 +40,7 @@ def content_hash(value: Any) -> str:
 
 
 def clean_text(text: str) -> str:
-    """`text` with U+FFFD for what no database column takes: NUL and unpaired surrogates."""
+    """`text` with U+FFFD for what no database column accepts: NUL and unpaired surrogates."""
     return (
         text.replace("\x00", "\ufffd")
         .encode("utf-16-le", "surrogatepass")

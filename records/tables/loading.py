@@ -131,7 +131,7 @@ def _record(
 
 
 def load_recordings(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Recording]:
-    """Where turns come from, of those that a recording brought."""
+    """Where those of these turns come from that belong to a recording."""
     found: dict[str, Recording] = {}
     for part in chunks(turn_ids):
         statement = select(RecordingRow.__table__).where(RecordingRow.turn_id.in_(part))
@@ -209,7 +209,7 @@ def turn_tokens(connection: Connection, turn_id: str) -> tuple[Ids, Ids]:
 def load_tokens(connection: Connection, turn_ids: Sequence[str]) -> dict[str, TokenTriple]:
     """Prompt ids [P], response ids [R] and rollout log-probs [R] of each turn.
 
-    Raises UnknownTurn, and StoreCorrupt where the rebuilt ids do not match their checksum.
+    Raises UnknownTurn, and StoreCorrupt if the rebuilt ids do not match their checksum.
     """
     rows: dict[str, Row[Any]] = {}
     for part in chunks(turn_ids):

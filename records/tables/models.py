@@ -1,6 +1,6 @@
 """The tables. ORM rows never leave this package: the store gives and takes `records.types`.
 
-A turn's state (hot, rewritten at each transition) and its tokens (cold, written once) lie in
+A turn's state (hot, rewritten at each transition) and its tokens (cold, written once) are in
 different tables: SQLite rewrites a whole row, blobs included, when any of its columns changes.
 """
 
@@ -28,6 +28,7 @@ from records.names import (
     FeedbackOutcome,
     HintRejection,
     ReviewDecision,
+    SideSource,
     TurnState,
     TurnType,
 )
@@ -42,9 +43,9 @@ from records.tables.columns import (
 from records.turns.recording import RecordingKind
 
 IS_UNSAID = text("drop_reason IN ('no_outcome', 'no_next_state')")
-"""Of a row of `turns`: dropped since nobody said what followed it, or what its session came to."""
+"""Of a row of `turns`: dropped because its next state, or its session's outcome, is unknown."""
 IS_SIDE_TURN = text("drop_reason = 'side_turn'")
-"""As text: an index of such rows alone is not used for a parameter."""
+"""As text: a partial index of such rows is not used if the value is a parameter."""
 TRAINS_AGAIN = text("times_left > 0")
 """Of a row of `turns`: it has trained and may train again."""
 
@@ -76,7 +77,7 @@ class SessionRow(Base):
     __table_args__ = (
         Index(None, "scope", "external_id", unique=True),
         Index(None, "closed_at", "last_seen"),
-        # Pages list sessions, the newest first.
+        # Pages list sessions, newest first.
         Index(None, "created_at", "session_id"),
         Index(None, "scope", "created_at", "session_id"),
     )
@@ -115,11 +116,11 @@ class TurnRow(Base):
     """One answered request and where it stands.
 
     `variants` maps a position of the path (prompt messages, then the response) to the form that
-    this turn had there, where it is not the node's. `claim_owner` holds the turn until
-    `claim_until`. Of waiting turns, those of the lowest `priority` go first. `calls_key` stands for
-    the names and arguments of the response's calls; `echo_changes` says how the client showed the
-    response when it sent the next state (NULL: as it was sent), see `records.messages.EchoChange`.
-    `times_trained` counts the surviving steps that trained it, `times_left` those that may come
+    this turn had there, if it is not the node's. `claim_owner` holds the turn until `claim_until`.
+    Waiting turns with the lowest `priority` go first. `calls_key` identifies the names and
+    arguments of the response's calls; `echo_changes` says how the client showed the response when
+    it sent the next state (NULL: as it was sent), see `records.messages.EchoChange`.
+    `times_trained` counts the surviving steps that trained it, `times_left` those that may follow
     (records/training/repeats.py).
     """
 
@@ -164,12 +165,12 @@ class TurnRow(Base):
     __table_args__ = (
         Index(None, "state", "priority", "scope", "created_at"),
         Index(None, "session_id", "created_at"),
-        # What the policy answered to a prompt, version by version.
+        # The policy's answers to a prompt, version by version.
         Index(None, "prompt_node_id", "newest_version"),
         Index(None, "response_node_id"),
         Index(None, "scope", "fingerprint", "created_at"),
         Index(None, "scope", "calls_key", "created_at"),
-        # Who deletes asks what still refers to a row.
+        # A deletion checks what still refers to a row.
         Index(None, "parent_turn_id"),
         Index(None, "toolset_hash"),
         Index(None, "user_id"),
@@ -200,7 +201,7 @@ class TurnRow(Base):
 
 
 class RecordingRow(Base):
-    """Where a turn comes from that did not come through the endpoint; see `Recording`."""
+    """The origin of a turn that did not come through the endpoint; see `Recording`."""
 
     __tablename__ = "recordings"
     turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
@@ -236,7 +237,9 @@ class TokensRow(Base):
 
 
 class ExpertsRow(Base):
-    """Where a mixture-of-experts engine sent the tokens of a turn; apart, because it is large."""
+    """Where a mixture-of-experts engine sent the tokens of a turn; a separate table, as it is
+    large.
+    """
 
     __tablename__ = "routed_experts"
     turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
@@ -249,6 +252,9 @@ class SideSamplesRow(Base):
     __tablename__ = "side_samples"
     turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
     policy_version: Mapped[int] = mapped_column(BigInteger)
+    source: Mapped[SideSource] = mapped_column(
+        enum_column(SideSource), server_default=SideSource.POLICY
+    )
     num_samples: Mapped[int]
     ids: Mapped[Any] = mapped_column(IdsBlob)
     rollout_logprobs: Mapped[Any] = mapped_column(LogprobsBlob)
@@ -258,7 +264,7 @@ class SideSamplesRow(Base):
 
 class VerdictRow(Base):
     """The judge's decision on a turn; `candidates` is NULL for the selected hint alone. With
-    `awaits_outcome` what its session comes to is its reward.
+    `awaits_outcome`, its session's outcome is its reward.
     """
 
     __tablename__ = "verdicts"
@@ -274,8 +280,8 @@ class VerdictRow(Base):
 
 
 class ReviewRow(Base):
-    """What a person decided on the hint of a turn: `proposed` by the judge, `hint` as it stands now
-    (NULL: rejected).
+    """What a person decided on the hint of a turn: `proposed` by the judge, `hint` now (NULL:
+    rejected).
     """
 
     __tablename__ = "reviews"
@@ -306,10 +312,10 @@ class VoteRow(Base):
 
 
 class ScoreRow(Base):
-    """A teacher's log-probs of a turn under one hint candidate, which its hash stands for.
+    """A teacher's log-probs of a turn under one hint candidate, which its hash identifies.
 
     The hinted prompt is the turn's prompt with `middle_ids` between its first `prefix_length` and
-    its last `suffix_length` ids. Top-k scores lie position after position. The scores of one
+    its last `suffix_length` ids. Top-k scores are stored position after position. The scores of one
     commit have one `created_at`; an empty `teacher_version` means that no engine scored.
     """
 
@@ -346,8 +352,8 @@ class SampleRow(Base):
 
 
 class FeedbackRow(Base):
-    """What somebody said of a turn: `body` is the message that the judge reads, `reward` the score
-    on [-1, 1]. `external_id` is the client's name for it.
+    """What somebody said about a turn: `body` is the message that the judge reads, `reward` the
+    score on [-1, 1]. `external_id` is the client's name for it.
     """
 
     __tablename__ = "feedback"
@@ -369,7 +375,7 @@ class FeedbackRow(Base):
 class DeletionRow(Base):
     """A session that was deleted: nothing of it is written again. `reason`: forget or retention.
 
-    `versions` were trained on it; see `records.care.lineage`, also for the other two.
+    `versions` were trained on it; for this and the other two columns see `records.care.lineage`.
     """
 
     __tablename__ = "deletions"
@@ -382,7 +388,7 @@ class DeletionRow(Base):
 
 
 class BackupRow(Base):
-    """A backup that was taken, so that what it holds can be named when it is to be forgotten."""
+    """A backup that was taken, so that it can be named when something in it is to be forgotten."""
 
     __tablename__ = "backups"
     backup_id: Mapped[str] = mapped_column(Text, primary_key=True)
@@ -423,7 +429,7 @@ class KeyEventRow(Base):
 
 
 class KeyUsageRow(Base):
-    """Tokens that a key used on a day, counted since 1970-01-01 (UTC)."""
+    """Tokens that a key used on a day; days are counted since 1970-01-01 (UTC)."""
 
     __tablename__ = "key_usage"
     key_id: Mapped[str] = mapped_column(Text, primary_key=True)

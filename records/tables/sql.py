@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase
 T = TypeVar("T")
 
 MAX_IN = 500
-"""Values in one IN list: far below what either database takes."""
+"""Maximum values in one IN list: far below what either database accepts."""
 
 
 def chunks(values: Sequence[T], size: int = MAX_IN) -> Iterator[Sequence[T]]:
@@ -40,7 +40,7 @@ def table_of(model: type[DeclarativeBase]) -> Table:
 def insert_missing(
     connection: Connection, model: type[DeclarativeBase], rows: list[dict[str, Any]]
 ) -> None:
-    """Insert `rows`; one whose key or unique value exists already is left as it is."""
+    """Insert `rows`; existing rows with the same key or unique value are left as they are."""
     if rows:
         connection.execute(_insert_missing(connection.dialect.name, model), rows)
 

@@ -1,9 +1,8 @@
-"""Which ready turns, and which lessons beside them, make the next batch. It locks what it chooses.
+"""Which ready turns and lessons make the next batch. It locks what it chooses.
 
 Turns alone: live ones first, then those of recordings, then those that have trained before, if they
-may train again; round robin by scope, at most the `Share` of
-one, its oldest first. With lessons a batch has parts, each filled by the same rules, and is leased
-whole or not at all:
+may train again; round robin by scope, at most its `Share` of each, its oldest first. With lessons,
+a batch has parts, each filled by the same rules, and is leased whole or not at all:
 
     hinted    ready turns, then lessons of hints
     counter   counter-lessons
@@ -53,10 +52,10 @@ class Candidate(NamedTuple):
 
 
 class Source(Protocol):
-    """One kind of what fills a batch."""
+    """One kind of turns or lessons that fill a batch."""
 
     def scopes(self, connection: Connection, after: str, limit: int) -> list[str]:
-        """Up to `limit` scopes that have some, from the one behind `after` on, in a ring."""
+        """Up to `limit` scopes that have some, starting after the scope `after`, in a ring."""
         ...
 
     def oldest(self, connection: Connection, scope: str, depth: int) -> list[Candidate]:
@@ -153,20 +152,20 @@ def _locked(
 
 
 def ready_turns(is_free: Condition | None = None) -> list[Turns]:
-    """Those of agents that work now before those of recordings."""
+    """Ready turns: those of live agents before those of recordings."""
     return [Turns(priority, is_free) for priority in PRIORITIES]
 
 
 def practised_or_ready_before(since: float) -> Condition:
-    """Turns that have no lessons to wait for, and those that were ready before `since`; never one
+    """Turns that have no lessons to wait for, and those that became ready before `since`; never one
     whose hint another scope opposes: somebody has to decide first.
     """
     return lambda row: and_(~_is_paused(row), or_(row.updated_at < since, ~awaits_practice(row)))
 
 
 def waited_enough(outcomes: OutcomeRewards | None, now: float) -> Condition | None:
-    """Turns of sessions whose outcome is known and, where hints train alone, those with a hint for
-    which none comes; None: all.
+    """Turns of sessions whose outcome is known and, if hints train alone, those with a hint that
+    will get no outcome; None: all.
     """
     if outcomes is None:
         return None
@@ -184,7 +183,7 @@ def none_comes(row: type[TurnRow], since: float) -> ColumnElement[bool]:
 
 
 def both(first: Condition | None, second: Condition | None) -> Condition | None:
-    """What meets both; None is met by all."""
+    """What meets both conditions; None is met by all."""
     if first is None or second is None:
         return first or second
     return lambda row: and_(first(row), second(row))
@@ -202,16 +201,17 @@ def _is_paused(row: type[TurnRow]) -> ColumnElement[bool]:
 
 def _keeps_hint(row: type[TurnRow]) -> ColumnElement[bool]:
     """Whether the turn has a hint: one may go on with its reward alone."""
-    verdict = aliased(VerdictRow)  # whoever asks may have joined the table
+    verdict = aliased(VerdictRow)  # the caller may have joined the table
     return exists().where(verdict.turn_id == row.turn_id, verdict.hint.is_not(None))
 
 
 def awaits_practice(row: type[TurnRow]) -> ColumnElement[bool]:
-    """Whether the turn's hint is still to be examined, or to have its first lesson; or rests or is
-    stuck, and its counter-lessons are still to be made again.
+    """Whether the turn's hint still has to be examined, or to get its first lesson; or is resting
+    or stuck, and its counter-lessons still have to be made again.
     """
     lessons = exists().where(LessonRow.hint_id == HintRow.hint_id)
-    # Not by hint: one that was practised for long has thousands, of which few are under way.
+    # Not by hint: one that was practised for long has thousands of lessons, of which few are under
+    # way.
     under_way = select(LessonRow.hint_id).where(
         LessonRow.state.in_(UNFINISHED),
         LessonRow.kind == LessonKind.COUNTER,
@@ -233,9 +233,7 @@ def awaits_practice(row: type[TurnRow]) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one lease takes; nothing where it could not be filled. `last_scope` is where the next
-    batch begins behind.
-    """
+    """What one lease takes. The next batch starts after the scope `last_scope`."""
 
     turn_ids: list[str]
     lesson_ids: list[str]
@@ -251,8 +249,8 @@ def turns_alone(
     is_free: Condition | None = None,
     repeats: bool = False,
 ) -> Batch | None:
-    """A batch of turns; None if there are not enough, or none may be added yet. With `repeats`
-    those that have trained before fill it up.
+    """A batch of turns; None if there are not enough, or none may be added yet. With `repeats`,
+    turns that have trained before fill it up.
     """
     chosen: list[Candidate] = []
     sources: list[Source] = [*ready_turns(is_free), *([Repeats()] if repeats else [])]
@@ -266,7 +264,7 @@ def turns_alone(
         oldest = partial(source.oldest, connection)
         queues = [oldest(scope, ceil_div(left, len(scopes))) for scope in scopes]
         most = share.of(count, len(scopes))
-        if sum(map(len, queues)) < left:  # some have less than their part: the others give more
+        if sum(map(len, queues)) < left:  # some have less than their part: the others fill up
             queues = [oldest(scope, left) for scope in scopes]
         dealt = deal(queues, left, most)
         if len(dealt) < left and _is_old(queues, most, now - share.wait_s):
@@ -278,7 +276,7 @@ def turns_alone(
 
 
 def _is_old(queues: Sequence[Sequence[Candidate]], most: int, since: float) -> bool:
-    """Whether one of those that are not at their share has been ready since then."""
+    """Whether one of a scope that is within its share has been ready since then."""
     return any(one.since <= since for queue in queues if 0 < len(queue) <= most for one in queue)
 
 
@@ -291,9 +289,8 @@ def with_lessons(
     after: str,
     may_train: Condition | None = None,
 ) -> Batch | None:
-    """A batch of turns that `may_train` and lessons; of turns alone where no lesson of a hint is to
-    be had, and where those that there are do not come (see `LessonShares`). None if a part cannot
-    be filled.
+    """A batch of turns that `may_train` and lessons; of turns alone if no lessons of hints are
+    expected, or if expected ones do not come (see `LessonShares`). None if a part cannot be filled.
     """
     recent = {kind for kind in LessonKind if _is_recent(connection, kind, now - shares.wait_s)}
     expected = recent | {kind for kind in LessonKind if _is_under_way(connection, kind)}
@@ -330,8 +327,8 @@ def _to_return(
     count: int,
     is_free: Condition | None,
 ) -> list[Candidate] | None:
-    """A batch of keep-lessons, behind the turns that are ready: what ended hints taught is to go
-    back, and nothing is practised. So many keep-lessons are made for nothing else.
+    """A batch of ready turns, then keep-lessons: nothing is practised, and what ended hints taught
+    has to be unlearned. So many keep-lessons are made for nothing else.
     """
     if any(_is_under_way(connection, kind) for kind in (LessonKind.HINT, LessonKind.COUNTER)):
         return None
@@ -358,7 +355,7 @@ def _is_under_way(connection: Connection, kind: LessonKind) -> bool:
 
 def _is_recent(connection: Connection, kind: LessonKind, since: float) -> bool:
     """Whether lessons of this kind were made, trained or became stale since then: just after a step
-    there may be none, and then the next are being planned.
+    there may be none, while the next ones are being planned.
     """
     changed = select(LessonRow.lesson_id).where(
         LessonRow.kind == kind,
@@ -377,7 +374,7 @@ def _part(
     share: Share,
     after: str,
 ) -> list[Candidate] | None:
-    """`count` candidates, those of earlier sources first; None if there are not so many, or one
+    """`count` candidates, those of earlier sources first; None if there are not enough, or one
     scope would have more than its share of this part.
     """
     if not count:
@@ -409,7 +406,7 @@ def _part(
 def _deal_in_order(
     queues: Sequence[Sequence[Sequence[Candidate]]], count: int, most: int
 ) -> list[Candidate]:
-    """Up to `count`, source by source, at most `most` of one scope over all."""
+    """Up to `count`, source by source, at most `most` of one scope in total."""
     chosen: list[Candidate] = []
     taken: Counter[str] = Counter()
     for of_source in queues:

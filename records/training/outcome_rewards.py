@@ -1,9 +1,9 @@
-"""What a session came to, as a reward of each of its turns.
+"""A session's outcome, as a reward for each of its turns.
 
-    r_t = o,  or  r_t = o + v_t               o in [-1, 1], v_t what the judge says of turn t
+    r_t = o,  or  r_t = o + v_t               o in [-1, 1], v_t the judge's reward of turn t
 
-The second is the source's step-wise reward (ALGORITHMS 3.3). A turn whose session's outcome nobody
-has said has no reward: one that is missing is not 0.
+The second is the source's step-wise reward (ALGORITHMS 3.3). A turn whose session has no outcome
+has no reward: a missing reward is not 0.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ OutcomeReward: TypeAlias = Literal["only", "add"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeRewards:
-    """Rewards are made of outcomes, alone (`only`) or with what the judge says (`add`); turns wait
-    for theirs, `wait_s` at most after their verdict. Without one, `hints_train` says, a hint trains
-    alone.
+    """Rewards are made from outcomes, alone (`only`) or plus the judge's reward (`add`); turns wait
+    for theirs, at most `wait_s` after their verdict. If none comes, a hint trains alone if
+    `hints_train`.
     """
 
     kind: OutcomeReward
@@ -34,8 +34,8 @@ def as_reward(outcome: float) -> float:
 
 
 def step_reward(outcome: float | None, said: float | None, kind: OutcomeReward) -> float | None:
-    """The reward of a turn whose session came to `outcome`; `said` is the judge's, which abstains
-    with None. None without an outcome.
+    """The reward of a turn whose session has this `outcome`; `said` is the judge's reward (None: it
+    abstained). None without an outcome.
     """
     if outcome is None:
         return None
@@ -43,8 +43,8 @@ def step_reward(outcome: float | None, said: float | None, kind: OutcomeReward) 
 
 
 def rewarded(sample: ReadySample, kind: OutcomeReward) -> ReadySample:
-    """The sample, and earlier answers to its prompt, with their sessions' outcomes in their
-    rewards; answers of sessions without one are left out.
+    """The sample and earlier answers to its prompt, with their sessions' outcomes in their rewards;
+    answers of sessions without an outcome are left out.
     """
     history = sample.history
     return replace(

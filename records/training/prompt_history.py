@@ -1,7 +1,7 @@
-"""How earlier answers to the same prompt were rewarded: what a pass rate and a group are made of.
+"""How earlier answers to the same prompt were rewarded, for pass rates and groups.
 
-With live traffic hardly two turns of a batch have one prompt, so a turn is compared with what the
-policy answered to it before, in the turn's own scope. It only reads.
+With live traffic, hardly any two turns of a batch have the same prompt, so a turn is compared with
+the policy's earlier answers to it, in the turn's own scope. It only reads.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow, VerdictRow
 from records.types import PastAnswer, PromptHistory
 
 MOST = 256
-"""Answers to one prompt that are read at most, from either end."""
+"""Maximum answers to one prompt that are read from either end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryWindow:
-    """What to read beside a batch: answers sampled at most `versions` versions before the newest of
-    the batch and, with `first`, the first answers to each prompt, however old. With `sessions`
-    what earlier sessions came to that began with the same prompt, in place of answers. With
-    `outcomes` answers count whose sessions have one, which is what rewards are made of then.
+    """What to read in addition to a batch: answers sampled at most `versions` versions before the
+    newest of the batch and, with `first`, the first answers to each prompt, however old. With
+    `sessions`, outcomes of earlier sessions that began with the same prompt, in place of answers.
+    With `outcomes`, only answers whose sessions have an outcome, because rewards are then made from
+    it.
     """
 
     versions: int
     first: bool = False
     sessions: bool = False
     outcomes: bool = False
+    values: bool = False
 
 
 class _Prompt(NamedTuple):
     """What equal prompts have in common: messages and tools of one scope, and the number of tokens,
-    since a template may render the same messages in two ways.
+    because a template may render the same messages in two ways.
     """
 
     node_id: str
@@ -53,7 +55,7 @@ def load_histories(
     """The history of the prompt of each turn, by turn id; `rows` are those of `turns`, the batch,
     and `lengths` the tokens of their prompts.
 
-    Turns of the batch are no history. There is none where no version sampled any of them.
+    Turns of the batch are not history. There is none if the versions of all of them are unknown.
     """
     known = [row.newest_version for row in rows.values() if row.newest_version is not None]
     if not known:

@@ -1,6 +1,6 @@
-"""Reading leased turns as what a trainer takes: tokens, scores, reward, and what lies beside them.
+"""Reading leased turns as samples for a trainer: tokens, scores, reward, and what goes with them.
 
-It only reads; who leases, and what a sample lacks for some objective, is known elsewhere.
+It only reads; leasing, and checking what a sample lacks for an objective, are done elsewhere.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def load_samples(
     window: HistoryWindow | None = None,
     with_outcomes: bool = False,
 ) -> list[ReadySample]:
-    """The samples of these turns, in the order asked for; with a `window` also what was answered to
-    their prompts before, and `with_outcomes` what their sessions came to.
+    """The samples of these turns, in the order asked for; with a `window` also the earlier answers
+    to their prompts, and `with_outcomes` their sessions' outcomes.
 
     Raises StoreCorrupt for a turn with neither a score nor a reward, nor one to come.
     """
@@ -54,8 +54,9 @@ def load_samples(
     sessions: dict[str, SessionOutcome] = {}
     if with_outcomes:
         versions = window.versions if window is not None and window.sessions else None
-        sessions = load_sessions(connection, rows, versions)
-    if window is not None and not window.sessions:
+        values = window is not None and window.values
+        sessions = load_sessions(connection, rows, versions, values)
+    if window is not None and not (window.sessions or window.values):
         lengths = {turn_id: len(prompt_ids) for turn_id, (prompt_ids, *_) in tokens.items()}
         histories = load_histories(connection, rows, lengths, window)
     return [

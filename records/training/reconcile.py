@@ -1,8 +1,8 @@
 """Making the store equal to the chain of surviving checkpoints, when a trainer starts.
 
-A checkpoint becomes real when its folder is renamed, before the store hears of it; and checkpoints
-may be lost after the store heard of them. The manifests decide. It knows manifests only as
-(version, turn ids) and (version, lesson ids).
+A checkpoint becomes real when its folder is renamed, before the store is told; and checkpoints may
+be lost after the store was told. The manifests decide. It knows manifests only as (version, turn
+ids) and (version, lesson ids).
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def reconcile_op(
     repeated: Set[str] = frozenset(),
     replay_times: int = 1,
 ) -> ReconcileReport:
-    """Versions, trained turns and lessons as on the chain; every other trained or leased turn and
-    every other leased lesson -> ready. A turn may train until it has `replay_times`; `repeated` are
-    those that have more than once.
+    """Make versions, trained turns and lessons match the chain; every other trained or leased turn
+    and every other leased lesson -> ready. A turn may train until it has `replay_times`; `repeated`
+    are those that trained more than once.
     """
     on_chain, lessons_on_chain = trained_on_chain(chain, repeated), trained_on_chain(lessons)
     added, abandoned = _reconcile_versions(connection, [version for version, _ in chain])
@@ -96,7 +96,7 @@ def reconcile_op(
         again = TurnRow.turn_id.in_(part)
         drop_turns(connection, now, again)
         untrained = {"trained_version": None, "times_trained": 0, "times_left": 0}
-        # What taught it may have been deleted since (records/care/deletion.py).
+        # What it was taught by may have been deleted since (records/care/deletion.py).
         taught = is_taught(TurnRow)
         connection.execute(
             update(TurnRow)
@@ -146,7 +146,7 @@ def _reconcile_versions(
         elif row.manifest_hash != version.manifest_hash:
             raise StoreConflict(
                 f"version {version.version} has manifest {version.manifest_hash}, "
-                f"but the store knows it with {row.manifest_hash}"
+                f"but the store has it with {row.manifest_hash}"
             )
         elif row.abandoned:
             revived.append(version.version)

@@ -1,7 +1,7 @@
 """Turns that have trained and may train again, on weights that have moved since (ALGORITHMS 6.11).
 
-Such a turn stays `trained`: it is leased from there and goes back there, and `times_left` says how
-often it may yet be.
+Such a turn stays `trained`: it is leased from that state and goes back to it, and `times_left` says
+how often it may still be leased.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def has_score(row: type[TurnRow]) -> ColumnElement[bool]:
 
 
 def is_taught(row: type[TurnRow]) -> ColumnElement[bool]:
-    """Whether there is something left to train the turn on: both may have been deleted since."""
+    """Whether the turn still has a score or reward to train on: both may be deleted by now."""
     verdict = aliased(VerdictRow)
     rewarded = or_(verdict.reward.is_not(None), verdict.awaits_outcome)
     return or_(has_score(row), exists().where(verdict.turn_id == row.turn_id, rewarded))
 
 
 def has_times_left(row: type[TurnRow]) -> ColumnElement[bool]:
-    """Of turns that may train again. As text: an index of these alone is used for no parameter."""
+    """Of turns that may train again. As text: their partial index is not used with a parameter."""
     return row.times_left > literal_column("0")
 
 
@@ -54,7 +54,7 @@ def num_repeatable(connection: Connection) -> int:
 
 
 def repeat_no_more(connection: Connection, *conditions: ColumnElement[bool]) -> int:
-    """These trained turns train no more; returns how many might have."""
+    """Keep these trained turns from training again; returns how many might have."""
     changed = connection.execute(
         update(TurnRow).where(has_times_left(TurnRow), *conditions).values(times_left=0)
     )
@@ -64,7 +64,7 @@ def repeat_no_more(connection: Connection, *conditions: ColumnElement[bool]) -> 
 def to_trained(
     connection: Connection, now: float, *conditions: ColumnElement[bool], ends: bool = False
 ) -> int:
-    """Turns that are leased once more -> trained, as before; with `ends` they train no more."""
+    """Turns that are leased once more -> trained, as before; with `ends` they no longer train."""
     values: dict[str, Any] = {"state": TurnState.TRAINED, "claim_owner": None, "claim_until": None}
     if ends:
         values["times_left"] = 0

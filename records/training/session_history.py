@@ -1,6 +1,6 @@
-"""What the sessions of a batch came to, and earlier ones that began with the same prompt.
+"""Outcomes of the sessions of a batch, and of earlier ones that began with the same prompt.
 
-Two sessions are tries at one task if their first turns have equal messages, tools and number of
+Two sessions are attempts at one task if their first turns have equal messages, tools and number of
 prompt tokens, in one scope. It only reads.
 """
 
@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, bindparam, select
 from records.names import DropReason, TurnType
 from records.outcomes.outcomes import outcomes_of
 from records.outcomes.rows import OutcomeRow
+from records.outcomes.values import values_of
 from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow
 from records.tables.sql import rows_in
 from records.training.prompt_history import MOST
@@ -53,15 +54,19 @@ class _Start(NamedTuple):
 
 
 def load_sessions(
-    connection: Connection, rows: Mapping[str, Row[Any]], versions: int | None
+    connection: Connection,
+    rows: Mapping[str, Row[Any]],
+    versions: int | None,
+    values: bool = False,
 ) -> dict[str, SessionOutcome]:
     """The facts of the session of each turn, by turn id; `rows` are those of `turns`, the batch.
 
-    With `versions` also earlier sessions, whose first turn was sampled at most so many versions
+    With `versions`, also earlier sessions whose first turn was sampled at most that many versions
     before the newest of the batch.
     """
     session_ids = list(dict.fromkeys(row.session_id for row in rows.values()))
     outcomes = outcomes_of(connection, session_ids)
+    worth = values_of(connection, session_ids) if values else {}
     starts: dict[str, _Start] = {}
     for row in rows_in(connection, _STARTS, session_ids):
         starts.setdefault(
@@ -79,10 +84,11 @@ def load_sessions(
         start = starts.get(row.session_id)
         said = outcomes.get(row.session_id)
         facts[turn_id] = SessionOutcome(
-            # A turn that came later is no part of it.
+            # The outcome does not cover a turn that came later.
             outcome=said[0] if said is not None and said[1] >= row.created_at else None,
             start="" if start is None else start.key,
             past=() if start is None else past.get(start, ()),
+            values=worth.get(row.session_id, ()),
         )
     return facts
 

@@ -1,4 +1,4 @@
-"""How much of a batch one scope, and how much each kind of lesson may fill. Values alone."""
+"""How much of a batch one scope, and each kind of lesson, may fill. Only values."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 class Share:
     """How much of a batch one scope may fill while others have ready turns.
 
-    A batch that is short because of it is leased all the same, filled up with whatever is ready,
-    once a turn of the others has been ready for `wait_s`: nobody holds up training.
+    A batch that is short because of this limit is filled up with whatever is ready once a turn of
+    another scope has been ready for `wait_s`: no scope holds up training.
     """
 
     most: float = 0.5
     wait_s: float = 60.0
 
     def of(self, count: int, num_scopes: int) -> int:
-        """Most turns of one scope in a batch of `count`: at least its equal part; alone, all."""
+        """Maximum turns of one scope in a batch of `count`: at least its equal part; alone, all."""
         if num_scopes == 1:
             return count
         return max(int(self.most * count), -(-count // num_scopes))
@@ -31,12 +31,12 @@ class LessonShares:
     """How much of a batch are counter- and keep-lessons; the rest is hinted: ready turns first,
     then lessons of hints.
 
-    Lessons that do not come hold up no turns: a batch of turns alone is leased where no lesson was
-    made or changed for `wait_s`, and where its trainer says, by `alone`, that it has waited for
-    long enough. Without `hinted` counter-lessons take the hinted places, too, where there are some.
-    A turn whose hint is still to be examined, or to be practised for the first time,
-    or rests and has no counter-lessons at the moment, stays out of batches for `hold_s` after it
-    became ready: trained without counter-lessons it would cost the open wish for the opposite.
+    Missing lessons do not hold up turns: a batch of turns alone is leased if no lesson was made or
+    changed for `wait_s`, or if its trainer says by `alone` that it has waited long enough. Without
+    `hinted`, counter-lessons also take the hinted places, if there are any. A turn whose hint still
+    has to be examined, or practised for the first time, or is resting and has no counter-lessons at
+    the moment, stays out of batches for `hold_s` after it became ready: trained without
+    counter-lessons, it would cost the open wish for the opposite.
     """
 
     counter: float = 0.375
@@ -48,10 +48,10 @@ class LessonShares:
 
     def of(self, count: int, *, has_counter: bool = True, has_keep: bool = True) -> tuple[int, int]:
         """(counter-lessons, keep-lessons) in a batch of `count`; with `hinted`, at least one place
-        is.
+        stays hinted.
 
-        Of kinds that the run has not: keep-lessons give their places to counter-lessons, those to
-        what is hinted.
+        Places of kinds that the run does not have: those of keep-lessons go to counter-lessons,
+        those of counter-lessons to the hinted part.
         """
         counter = round(count * self.counter) if has_counter else 0
         keep = round(count * self.keep)

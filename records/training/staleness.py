@@ -1,7 +1,7 @@
 """How old a sample is, in trained steps on the surviving chain of versions, and how far generation
 may run ahead of training.
 
-Numbers of lost versions are not used again, so that a difference of numbers counts steps that no
+Numbers of lost versions are not reused, so a difference of numbers would also count steps that no
 weights have seen. Pure functions.
 """
 
@@ -37,8 +37,8 @@ def max_requests(*, batch_size: int, version: int, eta: int) -> int:
 def admit(num_in_flight: int, batch: int, version: int, eta: int) -> bool:
     """Whether the request that brings the count of samples to `num_in_flight` may start.
 
-    floor((num_in_flight - 1) / batch) <= version + eta (ALGORITHMS 6.2). In that rule the count is
-    of every sample ever generated, the new one included. A caller that counts only samples not yet
+    floor((num_in_flight - 1) / batch) <= version + eta (ALGORITHMS 6.2). In that rule, the count
+    includes every sample ever generated and the new one. A caller that counts only samples not yet
     trained (in flight, ready, leased) passes version 0: the trained ones are version x batch, so
     both sides lose the same number.
     """

@@ -1,4 +1,4 @@
-"""What an objective may need beside a turn's own tokens: teachers' views of it, side samples.
+"""What an objective may need besides a turn's own tokens: teachers' views of it, side samples.
 
 Value types with their shapes checked on construction. Shapes: P prompt tokens, R response tokens,
 K most probable tokens and m side samples at each of the R positions.
@@ -11,17 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from records.names import SideSource
+
 Ids = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
 Experts = NDArray[np.int16 | np.int32]
 
 UNSCORED = ""
-"""Teacher version of a hinted prompt that no engine scored: a teacher inside the trainer will."""
+"""Teacher version of a hinted prompt that no engine scored: a teacher inside the trainer will do
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teaching:
-    """What a teacher has to say of a turn under one hint candidate.
+    """A teacher's view of a turn under one hint candidate.
 
     hinted_prompt_ids [P]; teacher_logprobs [R] at temperature 1, None if no engine scored them
     (`teacher_version` is then UNSCORED); topk_ids int32 and topk_logprobs float32 [R, K], or None.
@@ -38,7 +42,7 @@ class Teaching:
     topk_logprobs: Logprobs | None = None
 
     def check(self, turn_id: str, length: int) -> None:
-        """Raises ValueError unless it speaks of a response of `length` tokens."""
+        """Raises ValueError unless it belongs to a response of `length` tokens."""
         if self.teacher_logprobs is not None and len(self.teacher_logprobs) != length:
             raise ValueError(
                 f"turn {turn_id}: candidate {self.candidate} has {len(self.teacher_logprobs)} "
@@ -49,17 +53,18 @@ class Teaching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideSamples:
-    """m further tokens at each of R response positions, drawn by policy `policy_version`.
+    """m further tokens at each of R response positions, of the version that sampled the turn.
 
-    ids [R, m] int32, drawn independently from the untruncated distribution; rollout_logprobs [R, m]
-    float32 under the distribution that drew them; teacher_logprobs [R, m] float32 at temperature 1,
-    NaN where no teacher has scored them (ALGORITHMS 5.2).
+    ids [R, m] int32, drawn independently from the untruncated distribution, or the m likeliest;
+    rollout_logprobs [R, m] float32 under the distribution that they come from; teacher_logprobs
+    [R, m] float32 at temperature 1, NaN where no teacher has scored them (ALGORITHMS 5.2, 5.4).
     """
 
     ids: Ids
     rollout_logprobs: Logprobs
     teacher_logprobs: Logprobs
     policy_version: int
+    source: SideSource = SideSource.POLICY
 
     def __post_init__(self) -> None:
         shapes = (self.ids.shape, self.rollout_logprobs.shape, self.teacher_logprobs.shape)
@@ -74,7 +79,7 @@ class SideSamples:
             raise ValueError("side samples: a teacher log-prob is infinite; do not save them")
 
     def check(self, turn_id: str, length: int) -> None:
-        """Raises ValueError unless they stand at `length` positions."""
+        """Raises ValueError unless they are at `length` positions."""
         if len(self.ids) != length:
             raise ValueError(
                 f"turn {turn_id}: side samples at {len(self.ids)} positions of {length}"

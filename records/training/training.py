@@ -1,7 +1,7 @@
-"""What the trainer does to turns and lessons: lease a batch, give it back, expire, commit a step.
+"""What the trainer does with turns and lessons: lease a batch, give it back, expire, commit a step.
 
-A lease is a claim on what is `ready`, all of a batch or none. A step's turns, its lessons and its
-policy version are written together.
+A lease is a claim on `ready` turns and lessons, a whole batch or none. A step's turns, its lessons
+and its policy version are written together.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def ready_count(
     connection: Connection, outcomes: OutcomeRewards | None, now: float, repeats: bool = False
 ) -> int:
     """Number of turns that wait for a trainer, without those that wait for an outcome; with
-    `repeats` also of those that may train again.
+    `repeats`, including those that may train again.
     """
     statement = select(func.count()).where(TurnRow.state == TurnState.READY)
     may_train = waited_enough(outcomes, now)
@@ -64,8 +64,8 @@ def enough_ready(
     outcomes: OutcomeRewards | None = None,
     repeats: bool = False,
 ) -> bool:
-    """Whether a lease would find `count` turns, with `repeats` those that may train again among
-    them, or `lessons` beside them: who waits asks this, and takes no write lock.
+    """Whether a lease would find `count` turns, with `repeats` including those that may train
+    again, or turns and `lessons`: a waiting trainer asks this without taking a write lock.
     """
     expired = and_(TurnRow.state == TurnState.LEASED, TurnRow.claim_until < now)
     statement = select(func.count()).where(or_(TurnRow.state == TurnState.READY, expired))
@@ -96,9 +96,9 @@ def lease_op(
     """Lease `count` ready turns, or turns and `lessons` (records/training/batches.py says which),
     or none.
 
-    With `whole_sessions` the other ready turns of their sessions too. With `outcomes` turns
-    wait for what their sessions come to. With `repeats` turns that have trained before fill a batch
-    without lessons up. Expired leases are ready again.
+    With `whole_sessions`, the other ready turns of their sessions too. With `outcomes`, turns wait
+    for their sessions' outcomes. With `repeats`, turns that have trained before fill up a batch
+    without lessons. Expired leases are ready again.
     """
     _to_ready(connection, now, TurnRow.claim_until < now)
     steps.give_back(connection, now, LessonRow.claim_until < now)
@@ -144,7 +144,8 @@ def _with_sessions(
 
 
 def extend_leases_op(connection: Connection, owner: str, until: float) -> int:
-    """All leases of `owner` hold until `until`, past deadlines too; returns how many these are.
+    """Hold all leases of `owner` until `until`, including those past their deadlines; returns how
+    many.
 
     A lease past its deadline is its owner's until somebody else leases the turn or lesson.
     """
@@ -157,19 +158,19 @@ def extend_leases_op(connection: Connection, owner: str, until: float) -> int:
 
 
 def release_op(connection: Connection, owner: str, now: float) -> int:
-    """All leases of `owner` -> ready; returns how many these were."""
+    """All leases of `owner` -> ready; returns how many."""
     lessons = steps.give_back(connection, now, LessonRow.claim_owner == owner)
     return lessons + _to_ready(connection, now, TurnRow.claim_owner == owner)
 
 
 def release_all_op(connection: Connection, now: float) -> int:
-    """All leases -> ready; returns how many these were."""
+    """All leases -> ready; returns how many."""
     return steps.give_back(connection, now) + _to_ready(connection, now)
 
 
 def _to_ready(connection: Connection, now: float, *conditions: Any) -> int:
-    """leased -> ready, or dropped where the hint ended meanwhile; trained where the turn has been
-    before. Returns how many.
+    """leased -> ready; dropped if the hint ended meanwhile; trained if the turn was trained before.
+    Returns how many.
     """
     again = to_trained(connection, now, *conditions)
     ended = ending.drop_turns(connection, now, TurnRow.state == TurnState.LEASED, *conditions)
@@ -186,10 +187,10 @@ def _to_ready(connection: Connection, now: float, *conditions: Any) -> int:
 
 def expire_op(connection: Connection, oldest_allowed: int, now: float) -> int:
     """Ready turns with tokens of a version before `oldest_allowed` -> dropped(stale); trained ones
-    train no more.
+    no longer train.
 
-    Responses of recordings stay: the version says who scored them, and no policy of the run is to
-    be held to what it sampled.
+    Responses of recordings stay: their version is the one that scored them, and no policy of the
+    run sampled them.
     """
     is_recorded = exists().where(
         RecordingRow.turn_id == TurnRow.turn_id, RecordingRow.kind != RecordingKind.RESAMPLED
@@ -210,7 +211,7 @@ def any_without_outcome(connection: Connection, outcomes: OutcomeRewards, now: f
 
 
 def _is_without_outcome(outcomes: OutcomeRewards, now: float) -> ColumnElement[bool]:
-    """Whether a ready turn has nothing to train on: no outcome comes, and no hint trains."""
+    """Whether a ready turn has nothing to train on: no outcome will come, and no hint trains."""
     without = and_(
         TurnRow.state == TurnState.READY,
         none_comes(TurnRow, now - outcomes.wait_s),
@@ -220,9 +221,7 @@ def _is_without_outcome(outcomes: OutcomeRewards, now: float) -> ColumnElement[b
 
 
 def without_outcome_op(connection: Connection, outcomes: OutcomeRewards, now: float) -> int:
-    """Ready turns for which no outcome comes and that have no hint to train on ->
-    dropped(no_outcome).
-    """
+    """Ready turns without an outcome to come or a hint to train on -> dropped(no_outcome)."""
     alone(connection)
     return connection.execute(
         update(TurnRow)
@@ -239,9 +238,9 @@ def commit_step_op(
     now: float,
     replay_times: int = 1,
 ) -> None:
-    """Insert the version and what it made of its turns and `lessons`; leased -> trained, from where
-    a turn may train until it has `replay_times`. The same step again changes nothing. What a
-    rollback withdraws trains no more.
+    """Insert the version and what it made of its turns and `lessons`; leased -> trained. After that
+    a turn may train again until it has trained `replay_times`. The same step again changes nothing.
+    Turns that a rollback withdraws no longer train.
 
     Raises StoreConflict if the version number is taken or a turn or lesson is not leased.
     """
@@ -279,7 +278,7 @@ def commit_handed_over_op(
 
 
 def _new_version(connection: Connection, version: PolicyVersion) -> bool:
-    """Insert a version; False if it is there already. Raises StoreConflict for a taken number."""
+    """Insert a version; False if it is already there. Raises StoreConflict for a taken number."""
     taken = connection.scalar(
         select(PolicyVersionRow.manifest_hash).where(PolicyVersionRow.version == version.version)
     )
@@ -355,8 +354,8 @@ def next_version(connection: Connection) -> int:
 def highest_version(connection: Connection) -> int:
     """The highest number of any version, and of any that sampled a token; 0 if there is none.
 
-    Where weights are published before they are in a checkpoint, turns and lessons know versions
-    that no step was committed under.
+    If weights are published before they are in a checkpoint, turns and lessons have versions for
+    which no step was committed.
     """
     trained = connection.scalar(select(func.max(PolicyVersionRow.version)))
     sampled = connection.scalar(select(func.max(TurnRow.newest_version)))
@@ -365,9 +364,7 @@ def highest_version(connection: Connection) -> int:
 
 
 def versions_given_up(connection: Connection) -> set[int]:
-    """Versions that the policy went back behind: abandoned ones, and those that a rollback
-    withdrew.
-    """
+    """Versions that the policy has left: abandoned ones, and those that a rollback withdrew."""
     table = aliased(PolicyVersionRow)
     withdrawn = exists().where(
         table.restores < PolicyVersionRow.version,
@@ -381,7 +378,7 @@ def versions_given_up(connection: Connection) -> set[int]:
 
 
 def newest_versions(connection: Connection, limit: int) -> list[PolicyVersion]:
-    """The newest versions, newest first, those that were given up too."""
+    """The newest versions, newest first, including those that were given up."""
     rows = connection.execute(
         select(PolicyVersionRow.__table__).order_by(PolicyVersionRow.version.desc()).limit(limit)
     )

@@ -16,7 +16,7 @@ from records.tables.models import SessionRow, TurnRow
 from records.tables.sql import chunks, insert_missing, rows_in
 
 TOUCH_EVERY_S = 5.0
-"""`last_seen` is rewritten at most this often: exact enough for an idle timeout of minutes."""
+"""`last_seen` is rewritten at most this often: exact enough for idle timeouts of minutes."""
 
 _SEEN = select(
     SessionRow.session_id, SessionRow.scope, SessionRow.last_seen, SessionRow.closed_at
@@ -47,7 +47,7 @@ def ensure_op(
 ) -> str:
     """Create the session or note that it was seen.
 
-    Raises ValueError for another scope's, and for one that was deleted.
+    Raises ValueError for a session of another scope, and for one that was deleted.
     """
     wanted = session_id or uuid4().hex
     if session_id is not None and is_deleted(connection, session_id):
@@ -68,7 +68,7 @@ def ensure_op(
         ],
     )
     if external_id is not None:
-        # Another process may have created it between the look-up and the insert.
+        # Another process may have created it between the lookup and the insert.
         wanted = find_external(connection, scope, external_id) or wanted
     touch_op(connection, [(wanted, scope)], now)
     return wanted
@@ -100,7 +100,9 @@ def touch_op(connection: Connection, seen: Collection[tuple[str, str]], now: flo
 
 
 def close_op(connection: Connection, session_ids: list[str], reason: str, now: float) -> int:
-    """Close sessions; their turns without a next state are dropped. Returns the number of these."""
+    """Close sessions; their turns without a next state are dropped. Returns the number of dropped
+    turns.
+    """
     connection.execute(
         update(SessionRow)
         .where(SessionRow.session_id.in_(session_ids), SessionRow.closed_at.is_(None))

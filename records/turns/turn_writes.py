@@ -1,7 +1,7 @@
 """Writing a turn: its message path, tools, tokens and state; and, later, its next state.
 
 `prepare` is pure and does the expensive part (hashes, JSON forms, checksums) before the write lock
-is taken; `record_op` only writes. It decides nothing about which turns train: the proxy says so.
+is taken; `record_op` only writes. Which turns train is decided by the proxy, not here.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _SET_NEXT_STATE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedTurn:
-    """A turn as rows. `path` holds a node row for each prompt message, then the response."""
+    """A turn as rows. `path` has a node row for each prompt message, then one for the response."""
 
     path: list[dict[str, Any]]
     toolset: dict[str, Any] | None
@@ -80,7 +80,7 @@ class PreparedTurn:
 
 
 def prepare(turn: CapturedTurn, *, scope: str, now: float) -> PreparedTurn:
-    """The rows of `turn`. Raises ValueError if it is not dropped and yet could never train."""
+    """The rows of `turn`. Raises ValueError if it is not dropped but could never train."""
     if turn.drop_reason is None:
         _check_trainable(turn)
     messages = [*turn.messages, turn.response]
@@ -114,7 +114,7 @@ def prepare(turn: CapturedTurn, *, scope: str, now: float) -> PreparedTurn:
 
 
 def _experts_row(turn: CapturedTurn) -> dict[str, Any] | None:
-    """A turn that is dropped already will replay nothing."""
+    """A turn that is already dropped will replay nothing."""
     if turn.routed_experts is None or turn.drop_reason is not None:
         return None
     return {"turn_id": turn.turn_id, "experts": turn.routed_experts}
@@ -143,7 +143,7 @@ def _check_trainable(turn: CapturedTurn) -> None:
     if not len(turn.prompt_ids) or not len(turn.response_ids):
         raise ValueError(f"turn {turn.turn_id}: prompt and response must have tokens")
     if turn.recording is not None and turn.recording.kind is not RecordingKind.RESAMPLED:
-        return  # its version and, maybe, its log-probs come when the policy has scored it
+        return  # its version and perhaps its log-probs come when the policy has scored it
     if not turn.version_spans:
         raise ValueError(f"turn {turn.turn_id}: no policy version is known; drop it")
     if not np.isfinite(turn.rollout_logprobs).all():
@@ -213,8 +213,8 @@ def _turn_row(
 def record_op(connection: Connection, prepared: Sequence[PreparedTurn]) -> list[None]:
     """Write prepared turns. Writing a turn again changes nothing.
 
-    Raises StoreConflict if a turn id holds other tokens, ValueError for an unknown session or if
-    the shared ids are not those of the token parent.
+    Raises StoreConflict if a turn id has other tokens, ValueError for an unknown session or if the
+    shared ids are not those of the token parent.
     """
     admit_writer(connection)
     new = _not_recorded(connection, prepared)
@@ -237,7 +237,9 @@ def record_op(connection: Connection, prepared: Sequence[PreparedTurn]) -> list[
 
 
 def _by_key(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows in the order of their keys: concurrent inserts then wait for each other in one order."""
+    """Rows in the order of their keys: concurrent inserts then wait for each other in the same
+    order.
+    """
     return [rows[key] for key in sorted(rows)]
 
 
@@ -251,14 +253,14 @@ def _not_recorded(connection: Connection, prepared: Sequence[PreparedTurn]) -> l
         if turn_id not in checksums:
             new.append(one)
         if checksums.setdefault(turn_id, tokens) != tokens:
-            raise StoreConflict(f"turn {turn_id} is stored already, with other tokens")
+            raise StoreConflict(f"turn {turn_id} is already stored, with other tokens")
     return new
 
 
 def _check_parents(connection: Connection, prepared: Sequence[PreparedTurn]) -> None:
-    """The usual case, a prompt that extends its parent's whole prompt + response, by checksum.
+    """Check the usual case by checksum: a prompt that extends its parent's whole prompt + response.
 
-    Where only a part is shared the caller has compared the ids (`Store.record_turn`).
+    If only a part is shared, the caller has compared the ids (`Store.record_turn`).
     """
     children = [one for one in prepared if one.tokens["token_parent_id"] is not None]
     parent_ids = [one.tokens["token_parent_id"] for one in children]
@@ -306,7 +308,7 @@ def _insert_paths(
         for row in one.path:
             if row["node_id"] not in stored:
                 missing.setdefault(row["node_id"], row)
-    # A parent lies above its children, and rows must exist before others refer to them.
+    # A parent is above its children, and rows must exist before others refer to them.
     ordered = sorted(missing.values(), key=lambda row: (row["depth"], row["node_id"]))
     insert_missing(connection, NodeRow, ordered)
     stored |= {node: row["body_hash"] for node, row in missing.items()}
@@ -332,8 +334,8 @@ def _stored_bodies(connection: Connection, node_ids: list[str]) -> dict[str, str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextState:
-    """The messages that followed a turn; `echo_changes`: what of the turn's answer the client had
-    changed before it (`records.messages.EchoChange`, separated by commas), None if nothing.
+    """The messages that followed a turn; `echo_changes`: what the client had changed in the turn's
+    answer before them (`records.messages.EchoChange`, separated by commas), None if nothing.
     """
 
     turn_id: str
@@ -373,7 +375,7 @@ def _is_waiting(row: Row[Any]) -> bool:
 
 
 def _judged_by_feedback(connection: Connection, rows: Iterable[Row[Any]]) -> Collection[str]:
-    """Those of these turns, all without a next state, that went on all the same."""
+    """Those of these turns, all without a next state, that went on anyway."""
     went_on = [
         row.turn_id
         for row in rows

@@ -1,8 +1,7 @@
-"""The embedded engine as one object: model, scheduler thread, and what the routes need of them.
+"""The embedded engine as one object: model, scheduler thread, and what the routes need from them.
 
-The event loop that calls `start` is the one that handlers run in. If the scheduler's thread fails,
-every request ends with an error and `on_failure` is called: an engine that cannot compute must not
-look alive.
+Handlers run in the event loop that calls `start`. If the scheduler's thread fails, every request
+ends with an error and `on_failure` is called: an engine that cannot compute must not look alive.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 _STEP_COST = {True: 2**19, False: 2**27}
-"""Of a prompt between two decode steps, on a CPU and elsewhere."""
+"""`max_step_cost` if it is unset, on a CPU (True) and elsewhere (False)."""
 
 
 class Engine:
@@ -141,7 +140,7 @@ class Engine:
     async def update_weights(self, path: str, version: str | None, keep_cache: bool) -> int:
         """Exchange the weights for those in folder `path`; returns the requests affected.
 
-        Raises WeightsRejected; the weights are then as they were.
+        Raises WeightsRejected; the weights are then unchanged.
         """
         rounded = self.config.model if self.config.rounds_start else None
         affected = await self._call(
@@ -167,16 +166,16 @@ class Engine:
         return self._adapters[name]
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Requests may name the adapter in folder `path` from here on.
+        """Load the adapter in folder `path`, so that requests can name it.
 
-        A name is for one folder, for ever: what was computed under it stays in the prefix cache.
-        Raises AdapterRejected; those that are loaded are then as they were.
+        A name belongs to one folder for good: what was computed under it stays in the prefix cache.
+        Raises AdapterRejected; the loaded adapters are then unchanged.
         """
         if not name or name in self._adapters:
-            raise AdapterRejected(f"a LoRA adapter named {name!r} is loaded already")
+            raise AdapterRejected(f"a LoRA adapter named {name!r} is already loaded")
         if self._adapter_paths.get(name, path) != path:
             other = self._adapter_paths[name]
-            raise AdapterRejected(f"{name!r} was the adapter in {other}: take a new name")
+            raise AdapterRejected(f"{name!r} was the adapter in {other}: use a new name")
         adapter = await asyncio.to_thread(read_adapter, name, path, self._model, self.config.model)
 
         def install() -> None:
@@ -187,8 +186,8 @@ class Engine:
         await self._call(install)
 
     async def unload_adapter(self, name: str) -> None:
-        """Requests may name it no more; those that have go on with it. Raises AdapterRejected for
-        one that is not loaded.
+        """Requests can no longer name it; those that already did keep it. Raises AdapterRejected if
+        it is not loaded.
         """
         if self._adapters.pop(name, None) is None:
             raise AdapterRejected(f"no LoRA adapter named {name!r} is loaded")
@@ -223,7 +222,7 @@ class Engine:
     def _run(self) -> None:
         try:
             self._scheduler.run()
-        except Exception as error:  # The thread is lost: say so everywhere, then let it end.
+        except Exception as error:  # The thread is lost: report it everywhere, then let it end.
             logger.exception("the scheduler failed")
             self.failure = f"the engine failed: {type(error).__name__}: {error}"
             scheduler = self._scheduler
@@ -245,7 +244,7 @@ def _wake(requests: list[EngineRequest]) -> None:
 
 
 def _memory(config: EmbeddedEngineConfig, shape: CacheShape, context: int) -> tuple[int, int]:
-    """Tokens that there is memory for: in rows, and in the prefix cache."""
+    """How many tokens there is memory for, in rows and in the prefix cache."""
     on_gpu = shape.device.type == "cuda"
     rows_gib, prefix_gib = config.cache_gib(on_gpu=on_gpu)
     free = torch.cuda.mem_get_info(shape.device)[0] / _GIB if on_gpu else 0.0

@@ -2,8 +2,8 @@
 
 EmbeddedEngineError
 ├── UnsupportedModel  the model cannot be served here; the message says why
-├── WeightsRejected   a weight update was refused; the weights are as they were
-├── AdapterRejected   an adapter was not loaded or unloaded; those that are loaded are as they were
+├── WeightsRejected   a weight update was refused; the weights are unchanged
+├── AdapterRejected   an adapter was not loaded or unloaded; the loaded ones are unchanged
 └── BadRequest        a request was refused before it reached the scheduler
 """
 
@@ -23,7 +23,7 @@ class WeightsRejected(EmbeddedEngineError):
 
 
 class AdapterRejected(EmbeddedEngineError):
-    """The folder's adapter cannot be served beside this model, or the name is taken."""
+    """The folder's adapter cannot be served with this model, or the name is taken."""
 
 
 class BadRequest(EmbeddedEngineError):

@@ -1,7 +1,7 @@
 """The one client of every engine: SGLang or the embedded one, over HTTP.
 
-Which requests there are, and what their replies must hold (`wire`); how they get there is
-`transport`. It knows neither torch nor messages: ids go out, ids and log-probs come back.
+It defines which requests there are; `wire` checks their replies, `transport` sends them. It knows
+neither torch nor messages: ids go out, ids and log-probs come back.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+
+import numpy as np
 
 from records.types import Ids, Logprobs
 from rollout_bridge.engine import wire
@@ -33,18 +35,19 @@ from rollout_bridge.engine.types import (
 )
 
 logger = logging.getLogger(__name__)
+
+_TOKENS_STRETCH = 16
 Result = TypeVar("Result")
 
 
 class EngineClient:
-    """Client of the engine at `base_url`; make it and use it inside one event loop.
+    """Client of the engine at `base_url`; create and use it inside one event loop.
 
-    `vocab_size`: ids outside [0, vocab_size) raise ValueError before anything is sent. `keys`: what
-    the engine wants to see with each request. `priority`: answers asked for here are begun before
-    those of clients with a lower one (clients without have 0), where the engine knows priorities:
-    the embedded one, and SGLang with `--enable-priority-scheduling`; others take no notice.
-    `served`: which adapter requests are to name; replies then say its version in place of the
-    base's label.
+    `vocab_size`: ids outside [0, vocab_size) raise ValueError before anything is sent. `keys`: sent
+    with each request. `priority`: requests of this client start before those of clients with a
+    lower one (the default is 0), if the engine supports priorities: the embedded one does, and
+    SGLang with `--enable-priority-scheduling`; others ignore them. `served`: which adapter requests
+    name; replies then carry its version in place of the base's label.
     """
 
     def __init__(
@@ -86,9 +89,9 @@ class EngineClient:
     ) -> Generation:
         """Sample a continuation. Cancelling the call aborts the request on the engine.
 
-        `routing_key`: requests of one key go to one engine behind a router. `cache_key`: prefixes
-        are shared only with requests of the same key (the embedded engine needs none: it forgets
-        them with the weights that made them).
+        `routing_key`: a router sends requests of one key to one engine. `cache_key`: prefixes are
+        shared only with requests of the same key (the embedded engine needs none: it forgets them
+        with the weights that made them).
 
         Raises ValueError (ids outside the vocabulary), EngineRejected (too long, bad parameters),
         EngineUnavailable, EngineProtocolError.
@@ -168,7 +171,7 @@ class EngineClient:
     ) -> Logprobs:
         """Log-probs [len(input_ids) - start], temperature 1, of `input_ids[start:]`.
 
-        `start` >= 1: the first token has no context to be scored under. Raises as `generate`.
+        `start` >= 1: the first token has no context to be scored under. Raises like `generate`.
         """
         ids, reply = await self._score(input_ids, start, 0, routing_key)
         return wire.read_score(reply, ids, start, self.vocab_size)
@@ -176,8 +179,8 @@ class EngineClient:
     async def score_with_topk(
         self, input_ids: Sequence[int] | Ids, start: int, k: int, *, routing_key: str | None = None
     ) -> ScoredTokens:
-        """What `score` gives, and ids [R, k] and log-probs [R, k] of the k most probable tokens at
-        the same positions. Raises as `generate`.
+        """What `score` returns, and ids [R, k] and log-probs [R, k] of the k most probable tokens
+        at the same positions. Raises like `generate`.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -185,6 +188,35 @@ class EngineClient:
         logprobs = wire.read_score(reply, ids, start, self.vocab_size)
         topk_ids, topk_logprobs = wire.read_score_topk(reply, ids, start, k)
         return ScoredTokens(logprobs=logprobs, topk_ids=topk_ids, topk_logprobs=topk_logprobs)
+
+    async def score_tokens(
+        self,
+        input_ids: Sequence[int] | Ids,
+        start: int,
+        token_ids: Ids,
+        *,
+        routing_key: str | None = None,
+    ) -> Logprobs:
+        """Log-probs [R, K], temperature 1, of `token_ids` [R, K] at the positions of
+        `input_ids[start:]`, R of them. Raises like `generate`.
+
+        An engine takes one list of ids for all positions of a request. So each request covers
+        `_TOKENS_STRETCH` positions and asks for the union of their ids.
+        """
+        ids = wire.checked_ids(input_ids, self.vocab_size)
+        if len(token_ids) != len(ids) - start:
+            raise ValueError(f"ids at {len(token_ids)} positions of {len(ids) - start}")
+        found: list[Logprobs] = []
+        for first in range(0, len(token_ids), _TOKENS_STRETCH):
+            wanted = token_ids[first : first + _TOKENS_STRETCH]
+            union, places = np.unique(wanted, return_inverse=True)
+            asked = wire.checked_ids(union, self.vocab_size)
+            at = start + first
+            cut = ids[: at + len(wanted)]
+            cut, reply = await self._score(cut, at, 0, routing_key, token_ids=asked)
+            scores = wire.read_score_tokens(reply, cut, at, asked)
+            found.append(np.take_along_axis(scores, places.reshape(wanted.shape), axis=-1))
+        return np.concatenate(found)
 
     async def update_weights(self, path: str, version: str, *, flush_cache: bool = True) -> None:
         """Load the weights in folder `path` and label them `version`.
@@ -198,14 +230,14 @@ class EngineClient:
             raise EngineRejected(400, wire.error_message(reply, "weights were not updated"))
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load the adapter in folder `path` under a name that no other one ever has; nothing where
-        it is loaded already. Raises EngineRejected when it cannot be.
+        """Load the adapter in folder `path` under a name that no other adapter ever has; does
+        nothing if it is already loaded. Raises EngineRejected when it cannot be loaded.
         """
         body = {"lora_name": name, "lora_path": path}
         try:
             reply = await self._http.control("/load_lora_adapter", body)
         except EngineRejected as refusal:
-            # A second request, of a client whose first answer got lost, or of another process.
+            # A second request: the answer to the first got lost, or another process sent it.
             if refusal.status == 404 or name not in await self.adapters():
                 raise
             return
@@ -213,7 +245,7 @@ class EngineClient:
             raise EngineRejected(400, wire.error_message(reply, "the adapter was not loaded"))
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; requests that it answers end well. Raises EngineRejected for an
+        """Forget an adapter; its running requests end normally. Raises EngineRejected for an
         unknown one.
         """
         reply = await self._http.control("/unload_lora_adapter", {"lora_name": name})
@@ -241,16 +273,16 @@ class EngineClient:
         await self._http.control("/flush_cache", {})
 
     async def model_info(self) -> ModelInfo:
-        """What is served now; one try, so that it can be polled. With `served` its label is the
-        version that serves.
+        """What is served now; one try, so that it can be polled. With `served`, the label is that
+        of the serving version.
         """
         info = await self.base_info()
         version = None if self.served is None else self.served.current()
         return info if version is None else replace(info, weight_version=version.label)
 
     async def base_info(self) -> ModelInfo:
-        """What the engine itself says, adapters aside; one try."""
-        # SGLang's router knows the older name only, and asks one of its servers.
+        """What the engine itself reports, adapters aside; one try."""
+        # SGLang's router knows only the older name, and asks one of its servers.
         info = await self._http.probe("/model_info", "/get_model_info")
         models = None
         if isinstance(info, dict) and info.get("context_length") is None:
@@ -258,14 +290,14 @@ class EngineClient:
         return wire.read_model_info(info, models)
 
     async def server_info(self) -> ServerInfo:
-        """What kind of engine this is, how old, and what speaks against using it; one try."""
+        """What kind of engine this is, its version, and reasons not to use it; one try."""
         return read_server_info(await self._http.probe("/server_info", "/get_server_info"))
 
     async def served_vocab_size(self) -> int | None:
-        """Rows of the served model's head, as the server says them in refusing an id beyond.
+        """Rows of the served model's head, which the server names when it refuses an id beyond.
 
-        None where it does not. Only for servers whose `ServerInfo.checks_vocabulary` is True: an
-        older one fails over such an id.
+        None if it does not. Only for servers whose `ServerInfo.checks_vocabulary` is True: an older
+        one fails on such an id.
         """
         body = {
             "input_ids": [0],
@@ -282,7 +314,13 @@ class EngineClient:
         return None
 
     async def _score(
-        self, input_ids: Sequence[int] | Ids, start: int, top_k: int, routing_key: str | None
+        self,
+        input_ids: Sequence[int] | Ids,
+        start: int,
+        top_k: int,
+        routing_key: str | None,
+        *,
+        token_ids: Sequence[int] = (),
     ) -> tuple[list[int], Any]:
         ids = wire.checked_ids(input_ids, self.vocab_size)
         if not 1 <= start < len(ids):
@@ -295,6 +333,8 @@ class EngineClient:
         }
         if top_k:
             body["top_logprobs_num"] = top_k
+        if token_ids:
+            body["token_ids_logprob"] = list(token_ids)
 
         async def attempt(number: int, lora: dict[str, Any]) -> Any:
             reply = await self._http.request(
@@ -305,7 +345,7 @@ class EngineClient:
                 headers=routing_headers(routing_key),
             )
             if wire.is_aborted(reply):
-                raise TryAgain("/generate: the engine broke off a scoring request")
+                raise TryAgain("/generate: the engine aborted a scoring request")
             return reply
 
         reply, _ = await self._with_adapter(attempt)
@@ -314,11 +354,11 @@ class EngineClient:
     async def _with_adapter(
         self, attempt: Callable[[int, dict[str, Any]], Awaitable[Result]]
     ) -> tuple[Result, ServedVersion | None]:
-        """What an attempt gives that names the adapter which serves when it is made, and that
-        version; tried again as `EngineTransport.with_retries` does.
+        """The result of an attempt that names the adapter serving at that moment, and its version;
+        tried again like `EngineTransport.with_retries`.
 
-        An engine that was restarted has no adapters: whoever finds that out loads the one it asked
-        for, and asks again.
+        An engine that was restarted has no adapters: the request that finds this out loads the one
+        it named, and tries again.
         """
         named: list[ServedVersion | None] = []
 
@@ -374,5 +414,5 @@ class EngineClient:
 
 
 def _attempt_id(request_id: str, number: int) -> str:
-    """A server may still hold the id of a broken attempt, so each attempt has its own."""
+    """A server may still know the id of a broken attempt, so each attempt has its own."""
     return request_id if number == 1 else f"{request_id}_retry{number - 1}"

@@ -14,10 +14,10 @@ class EngineClientConfig(BaseModel):
     """To open a connection."""
     first_token_timeout_s: float = Field(default=900.0, gt=0)
     """From sending a streamed request to its first token: queueing, prefill and weight updates.
-    Longer than `control_timeout_s`, so that no update that may still succeed costs a reply.
+    Longer than `control_timeout_s`, so that an update that may still succeed costs no reply.
     """
     between_tokens_timeout_s: float = Field(default=900.0, gt=0)
-    """Between two tokens of a stream; as above. An engine that dies is noticed at once."""
+    """Between two tokens of a stream, as above. An engine that dies is noticed at once."""
     total_timeout_s: float = Field(default=1800.0, gt=0)
     """A whole generation, streamed or not."""
     score_timeout_s: float = Field(default=300.0, gt=0)
@@ -37,6 +37,6 @@ class EngineClientConfig(BaseModel):
     pool_size: int = Field(default=256, ge=1)
     """Most connections at once."""
     routed_experts_topk: int = Field(default=0, ge=0)
-    """Experts per token of a mixture-of-experts model, to have its choices returned and stored for
-    replay (SGLang: started with --enable-return-routed-experts); 0 does not ask for them.
+    """Experts per token of a mixture-of-experts model, whose choices are returned and stored for
+    replay (SGLang: started with --enable-return-routed-experts); 0: they are not requested.
     """

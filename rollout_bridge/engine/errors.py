@@ -32,4 +32,4 @@ class EngineProtocolError(EngineError):
 
 
 class EngineLogprobError(EngineProtocolError):
-    """A scored log-prob is null, NaN or infinite, where ids and lengths are as they should be."""
+    """A scored log-prob is null, NaN or infinite, although ids and lengths are right."""

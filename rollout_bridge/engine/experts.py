@@ -1,8 +1,8 @@
 """Which experts a mixture-of-experts engine sent each token to, for replay in training.
 
 An engine that was started for it returns them as base64 of int32 [T, layers, topk], T = P + R - 1:
-the last sampled token went through no layer (ALGORITHMS 6.7). They are not worth a reply: what is
-absent or odd is None, and a trainer that must replay says so. Pure.
+the last sampled token went through no layer (ALGORITHMS 6.7). No reply fails because of them: if
+they are absent or odd, the result is None, and a trainer that must replay reports it. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 def read_experts(value: Any, num_tokens: int, topk: int) -> Experts | None:
     """The experts of `num_tokens` tokens [T, layers, topk] as int16 if they fit, else int32.
 
-    None where the engine gave none, or something that cannot be of T = num_tokens - 1 tokens.
+    None if the engine gave none, or something that cannot be of T = num_tokens - 1 tokens.
     """
     if not isinstance(value, str) or not value or topk < 1 or num_tokens < 2:
         return None
@@ -33,8 +33,8 @@ def read_experts(value: Any, num_tokens: int, topk: int) -> Experts | None:
         return None
     if not flat.size or flat.size % ((num_tokens - 1) * topk):
         logger.warning(
-            "%d routed experts are not those of %d tokens at %d a layer: is routed_experts_topk "
-            "the model's?",
+            "%d routed experts do not fit %d tokens with %d per layer: is routed_experts_topk that "
+            "of the model?",
             flat.size,
             num_tokens - 1,
             topk,
@@ -45,9 +45,9 @@ def read_experts(value: Any, num_tokens: int, topk: int) -> Experts | None:
 
 
 def joined_experts(earlier: Experts | None, later: Experts | None) -> Experts | None:
-    """Those of a reply that was continued: each token's as of when it was first computed.
+    """The experts of a continued reply: for each token, those of when it was first computed.
 
-    `later` covers all tokens so far; those that `earlier` knows were computed a second time.
+    `later` covers all tokens so far; those in `earlier` were computed a second time.
     """
     if earlier is None or later is None or earlier.shape[1:] != later.shape[1:]:
         return later

@@ -1,9 +1,9 @@
 """RUN/hold.json: generation waits, because training is as far behind as its schedule allows.
 
-The trainer writes the file and takes it away; whoever begins generation looks whether it is there.
-The trainer keeps it locked as long as it lives, so the file of a trainer that was killed holds
-nobody, and neither does one whose `until` is over. Looking costs a call of the operating system
-while there is no file, and three while there is one.
+The trainer writes and removes the file; whoever starts generation checks whether it exists. The
+trainer keeps it locked as long as it lives, so the file of a killed trainer holds nothing up, and
+neither does one whose `until` has passed. The check costs one system call without a file, and three
+with one.
 
     hold.json   {"version": 7, "why": "a batch of version 7 is full", "since": 1.0, "until": 301.0}
 """
@@ -21,7 +21,7 @@ from typing import Literal
 
 HOLD_FILE = "hold.json"
 HoldEnd = Literal["ended", "max_hold", "trainer_gone"]
-"""Taken away by the trainer; older than it may be; of a trainer that lives no more."""
+"""Removed by the trainer; past its `until`; its trainer is dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class HoldOrder:
 
 
 class HoldWriter:
-    """The trainer's side. A file that another trainer left is taken away at once."""
+    """The trainer's side. A file that another trainer left is removed at once."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / HOLD_FILE
@@ -43,10 +43,10 @@ class HoldWriter:
         self._path.unlink(missing_ok=True)
 
     def write(self, order: HoldOrder) -> None:
-        """From here on generation waits; there is no order of this writer yet."""
+        """Make generation wait from here on; this writer must have no order yet."""
         assert self._descriptor is None
         temporary = self._path.with_suffix(".new")
-        # Not inherited: a child that outlives its parent must not hold what the parent held.
+        # Not inherited: a child that outlives its parent must not keep the parent's lock.
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._descriptor = os.open(temporary, flags, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,7 +54,7 @@ class HoldWriter:
         os.replace(temporary, self._path)
 
     def remove(self) -> None:
-        """From here on nothing waits."""
+        """Make nothing wait from here on."""
         self._path.unlink(missing_ok=True)
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -62,7 +62,7 @@ class HoldWriter:
 
 
 class HoldFile:
-    """The side of those who begin generation."""
+    """The side of those who start generation."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = folder / HOLD_FILE

@@ -1,7 +1,7 @@
-"""The keys that an engine wants, and the file in which a run keeps that of its own engines.
+"""The keys that an engine requires, and the file in which a run keeps that of its own engines.
 
 SGLang's form: `Authorization: Bearer KEY` on every route, and another key on the routes that change
-the server, where it was started with `--admin-api-key`. Never on a command line, which `ps` shows.
+the server, if it was started with `--admin-api-key`. Never on a command line, which `ps` shows.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def read_key_file(path: Path) -> str:
 
 
 def ensure_key_file(path: Path) -> None:
-    """Make the file with a random key, unless it is there; readable by its owner alone."""
+    """Create the file with a random key, unless it exists; only its owner can read it."""
     if not path.exists():
         partial = path.with_name(f"{path.name}.{os.getpid()}")
         partial.unlink(missing_ok=True)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
-        # Whole or not at all, and never in place of what another process made meanwhile.
+        # Whole or not at all, and never in place of one that another process made meanwhile.
         with contextlib.suppress(FileExistsError):
             os.link(partial, path)
         partial.unlink()

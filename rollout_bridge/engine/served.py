@@ -1,14 +1,14 @@
-"""Which adapter serves the policy now, for everybody who asks the policy's engine.
+"""Which adapter serves the policy now, for all clients of the policy's engine.
 
-An engine knows its adapters and not which of them is the newest version; the trainer does. It says
-so in one file of the run folder, once every engine has the adapter loaded, and each request of each
-process looks there. The name is a version's own: it says which weights answered, which SGLang's
-`weight_version` (the base's) does not.
+An engine knows its adapters but not which of them is the newest version; the trainer does. It
+writes that to one file in the run folder once every engine has loaded the adapter, and each request
+of each process looks there. Each version has its own name, which shows which weights answered;
+SGLang's `weight_version` (the base's) does not.
 
     served.json   {"version": 7, "adapter": "opd-v000007-3f9a1c2b4d5e", "folder": "checkpoints/..."}
 
-Without the file, requests name no adapter and the engine's own label counts: full weights, or
-merged ones, are what it serves.
+Without the file, requests name no adapter and the engine's own label counts: it serves full or
+merged weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SERVED_FILE = "served.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRef:
-    """The name of an adapter, which is never that of another one, and its folder."""
+    """The unique name of an adapter, and its folder."""
 
     name: str
     path: str
@@ -41,15 +41,15 @@ class ServedVersion:
 
 
 class ServedSource(Protocol):
-    """Says what serves now."""
+    """Tells what serves now."""
 
     def current(self) -> ServedVersion | None:
-        """None: whatever the engine says it serves."""
+        """None: whatever the engine reports."""
         ...
 
 
 class Chosen:
-    """One version, as somebody has set it."""
+    """One version, set explicitly."""
 
     def __init__(self, version: ServedVersion | None = None) -> None:
         self.version = version
@@ -60,7 +60,7 @@ class Chosen:
 
 
 class ServedFile:
-    """The file of one run folder, read again when it was written anew."""
+    """The file of one run folder, read again when it has changed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
@@ -69,7 +69,7 @@ class ServedFile:
         self._version: ServedVersion | None = None
 
     def current(self) -> ServedVersion | None:
-        """What it says; None without a file. Raises EngineUnavailable for a damaged one."""
+        """Its content; None without a file. Raises EngineUnavailable for a damaged one."""
         try:
             found = os.stat(self._path)
         except FileNotFoundError:
@@ -82,7 +82,7 @@ class ServedFile:
         return self._version
 
     def write(self, version: ServedVersion) -> None:
-        """From here on `version` serves; on disk, whole or not at all."""
+        """Make `version` serve from here on; written to disk whole or not at all."""
         adapter = version.adapter
         said: dict[str, Any] = {"version": int(version.label), "adapter": None, "folder": None}
         if adapter is not None:
@@ -99,7 +99,7 @@ class ServedFile:
         os.replace(temporary, self._path)
 
     def remove(self) -> None:
-        """From here on what the engines say counts."""
+        """Let the engines' own labels count from here on."""
         self._path.unlink(missing_ok=True)
 
     def _read(self) -> ServedVersion | None:
@@ -114,5 +114,5 @@ class ServedFile:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise EngineUnavailable(
-                f"{self._path}: cannot be read ({error}); the trainer writes it anew when it starts"
+                f"{self._path}: cannot be read ({error}); the trainer rewrites it when it starts"
             ) from None

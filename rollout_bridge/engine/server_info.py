@@ -1,8 +1,8 @@
-"""What an engine says of itself in `/server_info`, and what of it this project cannot work with.
+"""What an engine reports in `/server_info`, and which of it this project cannot work with.
 
-Read once, before a run sends anything else: an old version or a flag that changes what replies mean
-is refused by name instead of showing up as odd data. Pure; the versions are those of SGLang's
-releases, found in their sources.
+Read once, before a run sends anything else: an old version or a flag that changes the meaning of
+replies is refused by name instead of showing up as odd data. Pure; the versions are SGLang
+releases, checked in their sources.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Version = tuple[int, ...]
 Kind = Literal["sglang", "embedded", "router"]
 
 OLDEST: Version = (0, 5, 7)
-"""The oldest SGLang with all that is needed: /model_info, pause modes, ids that are cumulative."""
+"""The oldest SGLang with all that is needed: /model_info, pause modes, cumulative ids."""
 INCREMENTAL_SINCE: Version = (0, 5, 11)
-"""From here on streams may carry new tokens alone: ids and log-probs are then cut alike."""
+"""From here on streams may carry new tokens only: ids and log-probs are then cut alike."""
 QUEUE_SINCE: Version = (0, 5, 21)
-"""From here on weights can change while requests wait in the queue, as a retracted one does; an
-older server asserts that none does, and ends.
+"""From here on weights can change while requests wait in the queue (retracted ones do); an older
+server asserts that none waits, and exits.
 """
 SPANS_SINCE: Version = (0, 5, 20)
-"""From here on replies say which weights sampled each token (`weight_versions`)."""
+"""From here on replies tell which weights sampled each token (`weight_versions`)."""
 VOCABULARY_CHECK_SINCE: Version = (0, 5, 14)
 """From here on an id outside the vocabulary in `token_ids_logprob` is refused and named."""
 
@@ -35,9 +35,9 @@ VOCABULARY_CHECK_SINCE: Version = (0, 5, 14)
 class ServerInfo:
     """The parts of `/server_info` that matter here.
 
-    `version` is None where there is none to compare: the embedded engine is of this project, a
-    router does not tell. `problems` are the settings that make replies mean something else, one
-    line each with what to do. `num_workers` is a router's.
+    `version` is None if there is none to compare: the embedded engine is part of this project, and
+    a router does not report one. `problems` are the settings that change the meaning of replies,
+    one line each with what to do. `num_workers` is for routers only.
     """
 
     kind: Kind
@@ -72,7 +72,7 @@ class ServerInfo:
 
 
 def read_server_info(body: Any) -> ServerInfo:
-    """Raises EngineProtocolError for a body that is none of the three kinds."""
+    """The parsed body. Raises EngineProtocolError if it is of none of the three kinds."""
     if not isinstance(body, dict):
         raise EngineProtocolError("/server_info is not a JSON object: is this an SGLang server?")
     if body.get("router_manager") is True:
@@ -105,7 +105,7 @@ def _version(value: Any) -> Version:
 
 def _problems(version: Version, body: Mapping[str, Any]) -> list[str]:
     if version < OLDEST:
-        # Nothing else of its answer has a known meaning.
+        # The meaning of the rest of its answer is not known.
         return [
             f"SGLang {shown(version)} is older than {shown(OLDEST)}, which the weight updates "
             "need: install a newer one"
@@ -129,10 +129,10 @@ _WATERMARK = "it watermarks what it samples: start it without --watermark-config
 _FLAGS = {
     "is_embedding": "it serves embeddings: start it without --is-embedding",
     "allow_auto_truncate": (
-        "it would cut long prompts without a word: start it without --allow-auto-truncate"
+        "it would cut long prompts silently: start it without --allow-auto-truncate"
     ),
     "stream_output": (
-        "its streams carry new ids beside the log-probs of all: start it without --stream-output"
+        "its streams carry only new ids, but all log-probs: start it without --stream-output"
     ),
     "skip_tokenizer_init": (
         "it has no tokenizer, which stop strings and the judge need: start it without "

@@ -1,6 +1,6 @@
 """Server-sent events of one streamed generation, as they arrive.
 
-It does not know what the events mean.
+It does not interpret the events.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EventStream:
                 pass
 
     def close(self) -> None:
-        """Give the connection back; one with unread data is closed, which the engine notices."""
+        """Return the connection; one with unread data is closed, which the engine notices."""
         self._response.release()
 
     async def _read(self, timeout_s: float) -> bytes:

@@ -1,7 +1,7 @@
 """HTTP to one engine: one pooled aiohttp session, finite waits, retries where they may help.
 
-Transport errors and 5xx are tried again, never after the first token of a stream. A request that
-nobody waits for any more is aborted. Knows routes, not what their bodies mean.
+Transport errors and 5xx are tried again, but never after the first token of a stream. A request
+that nobody waits for any more is aborted. It knows routes, not what their bodies mean.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EngineTransport:
         )
 
     async def probe(self, *paths: str) -> Any:
-        """What the first of `paths` that exists answers."""
+        """The answer of the first of `paths` that exists."""
         for path in paths[:-1]:
             try:
                 return await self.request("GET", path, None, timeout_s=self._config.probe_timeout_s)
@@ -64,7 +64,7 @@ class EngineTransport:
         return await self.request("GET", paths[-1], None, timeout_s=self._config.probe_timeout_s)
 
     async def control(self, path: str, body: dict[str, Any]) -> Any:
-        """Have the engine do something; tried again."""
+        """Make the engine do something; with retries."""
 
         async def attempt(number: int) -> Any:
             return await self.request("POST", path, body, timeout_s=self._config.control_timeout_s)
@@ -72,8 +72,8 @@ class EngineTransport:
         return await self.with_retries(attempt)
 
     async def with_retries(self, attempt: Callable[[int], Awaitable[Result]]) -> Result:
-        """`attempt` (given its number, from 1) until it does not raise TryAgain, or for the last
-        time.
+        """Call `attempt` (with its number, from 1) until it does not raise TryAgain, or until the
+        last attempt.
         """
         retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._config.attempts),
@@ -99,7 +99,7 @@ class EngineTransport:
         timeout_s: float,
         headers: dict[str, str] | None = None,
     ) -> Any:
-        """One attempt; returns the parsed body (text where it is not JSON)."""
+        """One attempt; returns the parsed body (text if it is not JSON)."""
         session = self._open_session()
         data = None if body is None else orjson.dumps(body)
         try:
@@ -136,7 +136,7 @@ class EngineTransport:
                     _checked_body("/generate", response.status, await response.read())
                 arrived = await opened.next(self._config.first_token_timeout_s)
         except BaseException as error:
-            # Whatever ended the wait, cancellation included, the engine must not go on alone.
+            # Whatever ended the wait, even cancellation, the engine must not go on alone.
             if opened is not None:
                 opened.close()
                 if not isinstance(error, EngineRejected):
@@ -195,5 +195,5 @@ def _checked_body(path: str, status: int, content: bytes) -> Any:
 
 
 def routing_headers(routing_key: str | None) -> dict[str, str]:
-    """Requests of one key go to one server behind a router."""
+    """The header by which a router sends requests of one key to one server."""
     return {} if routing_key is None else {ROUTING_HEADER: routing_key}

@@ -1,7 +1,7 @@
 """What is asked of an engine and what it answers, as plain values.
 
 Lengths are checked on construction: a generation has exactly one log-probability per sampled token,
-and its weight spans, where known, cover the tokens without gap or overlap.
+and its weight spans, if known, cover the tokens without gap or overlap.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ TopLogprobs = tuple[tuple[int, float], ...]
 """(id, log-prob at the sampling temperature) of the most probable tokens at one position."""
 
 BACKGROUND_PRIORITY, LESSON_PRIORITY = -1, 1
-"""Of requests that no agent waits for: judge's and teacher's, and rehearsal's, which are few and
-begun first. Agents' requests have 0.
+"""Priorities of requests that no agent waits for: judge and teacher; rehearsal, whose few requests
+start first. Agents' requests have 0.
 """
 ROUTING_HEADER = "X-SMG-Routing-Key"
 """Header by which SGLang's router, with its policy `manual` or `consistent_hashing`, keeps requests
@@ -77,8 +77,8 @@ class SamplingParams:
         """Why recorded log-probs are not those of the distribution sampled from, or None.
 
         Temperature alone is corrected for (log-probs are recorded at the sampling temperature);
-        greedy decoding, truncation and penalties cannot be. Of several reasons the first that
-        leaves log-probs comparable with nothing is named: beside a penalty, truncation is harmless.
+        greedy decoding, truncation and penalties cannot be. Of several reasons, the one that makes
+        log-probs least comparable is named first: next to a penalty, truncation is harmless.
         """
         if self.temperature == 0:
             return "temperature_0"
@@ -147,7 +147,7 @@ class Generation:
 
     `output_ids` [R] int32, the stop token included; `output_logprobs` [R] float32 natural logs at
     the sampling temperature; `text` is trimmed at the stop. `matched` is the stop token id or stop
-    string. `weight_spans` is None where the engine does not report them, and so are
+    string. `weight_spans` is None if the engine does not report them, and so is
     `routed_experts` [prompt + R - 1, layers, topk]. `top` [R] as in `GenerationChunk`.
     """
 
@@ -190,7 +190,7 @@ class GenerationChunk:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTokens:
     """Log-probs [R] at temperature 1 of given tokens; ids and log-probs [R, k] of the k most
-    probable ones at each position, where they were asked for.
+    probable ones at each position, if they were requested.
     """
 
     logprobs: Logprobs
@@ -200,7 +200,7 @@ class ScoredTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What an engine serves now; None where it does not say."""
+    """What an engine serves now; None where it does not report it."""
 
     model_path: str
     weight_version: str

@@ -1,7 +1,7 @@
 """The engine's replies, checked and turned into values. Pure: no I/O.
 
-Everything strict happens here: ids must be the ids asked about, log-probs finite and exactly as
-many as tokens; anything else raises EngineProtocolError. It does not know HTTP.
+All strict checks are here: ids must be the requested ones, log-probs finite and exactly as many as
+tokens; anything else raises EngineProtocolError. It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def checked_ids(input_ids: Sequence[int] | Ids, vocab_size: int | None) -> list[
 
 
 def error_message(body: Any, fallback: str) -> str:
-    """The message in any of the error shapes that engines answer with."""
+    """The message, from any of the error shapes that engines use."""
     if isinstance(body, dict):
         error = body.get("error", body)
         if isinstance(error, str):
@@ -101,8 +101,8 @@ def _finished(
 
 
 def of_version(generation: Generation, version: ServedVersion | None) -> Generation:
-    """As sampled by the adapter of `version`, where one was named: an adapter stays what it is, so
-    all tokens are of that version, whatever the base is called.
+    """The generation, labelled with `version` if one was named: an adapter never changes, so all
+    tokens are of that version, whatever the base's label.
     """
     if version is None:
         return generation
@@ -127,14 +127,14 @@ def raise_if_error(event: Any) -> None:
 
 
 def is_aborted(reply: Any) -> bool:
-    """Whether the engine broke the request off before it was done."""
+    """Whether the engine aborted the request before it was done."""
     meta = reply.get("meta_info") if isinstance(reply, dict) else None
     return isinstance(meta, dict) and _is_abort(meta)
 
 
 @dataclass(slots=True)
 class _Output:
-    """Sampled ids, their log-probs, and the most probable tokens at each, if asked for."""
+    """Sampled ids, their log-probs, and the most probable tokens at each, if requested."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -150,8 +150,8 @@ class _Output:
 class StreamReader:
     """Turns the events of one stream into chunks of new tokens.
 
-    An engine's events carry either all tokens so far or the new ones alone, and count all of them:
-    that tells which. A stream is of one kind throughout.
+    An engine's events carry either all tokens so far or only the new ones, and count all of them,
+    which shows the kind. A stream is of one kind throughout.
     """
 
     def __init__(self, num_input: int, experts_topk: int = 0):
@@ -169,7 +169,7 @@ class StreamReader:
         missing; EngineRejected for an error event.
         """
         seen, final = len(self._output.ids), None
-        # The last of events that carry everything has what the others have.
+        # If events carry everything, the last one has all that the others have.
         for event in events[-1:] if self._is_cumulative else events:
             final = self._take(event)
         new = self._output
@@ -203,7 +203,7 @@ class StreamReader:
         return _finished(meta, self._output, text, self._num_input, self._experts_topk)
 
     def _overlap(self, num: int, seen: int, meta: dict[str, Any]) -> int:
-        """How many of an event's `num` tokens were `seen` before: all that were, or none."""
+        """How many of an event's `num` tokens are repeated: all `seen` before, or none."""
         count = meta.get("completion_tokens")
         if not seen and count in (num, None):
             return 0
@@ -225,7 +225,7 @@ def read_score(
     """Log-probs [len(input_ids) - start] of `input_ids[start:]` from a scoring reply.
 
     The request started at `start - 1`, because the first entry of `input_token_logprobs` is null
-    at whatever start is asked; that entry is checked and dropped.
+    whatever the start; that entry is checked and dropped.
     """
     entries = _scored_entries(reply, "input_token_logprobs", input_ids, start)
     first = entries[0]
@@ -254,8 +254,24 @@ def read_score_topk(
     return np.array(ids, dtype=np.int32), np.array(logprobs, dtype=np.float32)
 
 
+def read_score_tokens(
+    reply: Any, input_ids: list[int], start: int, token_ids: Sequence[int]
+) -> Logprobs:
+    """Log-probs [R, len(token_ids)] of the same tokens at each scored position."""
+    entries = _scored_entries(reply, "input_token_ids_logprobs", input_ids, start)
+    expected = list(token_ids)
+    found: list[list[float]] = []
+    for position, row in enumerate(entries[1:], start=start):
+        if not isinstance(row, list) or not all(map(_is_pair, row)):
+            raise EngineProtocolError(f"expected log-probs of given ids at position {position}")
+        if [_integer(item[1]) for item in row] != expected:
+            raise EngineProtocolError(f"log-probs of other ids than asked at position {position}")
+        found.append([_finite(item[0]) for item in row])
+    return np.array(found, dtype=np.float32)
+
+
 def read_model_info(info: Any, models: Any) -> ModelInfo:
-    """From the replies of /model_info and, where that has no context length, /v1/models."""
+    """From the replies of /model_info and, if that has no context length, /v1/models."""
     if not isinstance(info, dict) or "weight_version" not in info:
         raise EngineProtocolError("/model_info without weight_version")
     context_length = info.get("context_length")
@@ -285,8 +301,8 @@ def _output(reply: dict[str, Any], meta: dict[str, Any]) -> _Output:
         raise EngineProtocolError("reply without output_ids or output_token_logprobs")
     count = meta.get("completion_tokens")
     if _is_abort(meta) and ids and len(entries) > len(ids) and isinstance(count, int):
-        # SGLang, where a stream carries new tokens alone: of what it breaks off it names the last
-        # id beside the log-probs of all, behind tokens that it had not sent yet.
+        # SGLang, if a stream carries only new tokens: on an abort it sends the last id with the
+        # log-probs of all tokens, including some that it had not sent yet.
         entries = entries[-count:]
         ids = _ids_of(entries, ids[-1])
     if len(ids) != len(entries):
@@ -314,8 +330,8 @@ def _is_abort(meta: dict[str, Any]) -> bool:
 
 
 def _raise_if_refused(finish: dict[str, Any]) -> None:
-    """SGLang takes a request before it has compiled its grammar; one whose grammar is no good it
-    breaks off with the status of a refusal.
+    """SGLang accepts a request before it has compiled its grammar. If the grammar is bad, it aborts
+    the request with the status of a refusal.
     """
     status = finish.get("status_code")
     if finish["type"] == "abort" and isinstance(status, int) and 400 <= status < 500:
@@ -323,7 +339,7 @@ def _raise_if_refused(finish: dict[str, Any]) -> None:
 
 
 def _top(meta: dict[str, Any], num_tokens: int) -> tuple[TopLogprobs, ...]:
-    """The most probable tokens at each position, () if they were not asked for."""
+    """The most probable tokens at each position, () if they were not requested."""
     rows = meta.get("output_top_logprobs")
     if not rows:
         return ()
@@ -356,8 +372,8 @@ def _spans(value: Any) -> tuple[WeightSpan, ...] | None:
 def _is_entry(value: Any, expected: int, vocab_size: int | None) -> bool:
     """Whether it is [logprob, id, ...] of the id `expected`.
 
-    SGLang names the last id of the vocabulary as 0, meaning to hide the placeholders of images,
-    though its log-prob is that of the id that was sent.
+    SGLang reports the vocabulary's last id as 0, in order to hide the placeholders of images; its
+    log-prob is still that of the id that was sent.
     """
     if not _is_pair(value):
         return False

@@ -1,9 +1,9 @@
 """A tool call written as JSON, read while it is being written.
 
-Most families write `{"name": ..., "arguments": {...}}` between markers. `CallReader` says what of
-such a block is certain so far; the parse of the whole block (`rendering`) reads it with the same
-reader, so that what was streamed is what the whole says. Arguments are the text that the policy
-wrote: re-serialising them would change them (spaces, escapes) after they were sent.
+Most families write `{"name": ..., "arguments": {...}}` between markers. `CallReader` returns the
+part of such a block that is certain so far. The whole block is parsed (`rendering`) with the same
+reader, so that it agrees with what was streamed. Arguments are the text that the policy wrote:
+re-serialising them would change them (spaces, escapes) after they were sent.
 
 Pure; it knows neither tokens nor markers.
 """
@@ -16,8 +16,8 @@ _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL
 )
 _LONGEST_HEAD = 4096
-"""Characters within which name and arguments begin; a block of another form is not looked at again
-for each token.
+"""Characters within which name and arguments must begin, so that a block of another form is not
+searched again for each token.
 """
 _SPECIAL = re.compile(r'[{}\[\]"\\]')
 
@@ -25,8 +25,8 @@ _SPECIAL = re.compile(r'[{}\[\]"\\]')
 class CallReader:
     """One block, fed with its text as it comes.
 
-    `name` is None until it is certain; then arguments follow from `push`. A block of another form
-    never has a name here.
+    `name` is None until it is certain; then `push` returns arguments. A block of another form never
+    gets a name here.
     """
 
     def __init__(self) -> None:
@@ -37,9 +37,9 @@ class CallReader:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Add text; returns what is now certain of the arguments.
+        """Add text; returns the part of the arguments that is now certain.
 
-        Whitespace waits for what follows it: at the end of a broken-off block it is no argument.
+        Whitespace waits for what follows it: at the end of a cut-off block it is not an argument.
         """
         if self.name is None:
             if len(self._head) > _LONGEST_HEAD:

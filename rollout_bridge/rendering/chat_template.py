@@ -1,6 +1,6 @@
 """A model's chat template: messages and tools to the text of a prompt, as transformers renders it.
 
-The same sandbox, switches and helpers, so that the text is the same, without importing that
+It has the same sandbox, switches and helpers, so the text is the same, but it does not import that
 package. It knows no tokens.
 """
 
@@ -26,9 +26,9 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 def render_template(
     template: str, messages: Sequence[dict[str, Any]], tools: Any, **variables: Any
 ) -> str:
-    """The text of `messages`; `variables` are what else the template may read.
+    """The text of `messages`; the template may also read `variables`.
 
-    Raises jinja2.TemplateError where the template refuses the messages or is none.
+    Raises jinja2.TemplateError if the template refuses the messages or is invalid.
     """
     shown = [_with_reasoning(message) for message in messages]
     return _compiled(template).render(messages=shown, tools=tools, **variables)
@@ -44,7 +44,7 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks what the model says: it stands as it is in a prompt."""
+    """`{% generation %}`, which marks what the model says: in a prompt its body is unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
@@ -97,7 +97,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models are trained on it; jinja2's own filter escapes what HTML would read."""
+    """JSON as models are trained on it; jinja2's own filter escapes it for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

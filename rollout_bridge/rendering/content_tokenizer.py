@@ -1,7 +1,7 @@
-"""The tokenizer as a renderer sees it: control texts that stand in content are ordinary ids.
+"""The tokenizer as a renderer sees it: control texts inside content are ordinary ids.
 
-Text that is split at breaks (`control_text`) is encoded piece by piece, so that no token reaches
-over a break. Text without breaks has the tokenizer's own ids. It knows no messages.
+Text that is split at breaks (`control_text`) is encoded piece by piece, so that no token spans a
+break. Text without breaks has the tokenizer's own ids. It knows no messages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rollout_bridge.rendering.tokenizer import control_texts
 
 
 class ContentTokenizer:
-    """Encodes, decodes and applies the template; gives no offsets, as `renderer_package` wants."""
+    """Encodes, decodes and applies the template; gives no offsets, see `renderer_package`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -40,7 +40,7 @@ class ContentTokenizer:
         return self._tokenizer.decode(token_ids, **options)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Ids of `text`; breaks are not shown, and no token reaches over one."""
+        """Ids of `text`; breaks are left out, and no token spans one."""
         assert not add_special_tokens
         if BREAK not in text:
             return self._plain(text)
@@ -53,8 +53,8 @@ class ContentTokenizer:
     def _parts(self, text: str) -> list[str]:
         """`text` in parts, none of which the tokenizer normalises into a control text.
 
-        What content writes out is broken already; fullwidth forms and the like become a control
-        text only here. Those that are written out are the template's.
+        Control texts that content spells out are already broken; fullwidth forms and the like
+        become one only here. Those that are still spelled out belong to the template.
         """
         if not self._spellings or self._tokenizer.backend_tokenizer.normalizer is None:
             return [text]
@@ -72,7 +72,7 @@ class ContentTokenizer:
         if len(cuts) == 1:
             return [text]
         parts = [text[a:b] for a, b in zip(cuts, [*cuts[1:], None], strict=True)]
-        # Where two overlap, only the first was found.
+        # If two overlap, only the first was found.
         return [one for part in parts for one in self._parts(part)]
 
     def apply_chat_template(
@@ -102,14 +102,14 @@ class ContentTokenizer:
 
 
 def _spellings(tokenizer: Any) -> dict[int, str]:
-    """Control ids with their texts, if normalising may make them of other texts; else none."""
+    """Control ids with their texts, if normalising may turn other texts into them; else none."""
     added = tokenizer.added_tokens_decoder.items()
     wanted = control_texts(tokenizer)
     core = getattr(tokenizer, "backend_tokenizer", None)
     if core is None or core.normalizer is None:
         return {}
     own = core.get_vocab(with_added_tokens=False)
-    # A model that has the text in its own vocabulary finds it after normalising, too.
+    # If a model's own vocabulary has the text, it is found after normalising, too.
     controls = [one for _, one in added if one.content in wanted]
     if not any(one.normalized or one.content in own for one in controls):
         return {}
@@ -117,7 +117,7 @@ def _spellings(tokenizer: Any) -> dict[int, str]:
 
 
 class OffsetTokenizer(ContentTokenizer):
-    """One that also says where in the text each id begins and ends."""
+    """One that also tells where in the text each id begins and ends."""
 
     def __call__(
         self, text: str, *, add_special_tokens: bool = False, return_offsets_mapping: bool = True
@@ -128,7 +128,7 @@ class OffsetTokenizer(ContentTokenizer):
         offsets: list[tuple[int, int]] = []
         position = 0
         for number, piece in enumerate(text.split(BREAK)):
-            # The break before a piece is one character of `text`, and so is one that was written.
+            # The break before a piece is one character of `text`; so is a written break character.
             shown = pieces(BREAK + piece)[-1] if number else piece
             new_ids, spans = self._with_spans(shown, is_first=not number)
             ids.extend(new_ids)

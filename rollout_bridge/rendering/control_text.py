@@ -1,13 +1,14 @@
 """Control texts inside content, and how they stay text.
 
 A tokenizer takes `<|im_end|>` for the end of a message wherever it stands. Whoever writes it into a
-user's message, a tool's result or a tool's description would write the prompt's structure. So
-before rendering, a break goes into each such text after its first character, and what encodes the
-rendered text splits it at the breaks: neither half is a control text, so both become ordinary ids
-that spell what was written. The template's own control texts have no break and stay tokens.
+user's message, a tool's result or a tool's description could change the prompt's structure.
+Therefore, before rendering, a break is inserted into each such text after its first character, and
+the rendered text is split at the breaks before it is encoded. Neither half is a control text, so
+both become ordinary ids that spell what was written. The template's own control texts have no break
+and stay tokens.
 
-The break is a character that Unicode reserves for uses like this one; one that somebody wrote all
-the same is marked as such and comes back. Pure functions on text; no token is known here.
+The break is a character that Unicode reserves for uses like this one. If somebody wrote it anyway,
+it is marked as written and restored. Pure functions on text; they know no tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _THOUGHT = re.compile(r"(\s*<think>)(.*?)(</think>)", re.DOTALL)
 def is_control_text(text: str, *, is_special: bool) -> bool:
     """Whether an added token of this text is structure.
 
-    The special ones are, and those in brackets (`<tool_call>`, which many tokenizers do not call
+    Special ones are, and those in brackets (`<tool_call>`, which many tokenizers do not call
     special). Words, runs of blanks and HTML tags, which some vocabularies add, are not.
     """
     if len(text) < 2 or text.isspace():
@@ -47,7 +48,7 @@ def is_control_text(text: str, *, is_special: bool) -> bool:
 
 
 def pieces(text: str) -> list[str]:
-    """The pieces between breaks; none may be joined with its neighbours to one token."""
+    """The pieces between breaks; none may be joined with its neighbours into one token."""
     first, *others = text.split(BREAK)
     return [first, *(BREAK + piece[1:] if piece[:1] == _WRITTEN else piece for piece in others)]
 
@@ -60,7 +61,7 @@ def unbroken(text: str) -> str:
 class ControlTexts:
     """The control texts of one tokenizer; `kept_in_replies` stay tokens in an assistant's text.
 
-    `with_blanks` is for text that somebody else encodes: breaks are blanks, and stay visible.
+    `with_blanks` is for text that another library encodes: breaks are blanks, and stay visible.
     """
 
     def __init__(
@@ -81,11 +82,11 @@ class ControlTexts:
         return any(search(text) for text in _strings(value))
 
     def broken(self, text: str) -> str:
-        """`text` with a break in each control text, also in one that its end may begin."""
+        """`text` with a break in each control text, even in one that may begin at its end."""
         return _broken(self._starts, text, *self._marks)
 
     def broken_messages(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages as `template_messages` gives them, with breaks; the same ones if none is due."""
+        """Messages from `template_messages`, with breaks; the same ones if none is needed."""
         return [
             self._message(message) if self.stand_in(message) else message for message in messages
         ]
@@ -133,7 +134,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _broken(starts: re.Pattern[str], text: str, mark: str = BREAK, written: str = _WRITTEN) -> str:
     parts, done = [], 0
-    # The search goes on one character after a start: one such text may begin inside another.
+    # The search continues one character after a start: one such text may begin inside another.
     while (found := starts.search(text, done)) is not None:
         cut = found.start() + 1
         parts.append(text[done:cut])
@@ -143,9 +144,9 @@ def _broken(starts: re.Pattern[str], text: str, mark: str = BREAK, written: str 
 
 
 def _start_pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches where one of `texts`, or at the end of the text two characters of one, begins.
+    """Matches where one of `texts` begins, or two characters of one at the end of the text.
 
-    Built as a tree, so that a search takes the same time for ten texts and for ten thousand.
+    Built as a tree, so that a search takes as long for ten thousand texts as for ten.
     """
     tree: dict[str, Any] = {}
     for text in texts:

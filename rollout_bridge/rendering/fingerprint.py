@@ -1,6 +1,6 @@
-"""The name of what made token ids: two renderings with one fingerprint give one text the same ids.
+"""Names what made token ids: two renderings with one fingerprint give the same text the same ids.
 
-It covers the tokenizer, its chat template and the renderer's settings, and not where they lie.
+It covers the tokenizer, its chat template and the renderer's settings, but not their location.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a reply's ids say, and what of an attempted tool call its client gets.
+"""The content of a reply's ids, and what the client gets of an attempted tool call.
 
-Pure; a call comes as the package `renderers` parsed it, with the text of its block.
+Pure; a call comes as parsed by the package `renderers`, with the text of its block.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _NAMED_CALL = re.compile(
 class ParsedCall:
     """One block that the policy meant as a tool call.
 
-    `arguments_json` goes to the client as it stands: as it was sampled, where the family writes
-    JSON. `ok` says that there is a name and that the arguments are a JSON object; otherwise
-    `arguments_json` is the text found in their place and `name` is what could be read, "" if
-    nothing. `raw` is the block's decoded text, markers included: what to show as content when there
-    is no name to call. `open_at`: the block has no end yet, and its text begins at this id.
+    `arguments_json` goes to the client unchanged: as it was sampled, if the family writes JSON.
+    `ok`: there is a name and the arguments are a JSON object; otherwise `arguments_json` is the
+    text found in their place and `name` is what could be read, "" if nothing. `raw` is the block's
+    decoded text, markers included: what to show as content when there is no name to call.
+    `open_at`: the block has no end yet, and its text begins at this id.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedReply:
-    """What a reply's ids say: text without markers, reasoning (None: there was none), calls."""
+    """The content of a reply: text without markers, reasoning (None: there was none), calls."""
 
     content: str
     reasoning: str | None

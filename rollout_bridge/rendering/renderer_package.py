@@ -1,11 +1,11 @@
-"""The package `renderers`, imported without what nobody here uses of it, and its renderers made.
+"""Imports the package `renderers` without its unused parts, and creates its renderers.
 
-Its `__init__` imports a client of OpenAI's, which takes a second and 30 MB; its modules do without.
-It attributes each id to the text that it came from, in time that grows with ids times texts: a
-minute for a request of many small tools. Prompts need the ids alone, therefore the tokenizer that a
-renderer gets here gives no offsets, which is a case that the package knows (`Tokenizer` in
-`renderers.base`): the ids are the same. Some families tell by offsets which message an id belongs
-to; they get them where that is asked for (`with_offsets`).
+Its `__init__` imports OpenAI's client, which takes a second and 30 MB; its modules do without. The
+package attributes each id to the text that it came from, in time that grows with ids times texts: a
+minute for a request with many small tools. Prompts need only the ids, so the tokenizer that a
+renderer gets here gives no offsets, a case that the package supports (`Tokenizer` in
+`renderers.base`): the ids are the same. Some families tell from offsets which message an id belongs
+to; they get offsets on request (`with_offsets`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.content_tokenizer import ContentTokenizer, OffsetTokenizer
 
-# Chosen by the model or by the path of a module; this project's configuration names a renderer.
+# Chosen by the model or by a module's path, whereas this project's configuration names a renderer.
 _NOT_NAMEABLE = {"auto", "custom"}
 
 
@@ -54,7 +54,7 @@ def package_config(config: RendererConfig) -> Any:
 
 
 def make_renderer(tokenizer: Any, config: Any, *, with_offsets: bool = False) -> Any:
-    """The configured renderer. Raises what its constructor raises on a tokenizer of another
+    """The configured renderer. Raises what its constructor raises for a tokenizer of another
     family.
     """
     prepare()
@@ -67,7 +67,7 @@ def make_renderer(tokenizer: Any, config: Any, *, with_offsets: bool = False) ->
 
 
 def needs_offsets(renderer: Any) -> bool:
-    """Whether it tells by offsets which message an id belongs to, or what was sampled."""
+    """Whether it tells from offsets which message an id belongs to, or what was sampled."""
     if any(_guesses_offsets(base) for base in type(renderer).__mro__):
         return True
     rendered = renderer.render([{"role": "user", "content": "a"}])
@@ -79,8 +79,8 @@ def _guesses_offsets(kind: type) -> bool:
 
 
 def _without_guessed_offsets(kind: type) -> None:
-    """Families that want offsets guess them by decoding every prefix if they get none, which is
-    quadratic; told that there are none, they attribute roughly, and the ids are the same.
+    """Families that need offsets and get none guess them by decoding every prefix, which is
+    quadratic. Told that there are none, they attribute roughly, and the ids are the same.
     """
     for base in kind.__mro__:
         if _guesses_offsets(base):

@@ -3,11 +3,11 @@
 A `Rendering` belongs to one tokenizer and one configured renderer. It renders a conversation into
 the prompt's ids, extends an earlier prompt and the reply sampled under it by new messages without
 tokenising the sampled ids again, and parses sampled ids into text, reasoning and tool calls. It
-does not know engines, turns or sessions. `renderer_package` says how `renderers` is imported.
+knows no engines, turns or sessions. `renderer_package` describes how `renderers` is imported.
 
 Prompts are what the chat template makes of the messages, except that control texts inside content,
-names, tools and arguments become ordinary ids that spell them (`control_text`): nobody writes a
-prompt's structure but the template. A `Rendering` may be used from several threads at once.
+names, tools and arguments become ordinary ids that spell them (`control_text`): only the template
+writes a prompt's structure. A `Rendering` may be used from several threads at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TOOL_CALL_STARTS = (
     "<|tool_call>",
     "<|python_tag|>",
 )
-# How they close one call; where several calls share a block, this is the end of the first.
+# How they close one call; if several calls share a block, this is the end of the first.
 _TOOL_CALL_ENDS = (
     "</tool_call>",
     "<|tool_call_end|>",
@@ -57,15 +57,15 @@ _TOOL_CALL_ENDS = (
 )
 
 MOST_SYSTEM_MESSAGES = 32
-"""Of a prompt whose ids' origins are told, in families that look through all of them for each id:
-DeepSeek V4 takes 0.2 s for 800, and four times as long for twice as many.
+"""Most system messages of a prompt for which origins of ids are determined, in families that search
+all of them for each id: DeepSeek V4 takes 0.2 s for 800, and four times as long for twice as many.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedPrompt:
-    """A fresh render with generation prompt: `ids` [P] and, where the renderer knows it, the origin
-    of each id.
+    """A fresh render with generation prompt: `ids` [P] and, if the renderer knows it, the origin of
+    each id.
 
     `message_indices` [P] is the index of the message an id belongs to (-1: none); `is_sampled` [P]
     marks ids that the policy would have sampled. Both are None for a renderer that only sees the
@@ -84,8 +84,8 @@ class Rendering:
     def __init__(
         self, tokenizer: Any, renderer: Any, attributing: Any, stop_ids: tuple[int, ...]
     ) -> None:
-        """`attributing` is `renderer`, or one like it that says more of where ids come from;
-        `stop_ids` end a reply as the model has it, whatever the renderer knows.
+        """`attributing` is `renderer`, or one like it that tells more about where ids come from;
+        `stop_ids` end a reply according to the model, whatever the renderer knows.
         """
         self.tokenizer = tokenizer
         self._renderer = renderer
@@ -132,7 +132,7 @@ class Rendering:
         return cls(tokenizer, *renderers, model_stop_ids(model, tokenizer))
 
     def with_thinking(self, enable_thinking: bool | None) -> Rendering:
-        """This rendering with the chat template's switch set so; None leaves it as it is.
+        """This rendering with the chat template's switch set; None leaves it as it is.
 
         Raises ValueError if the model's template has no such switch.
         """
@@ -171,9 +171,9 @@ class Rendering:
         return np.asarray(ids, dtype=np.int32)
 
     def rendered_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> RenderedPrompt:
-        """`prompt_ids` with the origin of each id, where the renderer can tell."""
+        """`prompt_ids` with the origin of each id, if the renderer can tell."""
         if self.template_only or self._tells_origins_slowly(messages):
-            # Of a template it is a guess from rendering every prefix, and costs as many renders.
+            # For a template it is a guess from rendering every prefix, and costs as many renders.
             return RenderedPrompt(
                 ids=self.prompt_ids(messages, tools), message_indices=None, is_sampled=None
             )
@@ -189,7 +189,7 @@ class Rendering:
         )
 
     def _tells_origins_slowly(self, messages: Sequence[Message]) -> bool:
-        """Families that tell origins by offsets look through all system messages for each id."""
+        """Families that tell origins from offsets search all system messages for each id."""
         if self._attributing is self._renderer:
             return False
         num_system = sum(one.get("role") in ("system", "developer") for one in messages)
@@ -204,12 +204,12 @@ class Rendering:
     ) -> Ids | None:
         """The next prompt [P']: `prompt_ids` + `response_ids` + `new_messages` + generation prompt.
 
-        The caller vouches that the response was echoed as it was sent and that the tools are the
-        same. None when the template does not mean this continuation (it strips earlier reasoning, a
-        message is an assistant's, the reply ended on another token than the template's) or the
-        renderer cannot know: then a full render is the prompt. A truncated reply gets the end token
-        that it lacks, after the sampled ids, which the result always starts with unchanged. Raises
-        ValueError when the template cannot render the new messages.
+        The caller guarantees that the response was echoed as it was sent and that the tools are the
+        same. None when the template does not allow this continuation (it strips earlier reasoning,
+        a message is an assistant's, the reply ended with another token than the template's) or the
+        renderer cannot know: then a full render is the prompt. The result always starts with the
+        prompt and the sampled ids unchanged; a truncated reply then gets its missing end token.
+        Raises ValueError when the template cannot render the new messages.
         """
         sampled = response_ids.tolist()
         if self.template_only or not sampled or not new_messages:
@@ -237,10 +237,10 @@ class Rendering:
         prompt_ids: Ids | None = None,
     ) -> Ids:
         """The ids [R] that sampling `response` after `messages` would have given, stop token
-        included: the one place where a response becomes ids, for recordings that hold only text.
+        included: the one place where a response becomes ids, for recordings with text only.
 
-        `prompt_ids` [P], if the caller has them already, save rendering `messages` once more.
-        Raises ValueError where the template does not show the response as a reply to this prompt.
+        `prompt_ids` [P], if the caller has them, save rendering `messages` once more. Raises
+        ValueError if the template does not show the response as a reply to this prompt.
         """
         with TemplateErrors():
             whole = list(
@@ -250,15 +250,15 @@ class Rendering:
             )
         prompt = None if prompt_ids is None else prompt_ids.tolist()
         if prompt is None or whole[: len(prompt)] != prompt:
-            # Sampled ids may be other ids of the same text; then the fresh render's are the ones.
+            # Sampled ids may be other ids of the same text; then those of the fresh render count.
             prompt = self.prompt_ids(messages, tools).tolist()
         if whole[: len(prompt)] != prompt:
-            raise ValueError("the template shows the response differently than it asks for one")
+            raise ValueError("the template shows this prompt differently before a response")
         rest = whole[len(prompt) :]
         ends = [place for place, token in enumerate(rest) if token in self.stop_token_ids]
         if len(ends) != 1 or ends[0] == 0:
             raise ValueError(
-                f"the template shows the response with {len(ends)} ends, it must have one"
+                f"the template shows the response with {len(ends)} end tokens, not one"
                 if ends != [0]
                 else "the template shows an empty response"
             )
@@ -269,8 +269,8 @@ class Rendering:
     ) -> ParsedReply:
         """Text, reasoning and tool calls of sampled ids [R], which may end with a stop token.
 
-        `prompt_ids` tells whether the prompt already opened the reasoning. Every attempted call is
-        there, in order; none is dropped for being malformed.
+        `prompt_ids` shows whether the prompt already opened the reasoning. Every attempted call is
+        included, in order; malformed ones are not dropped.
         """
         ids = response_ids.tolist()
         if ids and ids[-1] in self.stop_token_ids and ids[-1] not in self._known_stops:
@@ -284,8 +284,8 @@ class Rendering:
             parsed = parse(ids)
             calls = [self._parsed_call(call, ids) for call in parsed.tool_calls]
         except (RecursionError, ValueError):
-            # Of a call whose brackets nest a thousand deep or whose number has thousands of digits:
-            # the package reads it with Python's parser, which ends so.
+            # Python's JSON parser, which the package uses, raises these for a call whose brackets
+            # nest a thousand deep or whose number has thousands of digits.
             before, calls = self._calls_by_markers(ids)
             parsed = parse(before)
         return ParsedReply(
@@ -306,7 +306,7 @@ class Rendering:
 
     def prompt_text(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """The prompt as text, straight from the tokenizer's chat template (ValueError if it cannot
-        render). What a template-only renderer offers in place of token origins.
+        render). A template-only renderer offers this in place of token origins.
         """
         with TemplateErrors():
             text = self.tokenizer.apply_chat_template(
@@ -331,14 +331,14 @@ class Rendering:
     @cached_property
     def _content(self) -> ControlTexts:
         has_parser = not self.template_only or self._renderer.config.tool_parser is not None
-        # Where calls stay text, a reply's markers are those that were sampled.
+        # If calls stay text, a reply's markers are those that were sampled.
         kept = () if has_parser else (*_TOOL_CALL_STARTS, *_TOOL_CALL_ENDS)
         # OpenAI's own encoder makes gpt-oss' ids, and would show a break.
         with_blanks = getattr(self._renderer.config, "name", None) == "gpt-oss"
         return ControlTexts(self.control_texts, kept, with_blanks=with_blanks)
 
     def _shown(self, messages: Sequence[Message], tools: Tools = ()) -> list[Message]:
-        """Messages for the template, control texts in them broken."""
+        """Messages for the template, with breaks in their control texts."""
         shaped = template_messages(messages)
         if self.traits is not None:
             shaped = self.traits.shaped(shaped, tools)
@@ -361,7 +361,7 @@ class Rendering:
     def _template_end_ids(self) -> frozenset[int]:
         """Stop tokens with which the template itself closes an assistant message in the history.
 
-        A model may also stop on another one (Qwen: end of text), which no template would show.
+        A model may also stop at another one (Qwen: end of text), which no template would show.
         """
         rendered = self._renderer.render(
             [
@@ -407,7 +407,7 @@ class Rendering:
 
 
 def _renderers(tokenizer: Any, config: Any) -> tuple[Any, Any]:
-    """The renderer of `config`, and the one that says most of where ids come from."""
+    """The renderer of `config`, and the one that tells most about where ids come from."""
     renderer = make_renderer(tokenizer, config)
     if config.name == "default" or not needs_offsets(renderer):
         return renderer, renderer

@@ -1,6 +1,6 @@
 """Which token ids end a reply of a model: one set, for engine, renderer and parser alike.
 
-A model says it in several places, and not always the same: `generation_config.json` and
+A model states it in several places, not always consistently: `generation_config.json` and
 `config.json` (`eos_token_id`, one or several), its tokenizer, and its chat template, which shows
 the token that ends a turn. Knows no torch and no messages.
 """
@@ -20,8 +20,8 @@ _REPLY = "Zanzibar"
 def model_stop_ids(model: str, tokenizer: Any) -> tuple[int, ...]:
     """The ids that end a reply of `model`, a local folder or a hub id.
 
-    What the template shows counts where no `generation_config.json` was written for the model that
-    says it: some families end messages inside a reply with a token that is no end of it.
+    The template's end token counts only if no `generation_config.json` written for the model names
+    one: some families end messages inside a reply with a token that does not end the reply.
     """
     files = ModelFiles(model)
     said = files.json("generation_config.json") or {}

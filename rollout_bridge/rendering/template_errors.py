@@ -21,12 +21,12 @@ class TemplateErrors:
         from jinja2 import TemplateError
 
         if isinstance(error, TemplateError):
-            # What a template says of a request ("roles must alternate") is meant for its sender.
+            # What a template says about a request ("roles must alternate") is for its sender.
             said = (str(error).strip() or type(error).__name__).split("\n")[0][:_LONGEST]
             raise Unrenderable(f"the chat template cannot render these messages: {said}") from error
         raised = KeyError | TypeError | AttributeError | RecursionError
         if isinstance(error, raised):
             raise ValueError(f"the chat template cannot render these messages: {error}") from error
-        # A panic of tokenizers, which is written in Rust, is no Exception and has no public type.
+        # A panic of tokenizers (written in Rust) is not an Exception and has no public type.
         if type(error).__name__ == "PanicException":
             raise ValueError(f"the tokenizer cannot split these messages: {error}") from error

@@ -1,9 +1,9 @@
 """OpenAI messages as chat templates expect them.
 
-Agents send the same conversation in many shapes: content as parts, null content beside tool calls,
+Agents send the same conversation in many shapes: content as parts, null content with tool calls,
 arguments as JSON text or as objects, `developer` for `system`, keys that no template knows. Here
-they get one shape, so that what is rendered depends on what was said and not on the client library.
-Pure functions; tokens and templates are the business of `rendering`.
+they get one shape, so that the rendered text depends on what was said and not on the client
+library. Pure functions; tokens and templates are handled by `rendering`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 def template_messages(messages: Sequence[Message]) -> list[Message]:
     """New messages with string content, decoded arguments and only the keys that templates read.
 
-    Content parts become one text as `records.messages.content_text` joins them (so does the hinted
+    Content parts are joined into one text by `records.messages.content_text` (like the hinted
     prompt, ALGORITHMS 1.6); `developer` becomes `system`; arguments that are the JSON text of an
-    object become that object, which is what inference servers hand to a template, and other
-    arguments stay the text that they are. Raises ValueError on a role that no template knows.
+    object become that object, which is what inference servers pass to a template; other arguments
+    stay text. Raises ValueError for a role that no template knows.
     """
     return [_template_message(message) for message in messages]
 
@@ -63,7 +63,7 @@ def _template_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def template_arguments(arguments: Any) -> Any:
-    """A call's arguments for a template: an object where there is one, else the text as it is.
+    """A call's arguments for a template: an object if they are one, else the text as it is.
 
     Missing or empty arguments are an empty object.
     """

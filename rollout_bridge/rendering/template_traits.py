@@ -1,8 +1,8 @@
-"""What a model's own chat template shows of a conversation, found out by rendering probes.
+"""What a model's own chat template shows of a conversation, found by rendering probes.
 
-Some templates ignore tools, some refuse or ignore a system message. What would vanish without a
-word is refused here; a system message goes in front of the first user's text where the family is
-told so that way (Gemma, Mistral). Knows no tokens.
+Some templates ignore tools, some refuse or ignore a system message. What would vanish silently is
+refused here; a system message goes in front of the first user's text if the family expects it there
+(Gemma, Mistral). Knows no tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TOOL = {
 _USER: Message = {"role": "user", "content": "Hello."}
 _SYSTEM: Message = {"role": "system", "content": _SYSTEM_TEXT}
 _MERGES_SYSTEM = ("<start_of_turn>", "[INST]")
-"""Found in templates of families that are told the system's text by the first user message."""
+"""Found in templates of families that get the system's text in the first user message."""
 
 
 class TemplateTraits:
@@ -38,12 +38,12 @@ class TemplateTraits:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether a tool stands in the prompt."""
+        """Whether a tool appears in the prompt."""
         return _TOOL_NAME in self._probe([_USER], [_TOOL])
 
     @cached_property
     def shows_system(self) -> bool:
-        """Whether the text of a system message stands in the prompt."""
+        """Whether the text of a system message appears in the prompt."""
         return _SYSTEM_TEXT in self._probe([_SYSTEM, _USER], None)
 
     @cached_property
@@ -63,14 +63,14 @@ class TemplateTraits:
             return list(messages)
         if not self.merges_system:
             raise Unrenderable(
-                "the model's chat template does not show messages of the role 'system': put its "
-                "text into the first message of the user"
+                "the model's chat template does not show messages of the role 'system': put their "
+                "text into the first user message"
             )
         return _merged(messages)
 
     @property
     def warnings(self) -> list[str]:
-        """Lines for what a run should know of its model's template."""
+        """Lines about what a run should know of its model's template."""
         lines = []
         if not self.shows_tools:
             lines.append("the model's chat template ignores tools: requests with tools are refused")
@@ -98,10 +98,10 @@ class TemplateTraits:
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
-    """The system messages that open a conversation as the beginning of what follows them."""
+    """The messages, with opening system messages put in front of the first user message's text."""
     first = next((at for at, one in enumerate(messages) if one["role"] != "system"), None)
     if first is None or messages[first]["role"] != "user":
-        raise Unrenderable("a message of the role 'system' must be followed by one of the user")
+        raise Unrenderable("a message of the role 'system' must be followed by a user message")
     texts = [one["content"] for one in messages[: first + 1]]
     opening = {**messages[first], "content": "\n\n".join(text for text in texts if text)}
     return [opening, *messages[first + 1 :]]

@@ -1,7 +1,7 @@
 """A model's tokenizer and chat template, read from its files with the package `tokenizers` alone.
 
-transformers and torch take 150 MB and seconds, and what a proxy, a judge and a scorer need of them
-is in `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. `ChatTokenizer` has the
+transformers and torch take 150 MB and seconds. What a proxy, a judge and a scorer need is in
+`tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. `ChatTokenizer` has the
 attributes of a transformers tokenizer that `rendering` and the package `renderers` use, with the
 same values. A model without these files (a SentencePiece model, code of its own) is loaded by
 transformers, and the log says so. Nothing here knows conversations.
@@ -63,13 +63,13 @@ class ChatTokenizer:
 
     @cached_property
     def unk_token_id(self) -> int | None:
-        """Id of the token for what has none."""
+        """Id of the token for unknown text."""
         unknown = self.special_tokens_map.get("unk_token")
         return None if unknown is None else self.backend_tokenizer.token_to_id(unknown)
 
     @cached_property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """Id -> token, for tokens that text is searched for before it is split into others."""
+        """Id -> token, for tokens that are searched in a text before it is split into others."""
         return self.backend_tokenizer.get_added_tokens_decoder()
 
     def get_vocab(self) -> dict[str, int]:
@@ -83,7 +83,7 @@ class ChatTokenizer:
         return True
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`, control texts in it as their tokens."""
+        """Ids of `text`; control texts in it become their tokens."""
         # A batch lets other threads run, a single text does not.
         batch = self.backend_tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
@@ -93,7 +93,7 @@ class ChatTokenizer:
     def __call__(
         self, text: str, *, add_special_tokens: bool = True, return_offsets_mapping: bool = False
     ) -> dict[str, list[Any]]:
-        """`input_ids` of `text`, and with offsets where each begins and ends in it."""
+        """`input_ids` of `text`, and on request the offsets where each begins and ends in it."""
         if not return_offsets_mapping:
             return {"input_ids": self.encode(text, add_special_tokens=add_special_tokens)}
         batch = self.backend_tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
@@ -107,7 +107,7 @@ class ChatTokenizer:
         return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """The id of one token's text, or of each: that of the unknown token where there is none."""
+        """The id of one token's text, or of each; that of the unknown token if there is none."""
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in tokens]
         token_id = self.backend_tokenizer.token_to_id(tokens)
@@ -128,7 +128,7 @@ class ChatTokenizer:
     ) -> Any:
         """The template's text of `messages`, as ids if `tokenize`.
 
-        Raises ValueError without messages or template, jinja2.TemplateError as the template does.
+        Raises ValueError without messages or template, jinja2.TemplateError if the template does.
         """
         if return_dict:
             raise ValueError("return_dict is not supported: ids come as a list")
@@ -168,8 +168,8 @@ def control_texts(tokenizer: Any) -> frozenset[str]:
 def load_tokenizer(model: str) -> Any:
     """The tokenizer of `model`, a local folder or a hub id.
 
-    A transformers tokenizer where only that package's Python code can split text. Raises OSError
-    or ValueError where there is none.
+    A transformers tokenizer if only that package's Python code can split text. Raises OSError or
+    ValueError if there is none.
     """
     files = ModelFiles(model)
     core_file = files.path(_TOKENIZER_FILE)
@@ -191,7 +191,7 @@ def _from_transformers(model: str) -> Any:
 
     loaded = load_by_transformers(model)
     if not loaded.is_fast:
-        # Whoever renders checks the length; the package would warn of it once, on the terminal.
+        # The caller checks the length; the package would warn about it once, on the terminal.
         loaded.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
         return loaded
     return ChatTokenizer(
@@ -204,15 +204,15 @@ def _from_transformers(model: str) -> Any:
 
 
 class ModelFiles:
-    """Files of a local folder or of the hub's repository (its cache, where there is no network)."""
+    """Files of a local folder or of a hub repository (from the cache if there is no network)."""
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._folder = Path(model) if Path(model).is_dir() else None
 
     def path(self, name: str) -> Path | None:
-        """Where the file lies, None if the model has none. Raises OSError or ValueError where the
-        model cannot be found.
+        """Path of the file, None if the model has none. Raises OSError or ValueError if the model
+        cannot be found.
         """
         if self._folder is not None:
             return self._folder / name if (self._folder / name).is_file() else None
@@ -226,7 +226,7 @@ class ModelFiles:
         except LocalEntryNotFoundError:
             if name == _TOKENIZER_FILE:
                 raise
-            return None  # what a cache lacks of a model that it has
+            return None  # the cache has the model, but not this file
         except EntryNotFoundError:
             return None
 
@@ -278,7 +278,7 @@ def _content(token: str | dict[str, Any]) -> str:
 
 
 def _add_tokens(core: Tokenizer, settings: dict[str, Any], special: Sequence[str]) -> None:
-    """Add the tokens that the settings know and `tokenizer.json` does not."""
+    """Add the tokens that are in the settings but not in `tokenizer.json`."""
     known = {token.content: token for token in core.get_added_tokens_decoder().values()}
     described = settings.get("added_tokens_decoder", {})
     for _, token in sorted(described.items(), key=lambda item: int(item[0])):

@@ -1,1 +1,1 @@
-"""Hinted prompts, and what a teacher says of the sampled ids under them."""
+"""Hinted prompts, and a teacher's scores of the sampled ids under them."""

@@ -1,8 +1,8 @@
-"""Where a span of a fresh render stands in the ids that a turn was really sampled under.
+"""Locates a span of a fresh render in the ids that a turn was actually sampled under.
 
-The two sequences show the same messages, but where an assistant spoke the stored one holds what was
-sampled and the fresh one what the template makes of it. Everything between must be equal and in
-order. Pure functions on id arrays [P]; which message a span belongs to is the caller's knowledge.
+The two sequences show the same messages. But for an assistant's message the stored one contains
+what was sampled, and the fresh one what the template makes of it. Everything between must be equal
+and in order. Pure functions on id arrays [P]; the caller knows which message a span belongs to.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from records.types import Ids
 
 
 class AlignmentError(ValueError):
-    """The stored ids are not the fresh ids with other replies, or the place is not certain."""
+    """The stored ids differ from the fresh ids in more than replies, or the place is ambiguous."""
 
 
 def locate_span(
@@ -28,9 +28,9 @@ def locate_span(
 ) -> int:
     """Start in `stored` [P'] of the ids fresh[span[0]:span[1]], none of which is free.
 
-    `free` [P] marks ids of `fresh` that the stored ids may have replaced by anything. The runs of
-    other ids must stand in `stored` in order: the first at its start, the last at its end, except
-    for a tail that `is_tail` accepts (which refuses what a refused tail is the end of). Raises
+    `free` [P] marks ids of `fresh` that `stored` may have replaced by anything. The runs of other
+    ids must occur in `stored` in order: the first at its start, the last at its end, except for a
+    tail that `is_tail` accepts (it must refuse whatever ends with a refused tail). Raises
     AlignmentError unless exactly one place is possible.
     """
     runs = _runs(~free)
@@ -55,7 +55,7 @@ def _runs(mask: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _earliest_end(pieces: list[Ids], stored: Ids) -> int:
-    """End of the last piece when all stand in order, as early as possible, the first at 0."""
+    """End of the last piece if all are placed in order, as early as possible, the first at 0."""
     position = 0
     for index, piece in enumerate(pieces):
         high = len(piece) if index == 0 else len(stored)
@@ -67,14 +67,14 @@ def _earliest_end(pieces: list[Ids], stored: Ids) -> int:
 
 
 def _latest_start(pieces: list[Ids], stored: Ids, is_tail: Callable[[Ids], bool]) -> int:
-    """Start of the first piece when all stand in order, as late as possible, the last one at the
-    end (but for a tail that `is_tail` accepts).
+    """Start of the first piece if all are placed in order, as late as possible, the last one at the
+    end (except for a tail that `is_tail` accepts).
     """
     position = len(stored)
     for index, piece in enumerate(reversed(pieces)):
         places = _places(piece, stored, 0, position, backwards=True)
         if index == 0:
-            # Earlier places have longer tails: where the last one is refused, all are.
+            # Earlier places have longer tails: if the last one is refused, all are.
             places = (p for p in list(islice(places, 1)) if is_tail(stored[p + len(piece) :]))
         place = next(iter(places), None)
         if place is None:
@@ -86,7 +86,7 @@ def _latest_start(pieces: list[Ids], stored: Ids, is_tail: Callable[[Ids], bool]
 def _places(
     piece: Ids, stored: Ids, low: int, high: int, *, backwards: bool = False
 ) -> Iterator[int]:
-    """Every index in stored[low:high] at which the whole piece stands, in order."""
+    """Every index in stored[low:high] at which the whole piece occurs, in order."""
     size = stored.itemsize
     needle = piece.astype(stored.dtype).tobytes()
     view = stored[low:high].tobytes()
@@ -95,7 +95,7 @@ def _places(
         found = view.rfind(needle, 0, end) if backwards else view.find(needle, start)
         if found < 0:
             return
-        # Bytes may match across the borders of two ids; that is no place.
+        # Bytes may match across the border of two ids; such a match does not count.
         if found % size == 0:
             yield low + found // size
         start, end = found + 1, found + len(needle) - 1

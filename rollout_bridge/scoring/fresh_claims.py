@@ -1,8 +1,8 @@
 """Claims of turns that can still train, for the loop of a stage (`rollout_bridge.worker`).
 
-Stands between the loop and the store. Every second it asks which turns can still train, lets go
-those that wait and cannot, and claims among the others; a stage that works for hints alone, too,
-gets the let go ones while it has nothing else to do. It knows no judge and no teacher.
+It sits between the loop and the store. Every second it checks which turns can still train, lets go
+of waiting ones that cannot, and claims from the others. A stage that can also work for the hint
+alone gets those it let go of while it has nothing else to do. It knows no judge and no teacher.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from records.types import TurnRecord
 from rollout_bridge.worker import ClaimStore
 
 LOOK_EVERY_S = 1.0
-"""Between two looks at what can still train."""
+"""Time between two checks of what can still train."""
 
 
 class FreshStore(ClaimStore, Protocol):
-    """What is needed of the store."""
+    """What is needed from the store."""
 
     async def claim(
         self,
@@ -39,12 +39,12 @@ class FreshStore(ClaimStore, Protocol):
 
 
 class FreshClaims:
-    """A `ClaimStore` that gives what can still train.
+    """A `ClaimStore` that gives out turns that can still train.
 
-    `latency_s` says how long a turn that is begun now takes until it is ready; None: it is asked
-    only what could not even train in the next step. `on_look` is told how many turns were let go,
-    and for how many seconds the oldest waits, None without any. A turn that waits for its hint
-    alone is given out only while half of `concurrency` stays free for what comes.
+    `latency_s` returns how long a turn that starts now takes until it is ready; None: only turns
+    that could not even train in the next step are let go of. `on_look` gets how many turns were let
+    go of, and for how many seconds the oldest has waited, None without any. A turn that only needs
+    its hint is given out only while half of `concurrency` stays free for new turns.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class FreshClaims:
         self._on_look(let_go, await self._store.waiting_for_s(state))
 
     async def extend_claims(self, owner: str, turn_ids: Sequence[str], ttl_s: float) -> object:
-        """As the store."""
+        """Same as the store's."""
         return await self._store.extend_claims(owner, turn_ids, ttl_s)
 
     async def release(self, owner: str, turn_ids: Sequence[str]) -> object:
-        """As the store."""
+        """Same as the store's."""
         return await self._store.release(owner, turn_ids)
 
     async def drop(self, owner: str, turn_id: str, reason: DropReason, detail: str = "") -> bool:
-        """As the store."""
+        """Same as the store's."""
         return await self._store.drop(owner, turn_id, reason, detail)

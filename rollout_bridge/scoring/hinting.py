@@ -1,13 +1,13 @@
 """The hinted prompt: a turn's own prompt, with a hint appended to its last user message.
 
-Other words get there in the same way, as if the user had said them (`with_words`).
+Other words are added in the same way, as if the user had said them (`with_words`).
 
-`hinted_messages` is the rule on messages (ALGORITHMS 1.6). `hinted_prompt_ids` carries it over to
-token ids: the teacher must read the STORED prompt, replaced in one contiguous span and nowhere
-else, because any other difference (stripped reasoning, re-serialised arguments, a date) would show
-up as advantage. Nothing is ever searched for by text: the span is located by aligning the stored
-ids with a fresh render of the same messages, and whatever does not align is dropped with a reason.
-It knows neither engines nor the store.
+`hinted_messages` is the rule on messages (ALGORITHMS 1.6). `hinted_prompt_ids` applies it to token
+ids: the teacher must read the STORED prompt, changed in one contiguous span and nowhere else,
+because any other difference (stripped reasoning, re-serialised arguments, a date) would show up as
+advantage. Nothing is ever searched for by text: the span is located by aligning the stored ids with
+a fresh render of the same messages, and whatever does not align is dropped with a reason. It knows
+neither engines nor the store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_FORCED_IDS = 64
 
 
 class HintingError(Exception):
-    """The hint cannot be placed; `reason` says under which name the turn is dropped."""
+    """The hint cannot be placed; the turn is dropped for `reason`."""
 
     def __init__(self, reason: DropReason, detail: str) -> None:
         super().__init__(f"{reason.value}: {detail}")
@@ -38,7 +38,7 @@ class HintingError(Exception):
 
 
 def as_requested(rendering: Rendering, sampling: Mapping[str, Any]) -> Rendering:
-    """`rendering` with the template's switch that a stored turn's request set.
+    """`rendering` with the template's switch as a stored turn's request set it.
 
     Raises HintingError if the template has no such switch.
     """
@@ -49,7 +49,7 @@ def as_requested(rendering: Rendering, sampling: Mapping[str, Any]) -> Rendering
 
 
 def last_user_index(messages: Sequence[Message]) -> int | None:
-    """Index of the last message with role user; tool results are none, whatever a template does."""
+    """Index of the last message with role user; tool results never count, whatever the template."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index]["role"] == "user":
             return index
@@ -86,9 +86,9 @@ def hinted_prompt_ids(
     """`stored_prompt_ids` [P] with the last user message's tokens replaced by the hinted message's.
 
     Returns int32 ids [P']; all of them before and after one contiguous span equal the stored ones.
-    Raises HintingError: `no_user_message`, `hinted_prompt_mismatch` (the stored ids are not what
-    these messages mean, or the place is not certain), `hinted_prompt_too_long` (P' > max_tokens);
-    and ValueError on an empty hint.
+    Raises HintingError: `no_user_message`, `hinted_prompt_mismatch` (the stored ids do not match
+    these messages, or the place is ambiguous), `hinted_prompt_too_long` (P' > max_tokens); and
+    ValueError for an empty hint.
     """
     if not hint.strip():
         raise ValueError("an empty hint would score the original prompt")
@@ -104,11 +104,11 @@ def with_words(
     words: str,
     max_tokens: int,
 ) -> tuple[list[Message], Ids]:
-    """The prompt as if the user had said `words`, too: behind the last user message, without any
-    header, on a line of their own where that message has several.
+    """The prompt as if the user had also said `words`: at the end of the last user message, without
+    a header, on a line of their own if that message has several.
 
     Returns the messages and int32 ids [P'], which differ from `stored_prompt_ids` [P] in that one
-    message. Raises as `hinted_prompt_ids`; ValueError on empty words.
+    message. Raises like `hinted_prompt_ids`; ValueError for empty words.
     """
     if not words.strip():
         raise ValueError("empty words would leave the prompt as it is")
@@ -131,7 +131,7 @@ def _changed_prompt_ids(
     stored_prompt_ids: Ids,
     max_tokens: int,
 ) -> Ids:
-    """The stored ids with the last user message's replaced by what they are in `changed`."""
+    """The stored ids with those of the last user message replaced by the ones from `changed`."""
     user_index = last_user_index(messages)
     if user_index is None:
         raise _no_user_message()
@@ -182,7 +182,7 @@ def _check_texts(before: str, after: str, content: str, hinted_content: str) -> 
 
 
 def _with_forced_tail(rendering: Rendering, fresh: Ids, hinted: Ids, stored: Ids) -> Ids:
-    """The hinted render, for stored ids that are the fresh render and perhaps a forced prefix."""
+    """The hinted render, if the stored ids are the fresh render and perhaps a forced prefix."""
     tail = stored[len(fresh) :]
     if not np.array_equal(stored[: len(fresh)], fresh) or not _may_be_forced(rendering, tail):
         raise _mismatch("the stored prompt is not what the template makes of its messages")
@@ -201,8 +201,8 @@ def _replace_message(
     stored: Ids,
     user_index: int,
 ) -> Ids:
-    """Stored ids with the user message's ids, as the fresh render has them, replaced by the hinted
-    render's.
+    """Stored ids with the user message's ids (those of the fresh render) replaced by those of the
+    hinted render.
     """
     start, end = _message_span(fresh, user_index)
     hinted_start, hinted_end = _message_span(hinted, user_index)
@@ -239,7 +239,7 @@ def _check_number_of_messages(rendering: Rendering, fresh: Ids, opener: int, sto
     if opener in rendering.control_ids and np.count_nonzero(stored == opener) != np.count_nonzero(
         fresh == opener
     ):
-        raise _mismatch("the stored prompt has another number of messages than the turn")
+        raise _mismatch("the stored prompt has a different number of messages than the turn")
 
 
 def _message_span(prompt: RenderedPrompt, index: int) -> tuple[int, int]:

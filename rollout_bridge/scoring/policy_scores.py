@@ -1,5 +1,5 @@
-"""How probable the policy finds a response that somebody else wrote: what stands in for rollout
-log-probs that a recording does not have, and says from which version on the turn ages.
+"""The policy's log-probs of a response that somebody else wrote. They stand in for the rollout
+log-probs that a recording lacks, and their version is the one from which the turn ages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ATTEMPTS = 3
 
 
 class PolicyEngine(Protocol):
-    """What is needed of the policy's engine client."""
+    """What is needed from the policy's engine client."""
 
     async def score(
         self, input_ids: Ids, start: int, *, routing_key: str | None = None
@@ -23,7 +23,7 @@ class PolicyEngine(Protocol):
 
 
 class PolicyScorer:
-    """Asks the policy's engine. Weights may change meanwhile: then it asks again."""
+    """Asks the policy's engine, and asks again if the weights changed meanwhile."""
 
     def __init__(self, engine: PolicyEngine) -> None:
         self._engine = engine
@@ -31,7 +31,7 @@ class PolicyScorer:
     async def score(self, turn: TurnRecord, ids: Ids) -> PolicyScore:
         """Log-probs [R] at temperature 1 of the turn's response, which `ids` end with.
 
-        Raises EngineError, and ServiceUnavailable while versions change faster than it can score.
+        Raises EngineError, and ServiceUnavailable if versions change faster than it can score.
         """
         start = len(ids) - len(turn.response_ids)
         version = await served_version(self._engine)
@@ -46,9 +46,9 @@ class PolicyScorer:
 
 async def served_version(engine: PolicyEngine) -> int:
     """The version that the policy's engine serves now. Raises EngineError, and ServiceUnavailable
-    for one whose weights have another kind of name.
+    if its label is not a number.
     """
     label = (await engine.model_info()).weight_version
     if label is None or not label.isdecimal():
-        raise ServiceUnavailable(f"the policy engine says no version number, but {label!r}")
+        raise ServiceUnavailable(f"the policy engine reports no version number, but {label!r}")
     return int(label)

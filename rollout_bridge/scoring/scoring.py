@@ -4,7 +4,7 @@ Takes turns that the judge gave hints, builds a hinted prompt as ids for each ca
 (hinting.py), and asks a frozen teacher (teachers.py) for its log-probs, at temperature 1, of hinted
 prompt ids ++ response ids: concatenated ids, never text (ALGORITHMS 1.6, 1.7). What does not fit
 exactly is dropped with a reason. Prompts of one session begin alike, so its turns are scored one
-after the other and on one server: each finds in the cache what the one before computed. Knows no
+after another and on one server: each finds in the cache what the one before computed. Knows no
 judge and no objective.
 """
 
@@ -59,7 +59,7 @@ _TOO_LONG = re.compile(r"context|too long|longer than|exceed", re.I)
 
 
 class ScoringStore(FreshStore, Protocol):
-    """What scoring needs of the store."""
+    """What scoring needs from the store."""
 
     async def commit_scores(
         self,
@@ -74,7 +74,7 @@ class ScoringStore(FreshStore, Protocol):
 
 
 class Resampler(Protocol):
-    """Puts a sample of the policy in a recorded turn's place."""
+    """Replaces a recorded turn with a sample of the policy."""
 
     async def process(self, owner: str, turn: TurnRecord) -> bool:
         """False if the claim was lost. Raises EngineError, changing nothing."""
@@ -83,7 +83,7 @@ class Resampler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HintedPrompt:
-    """A candidate's prompt; its hint is "" where a control left the hint out."""
+    """A candidate's prompt; its hint is "" if a control left the hint out."""
 
     candidate: int
     hint: str
@@ -93,12 +93,12 @@ class _HintedPrompt:
 class ScoringWorker:
     """Scores turns in state `scoring` until stopped.
 
-    `owner` names the claims: unique for each worker that runs at a time. `rewrite_hint` is for
+    `owner` names the claims: unique among the workers that run at a time. `rewrite_hint` is for
     controls: it returns the hint to score with instead, or None to score under the original prompt
-    (stored as the hint ""). `teacher` is the run's own; the worker opens those that the
-    configuration names beside it. Turns of recordings need `policy`, whose log-probs stand in for
-    those of whoever sampled them; with a `resampler` the policy answers their prompts anew instead.
-    Turns that by `freshness` can no longer train are dropped as stale before a teacher is asked.
+    (stored as the hint ""). `teacher` is the run's own; the worker opens the others that the
+    configuration names. Recorded turns need `policy`, whose log-probs stand in for those of whoever
+    sampled them; with a `resampler` the policy answers their prompts again instead. Turns that can
+    no longer train according to `freshness` are dropped as stale before a teacher is asked.
     """
 
     def __init__(
@@ -177,18 +177,18 @@ class ScoringWorker:
 
     async def _resample(self, turn: TurnRecord, resampler: Resampler) -> None:
         if not await resampler.process(self._owner, turn):
-            logger.warning("turn %s: the claim was lost, its sample is not kept", turn.turn_id)
+            logger.warning("turn %s: the claim was lost; its sample is not kept", turn.turn_id)
 
     async def _policy_score(self, turn: TurnRecord) -> PolicyScore:
         if self._policy is None:
             raise ServiceUnavailable("a recorded turn, and no policy engine to score it")
         ids = np.concatenate([turn.prompt_ids, turn.response_ids])
-        # As with the teacher: what turns of a session share is computed once.
+        # As with the teacher, what turns of a session share is computed once.
         async with self._sessions.setdefault(turn.session_id, asyncio.Lock()):
             try:
                 return await self._policy.score(turn, ids)
             except EngineProtocolError as error:
-                # The policy's fault, and not to be told as the teacher's.
+                # The policy's fault, which must not be reported as the teacher's.
                 raise HintingError(DropReason.ROLLOUT_LOGPROBS_INVALID, str(error)) from error
 
     async def _scores(self, turn: TurnRecord, teacher: FrozenTeacher) -> list[Score]:
@@ -201,7 +201,7 @@ class ScoringWorker:
         )
         if not is_asked:
             return [_unscored(turn, teacher.name, prompt) for prompt in prompts]
-        # One after the other: an engine computes what the prompts share only once that way.
+        # One after another, so that an engine computes what the prompts share only once.
         async with self._sessions.setdefault(turn.session_id, asyncio.Lock()):
             scores = [await _scored(turn, teacher, prompt) for prompt in prompts]
             if not self._is_checked(turn):
@@ -215,12 +215,12 @@ class ScoringWorker:
         return disagreeing(scores, plain.logprobs, self._config.least_fall)
 
     def _is_checked(self, turn: TurnRecord) -> bool:
-        """Whether the answer is the one that what followed speaks of, and its hint the judge's."""
+        """Whether the answer is the one that the next state is about, and its hint the judge's."""
         is_resampled = turn.recording is not None and turn.recording.kind is RecordingKind.RESAMPLED
         return bool(self._config.least_fall) and not is_resampled and self._rewrite_hint is None
 
     def _prompts(self, turn: TurnRecord, max_tokens: int) -> list[_HintedPrompt]:
-        """The prompts of the candidates that have a place. Raises HintingError if none has."""
+        """The prompts of the candidates that can be placed. Raises HintingError if none can."""
         assert turn.candidates, f"turn {turn.turn_id} is in scoring without a hint"
         prompts: dict[str, _HintedPrompt] = {}
         problems: list[HintingError] = []
@@ -264,12 +264,12 @@ class ScoringWorker:
         elif await self._store.commit_scores(self._owner, scores, tuple(turn.candidates), policy):
             self.metrics.count_scored(scores)
         else:
-            logger.warning("turn %s: the claim was lost, its scores are not kept", turn.turn_id)
+            logger.warning("turn %s: the claim was lost; its scores are not kept", turn.turn_id)
 
     async def _drop(self, turn: TurnRecord, reason: DropReason, detail: str) -> None:
         state = await self._store.let_go_of(self._owner, turn.turn_id, reason, detail)
         if state is None:
-            logger.warning("turn %s: the claim was lost, it is not dropped", turn.turn_id)
+            logger.warning("turn %s: the claim was lost; it is not dropped", turn.turn_id)
             return
         if state is TurnState.READY:
             self.metrics.hintless.labels(reason=reason.value).inc()
@@ -296,10 +296,10 @@ async def _scored(turn: TurnRecord, teacher: FrozenTeacher, prompt: _HintedPromp
 
 def disagreeing(scores: Sequence[Score], plain: Logprobs, least_fall: float) -> list[Score]:
     """The scores whose hint makes a token of the answer less likely by `least_fall` nats than it is
-    under `plain` [R], the same teacher's log-probs without a hint. Where the first of `scores` is
-    not among them, that which speaks most against the answer takes its place. A score that is no
-    good cannot be compared and stays: its turn is dropped for that. Raises HintingError where fewer
-    than half are left: votes that ask for such different things have not read the turn.
+    under `plain` [R], the same teacher's log-probs without a hint. If the first of `scores` is not
+    among them, the one with the largest fall takes its place. An invalid score cannot be compared
+    and stays: its turn is dropped for that. Raises HintingError if fewer than half are left: votes
+    that ask for such different things have not read the turn.
     """
     falls = [fall_of(plain, one.teacher_logprobs) for one in scores]
     places = places_left(falls, least_fall)
@@ -317,9 +317,9 @@ def disagreeing(scores: Sequence[Score], plain: Logprobs, least_fall: float) -> 
 
 
 def places_left(falls: Sequence[float | None], least: float) -> list[int]:
-    """Which of a turn's candidates are left, by `fall_of` of each: those of `least` nats, in their
-    order; if the first is not among them, that with the largest fall first, and those whose fall
-    cannot be said last. Empty where fewer than half are.
+    """Which of a turn's candidates are left, by `fall_of` of each: those with at least `least`
+    nats, in order. If the first is not among them, they are sorted by fall, largest first and
+    unknown last. Empty if fewer than half are left.
     """
     if 2 * _num_passing(falls, least) < len(falls):
         return []
@@ -342,8 +342,8 @@ def _passes(fall: float | None, least: float) -> bool:
 
 
 def fall_of(plain: Logprobs, hinted: Logprobs) -> float | None:
-    """By how many nats the hint lowers the log-prob of an answer's token [R], of the one that it
-    lowers most; None where they cannot be compared.
+    """By how many nats the hint lowers the log-prob of the answer's token [R] that it lowers most;
+    None if they cannot be compared.
     """
     if plain.shape != hinted.shape or not len(plain):
         return None
@@ -367,7 +367,7 @@ def _unscored(turn: TurnRecord, teacher: str, prompt: _HintedPrompt) -> Score:
 def fault_of(error: HintingError | EngineError) -> tuple[DropReason, str]:
     """Why what could not be built or scored is dropped.
 
-    Raises ServiceUnavailable where the teacher is at fault: then it may be scored later.
+    Raises ServiceUnavailable if the teacher is at fault: then it may be scored later.
     """
     if isinstance(error, HintingError):
         return error.reason, error.detail
@@ -384,7 +384,7 @@ def fault_of(error: HintingError | EngineError) -> tuple[DropReason, str]:
 
 def _problem(score: Score, num_response: int) -> tuple[DropReason, str] | None:
     """Why this score drops its turn, if it does: a bad log-prob drops the sample (ALGORITHMS
-    0.1), whichever candidate it is of.
+    0.1), whichever candidate has it.
     """
     if score.teacher_version == UNSCORED:
         return None
@@ -394,7 +394,7 @@ def _problem(score: Score, num_response: int) -> tuple[DropReason, str] | None:
 def scores_problem(
     teacher_logprobs: Logprobs, topk_logprobs: Logprobs | None, num_response: int
 ) -> tuple[DropReason, str] | None:
-    """As `check_scores`, of the log-probs [R] of a response and of the top-k [R, K] beside them."""
+    """`check_scores` for the log-probs [R] of a response and for its top-k log-probs [R, K]."""
     problem = check_scores(teacher_logprobs, num_response)
     if problem is None and topk_logprobs is not None:
         return check_scores(topk_logprobs.ravel(), topk_logprobs.size)

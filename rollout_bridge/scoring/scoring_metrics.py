@@ -1,6 +1,6 @@
-"""What teacher scoring came to, under the names of ALGORITHMS 1.8.
+"""Metrics of teacher scoring, under the names of ALGORITHMS 1.8.
 
-Prometheus names cannot hold a slash: `teacher/latency` is exposed as `teacher_latency_seconds`.
+Prometheus names cannot contain a slash: `teacher/latency` is exposed as `teacher_latency_seconds`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ScoringMetrics:
         )
         self.hintless = Counter(
             "teacher_hintless",
-            "Turns that continue with their reward alone, by why the hint was not used",
+            "Turns that continue with their reward alone, by the reason for dropping the hint",
             ["reason"],
             registry=self.registry,
         )

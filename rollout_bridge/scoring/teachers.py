@@ -1,4 +1,4 @@
-"""The teachers that engines serve: each has a name, and must stay what it was.
+"""The teachers that engines serve: each has a name, and must never change.
 
 A turn is routed to one of them by a key. Scores of two weight versions of a teacher are scores of
 two teachers, so a version that changes ends the stage. It knows neither turns nor the store.
@@ -26,7 +26,7 @@ class TeacherChanged(StageStopped):
 
 
 class Teacher(Protocol):
-    """What scoring needs of an engine client."""
+    """What scoring needs from an engine client."""
 
     async def score(
         self, input_ids: Ids, start: int, *, routing_key: str | None = None
@@ -34,12 +34,15 @@ class Teacher(Protocol):
     async def score_with_topk(
         self, input_ids: Ids, start: int, k: int, *, routing_key: str | None = None
     ) -> ScoredTokens: ...
+    async def score_tokens(
+        self, input_ids: Ids, start: int, token_ids: Ids, *, routing_key: str | None = None
+    ) -> Logprobs: ...
     async def model_info(self) -> ModelInfo: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherScores:
-    """Log-probs [R] under one prompt, top-k [R, K] if asked for, and the version that gave them."""
+    """Log-probs [R] under one prompt, top-k [R, K] if requested, and the version that gave them."""
 
     version: str
     logprobs: Logprobs
@@ -49,10 +52,10 @@ class TeacherScores:
 
 
 class FrozenTeacher:
-    """One teacher behind an engine.
+    """One teacher on an engine.
 
-    `expected_version` unset takes the first version that it reports, `context_length` unset the
-    length that it reports.
+    Without `expected_version`, the first version that it reports counts; without `context_length`,
+    the length that it reports.
     """
 
     def __init__(
@@ -80,9 +83,9 @@ class FrozenTeacher:
     async def score(
         self, prompt_ids: Ids, response_ids: Ids, *, routing_key: str | None = None
     ) -> TeacherScores:
-        """What it says of `response_ids` after `prompt_ids`. Raises EngineError, TeacherChanged.
+        """Its scores of `response_ids` after `prompt_ids`. Raises EngineError, TeacherChanged.
 
-        Scores with one `routing_key` are computed, behind SGLang's router, on one server.
+        SGLang's router sends requests with one `routing_key` to one server.
         """
         ids, start = np.concatenate([prompt_ids, response_ids]), len(prompt_ids)
         started = time.monotonic()
@@ -95,7 +98,7 @@ class FrozenTeacher:
                 logprobs = await self._client.score(ids, start, routing_key=routing_key)
                 scored = ScoredTokens(logprobs=logprobs)
         except ValueError as error:
-            # A policy can sample a row of its head that the tokenizer has no id for.
+            # A policy can sample an id of its head that the tokenizer does not have.
             raise EngineProtocolError(f"ids that cannot be scored: {error}") from error
         latency_s = time.monotonic() - started
         # Asked AFTER the scores: labels are never used twice, so an unchanged one means that no
@@ -109,8 +112,23 @@ class FrozenTeacher:
             latency_s=latency_s,
         )
 
+    async def score_tokens(
+        self, input_ids: Ids, start: int, token_ids: Ids, *, routing_key: str | None = None
+    ) -> Logprobs:
+        """Its log-probs of `token_ids` [R, K] at the positions from `start`. Raises EngineError,
+        TeacherChanged.
+        """
+        try:
+            found = await self._client.score_tokens(
+                input_ids, start, token_ids, routing_key=routing_key
+            )
+        except ValueError as error:
+            raise EngineProtocolError(f"ids that cannot be scored: {error}") from error
+        self._check_frozen(await self._client.model_info())
+        return found
+
     def _check_frozen(self, info: ModelInfo) -> str:
-        # An empty name would say that no engine scored.
+        # An empty name would mean that no engine scored.
         version = info.weight_version or "unnamed"
         if self._version is None:
             self._version = version
@@ -118,7 +136,7 @@ class FrozenTeacher:
             raise TeacherChanged(
                 f"{self.name}: the teacher must stay at weight version {self._version!r}, but "
                 f"reports {version!r}: start it again with its frozen weights, or "
-                "begin a new run"
+                "start a new run"
             )
         return self._version
 
@@ -126,7 +144,7 @@ class FrozenTeacher:
 class Teachers:
     """The run's own teacher, and the further ones that the configuration names.
 
-    The further ones are asked as the own one is: same timeouts, same vocabulary.
+    The further ones are asked in the same way: same timeouts, same vocabulary.
     """
 
     def __init__(self, own: Teacher, config: ScoringConfig) -> None:
@@ -153,10 +171,10 @@ class Teachers:
         }
 
     def of(self, key: str | None) -> FrozenTeacher | None:
-        """The teacher of turns with this key; None if there is none of this name."""
+        """The teacher of turns with this key; None if there is none with this name."""
         return self._by_name.get(self._default if key is None else key)
 
     async def close(self) -> None:
-        """Close the clients that were opened here; the own teacher's is the caller's."""
+        """Close the clients that were opened here; the run's own teacher belongs to the caller."""
         for client in self._opened.values():
             await client.close()

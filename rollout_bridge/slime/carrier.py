@@ -1,7 +1,7 @@
-"""What travels with a row of training data through slime, beside slime's own keys.
+"""What travels with a row of training data through slime, in addition to slime's own keys.
 
 slime passes a fixed list of keys from its rollout process to its trainer. Everything else that an
-objective needs of a turn (where its tokens stand in the row, the teacher's scores, reward,
+objective needs of a turn (the place of its tokens in the row, the teacher's scores, reward,
 temperature, version gap) travels as one object per row: the convert hook puts it under the key
 `prompt`, the advantage hook takes it out again. Arrays are shared with the samples, never copied.
 
@@ -32,7 +32,7 @@ from rollout_bridge.merging import PackedSequence, TurnSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnTraits:
-    """What turns are compared by; every rank of the trainer has those of the whole batch.
+    """The traits by which turns are compared; every trainer rank has those of the whole batch.
 
     `prompt_key` is equal for equal prompts of one scope, `num_tokens` are the response's.
     """
@@ -72,8 +72,8 @@ class BatchFacts:
 class CarriedTurn:
     """One turn: its place among `BatchFacts.turns`, tokens [start, end) of the row, its sample.
 
-    The sample holds only the teaching of the selected hint, and no routed experts: those have a key
-    of slime's own.
+    The sample has only the teaching of the selected hint, and no routed experts: slime has its own
+    key for them.
     """
 
     index: int
@@ -93,7 +93,7 @@ class RowCarrier:
 
     @property
     def prompt_length(self) -> int:
-        """P: the tokens before the first that trains; all but one in a row without turns."""
+        """P: the tokens before the first one that trains; all but one in a row without turns."""
         return self.turns[0].start if self.turns else self.num_tokens - 1
 
     @property
@@ -111,7 +111,7 @@ class RowCarrier:
     def rollout_logprobs(self) -> Logprobs:
         """[R] float32 as the engine reported them.
 
-        Where the mask is 0 nobody sampled; slime needs a number there and multiplies it by 0.
+        Where the mask is 0, nothing was sampled; slime needs a number there and multiplies it by 0.
         """
         values = np.zeros(self.response_length, dtype=np.float32)
         for turn in self.turns:
@@ -123,17 +123,17 @@ class RowCarrier:
 def build(
     samples: Sequence[ReadySample], rows: Sequence[PackedSequence], version_gaps: Sequence[int]
 ) -> list[RowCarrier]:
-    """A carrier for each of `rows`, which together hold every sample of one training step once;
+    """A carrier for each of `rows`, which together contain every sample of one training step once;
     rows without spans are allowed.
 
     `version_gaps` are updates between the sampling of each sample and this step. Raises ValueError
-    for a sample that is missing, there twice, or whose tokens are not those of its span.
+    for a sample that is missing, duplicated, or whose tokens are not those of its span.
     """
     placed = sorted(span.turn for row in rows for span in row.spans)
     if placed != list(range(len(samples))) or len(version_gaps) != len(samples):
         raise ValueError(
-            f"rows hold the samples {placed} and there are {len(version_gaps)} version gaps; "
-            f"each of the {len(samples)} samples must be there once, with one gap"
+            f"rows contain the samples {placed} and there are {len(version_gaps)} version gaps; "
+            f"each of the {len(samples)} samples must occur once, with one gap"
         )
     batch = BatchFacts(
         turns=tuple(_facts(sample) for sample in samples),
@@ -157,8 +157,8 @@ def build(
 def row_experts(samples: Sequence[ReadySample], row: PackedSequence) -> Experts | None:
     """The experts [T - 1, layers, topk] that a row's tokens were sent to; None if a turn has none.
 
-    Context goes the way it went for the last turn, every response the way it went when it was
-    sampled: entry t is of input token t, which the token t + 1 was sampled after.
+    Context has the experts of the last turn, each response those of when it was sampled. Entry t
+    belongs to input token t, after which token t + 1 was sampled.
     """
     found = [samples[span.turn].routed_experts for span in row.spans]
     if any(experts is None for experts in found):
@@ -169,7 +169,7 @@ def row_experts(samples: Sequence[ReadySample], row: PackedSequence) -> Experts 
         if experts.shape[1:] != merged.shape[1:]:
             raise ValueError(
                 f"turn {samples[span.turn].turn_id}: routed experts of {experts.shape[1:]} layers "
-                f"and experts per token beside {merged.shape[1:]}; one model serves a row"
+                f"and experts per token, next to {merged.shape[1:]}; one model serves a row"
             )
         merged[span.start - 1 : span.end - 1] = experts[span.start - 1 : span.end - 1]
     return merged
@@ -202,8 +202,8 @@ def _carried(
             f"turn {sample.turn_id}: tokens {span.start} to {span.end} of its row are not its "
             "response"
         )
-    # Scores of other hints and routing would only be carried to be thrown away.
-    # What turns are compared by travels once, in the facts of the batch.
+    # Scores of other hints and routing would not be used.
+    # The traits that turns are compared by travel once, in the facts of the batch.
     slim = replace(
         sample,
         teachings=sample.teachings[:1],

@@ -1,7 +1,7 @@
-"""Whether the slime of this process is one whose public contracts carry what is handed over.
+"""Whether the interfaces of this process's slime carry what is handed over.
 
-slime drops train-data keys that it does not know, silently, and its interfaces move. So what is
-relied on is looked up in the installed source, without importing it, and named where it is missing.
+slime silently drops train-data keys that it does not know, and its interfaces change. So the
+installed source is searched, without importing it, for what is relied on; missing parts are named.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RELIED_ON: Mapping[str, Iterable[str]] = {
 
 
 class UnknownSlimeError(RuntimeError):
-    """The installed slime lacks something that samples need on their way."""
+    """The installed slime lacks something that the hand-over of samples needs."""
 
 
 def check_slime() -> None:
@@ -56,7 +56,7 @@ def check_slime() -> None:
     ]
     if missing:
         raise UnknownSlimeError(
-            f"this slime is not one that the project works with: it lacks {', '.join(missing)}; "
+            f"this version of slime is not supported: it lacks {', '.join(missing)}; "
             f"use slime at {CHECKED_COMMIT}"
         )
 
@@ -70,7 +70,7 @@ def _absent(module: str, texts: Iterable[str]) -> list[str]:
 
 
 def _source(module: str) -> Path | None:
-    """Where a module's source lies; its parent packages are found, but only `slime` is imported."""
+    """Path of a module's source; its parent packages are found, but only `slime` is imported."""
     top, *below = module.split(".")
     spec = importlib.util.find_spec(top)
     if spec is None:

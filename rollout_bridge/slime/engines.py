@@ -1,4 +1,4 @@
-"""Where the engines of a slime job answer, for the proxy and the judge, which run outside of it.
+"""Addresses of a slime job's engines, for the proxy and the judge, which run outside of it.
 
 slime starts one router per model and knows their addresses only inside its rollout process.
 """
@@ -17,7 +17,7 @@ POLICY = "policy"
 def router_urls(args: Any) -> dict[str, str]:
     """Model name -> base URL of its router. slime's first model is the policy, whatever its name.
 
-    Empty where slime started no router (a job that only trains).
+    Empty if slime started no router (a job that only trains).
     """
     routers: dict[str, tuple[str, int]] = dict(getattr(args, "sglang_model_routers", None) or {})
     urls = {name: f"http://{ip}:{port}" for name, (ip, port) in routers.items()}

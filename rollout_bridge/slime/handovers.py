@@ -2,8 +2,8 @@
 
 A record is written when turns are handed over, before slime trains on them, and names its parent by
 the hash of its bytes. slime's own checkpoint then decides: the chain that ends at the record of its
-rollout is what the weights have seen, and what was handed over later was not trained. So it does
-not matter at which instruction a job died. It does not know slime.
+rollout is what the weights have seen, and whatever was handed over later was not trained. So it
+does not matter at which instruction a job died. It does not know slime.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Handover:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def policy_version(self, checkpoints: Path) -> PolicyVersion:
-        """As the store keeps it."""
+        """The form in which the store keeps it."""
         return PolicyVersion(
             version=self.version,
             parent_version=self.parent_version,
@@ -79,7 +79,7 @@ class HandoverLog:
         self.folder = run_folder / FOLDER
 
     def write(self, record: Handover) -> None:
-        """Durable on return. Raises FileExistsError for a version that is there already."""
+        """Durable on return. Raises FileExistsError if the version already exists."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(record.version)
         if path.exists():
@@ -103,8 +103,8 @@ class HandoverLog:
     def chain(self, rollout_id: int) -> list[Handover]:
         """The records that made the weights after `rollout_id` (-1: the start), oldest first.
 
-        [] where no record speaks of that rollout and none of an earlier one either: the weights
-        come from elsewhere. Raises HandoverError for a damaged or missing record.
+        [] if there is no record of that rollout or of an earlier one: the weights come from
+        elsewhere. Raises HandoverError for a damaged or missing record.
         """
         records = {record.version: record for record in map(_read, self.folder.glob("v*.json"))}
         tips = [record for record in records.values() if record.rollout_id == rollout_id]
@@ -134,16 +134,16 @@ class HandoverLog:
 
 
 async def weight_start_version(store: Store, run_folder: Path) -> int:
-    """What slime's `update_weight_start_version` must be for the next job of a run: the number that
-    it counts on from when it names weights, so that no two weights ever have one label.
+    """What slime's `update_weight_start_version` must be for the next job of a run: the number from
+    which it goes on numbering weights, so that no two weights ever have the same label.
     """
     return max(await store.highest_version(), HandoverLog(run_folder).highest_version())
 
 
 def step_versions(chain: Sequence[Handover]) -> list[int]:
-    """The versions that count as trained steps, oldest first, behind 0 for the start of the run.
+    """The versions that count as trained steps, oldest first, after 0 for the start of the run.
 
-    A start is no step: its weights are its parent's, or the start's, under a new name.
+    A start is not a step: its weights are its parent's, or the start's, under a new name.
     """
     return [0, *(record.version for record in chain if record.kind == "step")]
 

@@ -1,8 +1,8 @@
 """One background thread with an event loop that lives as long as slime's rollout process.
 
-slime calls plugins on its main thread, one call at a time, and its own work stands still meanwhile.
-The store is asynchronous and its leases must be kept alive between calls, so it lives here. Calls
-wait for their answer in short slices, so that signals reach the main thread.
+slime calls plugins on its main thread, one call at a time, and does nothing else meanwhile. The
+store is asynchronous and its leases must be kept alive between calls, so it lives here. Calls wait
+for their answer in short slices, so that signals reach the main thread.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class TurnHost:
         self._wait(self._resume(rollout_id))
 
     def next_batch(self, rollout_id: int) -> LeasedTurns:
-        """As `TurnSource.next_batch`."""
+        """See `TurnSource.next_batch`."""
         return self._wait(self._opened().next_batch(rollout_id))
 
     def checkpointed(self, rollout_id: int) -> None:
-        """As `TurnSource.checkpointed`; a store that does not answer is left to the background."""
+        """`TurnSource.checkpointed`; if the store does not answer, the background tries again."""
         future = self._submit(self._opened().checkpointed(rollout_id))
         try:
             self._result(future, _SAVE_WAIT_S)
         except (StoreUnavailable, TimeoutError) as error:
             logger.warning(
-                "the steps up to rollout %d are marked trained later, the store does not answer: "
-                "%s",
+                "the steps up to rollout %d will be marked trained later: the store does not "
+                "answer: %s",
                 rollout_id,
                 error or "no answer",
             )

@@ -1,6 +1,6 @@
-"""Steps that slime was given and no checkpoint holds yet: their leases, and when they end.
+"""Steps that slime was given but no checkpoint contains yet: their leases, and when they end.
 
-Each step has an owner of its own, so that a lease whose answer was lost can be given back alone.
+Each step has its own owner, so that a lease whose answer was lost can be given back alone.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class HeldSteps:
         return len(self._steps)
 
     def add(self, owner: str, step: Handover) -> None:
-        """A step that was handed over on leases of `owner`."""
+        """Add a step that was handed over on leases of `owner`."""
         self._steps[owner] = step
 
     async def extend(self) -> None:
-        """Mark what checkpoints contain, and hold all other leases for another `lease_ttl_s`, also
-        those past their deadline.
+        """Mark what checkpoints contain, and extend all other leases by `lease_ttl_s`, even those
+        past their deadline.
 
         Raises StoreConflict if another trainer took any.
         """
-        # Of a mark whose answer was lost the leases are gone: that is no other trainer's doing.
+        # If the answer to a mark was lost, its leases are gone, but no other trainer took them.
         await self._mark()
         async with self._lock:
             for owner, step in self._steps.items():
@@ -56,7 +56,7 @@ class HeldSteps:
                     )
 
     async def saved(self, rollout_id: int) -> None:
-        """slime says that it saved rollout `rollout_id`: mark its steps trained.
+        """slime has saved rollout `rollout_id`: mark its steps trained.
 
         Raises StoreUnavailable; `keep` tries again.
         """
@@ -73,7 +73,7 @@ class HeldSteps:
             try:
                 await self.extend()
             except StoreUnavailable as error:
-                logger.warning("leases are not extended, the store does not answer: %s", error)
+                logger.warning("leases are not extended: the store does not answer: %s", error)
 
     async def _mark(self) -> None:
         async with self._lock:
@@ -94,7 +94,7 @@ class HeldSteps:
 
 
 def _tracked_rollout(save_folder: Path) -> int:
-    """What Megatron writes down when all shards of an asynchronous checkpoint are there."""
+    """The iteration that Megatron records once an asynchronous checkpoint has all its shards."""
     try:
         return int((save_folder / "latest_checkpointed_iteration.txt").read_text())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""What the run's objective needs of a turn, where the objective itself is not known.
+"""What the run's objective needs of a turn, for code that does not know the objective itself.
 
-The launch writes it beside `hindsight_config` (trainer.slime.plan.sample_needs), and turns that
+The launch writes it next to `hindsight_config` (trainer.slime.plan.sample_needs), and turns that
 lack something are dropped when they are leased: a row that cannot train must not reach the trainer.
 """
 
@@ -23,19 +23,19 @@ class SampleNeeds(BaseModel):
     teacher: bool
     """The teacher's log-probs of the response."""
     reward: bool
-    """The reward acts: it can stand in for the teacher, or is all there is."""
+    """The reward is used: it can stand in for the teacher, or is all there is."""
     compared: bool
-    """A reward's advantage depends on more than the reward, so that 0 can teach."""
+    """A reward's advantage depends on more than the reward, so that a reward of 0 can teach."""
     top_k: int = Field(ge=0)
-    """The teacher's most probable tokens at each position."""
+    """How many of the teacher's likeliest tokens are needed at each position."""
     past_versions: int | None = Field(default=None, ge=0)
-    """Earlier answers to its prompt, of so many versions before; unset: none."""
+    """Earlier answers to its prompt, from at most this many versions before; unset: none."""
     first_answers: bool = False
-    """With `past_versions`: the first answers to its prompt, too."""
+    """With `past_versions`: also the first answers to its prompt."""
     compares_sessions: bool = False
-    """With `past_versions`: earlier sessions that began as its own did, in place of answers."""
+    """With `past_versions`: earlier sessions that began like its own, in place of answers."""
     outcome_reward: OutcomeReward | None = None
-    """How rewards are made of what sessions came to; unset: they are not."""
+    """How rewards are made from sessions' outcomes; unset: they are not."""
     outcome_wait_s: float = Field(default=0.0, ge=0)
     """With `outcome_reward`: how long a turn waits for it."""
 
@@ -53,7 +53,7 @@ class SampleNeeds(BaseModel):
 
     @property
     def outcomes(self) -> OutcomeRewards | None:
-        """How rewards are made of outcomes; None: they are not."""
+        """How rewards are made from outcomes; None: they are not."""
         if self.outcome_reward is None:
             return None
         return OutcomeRewards(

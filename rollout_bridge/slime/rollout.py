@@ -1,4 +1,4 @@
-"""The entry points that slime's rollout process loads by path; here alone slime is imported.
+"""The entry points that slime's rollout process loads by path; only this module imports slime.
 
     --rollout-function-path                     rollout_bridge.slime.rollout.generate_rollout
     --data-source-path                          rollout_bridge.slime.rollout.HindsightDataSource
@@ -6,11 +6,11 @@
     --custom-rollout-log-function-path          rollout_bridge.slime.rollout.log_rollout
 
 Live agents make the turns; a rollout is the next batch of them that is ready to train. One row of
-slime's batch is one merged sequence; what slime's own keys cannot carry of its turns travels in
-`prompt` (`slime_carrier`).
+slime's batch is one merged sequence; whatever slime's own keys cannot carry travels in `prompt`
+(`slime_carrier`).
 """
 
-# slime is a host beside the project, no dependency: most machines do not have it.
+# slime hosts this project and is not a dependency: most machines do not have it.
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ CARRIER = "hindsight_carrier"
 class HindsightDataSource:
     """slime's data source of a run: hands turns over, and follows slime's checkpoints.
 
-    Where slime was told of no run it is an empty source.
+    If slime was given no run, it is an empty source.
     """
 
     def __init__(self, args: Any) -> None:
-        """Raises SlimeConfigError or UnknownSlimeError for what would lose samples."""
+        """Raises SlimeConfigError or UnknownSlimeError if samples would be lost."""
         self._args = args
         self._host: TurnHost | None = None
         if not is_configured(args):
@@ -62,7 +62,7 @@ class HindsightDataSource:
         self._host = TurnHost(self._settings, needs_experts=shape is not None)
 
     def next_rows(self, rollout_id: int) -> tuple[list[TrainRow], dict[str, float]]:
-        """The rows of the next step, and what there is to say of them. As `TurnHost.next_batch`."""
+        """The rows of the next step, and metrics about them. See `TurnHost.next_batch`."""
         batch = self._running().next_batch(rollout_id)
         started = time.monotonic()
         rows = train_rows(
@@ -79,7 +79,7 @@ class HindsightDataSource:
         }
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """Nothing: turns leave the store as a step's batch, by `generate_rollout` alone."""
+        """Nothing: turns leave the store only as a step's batch, through `generate_rollout`."""
         if self._host is not None:
             raise RuntimeError(
                 "--rollout-function-path: set rollout_bridge.slime.rollout.generate_rollout; turns "
@@ -92,7 +92,7 @@ class HindsightDataSource:
         raise RuntimeError("turns come from the store; slime cannot add samples to it")
 
     def save(self, rollout_id: int) -> None:
-        """slime wrote its checkpoint of `rollout_id`: mark the turns of its steps trained."""
+        """slime has written its checkpoint of `rollout_id`: mark the turns of its steps trained."""
         self._running().checkpointed(rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
@@ -125,8 +125,8 @@ def generate_rollout(
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """The next batch of ready turns, one sample per merged row.
 
-    Without a configuration (args None) there is no run: the samples of `data_source` go through as
-    they are. Raises SlimeConfigError for another data source or an evaluation within a run.
+    Without a configuration (args None) there is no run: the samples of `data_source` pass through
+    unchanged. Raises SlimeConfigError for another data source or an evaluation within a run.
     """
     if args is None:
         groups = data_source.get_samples(1)
@@ -149,8 +149,8 @@ def generate_rollout(
 def convert_samples(args: Any, samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """slime's train data. All rows are one step: args.global_batch_size becomes their number.
 
-    `rollout_mask_sums` [rows] are policy tokens of the rollout that a row belongs to. Rows of this
-    project have their carriers in `prompt`; each is a rollout of its own.
+    `rollout_mask_sums` [rows] counts the policy tokens of the rollout that a row belongs to. Rows
+    of this project have their carriers in `prompt`; each is a rollout of its own.
     """
     rollout_ids = [
         sample.index if sample.rollout_id is None else sample.rollout_id for sample in samples
@@ -195,9 +195,9 @@ def log_rollout(
     rollout_extra_metrics: dict[str, Any] | None,
     rollout_time: float,
 ) -> bool:
-    """Log what was handed over, in place of slime's figures of its own generation.
+    """Log what was handed over, in place of slime's figures about its own generation.
 
-    slime's would all be there and mean nothing: no token was generated in this call.
+    slime's figures would mean nothing: no token was generated in this call.
     """
     metrics = {**(rollout_extra_metrics or {}), "perf/rollout_time": rollout_time}
     logger.info("rollout %d: %s", rollout_id, metrics)
@@ -220,7 +220,7 @@ def row_sample(row: TrainRow, index: int) -> Sample:
         response_length=carrier.response_length,
         loss_mask=carrier.loss_mask(),
         rollout_log_probs=carrier.rollout_logprobs().tolist(),
-        # For slime's eyes; objectives read each turn's own from the carrier.
+        # Only for slime; objectives read each turn's own reward from the carrier.
         reward=float(np.mean(known)) if known and len(known) == len(rewards) else float("nan"),
         status=Sample.Status.COMPLETED,
         weight_versions=sorted(

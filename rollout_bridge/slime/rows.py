@@ -1,6 +1,6 @@
-"""The rows that a step of slime trains on: merged turns, and padding where there are too few.
+"""The rows that a step of slime trains on: merged turns, and padding if there are too few.
 
-A row counts as its turns by what its carrier says of the batch. It knows no slime and no store.
+A row counts as its turns, because its carrier describes the batch. It knows no slime and no store.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TrainRow:
 
     @property
     def is_padding(self) -> bool:
-        """Whether no turn stands in it."""
+        """Whether it contains no turn."""
         return not self.carrier.turns
 
 
@@ -39,9 +39,9 @@ def train_rows(
     min_rows: int,
     experts_shape: tuple[int, int] | None = None,
 ) -> list[TrainRow]:
-    """Rows that together hold every sample once, a multiple of `min_rows` (1 if that is 0) of them.
+    """Rows that together contain every sample once; a multiple of `min_rows` (1 if that is 0).
 
-    Rows without turns are behind the others. With `experts_shape` (layers, experts per token) every
+    Rows without turns come after the others. With `experts_shape` (layers, experts per token) every
     row has its routed experts. Raises ValueError for a sample without them, or of another shape.
     """
     sequences = merge_turns(samples)
@@ -72,6 +72,6 @@ def _experts(
         found = "none" if experts is None else str(experts.shape[1:])
         raise ValueError(
             f"turn {samples[sequence.spans[-1].turn].turn_id}: routed experts of {shape} layers "
-            f"and experts per token are wanted for the replay, {found} are recorded"
+            f"and experts per token are needed for the replay, {found} are recorded"
         )
     return experts.astype(np.int32, copy=False)

@@ -1,7 +1,7 @@
-"""What the rollout side of slime is told: the run's configuration, and slime's own flags.
+"""Settings of slime's rollout side: the run's configuration, and slime's own flags.
 
 slime finds the run by `hindsight_config`, the path of RUN/config.toml, in its --custom-config-path.
-Flags that would lose samples silently are refused here, each with what to set instead.
+Flags that would silently lose samples are refused here, each with what to set instead.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class HandoverConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     max_wait_s: float = Field(default=120.0, gt=0)
-    """How long a step waits for a full batch. After it, the turns that are ready go as a smaller
-    one; if none is, one batch without turns lets a waiting weight update and checkpoint through.
+    """How long a step waits for a full batch. After that, the ready turns make a smaller one; if
+    there are none, one batch without turns lets a waiting weight update and checkpoint through.
     """
     poll_interval_s: float = Field(default=0.5, gt=0)
-    """Pause between two looks at the store."""
+    """Pause between two checks of the store."""
     store_patience_s: float = Field(default=1800.0, gt=0)
     """How long the store may stay unreachable before the job ends; it can be resumed."""
 
 
 class _TrainerKeys(BaseModel):
-    """Of the run's section [trainer], what its samples depend on."""
+    """The part of the run's section [trainer] that samples depend on."""
 
     rollout_batch_size: int
-    # Configurations of an earlier program lack them.
+    # Older configurations lack them.
     max_share: float = Share().most
     max_share_wait_s: float = Share().wait_s
     max_staleness: int
@@ -52,7 +52,7 @@ class _TrainerKeys(BaseModel):
 
     @property
     def staleness_bound(self) -> int:
-        """As `trainer.config.TrainerConfig.staleness_bound`."""
+        """See `trainer.config.TrainerConfig.staleness_bound`."""
         return 0 if self.schedule == "sync" else self.steps_off or self.max_staleness
 
 
@@ -67,8 +67,8 @@ class _RunKeys(BaseModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlimeSettings:
     """One run inside slime. `first_version` is the label of the weights that the job starts with;
-    a step of this layout takes a multiple of `min_rows` sequences. `hold_s`: for how long at most
-    generation is held from each batch until its weights are served; None: never.
+    a step of this layout takes a multiple of `min_rows` sequences. `hold_s`: the longest time that
+    generation is held after each batch until its weights are served; None: never.
     """
 
     run_folder: Path
@@ -87,7 +87,7 @@ class SlimeSettings:
 
 
 def is_configured(args: Any) -> bool:
-    """Whether slime was told of a run."""
+    """Whether slime was given a run."""
     return getattr(args, "hindsight_config", None) is not None
 
 
@@ -115,7 +115,7 @@ def read_settings(args: Any) -> SlimeSettings:
         hold_s=run.trainer.max_hold_s if run.trainer.schedule == "sync" else None,
         lease_ttl_s=run.trainer.lease_ttl_s,
         share=Share(most=run.trainer.max_share, wait_s=run.trainer.max_share_wait_s),
-        # slime counts on from this number before it first sends weights to the engines.
+        # slime continues to count from this number before it first sends weights to the engines.
         first_version=getattr(args, "update_weight_start_version", 0) + 1,
         needs=_read_needs(args),
         min_rows=min_rows(args),
@@ -125,10 +125,10 @@ def read_settings(args: Any) -> SlimeSettings:
 
 
 def min_rows(args: Any) -> int:
-    """Sequences that a step needs at least: one for each copy of the model and virtual stage.
+    """Fewest sequences of a step: one for each copy of the model and virtual stage.
 
     slime splits a step into as many micro-batches as there are copies, times the micro-batches of a
-    group where the pipeline is interleaved, and fails if there are fewer sequences.
+    group if the pipeline is interleaved, and fails if there are fewer sequences.
     """
     gpus = args.actor_num_nodes * args.actor_num_gpus_per_node
     pipeline = args.pipeline_model_parallel_size
@@ -145,7 +145,7 @@ def _read_needs(args: Any) -> SampleNeeds:
         return SampleNeeds.model_validate(getattr(args, "hindsight_needs", None))
     except ValidationError as error:
         raise SlimeConfigError(
-            "hindsight_needs: the file of --custom-config-path must say what the objective needs, "
+            "hindsight_needs: the file of --custom-config-path must list what the objective needs, "
             f"as `opd slime` writes it: {error.errors()[0]['msg']}"
         ) from None
 
@@ -170,8 +170,8 @@ def _check_flags(args: Any, batch_size: int) -> None:
     refused = (
         (
             not args.rollout_global_dataset,
-            "--disable-rollout-global-dataset: leave it out, or slime never tells this project of "
-            "its checkpoints and no sample is ever marked trained",
+            "--disable-rollout-global-dataset: leave it out, or slime never reports checkpoints "
+            "to this project and no sample is ever marked trained",
         ),
         (
             args.save is None or args.save_interval is None,

@@ -48,8 +48,8 @@ _CLOCK_SKEW_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedTurns:
-    """The turns of one step, and how many steps old each is. Without turns it only lets a weight
-    update and a checkpoint through.
+    """The turns of one step, and how many steps old each is. A batch without turns only lets a
+    weight update and a checkpoint through.
     """
 
     samples: list[ReadySample]
@@ -104,15 +104,15 @@ class TurnSource:
     async def resume(self, rollout_id: int) -> ReconcileReport:
         """Make the store equal to the weights after rollout `rollout_id` (-1: the start).
 
-        Turns handed over later are ready again. Raises SlimeConfigError where weight labels would
-        repeat, HandoverError where records and checkpoint do not fit, StoreUnavailable.
+        Turns handed over later are ready again. Raises SlimeConfigError if weight labels would
+        repeat, HandoverError if records and checkpoint do not match, StoreUnavailable.
         """
         first = self._settings.first_version
         folder = self._settings.run_folder
         used = await self._patiently(lambda: weight_start_version(self._store, folder))
         if first <= used:
             raise SlimeConfigError(
-                f"update_weight_start_version = {first - 1} would name new weights like old ones: "
+                f"update_weight_start_version = {first - 1} would repeat labels of older weights: "
                 f"set it to {used} in the file of --custom-config-path"
             )
         chain = await asyncio.to_thread(self._log.chain, rollout_id)
@@ -141,9 +141,9 @@ class TurnSource:
     async def next_batch(self, rollout_id: int) -> LeasedTurns:
         """The turns of rollout `rollout_id`: a full batch, or after `max_wait_s` a smaller one.
 
-        With nothing ready it waits on, but for one batch without turns where an earlier step may
-        wait to reach the engines and a checkpoint. Raises StoreUnavailable after
-        `store_patience_s`, StoreConflict where another trainer took leased turns, HandoverError for
+        With nothing ready it goes on waiting, except for one batch without turns if an earlier step
+        may still wait to reach the engines and a checkpoint. Raises StoreUnavailable after
+        `store_patience_s`, StoreConflict if another trainer took leased turns, HandoverError for
         weight labels that are not this job's.
         """
         # train.py asks for a batch once the engines have the weights of the one before it.
@@ -168,11 +168,11 @@ class TurnSource:
             self._hold.write(HoldOrder(version=self.version, why=why, since=now, until=until))
 
     def end_hold(self) -> None:
-        """Generation goes on."""
+        """Let generation go on."""
         self._hold.remove()
 
     async def checkpointed(self, rollout_id: int) -> None:
-        """slime's checkpoint of rollout `rollout_id` is there: mark its steps trained.
+        """slime's checkpoint of rollout `rollout_id` exists: mark its steps trained.
 
         Raises StoreUnavailable; `hold` tries again, and a new job's `resume` would do it too.
         """
@@ -181,12 +181,12 @@ class TurnSource:
     async def hold(self) -> None:
         """Keep what was handed over leased, and mark what checkpoints contain, until cancelled.
 
-        Raises StoreConflict where another trainer took leased turns.
+        Raises StoreConflict if another trainer took leased turns.
         """
         await self._held.keep()
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer of the store, which may be away for `store_patience_s`."""
+        """The answer of the store, which may be down for `store_patience_s`."""
         started = time.monotonic()
         while True:
             try:
@@ -214,7 +214,7 @@ class TurnSource:
             is_late = waited_s >= handover.max_wait_s
             try:
                 if silent_since is not None:
-                    # The attempt that broke off may have leased without our hearing of it.
+                    # The failed attempt may have leased turns although its answer was lost.
                     await self._store.release_leases(owner)
                 samples += await self._lease(owner, wanted - len(samples), is_late, tally)
             except StoreUnavailable as error:
@@ -229,12 +229,12 @@ class TurnSource:
                 return samples
             if waited_s >= next_word_s:
                 next_word_s = waited_s + handover.max_wait_s
-                logger.info("no ready turn for %.0f s; waiting on", waited_s)
+                logger.info("no ready turn for %.0f s; still waiting", waited_s)
             await asyncio.sleep(handover.poll_interval_s)
 
     def _update_may_wait(self) -> bool:
         """Whether the last step had turns: train_async.py updates the engines, and writes a
-        checkpoint, only after the batch after it has arrived. train.py (`sync`) has done both.
+        checkpoint, only after the next batch has arrived. train.py (`sync`) has already done both.
         """
         return self._settings.hold_s is None and bool(self._newest().turn_ids)
 
@@ -248,7 +248,7 @@ class TurnSource:
         ready = await self._store.ready_count(outcomes)
         if ready < (1 if is_late else wanted):
             return []
-        # A turn whose lease ran out while the store was away is still held by a step.
+        # A turn whose lease ran out while the store was down still belongs to a step.
         await self._held.extend()
         tally.expired += await self._store.expire_stale(
             oldest_allowed=oldest_allowed(self._steps, self._settings.max_staleness)
@@ -335,7 +335,7 @@ class TurnSource:
         tally: _Tally,
         waited_s: float,
     ) -> dict[str, float]:
-        """Of this batch; a mean over nothing is left out."""
+        """Metrics of this batch; a mean over nothing is left out."""
         metrics: dict[str, float] = {
             "handover/turns": len(samples),
             "handover/is_full": float(len(samples) == self._settings.batch_size),

@@ -58,6 +58,21 @@ async def test_as_many_top_logprobs_as_objectives_ask_for(client: EngineClient, 
     np.testing.assert_allclose(scored.logprobs, await client.score(ids, len(PROMPT)), atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1, 16, 40])
+async def test_given_tokens_are_scored_at_each_position(
+    client: EngineClient, reference, vocab_size: int, length: int
+) -> None:
+    ids = [(7 * i) % 190 for i in range(len(PROMPT) + length)]
+    generator = np.random.default_rng(length)
+    asked = generator.integers(0, vocab_size, size=(length, 6)).astype(np.int32)
+    asked[:, 1] = asked[:, 0]  # drawn twice
+    found = await client.score_tokens(ids, len(PROMPT), asked)
+    rows = reference(ids)[len(PROMPT) - 1 : -1]
+    np.testing.assert_allclose(found, np.take_along_axis(rows, asked, axis=1), atol=1e-3)
+    with pytest.raises(ValueError, match="positions"):
+        await client.score_tokens(ids, len(PROMPT), asked[1:])
+
+
 async def test_scoring_needs_context_and_a_token(client: EngineClient) -> None:
     for start in (0, -1, len(PROMPT)):
         with pytest.raises(ValueError, match="start"):

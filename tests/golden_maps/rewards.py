@@ -21,14 +21,15 @@ from opd.evaluation.figures.pass_at_k import pass_at_k
 from records.types import Vote
 from rollout_bridge.scoring.hinting import hinted_messages
 from tests.golden_maps.check import Case, Comparison, GoldenMap, Meta
+from trainer.objectives.normalise import normalise
 from trainer.rewards.groups import group_ids
 from trainer.rewards.grpo import grpo_advantages, grpo_passk_advantages
 from trainer.rewards.length import anchor_penalty, group_lambda, group_penalty, uniform_penalty
 from trainer.rewards.process_value import marginal_utilities
 from trainer.rewards.token_preserving import (
-    jointly_normalised_advantages,
     outcome_mask,
     process_mask,
+    returns,
     token_preserving_advantages,
 )
 
@@ -195,7 +196,10 @@ def process_rewards(case: Case, meta: Meta) -> Iterator[Comparison]:
     ours = {
         "outcome_mask": outcome_mask(mask_BT),
         "process_mask": process_mask(rewards_BT, mask_BT),
-        "naive_token_preserving_adv": jointly_normalised_advantages(rewards_BT, mask_BT),
+        # All token rewards normalised together: the variant to compare with.
+        "naive_token_preserving_adv": returns(
+            normalise(rewards_BT, mask_BT, epsilon=0.0).values, mask_BT
+        ),
         "separately_normalised_rewards": separate.rewards,
         "separately_normalised_adv": separate.advantages,
     }

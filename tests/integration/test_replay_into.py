@@ -152,7 +152,7 @@ async def test_recorded_turns_are_taken_up_when_no_live_turn_waits(tmp_path: Pat
         assert process.returncode == 130, output
         assert "9 of 9 turns" in output
         assert "votes on 6 turns" in output
-        assert "all turns are with the run" in output
+        assert "the run has all turns" in output
         assert "Traceback" not in output
         assert (await store.replay_status()).states[TurnState.JUDGING] == 9
 

@@ -18,6 +18,14 @@ from records.tables.models import Base
 from tests.records.new_store import new_store
 
 SERVER = "postgres@127.0.0.1:5432"
+_EMPTY = "; ".join(
+    [
+        # Without looking at foreign keys: the order of the tables would matter.
+        "SET session_replication_role = replica",
+        *(f"DELETE FROM {table}" for table in Base.metadata.tables),
+    ]
+)
+"""A fraction of what truncating takes, which writes a new file for each table and index."""
 
 
 class Clock:
@@ -57,6 +65,9 @@ def new_database() -> Iterator[str]:
 def server_url() -> Iterator[str]:
     """The PostgreSQL database of this test session; `config` empties it after each test."""
     with new_database() as url:
+        # No test of these pulls the plug, so no commit needs to wait for the disk.
+        name = make_url(url).database
+        asyncio.run(_execute(f"ALTER DATABASE {name} SET synchronous_commit = off"))
         yield url
 
 
@@ -68,8 +79,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreConf
         return
     url = request.getfixturevalue("server_url")
     yield StoreConfig(url=url)
-    tables = ", ".join(Base.metadata.tables)
-    asyncio.run(_execute(f"TRUNCATE {tables}", make_url(url).database or ""))
+    asyncio.run(_execute(_EMPTY, make_url(url).database or ""))
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

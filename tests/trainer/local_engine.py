@@ -122,6 +122,15 @@ class LocalEngine:
         answering = self.answering
         return own_logprobs(answering, answering.device)(input_ids)[start - 1 :]
 
+    async def score_tokens(
+        self, input_ids: np.ndarray, start: int, token_ids: np.ndarray, *, routing_key: str
+    ) -> np.ndarray:
+        self._call("score_tokens")
+        with torch.no_grad():
+            logits = self.answering.base_model(torch.from_numpy(input_ids)[None].long()).logits[0]
+        rows = logits.log_softmax(-1)[start - 1 : -1]
+        return rows.gather(-1, torch.from_numpy(token_ids).long()).numpy()
+
     async def generate(self, input_ids: np.ndarray, params: SamplingParams) -> Generation:
         self._call("generate")
         ids, policy = np.asarray(input_ids), self.answering

@@ -1,3 +1,3 @@
-"""A batch on its way to one loss: packed tokens, what is known of each turn, sums over all of them.
-It takes no step.
+"""A batch on its way to one loss: packed tokens, what is known about each turn, sums over all
+turns. It takes no step.
 """

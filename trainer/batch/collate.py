@@ -1,7 +1,7 @@
 """Merged sequences (`rollout_bridge.merging`) -> micro-batches of tensors.
 
-Context between the turns of a sequence is mask 0. Losses and the store are unknown here; of models
-only that they compute what rows begin with once.
+Context between the turns of a sequence is mask 0. Losses and the store are unknown here; about
+models it is only known that they compute a beginning that rows share once.
 
 Shapes: T tokens of a sequence; B rows, T padded tokens of a micro-batch. Element t of every array
 is about token t; the logit row t-1 scores it.
@@ -23,19 +23,19 @@ from rollout_bridge.merging import PackedSequence
 from trainer.model.shared_prefix import shared_length
 
 _MOST_COPIES = 4
-"""Times `max_tokens` that the rows of a group may hold keys and values of."""
+"""The rows of a group may have keys and values of this many times `max_tokens`."""
 _BEGINNING = 64
-"""Tokens; sequences that have them in common begin with the same system prompt."""
-# Truncating the distribution leaves the reported log-probs those of the full one; other changes
-# (penalties, temperature 0, biases) report something that no forward pass can be compared with.
+"""Sequences that share this many first tokens begin with the same system prompt."""
+# With a truncated distribution the reported log-probs are still those of the full one; with other
+# changes (penalties, temperature 0, biases) no forward pass can be compared with them.
 COMPARABLE_MODIFICATIONS = frozenset({"top_p", "top_k", "min_p"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Tensors of some sequences, padded on the right; all [B, T] but `sequences`.
+    """Tensors of some sequences, padded on the right; all [B, T] except `sequences`.
 
-    Padding needs no attention mask: attention is causal and nothing real stands to its right.
+    Padding needs no attention mask: attention is causal, and no real token is to its right.
     `temperatures_BT` is 1 outside the mask, `turn_ids_BT` is -1.
     """
 
@@ -65,9 +65,7 @@ class MicroBatch:
         return result
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
-        """The inverse: [R] or [R, K] of each turn in this micro-batch, out of [B, T] or
-        [B, T, K].
-        """
+        """The inverse: [R] or [R, K] of each turn in this micro-batch, from [B, T] or [B, T, K]."""
         return {
             span.turn: values[row, span.start : span.end]
             for row, sequence in enumerate(self.sequences)
@@ -78,9 +76,10 @@ class MicroBatch:
 def plan_micro_batches(
     sequences: Sequence[PackedSequence], max_tokens: int, *, shares: bool = False
 ) -> list[list[PackedSequence]]:
-    """Groups of at most `max_tokens` padded tokens, the longest first; a longer one stands alone.
-    With `shares` those that begin alike come together, and what a group begins with counts once:
-    each row has keys and values of it, so that a group has at most four times as many with them.
+    """Groups of at most `max_tokens` padded tokens, the longest first; a longer sequence gets its
+    own group. With `shares`, sequences that begin alike are grouped, and the shared beginning
+    counts once. Each row still has keys and values of it, so a group has at most four times
+    `max_tokens` with it counted in each row.
     """
     groups: list[list[PackedSequence]] = []
     shared = longest = 0
@@ -106,12 +105,12 @@ def plan_micro_batches(
 
 
 def _beginning(sequence: PackedSequence) -> bytes:
-    """Equal for sequences whose first tokens are: one agent's system prompt."""
+    """Equal for sequences whose first tokens are equal: one agent's system prompt."""
     return sequence.ids[:_BEGINNING].tobytes()
 
 
 def _shared(one: PackedSequence, other: PackedSequence) -> int:
-    """Leading tokens of both that are alike and before the state that scores a trained one."""
+    """How many leading tokens both share, before the state that scores a trained token."""
     return min(shared_prefix(one.ids, other.ids), one.spans[0].start - 1, other.spans[0].start - 1)
 
 
@@ -123,7 +122,7 @@ def build_micro_batch(
     shares: bool = False,
 ) -> MicroBatch:
     """Tensors for `sequences`; `temperatures` of the turns that their spans name default to 1.
-    `shares`: the model computes what they begin with once.
+    `shares`: the model computes their shared beginning once.
     """
     shape = (len(sequences), max(len(sequence.ids) for sequence in sequences))
     ids = np.zeros(shape, dtype=np.int64)
@@ -157,5 +156,5 @@ def comparable(sample: ReadySample) -> bool:
 
 
 def pad_rows(turns: Sequence[Tensor], fill: float) -> Tensor:
-    """[R] or [R, K] of each turn -> [S, Rmax] or [S, Rmax, K], one row a turn."""
+    """[R] or [R, K] of each turn -> [S, Rmax] or [S, Rmax, K], one row per turn."""
     return torch.nn.utils.rnn.pad_sequence(list(turns), batch_first=True, padding_value=fill)

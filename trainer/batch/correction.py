@@ -1,6 +1,6 @@
 """Rollout correction inside the trainer: weights and masks of turns, metrics of the batch.
 
-A row is a turn, so that no statistic crosses one. Weights of a turn depend on its own tokens, and
+A row is a turn, so no statistic crosses turns. A turn's weights depend on its own tokens, so
 micro-batches are corrected one by one; only a normalisation over the batch needs all of it first.
 
 Shapes: S turns, R tokens of the longest response.
@@ -40,7 +40,7 @@ class TurnCorrection:
 
 @dataclass(slots=True)
 class CorrectionRows:
-    """The log-probs that were compared, turn by turn, collected over a pass; `fresh` may be empty:
+    """The log-probs that were compared, turn by turn, collected over a pass; if `fresh` is empty,
     all are of the newest weights.
     """
 
@@ -82,7 +82,7 @@ class Correction:
         if not self.needs_whole_batch:
             return None
         if before is None:
-            raise ValueError("a normalisation over the batch needs a pass of the student before")
+            raise ValueError("a normalisation over the batch needs a pass of the student first")
         train = {turn: score.logprobs_sampled for turn, score in enumerate(before)}
         return self._turns(train, views)
 

@@ -1,5 +1,5 @@
-"""Turns beside earlier answers to their prompts: how often a prompt passes, and how long an answer
-to it may be.
+"""Turns together with earlier answers to their prompts: how often a prompt passes, and how long an
+answer to it may be.
 
 An answer passes if its reward is above 0. It knows no tokens and no options.
 """
@@ -24,7 +24,7 @@ from trainer.rewards.groups import group_ids, group_pass_rates
 from trainer.rewards.length import next_anchor
 
 ANCHOR_ANSWERS = 8
-"""Answers that a pass rate is taken of for an anchor."""
+"""Answers per pass rate that can set an anchor."""
 EASY_PASS_RATE = 0.5
 """A prompt that passes at least this often counts as easy in metrics."""
 _NO_STEP = -1
@@ -33,9 +33,9 @@ _NO_STEP = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFacts:
     """A turn as rewards compare it; `prompt_key` is equal for equal prompts of one scope, `length`
-    counts the tokens of the response. `start_kl`: the nats by which the policy gives the response
-    more than the frozen start does; None where nobody asked. `session_id` and `session` say what
-    its conversation is and came to.
+    counts the tokens of the response. `start_kl`: the response's log-prob under the policy minus
+    that under the frozen start, in nats; None if not asked for. `session_id` and `session` are its
+    conversation and the outcome and values of that.
     """
 
     reward: float | None
@@ -73,7 +73,7 @@ def reward_facts(
 
 
 def with_past(facts: Sequence[RewardFacts]) -> list[RewardFacts]:
-    """The turns, and behind them the earlier answers to their prompts, none of them twice."""
+    """The turns, followed by the earlier answers to their prompts, none of them twice."""
     batch = {one.turn_id for one in facts}
     answers: dict[Hashable, dict[str, PastAnswer]] = {}
     for one in facts:
@@ -95,12 +95,12 @@ def with_past(facts: Sequence[RewardFacts]) -> list[RewardFacts]:
 
 
 def pass_rates(facts: Sequence[RewardFacts]) -> Tensor:
-    """Of each turn's prompt, earlier answers among them [N]; NaN of a turn without a reward."""
+    """Of each turn's prompt, earlier answers included [N]; NaN for a turn without a reward."""
     return rates_among(with_past(facts))[: len(facts)]
 
 
 def rates_among(everything: Sequence[RewardFacts]) -> Tensor:
-    """The pass rate of each prompt among these alone [N]; NaN of a turn without a reward."""
+    """The pass rate of each prompt among only these [N]; NaN for a turn without a reward."""
     rewards = reward_tensor(everything)
     known = torch.isfinite(rewards)
     rates = torch.full_like(rewards, float("nan"))
@@ -111,7 +111,7 @@ def rates_among(everything: Sequence[RewardFacts]) -> Tensor:
 
 
 def reward_tensor(facts: Sequence[RewardFacts]) -> Tensor:
-    """Float64 [N]; NaN of a turn without a reward."""
+    """Float64 [N]; NaN for a turn without a reward."""
     values = [float("nan") if one.reward is None else one.reward for one in facts]
     return torch.tensor(values, dtype=torch.float64)
 
@@ -132,6 +132,6 @@ def prompt_anchor(first: Sequence[PastAnswer]) -> float | None:
 
 
 def _pooled(answers: Sequence[PastAnswer]) -> Iterator[list[PastAnswer]]:
-    """ANCHOR_ANSWERS each, in order; what is left at the end waits for more."""
+    """Groups of ANCHOR_ANSWERS, in order; a smaller rest waits for more answers."""
     for start in range(0, len(answers) - ANCHOR_ANSWERS + 1, ANCHOR_ANSWERS):
         yield list(answers[start : start + ANCHOR_ANSWERS])

@@ -1,4 +1,5 @@
-"""What rewards say of the turns of a batch: their advantages, and which turns a teacher may act on.
+"""What rewards say about the turns of a batch: their advantages, and which turns a teacher may act
+on.
 
 Turns are compared with each other and with earlier answers to their prompts, so this needs the
 whole batch; it needs no tokens.
@@ -12,6 +13,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from trainer.batch.process_rewards import process_advantages, utilities
 from trainer.batch.prompt_groups import (
     EASY_PASS_RATE,
     RewardFacts,
@@ -42,7 +44,7 @@ from trainer.rewards.length import (
 def reward_advantages(
     facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int = 0
 ) -> list[float]:
-    """The reward's advantage of each turn; a turn without a reward has none, which adds 0. `step`
+    """The reward's advantage of each turn; a turn without a reward has none and gets 0. `step`
     counts the steps before this one.
     """
     if "reward" not in options.needs:
@@ -67,6 +69,8 @@ def _of_known(facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int
         return reward_tensor(facts).tolist()
     if options.compares_sessions:
         return session_advantages(facts, divide_by_std=options.divide_by_std)
+    if options.values_turns:
+        return process_advantages(facts)
     everything = list(facts) if options.charges_kl else with_past(facts)
     rates = pass_rates(facts) if options.charges_kl else rates_among(everything)
     rewards = _less_length(everything, rates, options, step)
@@ -81,7 +85,7 @@ def _of_known(facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int
 
 
 def _start_kls(facts: Sequence[RewardFacts]) -> Tensor:
-    """The nats that rewards pay for [N]. Raises ValueError where nobody has measured them."""
+    """The nats that rewards are charged for [N]. Raises ValueError if they were not measured."""
     nats = [one.start_kl for one in facts if one.start_kl is not None]
     if len(nats) < len(facts):
         raise ValueError("reward_kl_coef needs log-probs of the start for every turn")
@@ -89,7 +93,7 @@ def _start_kls(facts: Sequence[RewardFacts]) -> Tensor:
 
 
 def _ahead(rewards: Tensor, groups: Tensor, *, divide_by_std: bool) -> Tensor:
-    """What pass@k rewards: the lead of each group's best; a turn alone has nobody to lead [N]."""
+    """What pass@k rewards [N]: the lead of each group's best; 0 for a turn alone in its group."""
     several = groups.bincount()[groups] > 1
     advantages = torch.zeros_like(rewards)
     if bool(several.any()):
@@ -105,8 +109,8 @@ def _ahead(rewards: Tensor, groups: Tensor, *, divide_by_std: bool) -> Tensor:
 def _less_length(
     facts: Sequence[RewardFacts], rates: Tensor, options: HindsightOpd, step: int
 ) -> Tensor:
-    """Rewards after what lengths take from them [N], of turns and the earlier answers behind them;
-    `rates` are the pass rates of their prompts. A reward above 0 is a right answer's.
+    """Rewards after length penalties [N], of turns and the earlier answers after them; `rates` are
+    the pass rates of their prompts. A reward above 0 means a right answer.
     """
     rewards = _best_of(facts, options.reward_best_of)
     if options.length_penalty == "none":
@@ -129,8 +133,8 @@ def _less_length(
 
 
 def _best_of(facts: Sequence[RewardFacts], k: int | None) -> Tensor:
-    """Rewards [N], where every k answers to a prompt share the best of theirs, those of the batch
-    first and then the newest; fewer than k answers keep their own.
+    """Rewards [N], where every k answers to a prompt share their best one, those of the batch first
+    and then the newest; fewer than k answers keep their own.
     """
     rewards = reward_tensor(facts)
     if k is None:
@@ -139,7 +143,7 @@ def _best_of(facts: Sequence[RewardFacts], k: int | None) -> Tensor:
     for place, one in enumerate(facts):
         prompts.setdefault(one.prompt_key, []).append(place)
     for places in prompts.values():
-        # Turns stand before the earlier answers, and these before still earlier ones.
+        # Turns come before the earlier answers, and these go from new to old.
         whole = places[: len(places) // k * k]
         if whole:
             rewards[whole] = pass_at_k_rewards(rewards[whole], k)
@@ -176,9 +180,8 @@ def _anchors(facts: Sequence[RewardFacts], options: HindsightOpd) -> Tensor:
 
 
 def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> dict[str, float]:
-    """`length/` metrics of a batch's responses. With rewards also by correctness and by difficulty,
-    and with a comparison among turns the share of the rewarded ones that had one to be compared
-    with.
+    """`length/` metrics of a batch's responses. With rewards also by correctness and by difficulty.
+    If turns are compared, also the share of the rewarded ones that had another to be compared with.
     """
     lengths = torch.tensor([one.length for one in facts])
     if "reward" not in options.needs:
@@ -190,6 +193,10 @@ def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> d
         others = known if options.charges_kl else with_past(known)
         if options.compares_sessions:
             metrics["reward/compared_frac"] = compared_share(known)
+        elif options.values_turns:
+            metrics["reward/utility_mean"] = _mean(
+                torch.tensor(utilities(known), dtype=torch.float64)
+            )
         elif options.reward_baseline != "none":
             metrics["reward/compared_frac"] = _compared(known, others, options.reward_baseline)
         if options.length_penalty == "group":
@@ -217,7 +224,7 @@ def _mean(values: Tensor) -> float:
 
 
 def _compared(facts: Sequence[RewardFacts], others: Sequence[RewardFacts], baseline: str) -> float:
-    """The share of `facts`, which `others` begin with, that are compared with any of these."""
+    """The share of `facts` compared with another of `others`, which begin with `facts`."""
     if not facts:
         return math.nan
     groups = group_ids([_group(one, baseline) for one in others])
@@ -226,7 +233,7 @@ def _compared(facts: Sequence[RewardFacts], others: Sequence[RewardFacts], basel
 
 def eligible_turns(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[bool]:
     """Turns that the teacher may act on: failed ones of prompts that rarely pass (ALGORITHMS 7.2),
-    all without `mix = replace`; none that teach nothing because they were cut off.
+    all without `mix = replace`; never those that teach nothing because they were cut off.
     """
     loud = [not silences(one, options) for one in facts]
     threshold = _threshold(options)

@@ -1,15 +1,15 @@
-"""What the trainer says of sampled tokens at the weights that sampled them (ALGORITHMS 6.9).
+"""The trainer's scores of sampled tokens at the weights that sampled them (ALGORITHMS 5.2, 6.9).
 
-The engine's log-probs of them differ from these by arithmetic alone, and those of the policy before
-the step by age alone.
+The engine's log-probs differ from these only by arithmetic, and those of the policy before the step
+only by age.
 
 Shapes: R tokens of a turn's response.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -40,38 +40,59 @@ def is_known(sample: ReadySample, older: Older) -> bool:
 
 
 @torch.no_grad()
-def sampling_logprobs(
+def by_sampling_weights(
     samples: Sequence[ReadySample],
     version_gaps: Sequence[int],
-    before: Sequence[TurnScores],
-    older: Older,
+    policy: LogprobModel,
+    older: Older | None,
+    read: Callable[[TurnScores], Tensor],
     *,
     max_tokens: int,
     device: torch.device | str,
+    draw: int = 0,
+    top_k: int = 0,
+    at_temperature: bool = True,
 ) -> list[Tensor]:
-    """Log-probs [R] of each turn at its sampling temperature and weights; those of the policy
-    `before` the step where these are the same (`version_gaps` 0).
+    """What `read` takes from each turn's scores [R, ...]. Each token is scored by the weights that
+    sampled it: those of `policy` if the turn's gap is 0, else those of a version that `older` has.
     """
-    found = [scores.logprobs_sampled.clone() for scores in before]
+    found: dict[int, Tensor] = {}
+    fresh = [index for index, gap in enumerate(version_gaps) if gap == 0]
     stale = [index for index, gap in enumerate(version_gaps) if gap > 0]
-    versions = {span.version for index in stale for span in samples[index].version_spans}
-    for version in sorted(versions):
-        among = [
-            index
-            for index in stale
-            if any(span.version == version for span in samples[index].version_spans)
-        ]
+    spans = {index: samples[index].version_spans for index in stale}
+    versions = sorted({span.version for parts in spans.values() for span in parts})
+    jobs: list[tuple[int | None, list[int]]] = [(None, fresh)] if fresh else []
+    jobs += [
+        (version, [index for index in stale if any(s.version == version for s in spans[index])])
+        for version in versions
+    ]
+    for version, among in jobs:
         chosen = [samples[index] for index in among]
-        temperatures = [one.temperature if comparable(one) else 1.0 for one in chosen]
+        temperatures = None
+        if at_temperature:
+            temperatures = [one.temperature if comparable(one) else 1.0 for one in chosen]
         batches = [
             build_micro_batch(group, device, temperatures)
             for group in plan_micro_batches(merge_turns(chosen), max_tokens)
         ]
-        with older.at(version) as model:
-            scores = score_batches(model, batches)
-        for index, one in zip(among, scores, strict=True):
-            for span in samples[index].version_spans:
+        with _weights(version, policy, older) as model:
+            scores = score_batches(model, batches, draw=draw, top_k=top_k)
+        for index, score in zip(among, scores, strict=True):
+            values = read(score)
+            if version is None:
+                found[index] = values
+                continue
+            kept = found.setdefault(index, torch.full_like(values, torch.nan))
+            for span in spans[index]:
                 if span.version == version:
-                    part = slice(span.start, span.end)
-                    found[index][part] = one.logprobs_sampled[part]
-    return found
+                    kept[span.start : span.end] = values[span.start : span.end]
+    return [found[index] for index in range(len(samples))]
+
+
+def _weights(
+    version: int | None, policy: LogprobModel, older: Older | None
+) -> AbstractContextManager[LogprobModel]:
+    if version is None:
+        return nullcontext(policy)
+    assert older is not None, "the updater of a run has it"
+    return older.at(version)

@@ -1,5 +1,5 @@
-"""Sessions beside earlier ones that began with the same prompt: each is one answer to a task, and
-all of its turns share its advantage. It knows no tokens.
+"""Sessions compared with earlier ones that began with the same prompt: each is one answer to a
+task, and all of its turns share its advantage. It knows no tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.rewards.groups import group_ids
 
 def session_advantages(facts: Sequence[RewardFacts], *, divide_by_std: bool) -> list[float]:
     """(o - mean) / (std + 1e-6) of each turn's session, among all sessions that began with the same
-    prompt, earlier ones among them, each counted once (ALGORITHMS 8.7). A session that is alone has
+    prompt, including earlier ones, each counted once (ALGORITHMS 8.7). A session that is alone gets
     0. Raises ValueError for a turn whose session has no outcome.
     """
     outcomes, starts = _sessions(facts)
@@ -31,7 +31,7 @@ def session_advantages(facts: Sequence[RewardFacts], *, divide_by_std: bool) -> 
 
 
 def compared_share(facts: Sequence[RewardFacts]) -> float:
-    """The share of turns whose session is compared with another one; NaN of no turns."""
+    """The share of turns whose session is compared with another one; NaN without turns."""
     outcomes, starts = _sessions(facts)
     if not facts:
         return math.nan
@@ -44,12 +44,12 @@ def compared_share(facts: Sequence[RewardFacts]) -> float:
 def _sessions(
     facts: Sequence[RewardFacts],
 ) -> tuple[dict[str, float], dict[str, Hashable]]:
-    """What each session came to, those of the batch first, and what it began with."""
+    """The outcome of each session, those of the batch first, and the prompt that it began with."""
     outcomes: dict[str, float] = {}
     starts: dict[str, Hashable] = {}
     for one in facts:
         if one.session.outcome is None:
-            raise ValueError(f"turn {one.turn_id}: nobody has said what its session came to")
+            raise ValueError(f"turn {one.turn_id}: its session has no outcome")
         outcomes[one.session_id] = one.session.outcome
         starts[one.session_id] = one.session.start or one.session_id
     for one in facts:

@@ -1,7 +1,14 @@
-"""Side samples: further tokens at every position of a response, drawn by the policy as it is now.
+"""Side samples: further tokens at every position of a response, scored by policy and teacher.
 
-They are drawn once, scored by the teacher and stored with the turn: a trainer that dies and comes
-back, with other weights perhaps, corrects for the weights that drew them (ALGORITHMS 5.2, 5.4).
+They are made once, when a turn is first leased, and stored with it (ALGORITHMS 5.2, 5.4):
+
+    drawn by the weights that sampled the turn, for the reverse KL
+    the likeliest tokens of these weights, where an engine teaches a finite cache
+    drawn by the teacher, for the forward KL
+
+A teacher in the trainer scores them here; `engine_tokens` asks an engine.
+
+Shapes: R tokens of a turn's response, K side samples per position.
 """
 
 from __future__ import annotations
@@ -13,61 +20,132 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from records.names import SideSource
 from records.types import Logprobs, ReadySample, SideSamples
-from rollout_bridge.merging import merge_turns
-from trainer.batch.collate import build_micro_batch, plan_micro_batches
+from trainer.batch.sampling_scores import Older, by_sampling_weights
 from trainer.batch.teach import TeachingPlan
-from trainer.batch.turn_scores import score_batches, score_responses
-from trainer.model.policy import Policy
+from trainer.batch.turn_scores import TurnScores, score_responses
+from trainer.model.token_states import LogprobModel
 
 
 def lacks_side_samples(sample: ReadySample, plan: TeachingPlan) -> bool:
-    """Whether the plan needs side samples that this turn has not, or has in another number."""
-    if plan.options.support != "samples" or not sample.teachings:
+    """Whether the plan needs side samples that this turn lacks, or has in another number or from
+    another source.
+    """
+    if plan.side_source is None or not sample.teachings:
         return False
     side = sample.side_samples
-    return side is None or side.ids.shape[-1] != plan.support_size
+    return (
+        side is None or side.ids.shape[-1] != plan.support_size or side.source != plan.side_source
+    )
 
 
 def with_side_samples(
-    samples: Sequence[ReadySample], policy: Policy, plan: TeachingPlan, version: int
+    samples: Sequence[ReadySample],
+    policy: LogprobModel,
+    plan: TeachingPlan,
+    version_gaps: Sequence[int] | None = None,
+    older: Older | None = None,
 ) -> list[ReadySample]:
-    """`samples` with side samples drawn under the policy's weights, which are those of `version`.
+    """`samples` with side samples. The teacher's scores are NaN where no model here teaches.
 
-    Raises ValueError for a plan without a teacher in the trainer.
+    `version_gaps` (steps since each was sampled) default to 0; if one is above, `older` has the
+    weights that sampled. Raises ValueError for a plan without side samples.
     """
-    if plan.model is None:
-        raise ValueError("side samples need a teacher in the trainer: set trainer.teacher.kind")
+    if plan.side_source is None:
+        raise ValueError(f"objective {plan.options.name!r} has no side samples")
     if not samples:
         return []
-    groups = plan_micro_batches(merge_turns(samples), plan.max_tokens)
-    batches = [build_micro_batch(group, plan.device) for group in groups]
-    drawn = score_batches(policy, batches, draw=plan.support_size)
-    ids = [score.drawn_ids for score in drawn if score.drawn_ids is not None]
-    teacher = score_responses(
+    if plan.side_source is SideSource.TEACHER:
+        own = teacher = _drawn_by_teacher(samples, plan)
+    else:
+        own = _by_sampling_weights(samples, policy, plan, version_gaps, older)
+        teacher = _scored_here(samples, own, plan)
+    return [
+        replace(
+            sample,
+            side_samples=SideSamples(
+                ids=ids.cpu().numpy().astype(np.int32),
+                rollout_logprobs=logprobs.float().cpu().numpy(),
+                # Infinite ones are not stored; NaN drops the turn before it trains.
+                teacher_logprobs=_finite_or_nan(scores),
+                policy_version=sample.version_spans[-1].version,
+                source=plan.side_source,
+            ),
+        )
+        for sample, (ids, logprobs), (_, scores) in zip(samples, own, teacher, strict=True)
+    ]
+
+
+def _by_sampling_weights(
+    samples: Sequence[ReadySample],
+    policy: LogprobModel,
+    plan: TeachingPlan,
+    version_gaps: Sequence[int] | None,
+    older: Older | None,
+) -> list[tuple[Tensor, Tensor]]:
+    size = plan.support_size
+    draws = plan.side_source is SideSource.POLICY
+    scores = by_sampling_weights(
+        samples,
+        [0] * len(samples) if version_gaps is None else version_gaps,
+        policy,
+        older,
+        lambda score: torch.stack([one.double() for one in _tokens(score, draws)], dim=-1),
+        max_tokens=plan.max_tokens,
+        device=plan.device,
+        draw=size if draws else 0,
+        top_k=0 if draws else size,
+        at_temperature=False,
+    )
+    # Ids are exact in float64: vocabularies have fewer than 2^53 tokens.
+    return [(one[..., 0].long(), one[..., 1]) for one in scores]
+
+
+def _tokens(score: TurnScores, draws: bool) -> tuple[Tensor, Tensor]:
+    """(ids, log-probs) [R, K] of what was drawn, or of the likeliest."""
+    found = (score.drawn_ids, score.drawn) if draws else (score.topk_ids, score.topk)
+    ids, logprobs = found
+    assert ids is not None
+    assert logprobs is not None
+    return ids, logprobs
+
+
+def _scored_here(
+    samples: Sequence[ReadySample], own: Sequence[tuple[Tensor, Tensor]], plan: TeachingPlan
+) -> list[tuple[Tensor, Tensor]]:
+    if plan.model is None:
+        return [(ids, torch.full_like(logprobs, torch.nan)) for ids, logprobs in own]
+    scores = score_responses(
         plan.model,
         [sample.teachings[0].hinted_prompt_ids for sample in samples],
         [sample.response_ids for sample in samples],
         max_tokens=plan.max_tokens,
         device=plan.device,
-        support_ids=ids,
+        support_ids=[ids for ids, _ in own],
     )
-    result = []
-    for sample, own, score in zip(samples, drawn, teacher, strict=True):
-        assert own.drawn_ids is not None
-        assert own.drawn is not None
+    found = []
+    for (ids, _), score in zip(own, scores, strict=True):
         assert score.support is not None
-        side = SideSamples(
-            ids=own.drawn_ids.cpu().numpy().astype(np.int32),
-            rollout_logprobs=own.drawn.cpu().numpy().astype(np.float32),
-            # Infinite ones are not stored; NaN drops the turn before it trains.
-            teacher_logprobs=_finite_or_nan(score.support),
-            policy_version=version,
-        )
-        result.append(replace(sample, side_samples=side))
-    return result
+        found.append((ids, score.support))
+    return found
+
+
+def _drawn_by_teacher(
+    samples: Sequence[ReadySample], plan: TeachingPlan
+) -> list[tuple[Tensor, Tensor]]:
+    assert plan.model is not None, "the objective needs a teacher in the trainer"
+    scores = score_responses(
+        plan.model,
+        [sample.teachings[0].hinted_prompt_ids for sample in samples],
+        [sample.response_ids for sample in samples],
+        max_tokens=plan.max_tokens,
+        device=plan.device,
+        draw=plan.support_size,
+    )
+    return [_tokens(score, draws=True) for score in scores]
 
 
 def _finite_or_nan(values: Tensor) -> Logprobs:
     found = torch.where(torch.isfinite(values), values, torch.nan)
-    return found.cpu().numpy().astype(np.float32)
+    return found.float().cpu().numpy()

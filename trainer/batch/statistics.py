@@ -89,7 +89,7 @@ class BatchTotals:
     `ranges` (smallest, largest) over tokens with a teacher, `advantages` [R] per turn, NaN where a
     token did not train, `gaps` (sum of |teacher - student|, number of tokens with a teacher) per
     turn, `unnormalised` as in `BatchStatistics`, `rejected_turns` those that rollout correction
-    took out whole.
+    rejected as a whole.
     """
 
     reduced: dict[str, float] = field(default_factory=dict)
@@ -183,7 +183,7 @@ PARTIAL = {
     "train_rollout_logprob_abs_diff": "rollout_comparable_frac",
     "opd/overlap_token_advantage": "opd/overlapping_frac",
 }
-"""Means over some of the tokens only, and the share of tokens that these are."""
+"""Means over some of the tokens only, and the share of these tokens."""
 
 
 def _means_over_some(reduced: dict[str, float]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The teacher's view of every turn of a batch: from engines' stored scores, or from a model here.
 
 It decides where a support's tokens come from and which hint candidate teaches (ALGORITHMS 3.4,
-3.5). Losses are unknown here; so is how turns are merged.
+3.5). It knows neither losses nor how turns are merged.
 
 Shapes: R tokens of a turn's response, K tokens per position, C hint candidates, V vocabulary.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from records.names import DropReason
+from records.names import DropReason, SideSource
 from records.types import ReadySample
 from trainer.batch.turn_scores import TurnScores, score_responses
 from trainer.model.token_states import LogprobModel
@@ -39,7 +39,7 @@ class TurnSupport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taught:
     """A teacher's view of one turn: log-probs [R] (NaN without a teacher), the support, which hint
-    candidate taught most of it (-1 without a teacher), and what was chosen where several could.
+    candidate taught most of it (-1 without a teacher), and the choice where several could teach.
     """
 
     logprobs: Tensor
@@ -70,29 +70,32 @@ def untaught(length: int, support_size: int, device: torch.device | str) -> Taug
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeachingPlan:
-    """How turns are taught: `model` is the teacher inside the trainer, None for engines' scores."""
+    """How turns are taught: `model` is the teacher inside the trainer, None for engines' scores.
+    `side_source` is the source of a support that is stored with its turn.
+    """
 
     options: ObjectiveOptions
     model: LogprobModel | None
     vocab_size: int
     max_tokens: int
     device: torch.device | str
+    side_source: SideSource | None = None
 
     @property
     def support_size(self) -> int:
-        """Tokens per position; a vocabulary smaller than asked for is taken whole."""
+        """Tokens per position, at most the whole vocabulary."""
         if self.options.support == "samples":
             return self.options.support_size
         return min(self.options.support_size, self.vocab_size)
 
 
 def unteachable(sample: ReadySample, plan: TeachingPlan) -> DropReason | None:
-    """Why a sample lacks what this plan needs of it; None if it can train."""
+    """What this plan needs and a sample lacks, as a drop reason; None if it can train."""
     wants_teacher = "teacher_scalar" in plan.options.needs
     if not wants_teacher or not has_teacher(sample, plan):
         if "reward" not in plan.options.needs or sample.reward is None:
             return DropReason.TEACHER_LOGPROBS_INVALID if wants_teacher else DropReason.NO_HINT
-        # ALGORITHMS 3.1, 3.2: without hint and without verdict there is nothing.
+        # ALGORITHMS 3.1, 3.2: without hint and without verdict there is nothing to train.
         is_neutral = sample.reward == 0 and not plan.options.compares_rewards
         return DropReason.NEUTRAL_REWARD if is_neutral else None
     if plan.model is None and plan.options.support == "teacher":
@@ -112,7 +115,7 @@ def has_teacher(sample: ReadySample, plan: TeachingPlan) -> bool:
 def teach(
     samples: Sequence[ReadySample], plan: TeachingPlan, student: Sequence[TurnScores] | None
 ) -> list[Taught]:
-    """What the teacher says of each sample; `student` are the scores before the step, with top-k
+    """The teacher's view of each sample; `student` are the scores before the step, with top-k
     tokens where the objective's support is made of them.
     """
     size = plan.support_size
@@ -131,6 +134,8 @@ def _from_engine(sample: ReadySample, plan: TeachingPlan) -> Taught:
     logprobs = torch.from_numpy(sample.teacher_logprobs).to(plan.device)
     if plan.options.support == "none":
         return Taught(logprobs=logprobs, support=None, candidate=0)
+    if plan.side_source is not None:
+        return Taught(logprobs=logprobs, support=_side_support(sample, plan), candidate=0)
     first = sample.teachings[0]
     if first.topk_ids is None or first.topk_logprobs is None:
         raise ValueError(f"turn {sample.turn_id} has no top-k scores of its teacher")
@@ -237,7 +242,7 @@ def _support(
 
 
 def _side_support(sample: ReadySample, plan: TeachingPlan) -> TurnSupport:
-    """The stored side samples: a finite cache, drawn by the policy that their version names."""
+    """The stored side samples: a finite cache."""
     side = sample.side_samples
     if side is None:
         raise ValueError(f"turn {sample.turn_id} has no side samples; draw them before the step")

@@ -57,7 +57,7 @@ def assemble(
     corrected = context.whole or context.correction.micro_batch(compared_BT, batch, views)
     weights = _spread_some(batch, {turn: one.weights for turn, one in corrected.items()})
     kept_BT = _spread_some(batch, {turn: one.mask for turn, one in corrected.items()})
-    # A token without a finite log-prob of the trainer is the objective's to count.
+    # The objective counts tokens without a finite log-prob of the trainer.
     kept_BT = torch.where(torch.isfinite(compared_BT), kept_BT, torch.ones_like(kept_BT))
     if traits.clip_anchor == "rollout":
         old_sampled_BT = torch.where(torch.isfinite(rollout_BT), rollout_BT, old_sampled_BT)
@@ -132,7 +132,7 @@ def _support(batch: MicroBatch, now: TokenLogprobs, views: Sequence[TurnView]) -
 
 
 def _spread_some(batch: MicroBatch, turns: Mapping[int, Tensor]) -> Tensor:
-    """As `MicroBatch.spread`, 0 elsewhere, for values of this micro-batch's turns alone."""
+    """Like `MicroBatch.spread`, 0 elsewhere, for values of only this micro-batch's turns."""
     result_BT = torch.zeros_like(batch.mask_BT)
     for row, sequence in enumerate(batch.sequences):
         for span in sequence.spans:

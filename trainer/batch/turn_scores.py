@@ -1,8 +1,8 @@
 """Scores of whole batches, turn by turn, without gradients: the policy before a step, a teacher.
 
-A row of a batch may hold several turns, and a turn's hinted prompt is another sequence than the one
-it was sampled in. Here everything is taken apart into one record a turn, which the objective's
-batch is put together from again (collate.MicroBatch.spread).
+A row of a batch may contain several turns, and a turn's hinted prompt is not the sequence that it
+was sampled in. Here everything is split into one record per turn. The objective's batch is put
+together from these again (collate.MicroBatch.spread).
 
 Shapes: R tokens of a turn's response, K tokens per position.
 """
@@ -24,7 +24,7 @@ from trainer.model.token_states import LogprobModel, TokenLogprobs, TokenRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnScores:
-    """One turn's detached log-probs [R], and what was asked for beside them [R, K]."""
+    """One turn's detached log-probs [R], and what else was asked for [R, K]."""
 
     logprobs: Tensor
     logprobs_sampled: Tensor
@@ -88,6 +88,7 @@ def score_responses(
     device: torch.device | str,
     support_ids: Sequence[Tensor] | None = None,
     top_k: int = 0,
+    draw: int = 0,
 ) -> list[TurnScores]:
     """Scores of each response after its own prompt, at temperature 1."""
     sequences = []
@@ -97,4 +98,4 @@ def score_responses(
         sequences.append(PackedSequence(ids=ids, spans=(span,)))
     groups = plan_micro_batches(sequences, max_tokens)
     batches = [build_micro_batch(group, device) for group in groups]
-    return score_batches(model, batches, support_ids=support_ids, top_k=top_k)
+    return score_batches(model, batches, support_ids=support_ids, top_k=top_k, draw=draw)

@@ -4,7 +4,7 @@
 
 The passes in brackets are made only where the objective, the correction or several epochs ask for
 them. Everything here is detached and per turn; nothing depends on how turns are merged into
-sequences or put into micro-batches. Pure but for the teacher's forward passes.
+sequences or put into micro-batches. Pure except for the teacher's forward passes.
 
 Shapes: R tokens of a turn's response, K tokens per position, C hint candidates.
 """
@@ -74,8 +74,8 @@ def view_turns(
 ) -> list[TurnView]:
     """A view of each sample, in order; `version_gaps` are steps between sampling and now,
     `hold_weight` is `trainer.lesson_hold_weight`, `step` counts the steps before this one.
-    `start_kls` are the nats of each sample that a reward pays for, `sampling` the policy at the
-    weights that sampled each, where somebody asked for it.
+    `start_kls` are the nats of each sample that a reward is charged for, `sampling` the policy at
+    the weights that sampled each, if asked for.
     """
     facts = reward_facts(samples, start_kls)
     views = [
@@ -103,8 +103,8 @@ def view_turn(
     options: ObjectiveOptions,
     hold_weight: float = 1.0,
 ) -> TurnView:
-    """The view of one turn, on the device of what the teacher says of it; `hold_weight` counts for
-    lessons that hold the policy to the start.
+    """The view of one turn, on the device of its teacher's scores; `hold_weight` applies to lessons
+    that hold the policy to the start.
     """
     like = taught.logprobs
     horizon = options.horizon if isinstance(options, TeacherReach) else None
@@ -136,8 +136,8 @@ def _opd_valid(taught: Taught, eligible: bool, horizon: int | None) -> Tensor:
 
 
 def hint_choice_metrics(views: Sequence[TurnView]) -> dict[str, float]:
-    """Of turns whose tokens chose among hints: tokens shared with the chosen one's top-k, and the
-    number of the chosen one, as means over tokens (ALGORITHMS 3.5); empty without any.
+    """For turns whose tokens chose among hints: tokens shared with the chosen hint's top-k, and the
+    chosen hint's index, as means over tokens (ALGORITHMS 3.5); empty without any.
     """
     choices = [view.choice for view in views if view.choice is not None]
     if not choices:

@@ -43,9 +43,9 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineNoise:
-    """|engine - trainer| over all tokens of the sequences, in nats; `spread` is what a token's
-    log-prob differs by when it is scored again, alone and beside others: mean and largest.
-    `sampled_max` is the largest gap of tokens that the engine sampled itself.
+    """|engine - trainer| over all tokens of the sequences, in nats; `spread` is how much a token's
+    log-prob differs when it is scored again, alone and with others: mean and largest. `sampled_max`
+    is the largest gap of tokens that the engine sampled itself.
     """
 
     mean_abs: float
@@ -77,7 +77,7 @@ class Calibration:
         return [
             f"engine {name}: the same tokens scored again differ by {one.spread_mean:.1e} nats "
             f"(at most {one.spread_max:.1e}), more than a tenth of a usual gap ({USUAL_GAP}): "
-            "smaller lessons than ten times that are dropped as noise; serve it in float32, or "
+            "lessons smaller than ten times that are dropped as noise; serve it in float32, or "
             "with deterministic kernels"
             for name, one in self.engines.items()
             if one.spread_mean > USUAL_GAP / 10
@@ -98,11 +98,12 @@ async def calibrate(
     bound: float,
 ) -> Calibration:
     """Score `sequences` (each at least 2 ids) with every engine, together, one by one and together
-    again, and with the trainer's own forward; and the log-probs of tokens that it samples.
+    again, and with the trainer's own forward pass. Also compare the log-probs of tokens that each
+    engine samples.
 
     Each engine comes with the function that gives the trainer's log-probs [T-1] of ids[1:] at the
-    weights that this engine serves. Raises CalibrationError that names the engine, the gap and the
-    place for a gap above `bound` or a log-prob that is not finite.
+    weights that this engine serves. Raises CalibrationError for a gap above `bound` or a log-prob
+    that is not finite; it names the engine, the gap and the place.
     """
     if not engines or not sequences:
         raise ValueError("calibration needs an engine and a sequence")

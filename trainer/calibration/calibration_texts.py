@@ -74,7 +74,7 @@ def conversation_sequences(rendering: Rendering) -> list[Ids]:
     """The conversations in the model's own format.
 
     A template that refuses system messages gets its conversation without one, one that ignores
-    tools gets calls alone, and one that cannot render those does without that conversation: such
+    tools gets only the calls, and one that cannot render those goes without that conversation: such
     models can be served too.
     """
     question, system, *exchange = (*CONVERSATIONS[0], *CONVERSATIONS[1])

@@ -1,8 +1,8 @@
 """Before training: a teacher that is the student itself must teach nothing (ALGORITHMS 7.7).
 
-The whole path of an update is walked on fixed sequences, without a step: supports, corrections,
-objective. Whatever misaligns student and teacher by a position, a temperature or a mask shows as a
-loss that is not zero. Knows no store and no engines.
+The whole path of an update runs on fixed sequences, without a step: supports, corrections,
+objective. If student and teacher differ by a position, a temperature or a mask, the loss is not
+zero. It knows no store and no engines.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from records.names import SideSource
 from records.types import Ids, ReadySample, Teaching, VersionSpan
 from trainer.batch.side_sampling import lacks_side_samples, with_side_samples
 from trainer.errors import DistillationOffError
@@ -24,16 +25,19 @@ SHARE_OF_PROMPT = 0.5
 def self_check(updater: Updater, sequences: Sequence[Ids], bound: float) -> float:
     """The larger of |loss| and mean |teacher - student| with the policy as teacher; weights stay.
 
-    Each sequence's second half is taken for a response. Raises DistillationOffError above `bound`
+    Each sequence's second half is taken as the response. Raises DistillationOffError above `bound`
     (nats).
     """
     options = updater.options
     if isinstance(options, HindsightOpd) and options.opd_coef == 0:
         return 0.0
-    plan = replace(updater.plan, model=updater.policy)
+    # A model in the trainer needs no tokens of the weights that sampled a turn: there is no age.
+    source = updater.plan.side_source
+    source = None if source is SideSource.POLICY_TOP else source
+    plan = replace(updater.plan, model=updater.policy, side_source=source)
     samples = [_sample(number, ids) for number, ids in enumerate(sequences) if len(ids) >= 4]
     if any(lacks_side_samples(sample, plan) for sample in samples):
-        samples = with_side_samples(samples, updater.policy, plan, 0)
+        samples = with_side_samples(samples, updater.policy, plan)
     total = updater.rehearse(samples, plan)
     gap = total.mean_gap
     worst = max(abs(total.reduced["opd/kl_loss"]), gap)

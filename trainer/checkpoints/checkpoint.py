@@ -3,9 +3,9 @@
     checkpoints/step_000000/   tokenizer files and the manifest of the start weights
     checkpoints/step_000007/   weights, optimizer.pt, rng.pt, tokenizer files and manifest.json
 
-Weights are a Hugging Face folder, or, of a run that trains adapters, the adapter alone as peft's
-folder. Earlier programs wrote merged weights and `adapter.pt` there, which are read as before.
-A checkpoint exists once its folder has its final name: everything in it was synced before. Old ones
+Weights are a Hugging Face folder, or, in a run that trains adapters, only the adapter as peft's
+folder. Earlier releases wrote merged weights and `adapter.pt` there, which can still be read. A
+checkpoint exists once its folder has its final name: everything in it was synced before. Old ones
 lose their weights but keep their manifest, which the chain needs. It knows no store and no engines.
 """
 
@@ -42,7 +42,8 @@ _OPTIMIZER, _RNG = "optimizer.pt", "rng.pt"
 _CONFIG = "config.json"
 _AVERAGE = "teacher_average.pt"
 _TEMPORARY = ".writing_"
-# What a model folder holds besides tokenizer files; everything else is copied from the start model.
+# What a model folder contains besides tokenizer files; everything else is copied from the start
+# model.
 _MODEL_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".md")
 _MODEL_FILES = frozenset(
     {
@@ -93,7 +94,7 @@ class Checkpoints:
         return str(folder.resolve()) if is_full else None
 
     def has_weights(self, version: int) -> bool:
-        """Whether a version's weights, or its adapter, are there: those of old ones were
+        """Whether a version's weights, or its adapter, are still there: those of old ones were
         deleted.
         """
         return version == 0 or any(self.folder(version).glob("*.safetensors"))
@@ -105,7 +106,7 @@ class Checkpoints:
         return f"{self.root.name}/{self.folder(manifest.version).name}"
 
     def open(self) -> list[Manifest]:
-        """The chain from version 0 to the newest intact checkpoint that a run can go on from;
+        """The chain from version 0 to the newest intact checkpoint that a run can resume from;
         creates version 0 if needed.
 
         Removes half-written folders. Raises CheckpointError for a run with another start model.
@@ -127,13 +128,13 @@ class Checkpoints:
                 chain = chain_to(known[version], known)
                 self.verify(known[version])
             except CheckpointError as error:
-                logger.warning("checkpoint of version %d is passed over: %s", version, error)
+                logger.warning("checkpoint of version %d is skipped: %s", version, error)
                 continue
             return chain
         raise CheckpointError(f"{self.root}: not even the start is intact")
 
     def highest_version(self) -> int:
-        """The largest version number that any folder here bears, intact or not."""
+        """The largest version number of any folder here, intact or not."""
         return max(int(path.name.removeprefix("step_")) for path in self.root.glob("step_*"))
 
     def verify(self, manifest: Manifest) -> None:
@@ -141,7 +142,7 @@ class Checkpoints:
         for name, entry in manifest.files.items():
             path = self.folder(manifest.version) / name
             if not path.is_file() or path.stat().st_size != entry.size:
-                raise CheckpointError(f"{path} is missing or cut")
+                raise CheckpointError(f"{path} is missing or truncated")
             if sha256(path) != entry.sha256:
                 raise CheckpointError(f"{path} has changed")
 
@@ -162,7 +163,7 @@ class Checkpoints:
     ) -> Manifest:
         """Write and sync the checkpoint of `version`; it exists when this returns, or not at all.
 
-        Without the optimiser's state it can be served, and no run goes on from it.
+        Without the optimiser's state it can be served, but no run can resume from it.
 
         Raises CheckpointError if the version has a folder already.
         """
@@ -203,7 +204,7 @@ class Checkpoints:
     def roll_back(self, version: int, *, parent: Manifest, new_version: int) -> Manifest:
         """Write `new_version`, a link after `parent` with the weights and optimiser of `version`.
 
-        Raises CheckpointError where `version` is no ancestor that a run can go on from, or its
+        Raises CheckpointError if `version` is not an ancestor that a run can resume from, or its
         files are gone or damaged.
         """
         if self.folder(new_version).exists():
@@ -259,7 +260,7 @@ class Checkpoints:
         `policy` has.
 
         Raises CheckpointError where an averaged teacher is wanted and the checkpoint has none, and
-        for an adapter of other settings.
+        for an adapter with other settings.
         """
         if manifest.version == 0:
             return
@@ -288,7 +289,7 @@ class Checkpoints:
     def prune(self, keep: Iterable[int]) -> list[int]:
         """Delete the weights of every version not in `keep`; manifests and version 0 stay."""
         kept = {self.folder(version).name for version in (*keep, 0)}
-        # The names are one look at the root; only folders that may have weights are opened.
+        # The names take one look at the root; only folders that may have weights are opened.
         names = {name for name in os.listdir(self.root) if name.startswith("step_")}
         pruned = []
         for name in sorted(names - kept - self._pruned):
@@ -352,7 +353,7 @@ class Checkpoints:
         fail_points.reach("checkpoint.named")
 
     def _link_tokenizer(self, folder: Path) -> dict[str, FileEntry]:
-        """The tokenizer files of version 0, by hard link where the file system has them."""
+        """The tokenizer files of version 0, by hard link where the file system supports it."""
         files = Manifest.read(self.folder(0)).files
         for name in files:
             _link(self.folder(0) / name, folder / name)
@@ -365,7 +366,7 @@ def can_go_on_from(manifest: Manifest) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """A hard link where the file system has them, else a copy."""
+    """A hard link where the file system supports it, else a copy."""
     try:
         os.link(source, target)
     except OSError:
@@ -380,8 +381,8 @@ def copy_tokenizer(model: str, folder: Path) -> None:
         from transformers import AutoTokenizer
 
         AutoTokenizer.from_pretrained(model).save_pretrained(folder)
-        # Further chat templates get a folder of their own; a checkpoint holds files only, and what
-        # is served is the default template, as with a local folder.
+        # Further chat templates get a folder of their own; a checkpoint has only files, and the
+        # default template is served, as with a local folder.
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

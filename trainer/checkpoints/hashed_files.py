@@ -1,7 +1,7 @@
 """Files of a checkpoint with their sizes and hashes, taken while they are written.
 
 What passes through `save` is never read again. Weights that a library writes by itself are hashed
-in a thread, from the page cache, while what follows them is written.
+in a thread, from the page cache, while the next files are written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HashedFiles:
         self._entries[name] = FileEntry(size=writer.size, sha256=writer.digest.hexdigest())
 
     def take(self, paths: Iterable[Path]) -> None:
-        """Files that are there already: sync and hash them in the thread."""
+        """Sync and hash, in the thread, files that are already there."""
         for path in paths:
             self._entries[path.name] = self._thread.submit(_entry, path)
 

@@ -23,7 +23,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """Size in bytes and hex SHA-256 of one file beside the manifest."""
+    """Size in bytes and hex SHA-256 of one file next to the manifest."""
 
     size: int
     sha256: str
@@ -34,9 +34,9 @@ class Manifest:
     """One version of the policy. Version 0 is the start: no parent, no turns, no files.
 
     `step` counts trained steps along the chain; `staleness` is aligned with `turn_ids`,
-    `lesson_staleness` with `lesson_ids`. So is `times` with `turn_ids`: 2 where the chain trained
-    the turn once before; empty where this is the first time of all. A step without lessons, or
-    without repeats, has the bytes that it had before there were any.
+    `lesson_staleness` with `lesson_ids`. `times` is also aligned with `turn_ids`: 2 if the chain
+    trained the turn once before; empty if it is the first time for all. A step without lessons, or
+    without repeats, has the same bytes as before these fields existed.
 
     `restores` makes it the link of a rollback: it has the weights and the optimiser's state of that
     ancestor, and trained nothing itself.
@@ -65,9 +65,9 @@ class Manifest:
         if len(self.lesson_ids) != len(self.lesson_staleness):
             raise ValueError("one staleness per lesson")
         if len(set(self.turn_ids)) != len(self.turn_ids):
-            raise ValueError(f"version {self.version}: a turn stands twice in one step")
+            raise ValueError(f"version {self.version}: a turn occurs twice in one step")
         if len(set(self.lesson_ids)) != len(self.lesson_ids):
-            raise ValueError(f"version {self.version}: a lesson stands twice in one step")
+            raise ValueError(f"version {self.version}: a lesson occurs twice in one step")
         if (self.parent_version is None) != (self.parent_hash is None):
             raise ValueError("parent version and parent hash belong together")
         if self.restores is not None and (self.turn_ids or self.lesson_ids):
@@ -109,7 +109,7 @@ class Manifest:
 
     @property
     def time_of(self) -> dict[str, int]:
-        """Id of each turn -> for which time the chain trained it."""
+        """Id of each turn -> how often the chain has trained it, this step included."""
         return dict(zip(self.turn_ids, self.times or (1,) * len(self.turn_ids), strict=True))
 
     def policy_version(self, checkpoint: str) -> PolicyVersion:

@@ -1,4 +1,4 @@
-"""The policy as it was at versions whose weights are kept, beside the one that trains."""
+"""The policy as it was at versions whose weights are kept, next to the one that trains."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from trainer.model.token_states import LogprobModel
 
 
 class OlderPolicies:
-    """One version at a time. With adapters the policy wears the older one meanwhile, so that the
-    base is held once; all weights are loaded a second time.
+    """One version at a time. With adapters, the policy uses the older one meanwhile, so that the
+    base is in memory once. Without, all weights are loaded a second time.
     """
 
     def __init__(self, config: TrainerConfig, checkpoints: Checkpoints, policy: Policy):

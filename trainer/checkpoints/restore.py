@@ -29,7 +29,7 @@ T = TypeVar("T")
 def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest) -> Updater:
     """The updater as it was when `manifest` was written, or new for version 0.
 
-    Raises StartupError for an unsupported model, or one that `trainer.memory_gb` does not hold.
+    Raises StartupError for an unsupported model, or one that does not fit in `trainer.memory_gb`.
     """
     map_large_blocks()
     torch.manual_seed(config.seed)
@@ -41,7 +41,7 @@ def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest)
     teacher = _teacher(config, checkpoints, policy, reference)
     config, longest = fitting(config, policy)
     older = None
-    if config.objective.needs_sampling_weights:
+    if config.asks_sampling_weights:
         older = OlderPolicies(config, checkpoints, policy)
     updater = Updater(policy, reference, config, teacher=teacher, longest=longest, older=older)
     average = teacher if isinstance(teacher, EmaTeacher) else None
@@ -52,7 +52,7 @@ def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest)
 def go_back(
     config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest, updater: Updater
 ) -> None:
-    """Load a checkpoint's weights and optimiser into an updater that is at work."""
+    """Load a checkpoint's weights and optimiser into a running updater."""
     if config.lora is None:
         weights = load_frozen(config, checkpoints.weights_path(manifest))
         updater.policy.base_model.load_state_dict(weights.base_model.state_dict())
@@ -63,7 +63,7 @@ def go_back(
 def _teacher(
     config: TrainerConfig, checkpoints: Checkpoints, policy: Policy, reference: StateModel | None
 ) -> LogprobModel | None:
-    """The model that teaches; the start weights are loaded once at most."""
+    """The model that teaches; the start weights are loaded at most once."""
     kind = config.teacher.kind
     if kind == "engine":
         return None
@@ -84,7 +84,7 @@ def _start(config: TrainerConfig, checkpoints: Checkpoints, policy: Policy) -> S
 
 
 def start_model(config: TrainerConfig, checkpoints: Checkpoints, updater: Updater) -> LogprobModel:
-    """The frozen start weights, loaded again only where nothing holds them."""
+    """The frozen start weights, loaded again only if they are not in memory."""
     if updater.reference is not None:
         return updater.reference
     if config.teacher.kind == "frozen" and updater.teacher is not None:
@@ -100,7 +100,7 @@ def load_start(config: TrainerConfig, checkpoints: Checkpoints) -> Policy:
 
 
 def load_frozen(config: TrainerConfig, path: str, base_dtype: HeldDtype = "float32") -> Policy:
-    """The weights in a folder, frozen; adapters are part of them there."""
+    """The weights in a folder, frozen; any adapters were merged into them."""
     return Policy.load(
         path,
         device=config.device,
@@ -128,6 +128,6 @@ def _load_policy(config: TrainerConfig, checkpoints: Checkpoints, manifest: Mani
 async def in_thread(
     thread: Executor, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Run on the one thread that touches models; the event loop goes on meanwhile."""
+    """Run on the one thread that touches models; the event loop keeps running."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(thread, lambda: function(*args, **kwargs))

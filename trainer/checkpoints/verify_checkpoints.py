@@ -1,4 +1,4 @@
-"""Whether a run's checkpoints and its store tell the same story. Reads; imports no torch."""
+"""Whether a run's checkpoints and its store agree. It only reads, and imports no torch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def checkpoint_problems(
     """What is wrong with the checkpoints in `folder`, a line each.
 
     `versions`, `trained` (turn id -> version) and `lessons` (lesson id -> version) are the store's.
-    With `may_lack_turns` turns and lessons of the manifests may be gone from it: deletion takes
-    them.
+    With `may_lack_turns`, turns and lessons of the manifests may be missing from it: deletion
+    removes them.
     """
     problems: list[str] = []
     known: dict[int, Manifest] = {}
@@ -45,9 +45,9 @@ def checkpoint_problems(
     for manifest in chain[1:]:
         row = versions.get(manifest.version)
         if row is None:
-            problems.append(f"version {manifest.version} has a checkpoint and is not in the store")
+            problems.append(f"version {manifest.version} has a checkpoint but is not in the store")
         elif row.manifest_hash != manifest.hash:
-            problems.append(f"version {manifest.version}: the store knows another manifest")
+            problems.append(f"version {manifest.version}: the store has another manifest")
     turns = {turn_id: link.version for link in chain for turn_id in link.turn_ids}
     rehearsed = {lesson_id: link.version for link in chain for lesson_id in link.lesson_ids}
     last = chain[-1].version
@@ -62,7 +62,7 @@ def _file_problems(folder: Path, manifest: Manifest) -> list[str]:
     for name, entry in manifest.files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != entry.size:
-            problems.append(f"{path} is missing or cut")
+            problems.append(f"{path} is missing or truncated")
             continue
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
@@ -93,7 +93,7 @@ def _trained_problems(
     )
     if extra:
         problems.append(
-            f"{len(extra)} {what} are trained in the store and in no manifest: {extra[0]}, ...; "
-            "the trainer puts this right when it starts"
+            f"{len(extra)} {what} are trained in the store but in no manifest: {extra[0]}, ...; "
+            "the trainer corrects this when it starts"
         )
     return problems

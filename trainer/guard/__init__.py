@@ -1,4 +1,4 @@
-"""What the run's own canaries say of each version, as the trainer needs it: whether it may go on.
+"""What the run's own canaries say about each version, for the trainer: whether it may go on.
 
 It samples and judges nothing.
 """

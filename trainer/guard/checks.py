@@ -1,7 +1,7 @@
 """RUN/guard.jsonl: a line for each version that was checked, the start (version 0) first.
 
-Whoever checks writes it; the trainer takes no step from a version that has no line yet, and status
-and pages show the newest one.
+The guard writes it. The trainer takes no step from a version that has no line yet, and status and
+pages show the newest one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ FILE = "guard.jsonl"
 
 
 class Checked(BaseModel):
-    """What a version did with the canaries. `passed` of `asked` answers did what their canary
-    wants; of `undecided` ones the judge or the user's function did not say. `kl` is the mean of
-    log pi - log pi_start per token of the answers, `surprise` that of -log pi (an estimate of the
+    """A version's results on the canaries. `passed` of `asked` answers did what their canary wants;
+    on `undecided` ones the judge or the user's function did not decide. `kl` is the mean of log pi
+    - log pi_start per token of the answers, `surprise` that of -log pi (an estimate of the
     entropy), both in nats. `tokens` is the mean length of an answer, `repeated` the share of its
-    sequences of four tokens that it has already. None: no answer could be measured. `breaches` say
-    which limits were broken.
+    four-token sequences that repeat an earlier one. None: no answer could be measured. `breaches`
+    names the limits that were broken.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,13 +36,13 @@ class Checked(BaseModel):
     surprise: float | None
     repeated: float | None
     failed: dict[str, int] = {}
-    """Answers that failed, by canary; those without any have no entry."""
+    """Answers that failed, by canary; canaries without any have no entry."""
     breaches: list[str] = []
     took_s: float = 0.0
 
 
 def read_checks(folder: Path) -> list[Checked]:
-    """All lines, oldest first; a last one that a killed process left unfinished is none."""
+    """All lines, oldest first; an unfinished last line of a killed process is left out."""
     path = folder / FILE
     if not path.exists():
         return []
@@ -57,8 +57,8 @@ def last_check(folder: Path) -> Checked | None:
 
 
 def add_check(folder: Path, row: Checked) -> None:
-    """Write a line; it is in the file when this returns. What a killed process left unfinished is
-    ended first, so that the line stands alone.
+    """Write a line; it is in the file when this returns. An unfinished line of a killed process is
+    ended first, so that the new one stands alone.
     """
     path = folder / FILE
     with path.open("ab+") as file:

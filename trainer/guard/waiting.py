@@ -24,8 +24,8 @@ class CheckWait:
         self._said = 0.0
 
     def awaits(self, version: int) -> bool:
-        """Whether `version` is still to pass its check; the start needs none. While that is so it
-        is said every minute.
+        """Whether `version` has yet to be checked; the start needs no check. While it waits, this
+        is logged every minute.
         """
         if not self._is_on or version == 0 or self._is_checked(version):
             self._since = None

@@ -1,7 +1,7 @@
 """Weights that never change, held in bfloat16 and computed with in float32.
 
-A matrix is raised to float32 for the one product that needs it, forward and again backward: what is
-kept for the backward pass is the matrix in bfloat16, which is there anyway. So the log-probs are
+A matrix is converted to float32 for the one product that needs it, forward and again backward: only
+the bfloat16 matrix, which is there anyway, is kept for the backward pass. So the log-probs are
 those of a model that holds the same, rounded values in float32. Under autocast its own rules apply.
 
 It knows no adapters. The matrices may be mapped from the file that they were loaded from.
@@ -60,7 +60,7 @@ def hold_in_bfloat16(model: nn.Module) -> nn.Module:
     model.requires_grad_(False)
     layers = [module for module in model.modules() if _kind(module) is not None]
     held = {id(module.weight) for module in layers}
-    # A tensor that something else uses as well must be what that expects.
+    # A tensor that something else uses as well must have the type that it expects.
     held -= {
         id(tensor)
         for module in model.modules()
@@ -86,7 +86,7 @@ def _kind(module: nn.Module) -> type[FrozenLinear] | type[FrozenEmbedding] | Non
 
 
 def say_float32(folder: Path) -> None:
-    """Let the configuration of a saved model name the precision in which it is to be loaded.
+    """Make the configuration of a saved model name the precision to load it in.
 
     transformers writes that of the first tensor, which may be a frozen one.
     """

@@ -1,9 +1,9 @@
-"""The C library's heap, told to give back what is freed.
+"""Make the C library's heap give back what is freed.
 
-A step allocates and frees tensors of some MiB by the thousand, between small things that stay. By
-default glibc puts both into one heap, whose free pieces then fit nothing: two steps of
-SmolLM2-135M on 2,048 tokens grew it to 5.9 GB (docs/models.md). Mapped each by
-itself, tensors leave no gaps, and their memory is the system's again at once.
+A step allocates and frees thousands of tensors of a few MiB, between small objects that stay. By
+default glibc puts both into one heap, whose free pieces then fit nothing: two steps of SmolLM2-135M
+on 2,048 tokens grew it to 5.9 GB (docs/models.md). Mapped separately, tensors leave no gaps, and
+their memory returns to the system at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TUNABLES = "GLIBC_TUNABLES"
 
 
 def map_large_blocks() -> bool:
-    """Let every allocation from 1 MiB on be mapped by itself; whether this C library can."""
+    """Map every allocation from 1 MiB on separately; returns whether this C library can."""
     if not sys.platform.startswith("linux"):
         return False
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -27,7 +27,7 @@ def map_large_blocks() -> bool:
 
 
 def give_back() -> None:
-    """Let go of what is free in the heap: of tensors below 1 MiB, which short passes have."""
+    """Release free heap memory: that of tensors below 1 MiB, which short passes have."""
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -35,8 +35,8 @@ def give_back() -> None:
 
 
 def heap_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a process must be started with so that mapped blocks come in large pages, which halves
-    the time that mapping takes; glibc reads it at no later time.
+    """The environment a process must start with so that mapped blocks use large pages, which halves
+    the time that mapping takes; glibc reads it only at start.
     """
     given = environment.get(_TUNABLES)
     return {_TUNABLES: _HUGE_PAGES if not given else f"{given}:{_HUGE_PAGES}"}

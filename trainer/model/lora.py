@@ -1,8 +1,8 @@
 """Low-rank adapters with peft: adding them, their folders, and full weights that contain them.
 
 A folder is peft's own (`adapter_config.json`, `adapter_model.safetensors`), which peft and engines
-load. Where full weights are wanted, they are computed aside (base + product of the adapter), so
-that the base weights of the run never change and no rounding adds up over steps.
+load. Where full weights are wanted, they are computed separately (base + product of the adapter),
+so that the base weights of the run never change and no rounding adds up over steps.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from trainer.errors import CheckpointError
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OLDER_ADAPTER = "adapter.pt"
-"""What earlier programs wrote beside merged weights."""
+"""What earlier releases wrote next to merged weights."""
 _NAME = "default"
-"""peft's, of a model's one adapter."""
+"""peft's name for a model's only adapter."""
 _BASE_DTYPE = "base_dtype"
 _ADAPTER_MARK = ".lora_"
 _BASE_MARK = ".base_layer"
@@ -35,11 +35,11 @@ _BASE_MARK = ".base_layer"
 
 @contextmanager
 def known_warnings() -> Iterator[None]:
-    """Without what peft warns of whenever it adds adapters, to no purpose here."""
+    """Suppress warnings that peft gives whenever it adds adapters and that do not apply here."""
     with warnings.catch_warnings():
         # It asks the model for an attribute under its former name.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-        # Of experts: it asks for two names, of which a family has one.
+        # With experts it asks for two names, of which a family has one.
         warnings.filterwarnings("ignore", r"The following \w+_pattern keys", RuntimeWarning)
         yield
 
@@ -92,7 +92,7 @@ def adapter_state(base_model: nn.Module) -> dict[str, Tensor]:
 
 def save_adapter(model: Any, folder: Path, base: str) -> None:
     """Write the adapters of `model` (peft's) as a folder; `base`: the model that they belong to.
-    The file's metadata say whether it was held in bfloat16 (`trainer.base_dtype`).
+    The file's metadata say whether that was held in bfloat16 (`trainer.base_dtype`).
     """
     from peft import get_peft_model_state_dict
 
@@ -111,8 +111,8 @@ def belongs_to_rounded_base(folder: Path) -> bool:
 
 
 def save_older_as_adapter(model: Any, checkpoint: Path, folder: Path, base: str) -> None:
-    """Write the adapters that an earlier program's checkpoint has beside merged weights as a folder
-    like that of `save_adapter`; `model` has adapters of the same settings.
+    """Write the adapters that an earlier release's checkpoint has next to merged weights as a
+    folder like that of `save_adapter`; `model` has adapters of the same settings.
     """
     state = torch.load(checkpoint / OLDER_ADAPTER, map_location="cpu", weights_only=True)
     tensors = {
@@ -132,9 +132,9 @@ def _save_config(model: Any, folder: Path, base: str) -> None:
 
 
 def load_adapter(model: Any, folder: Path) -> None:
-    """Put what `save_adapter` wrote back into a model with adapters of the same settings.
+    """Load what `save_adapter` wrote into a model with adapters of the same settings.
 
-    Raises CheckpointError, one line, for an adapter of other settings or of another model.
+    Raises CheckpointError, one line, for an adapter with other settings or of another model.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
@@ -143,7 +143,7 @@ def load_adapter(model: Any, folder: Path) -> None:
     for key, name in (("r", "rank"), ("lora_alpha", "alpha")):
         if stored.get(key) != getattr(config, key):
             raise CheckpointError(
-                f"{folder}: its adapter has {name} {stored.get(key)}, and trainer.lora.{name} is "
+                f"{folder}: its adapter has {name} {stored.get(key)}, but trainer.lora.{name} is "
                 f"{getattr(config, key)}: set that back"
             )
     state = load_file(folder / ADAPTER_WEIGHTS)
@@ -152,15 +152,15 @@ def load_adapter(model: Any, folder: Path) -> None:
     wrong |= own.keys() ^ state.keys()
     if wrong:
         raise CheckpointError(
-            f"{folder}: its adapter is not of this model and trainer.lora.target_modules: "
+            f"{folder}: its adapter does not fit this model and trainer.lora.target_modules: "
             f"{len(wrong)} tensors differ, {min(wrong)} first"
         )
     set_peft_model_state_dict(model, state)
 
 
 def load_older_state(base_model: nn.Module, file: Path, device: torch.device) -> None:
-    """Put back the file that checkpoints had beside merged weights. Raises CheckpointError if the
-    names differ.
+    """Load the file that older checkpoints have next to merged weights. Raises CheckpointError if
+    the names differ.
     """
     state = torch.load(file, map_location=device, weights_only=True)
     own = adapter_state(base_model)

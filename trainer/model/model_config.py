@@ -1,8 +1,8 @@
 """What a model's own `config.json` says, read without transformers.
 
-transformers brings torch, 150 MB and seconds, and the endpoint, the judge and the command that
-starts them want two numbers and a name. A value that the file leaves to its class's defaults is
-asked of transformers.
+transformers imports torch, which takes 150 MB and seconds, but the endpoint, the judge and the
+command that starts them need two numbers and a name. A value that the file leaves to its class's
+defaults comes from transformers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def config_value(model: str, key: str) -> Any:
-    """`key` of a model, a local folder or a hub id; of its text part where it has several; None if
-    the model does not say it.
+    """`key` of a model, a local folder or a hub id; from its text part if it has several parts;
+    None if the model does not have it.
 
     Raises OSError or ValueError for a model that cannot be read.
     """
@@ -61,8 +61,8 @@ def has_experts(model: str) -> bool:
 
 
 def context_length(model: str, *, is_served_here: bool) -> int | None:
-    """Most tokens of a text, None if the model does not say it: by embedded engines, those that
-    they compute rightly. Raises as `config_value`.
+    """Most tokens of a text, None if the model does not state it; for embedded engines, as many as
+    they compute correctly. Raises as `config_value`.
     """
     length = config_value(model, "max_position_embeddings")
     if not isinstance(length, int) or not is_served_here:
@@ -74,7 +74,7 @@ def context_length(model: str, *, is_served_here: bool) -> int | None:
 
 def model_vocab_size(model: str) -> int:
     """Rows of the model's head. Often more than its tokenizer has ids: a policy can sample those
-    too, and later prompts then hold them. Raises ConfigError for a model that does not say it.
+    too, and later prompts then contain them. Raises ConfigError for a model that does not state it.
     """
     size = config_value(model, "vocab_size")
     if not isinstance(size, int):
@@ -83,9 +83,7 @@ def model_vocab_size(model: str) -> int:
 
 
 def held_dtype(model: str, wanted: Literal["auto"] | HeldDtype) -> HeldDtype:
-    """What frozen weights of a model are held in (`trainer.base_dtype`). Raises as
-    `config_value`.
-    """
+    """Precision of a model's frozen weights (`trainer.base_dtype`). Raises as `config_value`."""
     if wanted != "auto":
         return wanted
     stated = config_value(model, "dtype") or config_value(model, "torch_dtype")
@@ -93,7 +91,8 @@ def held_dtype(model: str, wanted: Literal["auto"] | HeldDtype) -> HeldDtype:
 
 
 def stated_values(model: str) -> dict[str, Any]:
-    """What a model's `config.json` says, without its class's defaults; nothing where there is none.
+    """What a model's `config.json` says, without its class's defaults; empty if there is no such
+    file.
 
     Raises OSError or ValueError for a model that cannot be read.
     """
@@ -116,8 +115,8 @@ def _of_the_hub(model: str) -> Path:
 
 
 def recomputes(config: TrainerConfig, hidden_size: int | None) -> bool:
-    """Whether layers are computed again for their gradients: as configured, else unless the model
-    is small.
+    """Whether layers are computed again for their gradients: as configured; if unset, unless the
+    model is small.
     """
     if config.gradient_checkpointing is not None:
         return config.gradient_checkpointing

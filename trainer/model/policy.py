@@ -1,7 +1,7 @@
 """The model that learns, and the frozen start it is held to: token log-probs from a causal LM.
 
-Log-probs are computed only for policy tokens, from hidden states (token_states.py). Knows no loss,
-no samples' meaning and no files beyond loading.
+Log-probs are computed only for policy tokens, from hidden states (token_states.py). It knows no
+loss, no meaning of samples, and no files except for loading.
 
 Shapes: B rows, T tokens, N policy tokens, H hidden size.
 """
@@ -31,9 +31,9 @@ _PROBE_TOLERANCE = 1e-3
 
 
 class Policy:
-    """A causal LM whose forward pass may run in bfloat16; dropout is always off. What trains is
-    float32, what is frozen may be held in bfloat16. It `recomputes` layers for their gradients, and
-    `shares_prefixes`, what rows begin with, where its model can.
+    """A causal LM whose forward pass may run in bfloat16; dropout is always off. Trained weights
+    are float32, frozen ones may be bfloat16. `recomputes`: layers are computed again for their
+    gradients. `shares_prefixes`: the beginning that rows share is computed once, if its model can.
     """
 
     def __init__(self, model: nn.Module, *, dtype: str, chunk_tokens: int):
@@ -65,8 +65,8 @@ class Policy:
     ) -> Policy:
         """Load a Hugging Face folder or hub id; with `lora`, freeze it and add adapters.
 
-        With `base_dtype` bfloat16 the weights are frozen and held in that; with `recompute`
-        gradients compute every layer again.
+        With `base_dtype` bfloat16 the weights are frozen and held in it; with `recompute`, every
+        layer is computed again for gradients.
 
         Raises StartupError for a model whose head is not a plain linear layer on hidden states.
         """
@@ -86,11 +86,11 @@ class Policy:
         return policy
 
     def recompute_layers(self) -> None:
-        """Keep each layer's input alone for the backward pass, which computes the rest again."""
+        """Keep only each layer's input for the backward pass, which computes the rest again."""
         self.recomputes = bool(recompute_layers(self._decoder))
         if not self.recomputes:
             logger.warning(
-                "%s: no decoder layer is known that can be computed again; "
+                "%s: no known decoder layer can be computed again; "
                 "trainer.gradient_checkpointing saves no memory",
                 type(self.base_model).__name__,
             )
@@ -106,7 +106,7 @@ class Policy:
         return int(self.base_model.get_input_embeddings().weight.shape[0])
 
     def freeze(self) -> Policy:
-        """No parameter of it trains."""
+        """Let no parameter train."""
         self.model.requires_grad_(False)
         return self
 
@@ -140,7 +140,7 @@ class Policy:
         wanted_BT = mask_BT > 0
         if bool(wanted_BT[:, 0].any()):
             raise ValueError("the first token of a sequence has no log-prob")
-        # Of a longer text, positions mean something else than of its beginning alone.
+        # In a longer text, positions mean something else than in its beginning alone.
         is_short = self._position_limit is None or ids_BT.shape[1] <= self._position_limit
         shared = shared_length(ids_BT, mask_BT) if self.shares_prefixes and is_short else 0
         # The last token predicts nothing that is asked for.
@@ -164,22 +164,22 @@ class Policy:
 
     @torch.no_grad()
     def _check_sharing(self) -> bool:
-        """Whether states behind a shared prefix are those of whole rows."""
+        """Whether states after a shared prefix are those of whole rows."""
         ids_BT = torch.arange(16, device=self.device).remainder(self.vocab_size).reshape(2, 8)
         ids_BT[1, :4] = ids_BT[0, :4]
         try:
             with self._autocast():
                 whole, behind = (states_behind(self._decoder, ids_BT, n) for n in (0, 4))
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            logger.info("what rows have in common is computed for each of them: %s", error)
+            logger.info("the beginning that rows share is computed for each of them: %s", error)
             return False
         tolerance = _PROBE_TOLERANCE if self._autocast_dtype is None else 0.5
         return torch.allclose(whole[:, 4:].float(), behind.float(), atol=tolerance, rtol=tolerance)
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """What a model does to its logits after the head must be known (`_after_head`): refuse
-        rather than train on others.
+        """What a model does to its logits after the head must be known (`_after_head`): refuse it
+        rather than train on other logits.
         """
         ids_BT = torch.arange(8, device=self.device).remainder(self.vocab_size).unsqueeze(0)
         with self._autocast():
@@ -198,7 +198,7 @@ class Policy:
 
 
 def _after_head(model_config: Any) -> tuple[float, float | None]:
-    """What a model does to its logits: multiplies them, and bends them below a cap (Gemma 2)."""
+    """How a model changes its logits: a factor, and a soft cap (Gemma 2)."""
     text = model_config.get_text_config()
     scale = getattr(text, "logit_scale", None) or 1.0
     scale /= getattr(text, "logits_scaling", None) or 1.0

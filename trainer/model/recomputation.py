@@ -1,7 +1,7 @@
-"""Gradient checkpointing: a decoder layer keeps its input alone, and is computed again backward.
+"""Gradient checkpointing: a decoder layer keeps only its input, and is computed again backward.
 
-transformers' own switch acts in training mode only, in which the dropout that the trainer leaves
-out would act as well.
+transformers' own switch works only in training mode, in which dropout, which the trainer does not
+use, would act as well.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from trainer.model.shared_prefix import BehindPrefix
 
 
 def recompute_layers(decoder: nn.Module) -> int:
-    """Let every layer of `decoder` be computed again for its gradients; the number of layers.
+    """Let every layer of `decoder` be computed again for its gradients; returns the number of
+    layers.
 
     Without gradients nothing changes. What a layer computes must be the same in the backward pass:
-    adapters may not be switched between the two. Keys and values that it adds to a cache are
-    results of it as its states are.
+    adapters may not be switched between the two. Keys and values that it adds to a cache are its
+    results, like its states.
     """
     layers = [one for one in decoder.modules() if isinstance(one, GradientCheckpointingLayer)]
     for layer in layers:
@@ -47,7 +48,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Added(DynamicCache):
-    """An empty cache that tells what a layer adds to it."""
+    """An empty cache that records what a layer adds to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,5 +71,5 @@ def _with_cache(
 
 
 def _checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    # There is no dropout: no random state has to be the same.
+    # There is no dropout, so no random state has to be the same.
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -1,5 +1,5 @@
 """Rows that begin alike: what they share goes through the model once, and its keys and values serve
-all of them. The states are those of each row alone, and so are the gradients.
+all of them. States and gradients are the same as those of each row alone.
 
 Shapes: B rows, T tokens, H hidden size; keys and values are [B, heads, T, head size].
 """
@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 _LEAST_SAVED = 64
-"""Tokens; fewer are not worth a second pass through the layers."""
+"""Sharing fewer tokens is not worth a second pass through the layers."""
 
 
 class BehindPrefix(DynamicCache):
-    """Of a prefix, for the rows that stand behind it; it keeps nothing of these, so a layer that is
-    computed again for its gradients finds it as it was.
+    """The cache of a prefix, for the rows that follow it. It keeps nothing of these, so a layer
+    that is computed again for its gradients finds it unchanged.
     """
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_options: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of the prefix and of what stands behind it."""
+        """Keys and values of the prefix and of what follows it."""
         layer: Any = self.layers[layer_idx]
         both = ((layer.keys, key_states), (layer.values, value_states))
         keys, values = (
@@ -35,8 +35,8 @@ class BehindPrefix(DynamicCache):
 
 
 def shared_length(ids_BT: Tensor, mask_BT: Tensor) -> int:
-    """Leading tokens that all rows have in common, before the first state that is wanted: that of
-    the token before the first at mask 1. 0 where sharing them saves little.
+    """Leading tokens that all rows have in common, before the first wanted state: that of the token
+    before the first at mask 1. 0 if sharing them saves little.
     """
     wanted = (mask_BT > 0).any(dim=0).nonzero()
     if len(ids_BT) < 2 or not len(wanted):
@@ -48,8 +48,8 @@ def shared_length(ids_BT: Tensor, mask_BT: Tensor) -> int:
 
 
 def states_behind(decoder: nn.Module, ids_BT: Tensor, length: int) -> Tensor:
-    """Hidden states [B, T - length, H] of what stands behind the first `length` tokens, which are
-    the same in every row.
+    """Hidden states [B, T - length, H] after the first `length` tokens, which are the same in every
+    row.
     """
     if not length:
         return decoder(input_ids=ids_BT, use_cache=False).last_hidden_state

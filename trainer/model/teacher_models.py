@@ -5,7 +5,7 @@
     ema           a moving average of the policy's weights     (ALGORITHMS 2.7)
     trust_region  logits between the start's and the policy's  (ALGORITHMS 2.7)
 
-An engine gives scores of tokens that somebody asked for; these give any token's, which some
+An engine scores only the tokens that it is asked for; these models score any token, which some
 objectives need. They are called under no_grad.
 """
 
@@ -31,11 +31,11 @@ from trainer.objectives.distributions.gather import at_least_float32
 
 
 class StateModel(LogprobModel, Protocol):
-    """A model whose hidden states and output layer can be had apart."""
+    """A model that gives its hidden states and its output layer separately."""
 
     @property
     def chunk_tokens(self) -> int:
-        """Policy tokens whose logits exist at one time."""
+        """Policy tokens whose logits exist at the same time."""
         ...
 
     @property
@@ -51,8 +51,8 @@ class StateModel(LogprobModel, Protocol):
 class EmaTeacher:
     """The moving average of what trains in `policy`; `follow` moves it, once per successful step.
 
-    Scoring puts the averaged tensors in the policy's place for the time of the call: nothing but
-    what trains is held twice, with full weights and with adapters alike.
+    During a call that scores, the averaged tensors replace the policy's: only what trains is held
+    twice, with full weights and with adapters alike.
     """
 
     def __init__(self, policy: Policy, rate: float):
@@ -135,7 +135,7 @@ class TrustRegionTeacher:
             (1 - share) * at_least_float32(self._reference.hidden_states(ids_BT, mask_BT)),
             share * at_least_float32(self._policy.hidden_states(ids_BT, mask_BT)),
         ]
-        # With adapters both have one output layer, and nothing of it is copied.
+        # With adapters both share one output layer, and nothing of it is copied.
         is_shared = start.weight_VH is now.weight_VH
         states = parts[0] + parts[1] if is_shared else torch.cat(parts, dim=-1)
         mixed = now if is_shared else _side_by_side(start, now, share)

@@ -32,7 +32,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRequest:
-    """Other tokens than the sampled ones; all at temperature 1.
+    """Tokens other than the sampled ones; all at temperature 1.
 
     `support_ids_BTK` are gathered with gradient; the `top_k` likeliest and `draw` tokens sampled
     with replacement from the whole distribution are found without.
@@ -66,7 +66,7 @@ class TokenLogprobs:
 
 
 class LogprobModel(Protocol):
-    """What gives log-probs of tokens: a policy, one seen without its adapters, a teacher."""
+    """Anything that gives log-probs of tokens: a policy, one without its adapters, a teacher."""
 
     def token_logprobs(
         self,
@@ -91,8 +91,8 @@ def token_logprobs(
 ) -> TokenLogprobs:
     """Log-probs of the wanted tokens, whose scoring rows' states are `hidden_NH`, in row order.
 
-    `temperatures_BT` are positive; None or all 1 computes one log-prob per token. `chunk_tokens`
-    is how many tokens' logits exist at one time.
+    `temperatures_BT` are positive; None or all 1 computes one log-prob per token. `chunk_tokens` is
+    how many tokens' logits exist at the same time.
     """
     support_ids = request.support_ids_BTK
     found = linear_logprobs(
@@ -140,7 +140,7 @@ def _draw(
 
 
 def _logits(hidden_NH: Tensor, head: Head) -> Tensor:
-    """[N, V] in float32; a weight of lower precision is raised a part at a time."""
+    """[N, V] in float32; a weight of lower precision is converted part by part."""
     tiles = LogitTiles(
         hidden_NH=hidden_NH.float(),
         weight_VH=head.weight_VH,
@@ -151,7 +151,7 @@ def _logits(hidden_NH: Tensor, head: Head) -> Tensor:
     )
     logits_NV = tiles.hidden_NH.new_empty(len(hidden_NH), len(head.weight_VH))
     buffer = tiles.buffer()
-    # Autocast would round the logits, which log-probs cannot afford.
+    # Autocast would round the logits too coarsely for log-probs.
     with torch.autocast(hidden_NH.device.type, enabled=False):
         for tile in tiles.vocab_tiles():
             part = slice(tile.start, tile.start + tile.size)

@@ -20,7 +20,7 @@ _EPSILON = 1e-8
 def selected(values: Tensor, mask: Tensor) -> Tensor:
     """The values at mask 1, zeros elsewhere: no garbage there reaches the arithmetic after it.
 
-    To be applied to inputs, because a NaN that is selected away later still has a NaN gradient.
+    Apply it to inputs, because a NaN that is selected away later still has a NaN gradient.
     """
     return torch.where(mask > 0, values, torch.zeros_like(values))
 
@@ -45,9 +45,9 @@ def token_weights(
     """Weight [B, T] of each token, 0 at mask 0.
 
     Global counts (`num_turns`, `num_tokens`, `num_sequences`) default to those of this batch. Empty
-    rows and empty turns count nowhere. A turn never spans two rows. `turn_ids_BT` holds -1 where no
-    policy token is. Raises ValueError for an unknown mode, missing turn ids, and several ranks
-    (`dp_size`) without the global count that the mode divides by.
+    rows and empty turns are not counted. A turn never spans two rows. `turn_ids_BT` is -1 where
+    there is no policy token. Raises ValueError for an unknown mode, missing turn ids, and several
+    ranks (`dp_size`) without the global count that the mode divides by.
     """
     if dp_size > 1:
         _require_global_count(mode, num_turns, num_tokens, num_sequences)
@@ -84,9 +84,9 @@ def count_turns(mask_BT: Tensor, turn_ids_BT: Tensor) -> int:
 def sequence_means(values_BT: Tensor, mask_BT: Tensor, turn_ids_BT: Tensor | None = None) -> Tensor:
     """The mean over tokens at mask 1 of each token's own sequence [B, T], with gradient.
 
-    With turn ids a sequence is one turn, else a row, and all of a sequence has its mean, tokens at
-    mask 0 too; 0 where there is no turn id or nothing at mask 1. Raises ValueError for a token at
-    mask 1 without turn id.
+    With turn ids a sequence is one turn, else a row, and every token of it gets its mean, also at
+    mask 0; 0 where there is no turn id or nothing at mask 1. Raises ValueError for a token at mask
+    1 without turn id.
     """
     values_BT = selected(values_BT, mask_BT)
     if turn_ids_BT is None:

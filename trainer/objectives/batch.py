@@ -1,8 +1,8 @@
 """What an objective sees of one micro-batch, and the guard that every value passes first.
 
 Shapes: B rows, T tokens, K support entries or side samples per token. Element [b, t] is about token
-t, not about the logit row that scores it. Log-probs are natural logarithms at temperature 1, but
-for those named `sampled`, which are at each token's own sampling temperature.
+t, not about the logit row that scores it. Log-probs are natural logarithms at temperature 1, except
+those named `sampled`, which are at each token's own sampling temperature.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Support:
     `ids_BTK` are the tokens; `student_BTK` carries gradients; `old_BTK` is the student at the start
     of the batch (side samples: the policy that drew them), `teacher_BTK` the teacher. `valid_BTK`
     is 0 where a place of the support is empty. `student_topk_ids_BTK` are the student's likeliest
-    tokens where somebody asked for them.
+    tokens, if asked for.
     """
 
     ids_BTK: Tensor
@@ -38,7 +38,7 @@ class BatchStatistics:
     """Figures of the whole batch that an objective asked for; NaN where it did not.
 
     `gap_mean` and `gap_std` are of the teacher's advantage over the tokens where it acts (7.3);
-    `unnormalised` counts those that were too few or too alike, and were left as they are.
+    `unnormalised` counts those that were too few or too alike and were therefore left as they are.
     `clip_low` and `clip_high` the clip that M2PO's budget leaves.
     """
 
@@ -54,7 +54,7 @@ NO_STATISTICS = BatchStatistics()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """One micro-batch; all [B, T] but the support.
+    """One micro-batch; all [B, T] except the support.
 
     `logprobs_BT` and `logprobs_sampled_BT` carry gradients (the same tensor where every temperature
     is 1); `old_*` are the same two at the start of the batch. `rollout_logprobs_BT` is NaN where it
@@ -92,10 +92,10 @@ class TokenBatch:
 class TokenTerms:
     """An objective's value per token [B, T] with gradient, and detached reports per token.
 
-    A report in `means` is averaged like the loss, of one in `ranges` the smallest and the largest
-    value are kept, over tokens with a teacher. `advantages_BT` are what the objective pushes each
-    token by; `gap_BT` is the teacher's log-prob of the sampled token less the student's, as they
-    are, and 0 without a teacher: what is compared with the noise between engines.
+    A report in `means` is averaged like the loss; of one in `ranges` the smallest and the largest
+    value over tokens with a teacher are kept. `advantages_BT` are what the objective pushes each
+    token by; `gap_BT` is the teacher's log-prob of the sampled token minus the student's,
+    unclamped, and 0 without a teacher; it is compared with the noise between engines.
     """
 
     loss_BT: Tensor
@@ -142,8 +142,8 @@ def select_finite(batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
     """The batch with zeros wherever the mask is 0, and how many tokens the guard took out.
 
     A non-finite value of the trainer's own takes its token out of the mask (ALGORITHMS 0.1). A
-    teacher's log-prob must be finite where `opd_valid_BT` says there is one: ValueError else, such
-    samples were dropped before.
+    teacher's log-prob must be finite where `opd_valid_BT` says there is one. Otherwise it raises
+    ValueError, since such samples were dropped before.
     """
     mask_BT = batch.mask_BT > 0
     finite_BT = mask_BT.clone()

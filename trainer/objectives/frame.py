@@ -40,8 +40,8 @@ KlRatio = Literal["none", "unbiased", "clipped"]
 class LossSettings:
     """What surrounds the objective; names and defaults as in `TrainerConfig`.
 
-    `horizon` divides under seq-mean-token-sum-norm. `reward_clip_low` and `reward_clip_high` are of
-    the PPO term on rewards that stands beside objectives which are none themselves.
+    `horizon` divides under seq-mean-token-sum-norm. `reward_clip_low` and `reward_clip_high` are
+    for the PPO term on rewards that is added to objectives which are not PPO themselves.
     """
 
     aggregation: AggregationMode = "turn-mean-token-mean"
@@ -59,11 +59,11 @@ class LossSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveResult:
-    """`loss` carries the gradient. The rest is detached, but for `distillation_loss`.
+    """`loss` carries the gradient. The rest is detached, except `distillation_loss`.
 
     `reduced` are values under R, additive over micro-batches; `token_sums` are sums over tokens and
     `token_max` maxima, from which the batch's statistics are made; `token_ranges` are (smallest,
-    largest) over tokens with a teacher, without any none. `distillation_loss` is the objective's
+    largest) over tokens with a teacher, if there are any. `distillation_loss` is the objective's
     own term, `gap_BT` teacher - student of each sampled token. `mask_BT` is the mask after
     non-finite tokens were taken out.
     """
@@ -90,7 +90,7 @@ def objective_loss(
 
     Tokens whose trainer-side log-probs are not finite are dropped and counted in
     `token_sums["nonfinite"]`; an empty mask gives a differentiable zero. Raises ValueError if the
-    reference or a support is needed and absent.
+    reference or a support is needed but absent.
     """
     if settings.beta_kl > 0 and batch.reference_logprobs_BT is None:
         raise ValueError("beta_kl > 0 needs reference log-probs")
@@ -162,8 +162,8 @@ def _reward_terms(clean: TokenBatch, settings: LossSettings) -> Tensor:
 
 
 def _reference_kl(clean: TokenBatch, options: ObjectiveOptions, settings: LossSettings) -> Tensor:
-    """The KL to the frozen start per token at temperature 1, with a ratio of its own, at the
-    sample's, where one is asked for; its clip is the objective's, if that has one.
+    """The KL to the frozen start per token at temperature 1. Its own ratio, if configured, is at
+    the sample's temperature; the clip is the objective's, if that has one.
     """
     assert clean.reference_logprobs_BT is not None
     if settings.kl_ratio == "clipped":
@@ -185,7 +185,7 @@ def _reference_kl(clean: TokenBatch, options: ObjectiveOptions, settings: LossSe
 
 @torch.no_grad()
 def _rollout_reports(clean: TokenBatch, weights_BT: Tensor) -> dict[str, Tensor]:
-    """Trainer against rollout engine, under R: the gap, and the weights that answer it (6.1)."""
+    """Trainer against rollout engine, under R: the gap, and the weights that correct it (6.1)."""
     comparable_BT = torch.isfinite(clean.rollout_logprobs_BT)
     trainer_BT = clean.compared_logprobs_BT
     if trainer_BT is None:
@@ -198,7 +198,7 @@ def _rollout_reports(clean: TokenBatch, weights_BT: Tensor) -> dict[str, Tensor]
         "tis": weighted_sum(clean.weights_BT, weights_BT),
         "tis_abs": weighted_sum((ratio_BT - 1.0).abs(), weights_BT),
         "tis_clipfrac": weighted_sum(acted_BT.to(gap_BT.dtype), weights_BT),
-        # Of comparable tokens alone: a mean over them is this over `rollout_comparable_frac`.
+        # Of comparable tokens only: divide by `rollout_comparable_frac` for the mean over them.
         "train_rollout_logprob_abs_diff": weighted_sum(gap_BT, weights_BT),
         "rollout_comparable_frac": weighted_sum(comparable_BT.to(gap_BT.dtype), weights_BT),
     }

@@ -25,7 +25,7 @@ class HindsightOpd(TeacherReach):
         "a3po",
         "m2po",
     ] = "ppo"
-    """How the ratio and the advantage make a loss (ALGORITHMS 2.2, 5.3, 6.3 to 6.6)."""
+    """How the ratio and the advantage form a loss (ALGORITHMS 2.2, 5.3, 6.3 to 6.6)."""
     clip_low: float = Field(default=0.2, gt=0, le=1)
     """Clip of the ratio below 1; CISPO's usual value is 1."""
     clip_high: PositiveFloat = 0.28
@@ -35,13 +35,13 @@ class HindsightOpd(TeacherReach):
     advantage_reference: Literal["old", "current"] = "old"
     """Student log-probs in the advantage: at the start of the batch, or of the current weights."""
     estimator: str = "k1"
-    """What is negated into the advantage; k1 is the gap itself. abs and k3 lose its sign and are
-    warned of, k2 and top-k divergences are refused (ALGORITHMS 2.4, 7.1).
+    """The estimate whose negative is the advantage; k1 gives the gap itself. abs and k3 lose its
+    sign and give a warning, k2 and top-k divergences are refused (ALGORITHMS 2.4, 7.1).
     """
     loss_max_clamp: PositiveFloat | None = None
-    """Clamp of what is negated into the advantage, from both sides; none means off."""
+    """Clamp of the estimate whose negative is the advantage, from both sides; none means off."""
     opd_coef: float = Field(default=1.0, ge=0)
-    """Weight of the teacher's gap; 0 leaves rewards alone (binary RL)."""
+    """Weight of the teacher's gap; with 0 only rewards train (binary RL)."""
     reward_coef: float = Field(default=0.0, ge=0)
     """Weight of the reward's advantage; above 0 the run needs `judge.reward`."""
     normalise: bool = False
@@ -49,49 +49,54 @@ class HindsightOpd(TeacherReach):
     `reward_baseline`.
     """
     reward_outcome: Literal["none", "only", "add"] = "none"
-    """Rewards are what the session came to (`only`), or that and what the judge says of the turn
-    (`add`; ALGORITHMS 3.3). Turns wait for it, `trainer.outcome_wait_s` at most.
+    """Rewards are the session's outcome (`only`), or that and the judge's reward for the turn
+    (`add`; ALGORITHMS 3.3). Turns wait for it, at most `trainer.outcome_wait_s`.
     """
-    reward_baseline: Literal["none", "step", "prompt", "passk", "session"] = "none"
-    """Standardise rewards among equal step indices (ALGORITHMS 3.3) or equal prompts (8.7); or only
-    the best answer to a prompt gains, by how far it is ahead (8.4); or outcomes of sessions among
-    those that began with the same prompt, for all turns of each (8.7).
+    reward_baseline: Literal["none", "step", "prompt", "passk", "session", "process"] = "none"
+    """step, prompt: standardise rewards among equal step indices (ALGORITHMS 3.3) or equal prompts
+    (8.7). passk: only the best answer to a prompt gains, by its lead (8.4). session: standardise
+    outcomes among sessions that began with the same prompt, for all turns of each (8.7). process:
+    outcomes, and what each turn added to the worth of its session, normalised separately (8.5,
+    8.6); it needs `verifier.continuations`.
     """
     reward_best_of: int | None = Field(default=None, ge=2)
     """k: every k answers to a prompt share the best reward among them, before length and baseline
-    (ALGORITHMS 8.4): right once in k is right.
+    (ALGORITHMS 8.4): one right answer in k is enough.
     """
     divide_by_std: bool = True
-    """With a `reward_baseline`: divide by the standard deviation; without it is Dr.GRPO."""
+    """With a `reward_baseline`: divide by the standard deviation; false is Dr.GRPO."""
     length_penalty: Literal["none", "uniform", "group", "anchor"] = "none"
-    """What a response's length takes from its reward, before the baseline (ALGORITHMS 8.8)."""
+    """How a response's length reduces its reward, before the baseline (ALGORITHMS 8.8)."""
     length_coef: PositiveFloat | None = None
-    """Its weight; unset is the source's: uniform 1e-4, group 0.1, anchor 0.01."""
+    """Its weight; unset: the source's values, uniform 1e-4, group 0.1, anchor 0.01."""
     length_anchor: PositiveInt | Literal["first_pass"] | None = None
-    """`anchor`: tokens that a response may have at no cost, or first_pass: for each prompt the mean
-    length of its answers when nine of ten first passed, and none before. Required there.
+    """`anchor` requires it: tokens that a response may have at no cost, or first_pass: for each
+    prompt the mean length of its answers when nine of ten first passed, and no anchor before.
     """
     length_warmup_steps: int = Field(default=0, ge=0)
-    """Steps over which the penalty rises linearly from 0: from the start it slows learning down."""
+    """Steps over which the penalty rises linearly from 0: at full size from the start, it slows
+    learning.
+    """
     length_min_pass_rate: float | None = Field(default=None, gt=0, le=1)
-    """The penalty acts on answers to prompts that pass at least this often, so that hard ones may
-    be thought about; unset: on all.
+    """The penalty acts on answers to prompts that pass at least this often, so that answers to hard
+    ones may be long; unset: on all.
     """
     reward_kl_coef: float = Field(default=0.0, ge=0)
-    """What the reward loses for each nat by which the policy before the step gives a response more
-    than the frozen start does, summed over its tokens, before the baseline (ALGORITHMS 8.9). Then
-    earlier answers to a prompt, whose nats are not known, do not count.
+    """How much the reward loses per nat by which a response's log-prob under the policy before the
+    step exceeds that under the frozen start, summed over its tokens, before the baseline
+    (ALGORITHMS 8.9). Earlier answers to a prompt then do not count, as their nats are not known.
     """
     opsm_delta: PositiveFloat | None = None
-    """Off-policy sequence mask: tokens with negative advantage of turns that moved further."""
+    """Off-policy sequence mask: masks tokens with negative advantage in turns that moved further.
+    """
     opsm_scope: Literal["token", "turn"] = "token"
-    """Mask such tokens alone, or their whole turn."""
+    """Mask only such tokens, or their whole turn."""
     importance_cap: PositiveFloat = 5.0
     """Decoupled and A-3PO: a weight above it becomes 0."""
     engine_cap: PositiveFloat | None = None
-    """Decoupled: correct the engine's arithmetic and the sample's age apart (ALGORITHMS 6.9). The
-    first weight is capped at this, the second becomes 0 above `importance_cap`. Turns are scored
-    once more, by the weights that sampled them: `trainer.keep_checkpoints` must keep these.
+    """Decoupled: correct the engine's arithmetic and the sample's age separately (ALGORITHMS 6.9).
+    The first weight is capped at this, the second becomes 0 above `importance_cap`. Turns of older
+    versions are scored once more, by the weights that sampled them.
     """
     second_moment_budget: PositiveFloat = 0.04
     """M2PO: mean squared log-ratio that tokens may keep."""
@@ -144,6 +149,11 @@ class HindsightOpd(TeacherReach):
         return self.reward_baseline == "session"
 
     @property
+    def values_turns(self) -> bool:
+        """With `reward_baseline` process."""
+        return self.reward_baseline == "process"
+
+    @property
     def charges_kl(self) -> bool:
         """With `reward_kl_coef`."""
         return self.reward_kl_coef > 0
@@ -174,8 +184,8 @@ class HindsightOpd(TeacherReach):
             raise ValueError("reward_baseline needs reward_coef above 0")
         if self.reward_outcome != "none" and self.reward_coef == 0:
             raise ValueError("reward_outcome makes rewards: set reward_coef above 0")
-        if self.reward_baseline == "session":
-            self._check_sessions()
+        if self.reward_baseline in ("session", "process"):
+            self._check_sessions(self.reward_baseline)
         if self.reward_best_of is not None and self.reward_coef == 0:
             raise ValueError("reward_best_of shares a reward: set reward_coef above 0")
         if self.reward_best_of is not None and self.reward_baseline == "passk":
@@ -197,17 +207,20 @@ class HindsightOpd(TeacherReach):
         self._check_length()
         return self
 
-    def _check_sessions(self) -> None:
+    def _check_sessions(self, baseline: str) -> None:
         if self.reward_outcome != "only":
             raise ValueError(
-                'reward_baseline session compares outcomes of sessions: set reward_outcome = "only"'
+                f"reward_baseline {baseline} compares outcomes of sessions: set reward_outcome = "
+                '"only"'
             )
+        if baseline == "process" and not self.divide_by_std:
+            raise ValueError("divide_by_std = false has no meaning with reward_baseline process")
         beside = ("length_penalty", "reward_best_of", "reward_kl_coef")
         fields = type(self).model_fields
         moved = [name for name in beside if getattr(self, name) != fields[name].default]
         if moved or self.mix == "replace":
             raise ValueError(
-                f"reward_baseline session compares sessions, not answers: unset "
+                f"reward_baseline {baseline} compares sessions, not answers: unset "
                 f"{', '.join(moved or ['mix'])}, or choose the baseline prompt"
             )
 

@@ -82,7 +82,7 @@ def take_chosen(values: Tensor, candidates_T: Tensor) -> Tensor:
 
 
 def _first_best(votes: Tensor) -> Tensor:
-    # argmax promises nothing about ties; a lower index adds less than one vote and breaks them.
+    # argmax guarantees nothing about ties; a lower index adds less than one vote and breaks them.
     num_candidates = votes.shape[0]
     ranks = torch.arange(num_candidates - 1, -1, -1, device=votes.device)
     return (votes * num_candidates + ranks.reshape(-1, *([1] * (votes.dim() - 1)))).argmax(dim=0)

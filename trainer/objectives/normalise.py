@@ -21,8 +21,8 @@ EPSILON = 1e-8
 class Normalised:
     """`values` [B, T], 0 where nothing was selected; the rest are scalars.
 
-    `mean` is NaN of no values, `std` (unbiased) NaN of fewer than two. `applied` is False where the
-    values were left as they are; `num_unnormalised` then counts them, else it is 0.
+    `mean` is NaN without values, `std` (unbiased) NaN for fewer than two. `applied` is False where
+    the values were left as they are; `num_unnormalised` then counts them, else it is 0.
     """
 
     values: Tensor

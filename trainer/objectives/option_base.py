@@ -1,4 +1,4 @@
-"""What every objective's options say of it. It imports no torch."""
+"""What every objective's options say about it. It imports no torch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-Need: TypeAlias = Literal["teacher_scalar", "teacher_topk", "teacher_in_trainer", "reward"]
+Need: TypeAlias = Literal[
+    "teacher_scalar", "teacher_topk", "teacher_tokens", "teacher_in_trainer", "reward"
+]
 SupportKind: TypeAlias = Literal["none", "student", "teacher", "overlap", "samples"]
 OutcomePart: TypeAlias = Literal["only", "add"]
-"""What of a reward is the session's outcome: all of it, or a part beside the judge's word."""
+"""How much of a reward is the session's outcome: all, or a part along with the judge's reward."""
 SCALAR: frozenset[Need] = frozenset({"teacher_scalar"})
 
 
 class Options(BaseModel):
-    """Of no objective yet: the defaults of what the others say of themselves."""
+    """The base of every objective's options: the defaults of what they say about it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     reward_coef: float = Field(default=0.0, ge=0)
-    """Weight of a PPO term on rewards beside it; above 0 the run needs `judge.reward`."""
+    """Weight of an added PPO term on rewards; above 0 the run needs `judge.reward`."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -39,7 +41,7 @@ class Options(BaseModel):
 
     @property
     def support(self) -> SupportKind:
-        """Whose tokens are looked at beside the sampled one."""
+        """Whose tokens are used in addition to the sampled one."""
         return "none"
 
     @property
@@ -64,7 +66,7 @@ class Options(BaseModel):
 
     @property
     def outcome_reward(self) -> OutcomePart | None:
-        """How rewards are made of what sessions came to; None: they are not."""
+        """How rewards are made from session outcomes; None: they are not."""
         return None
 
     @property
@@ -73,13 +75,18 @@ class Options(BaseModel):
         return False
 
     @property
+    def values_turns(self) -> bool:
+        """Whether the worth of a session's turns counts."""
+        return False
+
+    @property
     def charges_kl(self) -> bool:
-        """Whether a reward pays for the distance from the frozen start."""
+        """Whether a reward is charged for the distance from the frozen start."""
         return False
 
     @property
     def needs_sampling_weights(self) -> bool:
-        """Whether the weights that sampled a turn say how probable they find it."""
+        """Whether a turn is scored by the weights that sampled it."""
         return False
 
     @property
@@ -94,7 +101,7 @@ class Options(BaseModel):
 
     @property
     def compares_topk(self) -> bool:
-        """Whether the student's own top-k is reported beside the teacher's."""
+        """Whether the student's own top-k is reported along with the teacher's."""
         return False
 
     @property
@@ -104,11 +111,11 @@ class Options(BaseModel):
 
 
 class TeacherReach(Options):
-    """Of objectives on sampled tokens: where the teacher acts, and where a reward does (7.2)."""
+    """For objectives on sampled tokens: where the teacher acts, and where a reward does (7.2)."""
 
     mix: Literal["sum", "replace"] = "sum"
-    """Let both act, or the teacher alone where a turn is eligible and the reward elsewhere
-    (ALGORITHMS 7.2).
+    """Let both act, or only the teacher on eligible turns and only the reward on others (ALGORITHMS
+    7.2).
     """
     pass_rate_threshold: float | None = Field(default=None, ge=0, le=1)
     """With `mix = replace`: failed answers to prompts that pass at most this often are eligible.

@@ -159,15 +159,19 @@ class OverlapTopk(Options):
 
 
 class SideSampleOptions(Options):
-    """Multi-sample Monte Carlo of the reverse KL (side_samples.py; ALGORITHMS 5.2, 5.3)."""
+    """Multi-sample Monte Carlo of a KL (side_samples.py; ALGORITHMS 5.2, 5.3)."""
 
     name: Literal["side_samples"]
+    direction: Literal["reverse", "forward"] = "reverse"
+    """Which KL. reverse: tokens are drawn by the weights that sampled the turn. forward: by the
+    teacher, which must be in the trainer.
+    """
     samples: PositiveInt = 16
-    """m: tokens drawn per position, with replacement, from the student."""
+    """m: tokens drawn per position, with replacement."""
     advantage_reference: Literal["current", "old"] = "current"
     """Student log-probs in the advantage; `old` is the ablation."""
     clip: PositiveFloat | None = None
-    """PPO clip on both sides; none leaves the ratio alone."""
+    """PPO clip on both sides; none leaves the ratio unclipped."""
     importance: bool = True
     """False sets every ratio to 1: the ablation without correction."""
 
@@ -175,12 +179,19 @@ class SideSampleOptions(Options):
     def _check(self) -> SideSampleOptions:
         if self.clip is not None and not self.importance:
             raise ValueError("clip bounds a ratio that importance = false sets to 1; unset one")
+        has_ratio = self.advantage_reference == "current" and self.clip is None and self.importance
+        if self.direction == "forward" and not has_ratio:
+            raise ValueError(
+                "direction forward has no ratio: unset advantage_reference, clip and importance"
+            )
         return self
 
     @property
     def teacher_needs(self) -> frozenset[Need]:
-        """A teacher that scores tokens which no agent saw."""
-        return frozenset({"teacher_scalar", "teacher_in_trainer"})
+        """A teacher that scores tokens which no agent saw, or draws them."""
+        if self.direction == "forward":
+            return frozenset({"teacher_scalar", "teacher_in_trainer"})
+        return frozenset({"teacher_scalar", "teacher_tokens"})
 
     @property
     def support(self) -> SupportKind:
@@ -204,7 +215,9 @@ class SparseKl(Options):
     topk: PositiveInt = 16
     """Tokens of the cache per position."""
     support_of: Literal["student", "teacher"] = "student"
-    """Whose top-k; the student's needs a teacher in the trainer."""
+    """Whose top-k. The student's is that of the student before the step or, where an engine
+    teaches, of the weights that sampled the turn.
+    """
     token_clip: PositiveFloat | None = None
     """Clamp of an element of the sum from above; none means off."""
 
@@ -219,6 +232,8 @@ class SparseKl(Options):
     @property
     def teacher_needs(self) -> frozenset[Need]:
         """By whose support it is."""
+        if self.support_of == "student":
+            return frozenset({"teacher_scalar", "teacher_tokens"})
         return _support_needs(self.support_of)
 
     @property
@@ -263,6 +278,8 @@ HOW_TO_PROVIDE: Mapping[Need, str] = {
     "teacher_scalar": "let an engine score (scoring.engine_scores = true) or set trainer.teacher",
     "teacher_topk": "set scoring.top_k to at least the objective's topk, or trainer.teacher.kind "
     "to frozen, current, ema or trust_region",
+    "teacher_tokens": "let an engine score (scoring.engine_scores = true) that is the only teacher "
+    "(no scoring.teachers), or set trainer.teacher.kind to frozen, current, ema or trust_region",
     "teacher_in_trainer": "set trainer.teacher.kind to frozen, current, ema or trust_region",
     "reward": "set judge.reward to verdict or votes, or to outcome with reward_outcome = only",
 }

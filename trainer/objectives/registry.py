@@ -1,7 +1,7 @@
 """The objectives by name: the term of each, and what it must report.
 
-A metric that an objective promises and does not report stops training. What each needs of a run is
-in options.py.
+A metric that an objective promises but does not report stops training. What each needs from a run
+is in options.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.objectives.batch import TokenBatch, TokenTerms
 from trainer.objectives.distributions import divergence_terms as divergences
-from trainer.objectives.options import HindsightOpd, ObjectiveOptions, SparseKl
+from trainer.objectives.options import HindsightOpd, ObjectiveOptions, SideSampleOptions, SparseKl
 from trainer.objectives.policy.policy_gradient import POLICY_GRADIENT_MEANS, policy_gradient_terms
 
 ABS_LOSS = "opd/abs_loss"
@@ -38,8 +38,8 @@ _MEANS: Mapping[str, frozenset[str]] = {
 
 
 def objective_terms(batch: TokenBatch, options: ObjectiveOptions) -> TokenTerms:
-    """Value, advantages and reports per token; `batch` is one that `select_finite` gave. Every
-    objective reports its mean size and its extremes, before a clamp where it has one.
+    """Value, advantages and reports per token; `batch` comes from `select_finite`. Every objective
+    reports its mean size and its extremes, before a clamp where it has one.
     """
     terms = _TERMS[options.name](batch, options)
     loss_BT = terms.loss_BT.detach()
@@ -54,5 +54,7 @@ def expected_means(options: ObjectiveOptions) -> frozenset[str]:
     """Metrics under the reduction that this objective always reports."""
     if isinstance(options, HindsightOpd):
         return POLICY_GRADIENT_MEANS | {ABS_LOSS}
+    if isinstance(options, SideSampleOptions) and options.direction == "forward":
+        return frozenset({ABS_LOSS})
     is_sparse_gradient = isinstance(options, SparseKl) and options.direction == "policy_gradient"
     return _MEANS["overlap_topk" if is_sparse_gradient else options.name] | {ABS_LOSS}

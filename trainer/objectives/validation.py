@@ -53,8 +53,8 @@ def check_loss_mode(loss_mode: str, *, use_policy_gradient: bool) -> str | None:
 def check_kl_terms(
     *, teacher_kl_is_loss: bool, reference_kl_coef: float, both_explicit: bool = False
 ) -> str | None:
-    """What to set where a KL to the teacher and one to the start act at once by accident: nobody
-    asked for both. None where that is not so (ALGORITHMS 2.4).
+    """What to set if a KL to the teacher and one to the start would act at once without being asked
+    for; None otherwise (ALGORITHMS 2.4).
 
     `both_explicit`: the configuration names the second one's coefficient.
     """
@@ -62,6 +62,6 @@ def check_kl_terms(
         return (
             "the objective is a KL to the teacher, and beta_kl, which is not set, would add one to "
             f"the start (its default is {reference_kl_coef:g}): set trainer.beta_kl = 0.0, or the "
-            "weight that it shall have"
+            "weight that you want"
         )
     return None

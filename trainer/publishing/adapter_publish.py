@@ -1,4 +1,4 @@
-"""Bringing a new adapter to the engines: load it beside the others, then let requests name it.
+"""Bringing a new adapter to the engines: load it next to the others, then let requests name it.
 
 Nothing pauses. A request that has begun ends on the adapter that it named, and the one before the
 newest stays loaded; what is older is unloaded, which engines do once no request uses it. When all
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 _PROBE = "opd-probe-"
 _OURS = re.compile(rf"opd-v\d{{6,}}-[0-9a-f]{{12}}|{_PROBE}[0-9a-f]+")
 _BASE_LABELS = ("0", "default")
-"""Of an engine that has its start weights: a run's own, and SGLang's where nobody named another."""
+"""Version labels of an engine with its start weights: a run's own, and SGLang's default."""
 
 
 def adapter_name(manifest: Manifest) -> str:
-    """The name of a version's adapter: of these weights, in whatever run."""
+    """The name of a version's adapter: the same for these weights in any run."""
     return f"opd-v{manifest.version:06d}-{manifest.hash[:12]}"
 
 
@@ -53,10 +53,10 @@ class AdapterEngine(Protocol):
 async def why_not_adapters(
     engines: Mapping[str, AdapterEngine], policy: Policy, base: str, folder: Path
 ) -> str | None:
-    """Why these engines cannot serve the policy's adapter beside the `base`; None if all can.
+    """Why these engines cannot serve the policy's adapter next to the `base`; None if all can.
 
-    They are made to load one of its shape, in the run's `folder`, and to forget it again. Raises
-    EngineUnavailable where one does not answer.
+    They load one of its shape, from the run's `folder`, and unload it again. Raises
+    EngineUnavailable if one does not answer.
     """
     name = f"{_PROBE}{uuid.uuid4().hex}"
     path = folder / f".{name}"
@@ -75,8 +75,8 @@ async def why_not_adapters(
 
 
 class AdapterPublisher:
-    """Keeps the served adapter loaded in every engine, and the run's file at it. `base`: the model
-    that the adapters belong to.
+    """Keeps the served adapter loaded in every engine and named in the run's file. `base`: the
+    model that the adapters belong to.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class AdapterPublisher:
 
     async def publish(self, weights: PublishedWeights) -> list[str]:
         """Have all engines serve `weights`. Returns the names that failed; while there are any,
-        requests name what they named before.
+        requests name the previous adapter.
         """
         return await self._bring(weights, self._attempts)
 
     async def repair(self, weights: PublishedWeights) -> list[str]:
-        """The same, one attempt an engine: for those that came back without it."""
+        """The same with one attempt per engine: for those that came back without it."""
         return await self._bring(weights, 1)
 
     async def close(self) -> None:
-        """End what is still being unloaded: the next trainer goes on with it."""
+        """Stop unloading: the next trainer goes on with it."""
         for task in self._unloading.values():
             task.cancel()
         await asyncio.gather(*self._unloading.values(), return_exceptions=True)
@@ -118,7 +118,7 @@ class AdapterPublisher:
         done = await asyncio.gather(*(self._load(name, weights, attempts) for name in names))
         failed = [name for name, success in zip(names, done, strict=True) if not success]
         for name in failed:
-            logger.warning("engine %s has not version %d yet", name, weights.version)
+            logger.warning("engine %s does not have version %d yet", name, weights.version)
         if failed:
             return failed
         fail_points.reach("publish.loaded")
@@ -129,7 +129,7 @@ class AdapterPublisher:
         return []
 
     def _switch(self, weights: PublishedWeights) -> None:
-        """From here on requests name it."""
+        """From now on requests name it."""
         if weights.adapter == self._current and self._file_says(weights):
             return
         adapter = None
@@ -183,8 +183,8 @@ class AdapterPublisher:
             await engine.resume()
 
     def _unload_old(self, name: str) -> None:
-        """Have an engine forget what is neither served nor was just before; in the background, for
-        it may wait for requests that take minutes.
+        """Have an engine unload all but the served adapter and the one before; in the background,
+        as it may wait for requests that take minutes.
         """
         running = self._unloading.get(name)
         if running is None or running.done():

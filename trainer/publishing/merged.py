@@ -3,7 +3,7 @@ no adapters.
 
     merged/step_000007/   a Hugging Face folder: start weights with the adapter added in
 
-Such a folder is made when it is asked for, can be made again, and is deleted when nobody serves it.
+Such a folder is made on request, can be made again, and is deleted when no engine serves it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TEMPORARY = ".merging_"
 
 
 class MergedFolders:
-    """Those of one run, in `root`."""
+    """The merged folders of one run, in `root`."""
 
     def __init__(self, root: Path, checkpoints: Checkpoints) -> None:
         self.root, self._checkpoints = root, checkpoints
@@ -37,7 +37,7 @@ class MergedFolders:
 
     def path(self, version: int, policy: Policy | None = None) -> str | None:
         """A folder with all weights of `version`, made if there is none; None where they were
-        deleted. `policy`: holds that version, so that nothing need be loaded.
+        deleted. A `policy` that has this version saves loading it.
         """
         full = self._checkpoints.full_weights(version)
         if full is not None or not self._checkpoints.has_weights(version):
@@ -57,7 +57,7 @@ class MergedFolders:
         return str(folder.resolve())
 
     def prune(self, keep: Iterable[int]) -> None:
-        """Delete the folders of every version not in `keep`, and what was left half-written."""
+        """Delete the folders of every version not in `keep`, and half-written ones."""
         kept = {self.folder(version) for version in keep}
         for folder in self.root.glob("step_*"):
             if folder not in kept:

@@ -1,7 +1,8 @@
-"""How a run's versions come to its engines: as adapters beside the base, or as full weights.
+"""How a run's versions reach its engines: as adapters next to the base, or as full weights.
 
-Decided once, when the trainer starts, by having the engines load an adapter of the run's shape; why
-it is full weights after all is one line in the log, and counted in every step's metrics.
+Decided once, when the trainer starts, by having the engines load an adapter of the run's shape; if
+a run with adapters publishes full weights after all, one log line says why, and every step's
+metrics count it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from trainer.publishing.publish import PublishedWeights, Publisher, WeightTarget
 logger = logging.getLogger(__name__)
 
 CONVERTED = "adapters"
-"""Folder of the run for adapters of checkpoints that earlier programs wrote."""
+"""Folder of the run for adapters of checkpoints that earlier releases wrote."""
 
 
 class PublishingEngine(WeightTarget, AdapterEngine, Protocol):
@@ -68,7 +69,7 @@ class FullWeights:
         self._merged = merged
 
     def of(self, version: int, policy: Policy | None) -> PublishedWeights:
-        """Merges where there is a need to."""
+        """Merges if needed."""
         path = self._merged.path(version, policy)
         assert path is not None, "only what is kept is served"
         return PublishedWeights(version=version, path=path)
@@ -116,15 +117,15 @@ async def choose_publication(
     policy: Policy,
     run_folder: Path,
 ) -> Publication:
-    """Adapters where the run trains them and every engine takes them, unless `trainer.publish`
-    says otherwise.
+    """Adapters if the run trains them and every engine accepts them, unless `trainer.publish` says
+    otherwise.
 
-    Raises StartupError where that says "adapter" and an engine does not, EngineUnavailable where
-    one does not answer.
+    Raises StartupError if that says "adapter" and an engine refuses them, EngineUnavailable if one
+    does not answer.
     """
     merged = MergedFolders(run_folder / MERGED, checkpoints)
     full, file = FullWeights(merged), ServedFile(run_folder)
-    # What a power cut left there may have its name and not all of its content.
+    # A file that a power cut left there may have its name but not all of its content.
     merged.prune(())
     problem = None
     if config.lora is not None and config.publish != "merged":
@@ -137,13 +138,13 @@ async def choose_publication(
                 attempts=config.publish_attempts,
                 backoff_s=config.publish_backoff_s,
             )
-            logger.info("adapters are published as they are, beside their base")
+            logger.info("adapters are published as they are, next to their base")
             folders = AdapterFolders(run_folder / CONVERTED, checkpoints, policy)
             folders.prune(())
             return Publication(publisher=publisher, weights=folders)
         if config.publish == "adapter":
             raise StartupError(
-                f"trainer.publish: adapters cannot be served beside their base ({problem}): set "
+                f"trainer.publish: adapters cannot be served next to their base ({problem}): set "
                 "trainer.publish=merged, with frozen.shared=false where the run starts its engines"
             )
     file.remove()

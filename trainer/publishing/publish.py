@@ -1,12 +1,12 @@
-"""Bringing new weights to the engines: pause, load, go on.
+"""Bringing new weights to the engines: pause, load, resume.
 
-Requests wait while weights change and are never refused: admission resumes whatever happened to the
+Requests wait while weights change and are never refused: admission resumes whatever happens to the
 load. An engine that fails keeps what it serves (its turns say so by their version) and is tried
 again. It knows engines only as `WeightTarget`, and versions only as numbers.
 
 The pause mode says what becomes of running requests (docs/weight_updates.md). Only `in_place` keeps
-the engine's cache; an engine that nobody here has served yet is always emptied (by `retract` then),
-so that what is computed on it from then on is of the weights it names.
+the engine's cache; an engine that this trainer has not published to before is always emptied (by
+`retract` then), so that everything it computes from then on is from the weights it names.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class WeightTarget(Protocol):
         ...
 
     async def model_info(self) -> Any:
-        """Says, as `weight_version`, what is served."""
+        """Contains, as `weight_version`, what is served."""
         ...
 
 
@@ -89,7 +89,7 @@ class Publisher:
         return [name for name, success in zip(names, done, strict=True) if not success]
 
     async def close(self) -> None:
-        """Nothing goes on here by itself."""
+        """Nothing runs in the background here."""
 
     async def _repair_one(self, name: str, path: str, version: int) -> bool:
         try:
@@ -106,7 +106,8 @@ class Publisher:
         return await self._publish_to(name, path, version, attempts=1)
 
     async def _resume(self, name: str, version: int) -> bool:
-        """Let requests into an engine that has the weights, though nobody here saw it resume.
+        """Let requests into an engine that has the weights, though this process did not see it
+        resume.
 
         A trainer that was killed, or answers that got lost, may have left it paused.
         """

@@ -1,6 +1,6 @@
 """The version that the engines are to serve: the newest, or an older one that RUN/stop orders.
 
-Publishing at start and after a step, repairing, and obeying an order all ask here, so that an
+Publishing at start and after a step, repairing, and obeying an order all use this, so that an
 engine that comes back never gets a version that training was stopped for.
 """
 
@@ -69,9 +69,9 @@ class Served:
         self.chosen = version = self.wanted(newest)
         if order.serve_version not in (None, version):
             logger.error(
-                "version %d is not kept: version %d serves on", order.serve_version, version
+                "version %d is not kept: version %d is still served", order.serve_version, version
             )
         if set(self._publisher.served.values()) != {version}:
             await self.publish(newest)
         if version != newest.version:
-            logger.error("version %d serves from here on", version)
+            logger.error("version %d is served from now on", version)

@@ -1,4 +1,4 @@
-"""What is measured of a version, as numbers with intervals. Pure functions.
+"""What is measured about a version, as numbers with intervals. Pure functions.
 
 The gap is the reverse KL per token, E[log pi - log q] over samples of the policy: 0 where the
 policy answers as the teacher would under the hint.
@@ -47,7 +47,7 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """The share. Raises ValueError for a rate of nothing."""
+        """The share. Raises ValueError if there are no answers."""
         if self.count == 0:
             raise ValueError("no answers to take a rate of")
         return self.hits / self.count
@@ -65,7 +65,7 @@ def gap_of(measured: Sequence[MeasuredAnswer], seed: int) -> Gap | None:
     """The mean over the tokens of all answers; None where they allow no interval.
 
     Resampled by states, which differ more than the answers at one of them; by answers where there
-    are fewer than three states: the interval then speaks of these states alone.
+    are fewer than three states: the interval is then about these states only.
     """
     measured = [one for one in measured if len(one.differences)]
     if len(measured) < 2:
@@ -86,9 +86,8 @@ def gap_of(measured: Sequence[MeasuredAnswer], seed: int) -> Gap | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obedience:
-    """Open wishes that were done at one version: `followed` of `asked` answers, beside
-    `abstained` of which the judge does not say. `before` of as many answers of the start model
-    would have been.
+    """Obedience to open wishes at one version: `followed` of `asked` answers, plus `abstained` on
+    which the judge did not decide. Of as many answers, the start model would follow in `before`.
     """
 
     followed: int
@@ -103,9 +102,7 @@ class Obedience:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the judge says of at least half of the answers whether they do it, as it did of
-        those of the start model.
-        """
+        """Whether the judge decided on at least half of the answers, as for the start model."""
         return self.asked >= self.abstained
 
 
@@ -122,8 +119,8 @@ def summed(parts: Sequence[Obedience]) -> Obedience | None:
 
 
 def is_obedient(one: Obedience, floor: float) -> bool:
-    """Whether one version does as many open wishes as are asked for, a share of the start's.
-    Answers of which nobody can say what they do are not obedient.
+    """Whether one version follows enough open wishes: at least the share `floor` of the start's.
+    Answers that the judge mostly cannot decide on are not obedient.
     """
     return one.is_judged and one.followed >= floor * one.before
 
@@ -138,7 +135,7 @@ class PooledObedience:
 
     @property
     def passed(self) -> bool:
-        """Whether it may still be as high as is asked for."""
+        """Whether it may still be as high as required."""
         return self.rate.interval[1] >= self.floor
 
 

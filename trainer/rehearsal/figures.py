@@ -1,4 +1,4 @@
-"""What a measured version came to, as figures with names: for metrics, terminal and summary."""
+"""The results of a measured version, as figures with names: for metrics, terminal and summary."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from trainer.rehearsal.journal import MeasuredHint, VersionRow
 
 
 def figures(row: VersionRow | None) -> dict[str, float]:
-    """By name; what was not measured has none. Gaps are means over active hints: `gap` at states
-    that are held back, `gap_where_trained` of those that have too few states to hold some back.
+    """By name; what was not measured has none. Gaps are means over active hints: `gap` at held-back
+    states, `gap_where_trained` for hints that have too few states to hold some back.
     """
     if row is None:
         return {}

@@ -1,6 +1,6 @@
-"""RUN/rehearsal.jsonl: a line for each version that was measured. What says whether a run learns.
+"""RUN/rehearsal.jsonl: a line for each version that was measured. It shows whether a run learns.
 
-The rehearsal worker writes it and reads it again when it begins; terminal and report read it.
+The rehearsal worker writes it and reads it again when it starts; terminal and report read it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Row(BaseModel):
 
 
 class GapRow(_Row):
-    """Nats per token with a 95% interval, of so many answers."""
+    """Nats per token with a 95% interval, from `num_samples` answers."""
 
     value: float
     low: float
@@ -37,7 +37,7 @@ class GapRow(_Row):
 
 
 class ObedienceRow(_Row):
-    """Open wishes at one version: `before` of as many answers of the start model."""
+    """Open wishes at one version: of as many answers, the start model would follow in `before`."""
 
     followed: int
     asked: int
@@ -93,9 +93,9 @@ class PooledRow(_Row):
 
 
 class MeasuredHint(_Row):
-    """One hint at one version. `held_back`: measured at states that never train. `active_from`:
-    its number of steps when it last became active. `rested_at`: of one that rests, its gap when it
-    came to rest; None if that is not known.
+    """One hint at one version. `held_back`: measured at states that never train. `active_from`: its
+    number of steps when it last became active. `rested_at`: a resting hint's gap when it came to
+    rest; None if that is not known.
     """
 
     hint_id: str
@@ -110,12 +110,13 @@ class MeasuredHint(_Row):
 
 class VersionRow(_Row):
     """One version. `turns` and `objections` (accepted hints) are those of the run so far;
-    `obedience_of` are open wishes by the id of the hint that they are against; `keep` is the gap to
-    the start model at states of other kinds; `returned` are ended hints whose states answer as the
-    start does again, since this version; `deep_falls` of the last versions lost many open wishes
-    (`recovery.py`); `failure` says why training does not go on from here. With
-    `rehearsal.without_counter`: `unguarded_of` are open wishes by texts that
-    train too, of hints with none that only measures; `unmeasured` are hints without any.
+    `obedience_of` is obedience to open wishes, by the id of the hint that they are against; `keep`
+    is the gap to the start model at states of other kinds; `returned` are ended hints at whose
+    states the policy answers like the start again, since this version; `deep_falls` counts the last
+    versions that lost many open wishes (`recovery.py`); `failure` says why training does not go on
+    from here. With `rehearsal.without_counter`: `unguarded_of` is obedience measured with texts
+    that also train, for hints without one that only measures; `unmeasured` are hints without any
+    text.
     """
 
     time: float
@@ -152,7 +153,7 @@ class Journal:
 
 
 def read_rows(folder: Path) -> list[VersionRow]:
-    """All rows, oldest first; a last line that a killed process left unfinished is none."""
+    """All rows, oldest first; an unfinished last line of a killed process is left out."""
     path = folder / FILE
     if not path.exists():
         return []

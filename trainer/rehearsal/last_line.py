@@ -11,7 +11,7 @@ _BLOCK = 65_536
 
 
 def last_line(path: Path) -> str | None:
-    """None without one; what a killed process left unfinished is none."""
+    """None without one; an unfinished line of a killed process does not count."""
     if not path.exists():
         return None
     with path.open("rb") as file:

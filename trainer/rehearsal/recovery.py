@@ -1,8 +1,8 @@
-"""What follows for the next steps when open wishes are done less often than they should be: steps
-without a hinted sample, and smaller ones.
+"""What happens to the next steps when open wishes are followed too rarely: steps without a hinted
+sample, and smaller steps.
 
-One hinted sample of 24 is too much for them: a counter-lesson has a gradient only where an open
-wish is lost already, and AdamW takes a step of full size in whatever direction is left.
+Even one hinted sample in 24 damages open wishes: a counter-lesson has a gradient only where an open
+wish is already lost, and AdamW takes a step of full size in whatever direction is left.
 
 The rehearsal worker makes lessons by these shares and the trainer fills batches by them: both read
 the same row of RUN/rehearsal.jsonl.
@@ -18,8 +18,8 @@ from trainer.rehearsal.estimates import is_obedient
 from trainer.rehearsal.journal import VersionRow
 
 _DEEP = 2.0
-"""A fall is deep where so many times as much is lost as `rehearsal.obedience_floor` allows. Smaller
-ones come by chance: of 64 answers of a policy that lost nothing one in eight.
+"""A fall is deep if this many times as much is lost as `rehearsal.obedience_floor` allows. Smaller
+ones happen by chance: with 64 answers, one time in eight for a policy that lost nothing.
 """
 _REMEMBERED = 8
 """Versions after which a deep fall is forgotten."""
@@ -27,8 +27,8 @@ _LEAST_RATE = 0.25
 
 
 def shares_after(row: VersionRow | None, shares: LessonShares, floor: float) -> LessonShares:
-    """The shares of the step after the version that was measured last. `floor`: a share of the
-    start's open wishes, see `rehearsal.obedience_floor`.
+    """The shares of the step after the last measured version. `floor`: a share of the start's open
+    wishes, see `rehearsal.obedience_floor`.
     """
     is_fallen = row is not None and _is_fallen(row, floor)
     return replace(shares, hinted=False) if is_fallen else shares
@@ -41,9 +41,9 @@ def deep_falls(rows: Sequence[VersionRow], floor: float) -> int:
 
 
 def rate_after(row: VersionRow | None, floor: float) -> float:
-    """By what the learning rate is multiplied after the version that was measured last: halved for
-    each deep fall that is remembered. Steps went too far. One that wins open wishes back is a whole
-    one: in half of it they stay lost for another version.
+    """The factor of the learning rate after the last measured version: halved for each remembered
+    deep fall, because steps went too far. A step that wins open wishes back is a full one: with
+    half a step they stay lost for another version.
     """
     if row is None or _is_fallen(row, floor):
         return 1.0
@@ -51,8 +51,8 @@ def rate_after(row: VersionRow | None, floor: float) -> float:
 
 
 def _is_fallen(row: VersionRow, floor: float) -> bool:
-    """Whether a version lost open wishes. Version 0 is the start: it falls short by chance alone,
-    and its counter-lessons have no gradient but rounding errors.
+    """Whether a version lost open wishes. Version 0 is the start: it falls short only by chance,
+    and its counter-lessons have no gradient except rounding errors.
     """
     if row.version == 0 or row.obedience is None:
         return False

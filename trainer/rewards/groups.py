@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatistics:
-    """Of each sample's own group, all [N]; `std` (unbiased) is NaN of a group of one."""
+    """Of each sample's own group, all [N]; `std` (unbiased) is NaN for a group of one."""
 
     mean: Tensor
     std: Tensor
@@ -54,7 +54,7 @@ def group_pass_rates(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
 def _check(values_N: Tensor, groups_N: Tensor) -> None:
     if values_N.shape != groups_N.shape or values_N.ndim != 1:
         raise ValueError(
-            f"values {tuple(values_N.shape)} and groups {tuple(groups_N.shape)} must be [N] both"
+            f"values {tuple(values_N.shape)} and groups {tuple(groups_N.shape)} must both be [N]"
         )
     if len(groups_N) and int(groups_N.min()) < 0:
         raise ValueError("a group number is negative; number groups from 0 (group_ids)")

@@ -64,12 +64,12 @@ def grpo_passk_advantages(
 ) -> Tensor:
     """The best rollout of a group gets (best - second best) / (std + epsilon), all others 0.
 
-    Of equally good ones none gets anything. Raises ValueError for a group of one.
+    Of several equally good ones none gets anything. Raises ValueError for a group of one.
     """
     rewards_B = rollout_rewards(token_rewards_BT, mask_BT)
     statistics = group_statistics(rewards_B, groups_B)
     if bool((statistics.count < 2).any()):
-        raise ValueError("a group has one rollout; the pass@k advantage needs at least two of each")
+        raise ValueError("a group has one rollout; the pass@k advantage needs at least two in each")
     advantages_B = torch.zeros_like(rewards_B)
     for group in torch.unique(groups_B):
         members = torch.nonzero(groups_B == group).squeeze(-1)

@@ -1,4 +1,4 @@
-"""What a response's length takes from its reward, and what to watch where length is at stake.
+"""How a response's length reduces its reward, and metrics to watch when length is at stake.
 
 Formulas: ALGORITHMS 8.8, with what each did in the source: uniform collapsed to empty responses,
 group-relative was a race to the bottom, the frozen anchor was stable. Lengths are in tokens.
@@ -27,7 +27,7 @@ def uniform_penalty(rewards_N: Tensor, lengths_N: Tensor, *, coef: float = UNIFO
 def group_lambda(lengths_N: Tensor) -> Tensor:
     """.5 - (L - min) / (max - min) of one group [N]: .5 for the shortest, -.5 for the longest.
 
-    0 for all where all are equally long.
+    0 for all if all are equally long.
     """
     if lengths_N.numel() == 0:
         return lengths_N.clone()
@@ -94,7 +94,7 @@ QUANTILES = (0.1, 0.5, 0.9, 0.99)
 
 @torch.no_grad()
 def length_metrics(lengths_N: Tensor, correct_N: Tensor | None = None) -> dict[str, float]:
-    """Mean, extremes and quantiles, and the share of empty responses; NaN of no samples.
+    """Mean, extremes and quantiles, and the share of empty responses; NaN without samples.
 
     With `correct_N` (above 0: correct) also the mean of either kind and their difference, wrong
     minus correct; a NaN is neither.

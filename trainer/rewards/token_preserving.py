@@ -1,8 +1,8 @@
 """Advantages that keep a process reward at its token instead of summing it away.
 
-Outcome and process rewards are normalised separately, then every token gets the sum of what comes
-at and after it (ALGORITHMS 8.6). Standard GRPO sums a rollout's rewards first, which leaves one
-number per rollout. Shapes: B rollouts, T tokens.
+Outcome and process rewards are normalised separately, then every token gets the sum of those at and
+after it (ALGORITHMS 8.6). Standard GRPO sums a rollout's rewards first, which leaves one number per
+rollout. Shapes: B rollouts, T tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def returns(rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def token_preserving_advantages(
     rewards_BT: Tensor, mask_BT: Tensor, *, epsilon: float = EPSILON
 ) -> TokenPreserving:
-    """(r - mean) / (std + epsilon) of outcomes and of process rewards apart, then the returns.
+    """(r - mean) / (std + epsilon) of outcomes and of process rewards separately, then the returns.
 
     A kind with fewer than two rewards stays as it is; equal rewards of a kind become 0. Raises
     ValueError for a reward at mask 1 that is not finite.
@@ -70,12 +70,3 @@ def token_preserving_advantages(
         outcome=outcome,
         process=process,
     )
-
-
-@torch.no_grad()
-def jointly_normalised_advantages(rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """The returns of all token rewards normalised together [B, T]: the variant to compare with.
-
-    The many zeros shift the mean, so that every token without reward is pushed as well.
-    """
-    return returns(normalise(rewards_BT, mask_BT, epsilon=0.0).values, mask_BT)

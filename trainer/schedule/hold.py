@@ -1,10 +1,10 @@
 """When generation waits for training: the trainer's side of `trainer.schedule`.
 
-`sync` holds from the moment at which a batch is full until its weights are served. `step_off` holds
-while a new sample would train more than `steps_off` versions after its own (ALGORITHMS 5.5).
-`async` never holds. Every hold ends after `max_hold_s`, and then there is none until the next
-version is served; and at once when training stops, whatever the reason. If this process is killed,
-its hold ends with it (`rollout_bridge.engine.hold_file`).
+`sync` holds from the moment a batch is full until its weights are served. `step_off` holds while a
+new sample would train more than `steps_off` versions after its own (ALGORITHMS 5.5). `async` never
+holds. Every hold ends after `max_hold_s`, and then there is none until the next version is served.
+It ends at once when training stops, whatever the reason. If this process is killed, its hold ends
+with it (`rollout_bridge.engine.hold_file`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Holds:
         self._is_stepping = True
 
     def no_batch(self) -> None:
-        """There is no full batch, or not any more."""
+        """There is no full batch, or no longer one."""
         if self._config.schedule == "sync":
             self._end("no_batch")
 
@@ -74,13 +74,13 @@ class Holds:
             self._end("served")
 
     def close(self) -> None:
-        """Training stops: nobody waits any more."""
+        """Training stops: no request waits any longer."""
         self._is_stepping = False
         self._end("stopped")
 
     def metrics(self) -> dict[str, float]:
         """Since the last call: seconds for which generation was held, and holds by their end; and
-        both since this process began. Nothing where the schedule never holds.
+        both since this process began. Empty if the schedule never holds.
         """
         if not self._config.holds_generation:
             return {}
@@ -98,7 +98,7 @@ class Holds:
         return found
 
     async def watch(self) -> None:
-        """Until cancelled: look whether a hold is to end and, with `step_off`, to begin."""
+        """Until cancelled: check whether a hold must end and, with `step_off`, begin."""
         while self._config.holds_generation:
             if self._order is not None and self._stop_file.exists():
                 self._end("stopped")
@@ -109,7 +109,7 @@ class Holds:
                 try:
                     await self._limit()
                 except StoreError as error:
-                    logger.warning("how far generation is ahead is not known: %s", error)
+                    logger.warning("it is not known how far generation is ahead: %s", error)
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _limit(self) -> None:
@@ -122,7 +122,7 @@ class Holds:
             self._end("room")
         elif not self._stop_file.exists():
             self._begin(
-                f"{ahead} samples are ahead of training, which trains {self._batch_size} in a "
+                f"{ahead} samples are ahead of training, which trains {self._batch_size} per "
                 f"step (trainer.schedule step_off, steps_off {steps_off})",
             )
 
@@ -151,9 +151,9 @@ class Holds:
         self._ends[end] += 1
         if end == "max_hold":
             logger.warning(
-                "generation was held for %.1f s and goes on before the step is done: it took "
+                "generation was held for %.1f s and resumes before the step is done: it took "
                 "longer than trainer.max_hold_s",
                 held_s,
             )
         else:
-            logger.info("generation goes on after %.1f s: %s", held_s, end)
+            logger.info("generation resumes after %.1f s: %s", held_s, end)

@@ -1,4 +1,4 @@
-"""RUN/rollback: the trainer goes back to an older version at its next look, or when it starts.
+"""RUN/rollback: the trainer goes back to an older version at its next check, or when it starts.
 
 The order is removed once the version that restores the older one is published. It knows no weights.
 """
@@ -21,17 +21,17 @@ def order_rollback(folder: Path, version: int) -> None:
 
 
 def read_rollback(folder: Path) -> int | None:
-    """The version to go back to, if that is ordered. Raises CheckpointError for another content."""
+    """The version to go back to, if that is ordered. Raises CheckpointError for other content."""
     path = folder / ROLLBACK_FILE
     try:
         text = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return None
     if not text.isdecimal():
-        raise CheckpointError(f"{path}: {text[:40]!r} is no version; delete the file")
+        raise CheckpointError(f"{path}: {text[:40]!r} is not a version; delete the file")
     return int(text)
 
 
 def remove_rollback(folder: Path) -> None:
-    """The order is followed, or cannot be."""
+    """The order was followed, or cannot be."""
     (folder / ROLLBACK_FILE).unlink(missing_ok=True)

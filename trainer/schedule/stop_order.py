@@ -1,7 +1,8 @@
-"""RUN/stop: training ends at its next look. Whoever orders it may say why, and what is to serve.
+"""RUN/stop: training ends at its next check. The order may give the reason, and the version to
+serve.
 
-An empty file orders as much. It stays until somebody deletes it: a run that was stopped for a
-reason does not begin again by itself.
+An empty file is an order too. It stays until somebody deletes it: a run that was stopped for a
+reason does not start again by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 STOP_FILE = "stop"
 LOOK_EVERY_S = 1.0
-"""How often who waits for the order's end looks."""
+"""Pause between two checks whether the order is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,21 +26,21 @@ class StopOrder:
 
 
 def order_stop(folder: Path, order: StopOrder) -> None:
-    """Write it, whole or not at all; one that is there already stays."""
+    """Write it, whole or not at all; an existing order stays."""
     if not (folder / STOP_FILE).exists():
         _write(folder, order)
 
 
 def serve_newest(folder: Path) -> None:
-    """A stop order goes on without its `serve_version`: the newest version is to serve."""
+    """Remove `serve_version` from a stop order: the newest version is to serve."""
     order = read_stop(folder)
     if order is not None and order.serve_version is not None:
         _write(folder, StopOrder(reason=order.reason))
 
 
 def stop_and_serve(folder: Path, order: StopOrder) -> None:
-    """As `order_stop`, but what is to serve replaces that of an order which is there already, with
-    its reason.
+    """Like `order_stop`, but in an existing order, which keeps its reason, `serve_version` is
+    replaced.
     """
     known = read_stop(folder)
     reason = order.reason if known is None else known.reason
@@ -53,7 +54,7 @@ def _write(folder: Path, order: StopOrder) -> None:
 
 
 def read_stop(folder: Path) -> StopOrder | None:
-    """The order, if there is one; what is no order of ours is its reason."""
+    """The order, if there is one; any other text becomes its reason."""
     try:
         text = (folder / STOP_FILE).read_text(encoding="utf-8").strip()
     except FileNotFoundError:

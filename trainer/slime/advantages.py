@@ -1,12 +1,12 @@
 """The advantage hook's work: carriers -> views of turns -> corrections, denominators, advantages.
 
 Everything that depends on the whole batch is settled here, before slime's first micro-batch: how
-turns compare by reward, statistics of the gap, what correction takes out (and so what the loss
+turns compare by reward, statistics of the gap, what correction removes (and so what the loss
 divides by), the guards. Ranks exchange a few numbers per token once.
 
-One thing slime does not give at this point: log-probs at another temperature than 1. A turn that
-was sampled at another one is corrected in the loss hook; what a rule rejects of it whole still
-counts in denominators that count turns or rows.
+At this point slime gives no log-probs at temperatures other than 1. A turn that was sampled at
+another one is corrected in the loss hook; if a rule rejects it as a whole, it still counts in
+denominators that count turns or rows.
 
 Shapes: R tokens of a row's response, r those of them on this rank; B rows, T columns.
 """
@@ -55,7 +55,7 @@ def prepare(
     """Advantages of this rank's rows; hangs a `RowState` on each row's `rollout_log_probs`.
 
     Takes the carriers out of `rollout_data["prompt"]`. Raises ValueError for data that do not fit
-    each other, NonFiniteError and DistillationOffError as the embedded trainer does.
+    together, NonFiniteError and DistillationOffError as the embedded trainer does.
     """
     carriers = take_carriers(rollout_data)
     step = new_step(rollout_data, carriers, trainer)
@@ -88,8 +88,8 @@ def _settle(
     step: Step,
     ranks: Ranks,
 ) -> list[dict[str, float]]:
-    """The moments of all ranks; sets what `step` says of the share that can be compared, and of
-    this rank's advantages.
+    """The moments of all ranks; sets, in `step`, the share that can be compared and the sum of this
+    rank's advantages.
     """
     comparable_BT = local.batch.spread(
         [torch.isfinite(view.rollout).float() for view in local.views], fill=0.0
@@ -146,7 +146,7 @@ def _row_scale(
     weights_BT: Tensor,
     step: Step,
 ) -> Tensor:
-    """What turns slime's weight of a token into ours [B, T]: a row counts as its turns.
+    """Factors that turn slime's weight of a token into ours [B, T]: a row counts as its turns.
 
     slime's policy loss is linear in positive factors of the advantage. Raises ValueError for what
     it cannot express.
@@ -156,7 +156,7 @@ def _row_scale(
             if comparable(turn.sample) and turn.sample.temperature != 1.0:
                 raise ValueError(
                     f"turn {turn.sample.turn_id} was sampled at temperature "
-                    f"{turn.sample.temperature:g}, and slime's policy loss is at temperature 1: "
+                    f"{turn.sample.temperature:g}, but slime's policy loss is at temperature 1: "
                     "use the loss type custom_loss"
                 )
     sums_B1 = torch.stack(list(rollout_data["rollout_mask_sums"])).reshape(-1, 1)

@@ -1,6 +1,6 @@
-"""A rank's rows as the objective sees them before the step, and what all ranks make of theirs.
+"""A rank's rows as the objective sees them before the step, and the figures of all ranks together.
 
-It knows log-probs and what correction takes out, which the loss's denominators follow from. It does
+It knows log-probs and what correction removes, from which the loss's denominators follow. It does
 not know advantages. Ranks exchange a few numbers per token once.
 
 Shapes: R tokens of a row's response; B rows, T columns.
@@ -68,7 +68,7 @@ def before_step(local: RowBatch, logprobs: Sequence[Tensor], trainer: TrainerCon
 
 
 def _carried(local: RowBatch) -> list[tuple[int, CarriedTurn]]:
-    """The turns, each with the place of its view; views of rows without turns are passed over."""
+    """The turns, each with the place of its view; views of rows without turns are skipped."""
     turns: list[tuple[int, CarriedTurn]] = []
     place = 0
     for state in local.states:
@@ -115,7 +115,7 @@ def agree(
 ) -> RankFigures:
     """The figures of all ranks as one; sets the counts and statistics of `step`.
 
-    Raises ValueError if turns of the batch are missing or stand twice, NonFiniteError if too many
+    Raises ValueError if turns of the batch are missing or occur twice, NonFiniteError if too many
     tokens are not finite.
     """
     counts = GlobalCounts.of(rows.tokens.mask_BT, rows.tokens.turn_ids_BT)

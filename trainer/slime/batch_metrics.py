@@ -1,5 +1,5 @@
-"""What the batch of one slime step says of itself before the step, under the names of the embedded
-trainer. slime logs these under `rollout/`.
+"""Metrics of the batch of one slime step, before the step, under the names of the embedded trainer.
+slime logs these under `rollout/`.
 """
 
 from __future__ import annotations
@@ -124,4 +124,4 @@ _ANY_TURN = (
         version_gap=0,
     ),
 )
-"""A batch that tells which metrics a correction reports."""
+"""A batch that shows which metrics a correction reports."""

@@ -18,7 +18,7 @@ from trainer.slime.batch_metrics import TurnFigures
 
 
 class RankFigures(NamedTuple):
-    """What a data rank tells the others."""
+    """What a data rank sends to the others."""
 
     facts: BatchFacts
     counts: GlobalCounts
@@ -27,8 +27,8 @@ class RankFigures(NamedTuple):
 
 
 def take_carriers(rollout_data: dict[str, Any]) -> list[RowCarrier]:
-    """The carriers of this rank's rows, checked against slime's own keys, and no longer among them:
-    slime's log would stumble over them.
+    """The carriers of this rank's rows, checked against slime's own keys, and removed from these,
+    as slime's log cannot handle them.
     """
     carriers = rollout_data.pop("prompt", None)
     lengths, totals = rollout_data["response_lengths"], rollout_data["total_lengths"]
@@ -51,7 +51,7 @@ def take_carriers(rollout_data: dict[str, Any]) -> list[RowCarrier]:
 def _check_row(
     carrier: RowCarrier, tokens: Tensor, mask: Tensor, response_length: int, total_length: int
 ) -> None:
-    """Whether a carrier speaks of the row that it came with (ALGORITHMS 7.7)."""
+    """Whether a carrier describes the row that it came with (ALGORITHMS 7.7)."""
     name = carrier.turns[0].sample.turn_id if carrier.turns else "(a row without turns)"
     if (carrier.num_tokens, carrier.response_length) != (total_length, response_length):
         raise ValueError(
@@ -63,11 +63,11 @@ def _check_row(
     ids = tokens.cpu().numpy()
     for turn in carrier.turns:
         if not np.array_equal(ids[turn.start : turn.end], turn.sample.response_ids):
-            raise ValueError(f"turn {turn.sample.turn_id}: its row holds other tokens")
+            raise ValueError(f"turn {turn.sample.turn_id}: its row has other tokens")
 
 
 def check_complete(parts: Sequence[RankFigures], carriers: Sequence[RowCarrier]) -> None:
-    """Raises ValueError unless the ranks together hold every turn of one batch once."""
+    """Raises ValueError unless the ranks together have every turn of one batch once."""
     facts = carriers[0].batch
     sent = facts.without_histories()
     if any(part.facts != sent for part in parts) or any(one.batch != facts for one in carriers):

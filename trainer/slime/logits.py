@@ -1,8 +1,8 @@
-"""Log-probs out of logits whose vocabulary lies on several ranks: what slime's loss hook is given.
+"""Log-probs from logits whose vocabulary is split over ranks: the input of slime's loss hook.
 
 The embedded trainer computes the same from hidden states (objectives/linear/logprobs.py) and never
-holds logits; Megatron has made them already. A chunk of rows is done at a time and computed again
-for the backward pass, so that beside the logits only their gradient has their size.
+holds logits; Megatron has made them already. One chunk of rows is done at a time and computed again
+for the backward pass, so that besides the logits only their gradient has their size.
 
 Shapes: T rows of logits, N of them wanted, t and n those of one chunk; V vocabulary, v this rank's
 part of it; K ids per token.
@@ -34,7 +34,7 @@ class LogitsRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsLogprobs:
-    """Natural logs in float32, at temperature 1 but for `sampled_N` (the same tensor if every
+    """Natural logs in float32, at temperature 1 except `sampled_N` (the same tensor if every
     temperature is 1). NaN, without gradient, for a token whose logits are not finite. `topk_ids_NK`
     and an entropy not asked for with one have no gradient.
     """
@@ -62,7 +62,7 @@ def logits_logprobs(
     if request.support_ids_NK is not None:
         columns_NK = torch.cat([columns_NK, request.support_ids_NK], dim=-1)
     found, tops = [], []
-    # One split: its gradient is put together once, that of slices once for each of them.
+    # One split: its gradient is put together once; with slices, once for each of them.
     for number, logits_tv in enumerate(logits_Tv.split(chunk_tokens)):
         first = number * chunk_tokens
         edges = torch.tensor([first, first + len(logits_tv)], device=places_N.device)
@@ -125,8 +125,8 @@ def _chunk(
 
 
 def _finite(logits_nv: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Which tokens [n, 1] have usable logits, and zeros in the place of the others: what is not a
-    number must reach no gradient. -inf is a masked id and allowed.
+    """Which tokens [n, 1] have usable logits, and zeros in place of the others: NaN must reach no
+    gradient. -inf is a masked id and allowed.
     """
     broken_n1 = (logits_nv.isnan() | (logits_nv == torch.inf)).any(dim=-1, keepdim=True)
     all_masked_n1 = torch.isneginf(_peak(logits_nv, ranks))

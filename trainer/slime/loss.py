@@ -93,7 +93,7 @@ class _OwnTokens:
 def _logprobs(
     args: Any, batch: dict[str, Any], logits: Tensor, rows: RowBatch, ranks: Ranks
 ) -> TokenLogprobs:
-    """Log-probs of the policy tokens of all rows, out of this rank's part of them."""
+    """Log-probs of the policy tokens of all rows, from this rank's part of them."""
     trainer = rows.states[0].step.trainer
     own = _OwnTokens.of(rows, ranks)
     places = ranks.scoring_places(args, batch, logits.shape[1])
@@ -170,8 +170,8 @@ def _metrics(
     metrics[gap] = metrics[gap] / share if share > 0 else torch.full_like(metrics[gap], torch.nan)
     overlap = "opd/overlap_token_advantage"
     if overlap in metrics:
-        # Of all tokens, 0 where nothing overlaps: who divides by `opd/overlapping_frac` over the
-        # whole batch has what the embedded trainer reports under the shorter name.
+        # Over all tokens, 0 where nothing overlaps: divided by `opd/overlapping_frac` over the
+        # whole batch, it is what the embedded trainer reports under the shorter name.
         metrics[f"{overlap}_of_all"] = metrics.pop(overlap)
     metrics["guard/nonfinite_tokens"] = result.token_sums["nonfinite"].float()
     metrics["guard/rejected_tokens"] = rows.batch.mask_BT.sum() - assembled.tokens.mask_BT.sum()
@@ -186,8 +186,8 @@ def _metrics(
 
 def _probe(result: ObjectiveResult, now: TokenLogprobs, step: Step, states: list[RowState]) -> None:
     """Whether the distillation term has a gradient (ALGORITHMS 7.7), with respect to log-probs: no
-    pass through the model is needed for it. slime offers no place behind the last micro-batch and
-    before the optimiser, so the last one of this rank decides.
+    pass through the model is needed for it. slime offers no hook between the last micro-batch and
+    the optimiser, so the last one of this rank decides.
     """
     inputs = [now.logprobs_BT, now.logprobs_sampled_BT, now.support_BTK]
     used = [one for one in inputs if one is not None and one.requires_grad]

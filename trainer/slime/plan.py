@@ -1,8 +1,8 @@
 """Which objectives can be trained inside slime, and the flags of slime that each of them takes.
 
-Our loss hook (`custom_loss`) computes every objective that needs no model beside slime's own, with
-the code of the embedded trainer. slime's loss (`policy_loss`) can stand in for the default
-objective alone; our advantages and our rollout correction then act inside it.
+Our loss hook (`custom_loss`) computes every objective that needs no model besides slime's own, with
+the code of the embedded trainer. slime's loss (`policy_loss`) can stand in only for the default
+objective; our advantages and our rollout correction then act inside it.
 
 It imports no torch and no slime: launches and dry runs call it.
 """
@@ -29,7 +29,7 @@ _REQUIRED: tuple[tuple[str, object, str], ...] = (
     ("use_rollout_logprobs", False, "that is trainer.correction.mode"),
     ("use_critic", False, "there is no critic"),
     ("use_opsm", False, "that is trainer.objective.opsm_delta"),
-    ("allgather_cp", False, "rows lie over context ranks as ring attention has them"),
+    ("allgather_cp", False, "rows are split over context ranks as ring attention does"),
     ("keep_old_actor", False, "log-probs before the step are those of the weights that step"),
 )
 """slime's settings that would change what is learned: name, value, what to use instead."""
@@ -43,17 +43,17 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
             f"trainer.teacher.kind {trainer.teacher.kind} needs a second model in the trainer, "
             "which slime does not hold: set it to engine"
         )
-    if "teacher_in_trainer" in objective.needs:
+    if objective.needs & {"teacher_in_trainer", "teacher_tokens"}:
         return (
             f"objective {objective.name!r} needs a teacher in the trainer, which slime does not "
             "hold: choose hindsight_opd, supervised_opd, forward_kl_topk, topk_tail_reverse_kl, or "
             "support_of = teacher"
         )
     if trainer.replay_times != 1:
-        return "the handover names each turn once: set trainer.replay_times = 1"
+        return "slime is handed each turn once: set trainer.replay_times = 1"
     if objective.needs_sampling_weights:
         return (
-            "slime does not hold the weights of earlier steps beside its own: unset "
+            "slime does not hold the weights of earlier steps besides its own: unset "
             "objective.engine_cap"
         )
     if trainer.epochs_per_batch != 1:
@@ -69,6 +69,11 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
         return (
             "correction.batch_normalize needs what slime does not give before its first "
             "micro-batch, log-probs at each sample's temperature: set it to false"
+        )
+    if objective.values_turns:
+        return (
+            "slime's hooks see a part of each batch, but reward_baseline process compares all of "
+            "it: choose the baseline session"
         )
     if objective.charges_kl:
         return (
@@ -89,7 +94,7 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
 
 
 def sample_needs(trainer: TrainerConfig) -> SampleNeeds:
-    """What a turn must bring to be trained on; for slime's `hindsight_needs`."""
+    """What a turn must have to be trained on; for slime's `hindsight_needs`."""
     objective, history, outcomes = trainer.objective, trainer.history, trainer.outcomes()
     return SampleNeeds(
         teacher="teacher_scalar" in objective.needs,

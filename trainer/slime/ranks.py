@@ -21,7 +21,7 @@ class Ranks(Protocol):
 
     context_size: int
     is_first: bool
-    """Whether this process speaks for all."""
+    """Whether this process reports for all."""
 
     def scoring_places(self, args: Any, batch: dict[str, Any], num_places: int) -> list[Tensor]:
         """For each row, which of this rank's `num_places` rows of logits score its tokens of the
@@ -62,7 +62,7 @@ class MegatronRanks:
     """The process groups of Megatron, and slime's layout of tokens in them."""
 
     def __init__(self) -> None:
-        # Only inside slime's trainer are there such modules.
+        # These modules exist only inside slime's trainer.
         from megatron.core import mpu  # pyright: ignore[reportMissingImports]
         from slime.backends.megatron_utils import (  # pyright: ignore[reportMissingImports]
             cp_utils,
@@ -73,7 +73,7 @@ class MegatronRanks:
         self._context: Any = cp_utils
         self._loss: Any = loss
         self.context_size: int = mpu.get_context_parallel_world_size()
-        # The hooks run on the last stage of a pipeline alone.
+        # The hooks run only on the last stage of a pipeline.
         self.is_first: bool = (
             mpu.get_data_parallel_rank(with_context_parallel=True) == 0
             and mpu.get_tensor_model_parallel_rank() == 0
@@ -82,7 +82,7 @@ class MegatronRanks:
     def scoring_places(self, args: Any, batch: dict[str, Any], num_places: int) -> list[Tensor]:
         """As `Ranks.scoring_places`."""
         device = batch["unconcat_tokens"][0].device
-        # Numbers in the place of logits: slime's own cut says where those of each row stand.
+        # Numbers in place of logits: slime's own split shows where those of each row are.
         numbers = torch.arange(num_places, dtype=torch.float32, device=device)
         pairs = self._loss.get_responses(
             numbers.reshape(1, -1, 1),

@@ -1,7 +1,7 @@
-"""Carriers -> rows with views of their turns, and a step of which nothing is known yet.
+"""Carriers -> rows with views of their turns, and a step about which nothing is known yet.
 
-It knows what was recorded, judged and scored of each turn, and how turns compare by reward. It does
-not know the policy's log-probs, nor other ranks.
+It knows each turn's records, verdicts and scores, and how turns compare by reward. It does not know
+the policy's log-probs, nor other ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.slime.rows import RowState, Step, filler_view
 def new_step(
     rollout_data: dict[str, Any], carriers: Sequence[RowCarrier], trainer: TrainerConfig
 ) -> Step:
-    """A step of which nothing is known yet."""
+    """A step about which nothing is known yet."""
     return Step(
         trainer=trainer,
         counts=GlobalCounts(turns=0, sequences=0, tokens=0.0),
@@ -99,7 +99,7 @@ def row_states(
 
 
 def _viewer(facts: BatchFacts, plan: TeachingPlan) -> Callable[[CarriedTurn], TurnView]:
-    """What makes the view of a turn of this batch."""
+    """A function that makes the view of a turn of this batch."""
     turns = compared(facts)
     rewards = reward_advantages(turns, plan.options)
     eligible = eligible_turns(turns, plan.options)
@@ -108,7 +108,7 @@ def _viewer(facts: BatchFacts, plan: TeachingPlan) -> Callable[[CarriedTurn], Tu
         reason = unteachable(turn.sample, plan)
         if reason is not None:
             raise ValueError(
-                f"turn {turn.sample.turn_id} cannot train ({reason}); such turns are to be dropped "
+                f"turn {turn.sample.turn_id} cannot train ({reason}); such turns must be dropped "
                 "when they are leased"
             )
         taught = teach([turn.sample], plan, None)[0]

@@ -2,7 +2,7 @@
 
 A row's response (everything after its first prompt) stands in columns 1 to R of a row of tensors;
 column 0 is the last token of that prompt, since no first token of a sequence has a log-prob. What
-the hooks know of a row hangs on its `rollout_log_probs` tensor, the one value that slime hands on
+the hooks know of a row hangs on its `rollout_log_probs` tensor, the one value that slime passes on
 unchanged to its loss and to the correction.
 
 Shapes: R tokens of a row's response, r those of them that this rank holds; B rows, T columns.
@@ -76,7 +76,7 @@ def attached(rollout_log_probs: Sequence[Tensor] | None) -> list[RowState]:
     states = [getattr(values, _STATE, None) for values in rollout_log_probs or ()]
     if not states or any(state is None for state in states):
         raise ValueError(
-            "rows of slime's batch carry nothing of their turns: set "
+            "rows of slime's batch carry no data on their turns: set "
             "--custom-advantage-function-path trainer.slime.hooks.advantage_hook, and let nothing "
             "replace rollout_log_probs after it"
         )

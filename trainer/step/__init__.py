@@ -1,1 +1,1 @@
-"""One step after the other: lease, update, checks, calibration, what is reported of it."""
+"""One step after the other: lease, update, checks, calibration, reports."""

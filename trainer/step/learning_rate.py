@@ -10,8 +10,8 @@ from trainer.config import TrainerConfig
 def learning_rate_at(step: int, config: TrainerConfig) -> float:
     """The rate of step `step` (0 is the first): up linearly over the warm-up, then by its style.
 
-    linear and cosine fall from the peak to 0 at `max_steps`, as Megatron's of these names do with
-    that many decay iterations.
+    linear and cosine fall from the peak to 0 at `max_steps`, like Megatron's styles of these names
+    with that many decay iterations.
     """
     warmup, peak = config.warmup_steps, config.learning_rate
     if step < warmup:

@@ -1,4 +1,4 @@
-"""Which batch is trained next: leased from the store, or what keeps it from being full.
+"""Which batch is trained next: one leased from the store, or none while it is not full.
 
 What is unusable or too old is dropped here, with its reason. It knows no weights and takes no step.
 """
@@ -23,7 +23,7 @@ from trainer.step.lessons import LessonMix
 logger = logging.getLogger(__name__)
 
 FINISH_FILE = "finish"
-"""No more turns will come: what is left over is a last, smaller batch, then the trainer ends."""
+"""No more turns will come: the rest is a last, smaller batch, then the trainer ends."""
 
 
 class Leasing:
@@ -72,7 +72,7 @@ class Leasing:
             count=size,
             ttl_s=self._config.lease_ttl_s,
             whole_sessions=self._config.whole_sessions,
-            # At its end a run trains what there is, whosever it is.
+            # At its end a run trains what there is, whatever its scope.
             share=UNCAPPED if finishes else self._config.share,
             lessons=self._lessons.shares(is_full=num_turns >= size, finishes=finishes),
             history=self._config.history,
@@ -103,7 +103,7 @@ class Leasing:
             await self._store.drop_lesson(self._owner, sample.turn_id, LessonDrop(reason.value))
 
     async def expire(self, chain: Sequence[int]) -> None:
-        """Drop what versions too old for the next step sampled."""
+        """Drop samples of versions that are too old for the next step."""
         oldest = oldest_allowed(chain, self._config.staleness_bound)
         expired = await self._store.expire_stale(oldest_allowed=oldest)
         if expired:
@@ -118,7 +118,7 @@ class Leasing:
         return (self._run_folder / FINISH_FILE).exists()
 
     async def is_through(self) -> bool:
-        """Whether nothing is left of what came."""
+        """Whether no more turns will come and none is left."""
         if not self.finishes:
             return False
         return await self._store.ready_count(repeats=self._config.replay_times > 1) == 0

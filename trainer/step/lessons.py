@@ -1,4 +1,6 @@
-"""Lessons in a batch: when they are waited for, what of it is hinted, what is reported by kind."""
+"""Lessons in a batch: when a batch waits for them, which samples are hinted, what is reported by
+kind.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 SAY_EVERY_S = 60.0
 LIVE = "live"
-"""The kind of a turn, beside those of lessons."""
+"""The kind of a turn, next to those of lessons."""
 
 
 def kind_of(sample: ReadySample) -> str:
@@ -35,15 +37,15 @@ def kind_of(sample: ReadySample) -> str:
 
 def hinted_places(samples: Sequence[ReadySample]) -> list[int]:
     """Places of the samples whose teacher reads a hint. Counter- and keep-lessons hold the policy
-    to the start: their small gaps do not say that a batch teaches nothing.
+    to the start: their small gaps do not mean that a batch teaches nothing.
     """
     return [place for place, one in enumerate(samples) if one.lesson in (None, LessonKind.HINT)]
 
 
 def teaches(samples: Sequence[ReadySample], totals: BatchTotals, floor: float) -> bool:
-    """Whether a batch's mean |teacher - student| is more than `floor`, the noise in nats: that of
-    its hinted samples. One without any brings back what ended hints taught: when that is enough is
-    measured, so it need not be more than the noise, only more than nothing.
+    """Whether the mean |teacher - student| of a batch's hinted samples is more than `floor`, the
+    noise in nats. A batch without any undoes what ended hints taught or wins open wishes back: a
+    measurement decides when that is enough, so its mean need not be above the noise, only above 0.
     """
     hinted = hinted_places(samples)
     if hinted:
@@ -52,9 +54,9 @@ def teaches(samples: Sequence[ReadySample], totals: BatchTotals, floor: float) -
 
 
 def lesson_metrics(samples: Sequence[ReadySample], totals: BatchTotals) -> dict[str, float]:
-    """Of a batch with lessons: how many of each kind, and the mean |teacher - student| of its
-    tokens, in nats; without a token that has a teacher none. And how many of each hint. Of one
-    without: nothing.
+    """For a batch with lessons: how many of each kind and of each hint, and by kind the mean
+    |teacher - student| of the tokens that have a teacher, in nats. Empty for a batch without
+    lessons.
     """
     if all(sample.lesson is None for sample in samples):
         return {}
@@ -82,7 +84,7 @@ def pool_metrics(
 
 
 class _MeasurementWait:
-    """Says once a minute that training waits for a measurement, and for how long it has."""
+    """Logs once a minute that training waits for a measurement, and for how long it has."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -93,7 +95,7 @@ class _MeasurementWait:
         self._since = None
 
     def say(self, version: int) -> None:
-        """At each look."""
+        """At each check."""
         now = time.monotonic()
         if self._since is None:
             self._since = self._said_at = now
@@ -122,10 +124,10 @@ class LessonMix:
         self._steps_alone = 0
 
     async def awaits_measurement(self, version: int) -> bool:
-        """Whether `version` is still to be measured: what its next step is made of, and whether
-        there is one, depends on it. However long that takes; never where no hint is practised, as
-        the rehearsal worker then measures nothing. One that failed is measured again where
-        somebody took the order to stop away.
+        """Whether `version` has yet to be measured, however long that takes: whether there is a
+        next step, and what it contains, depends on it. Never if no hint is practised, as the
+        rehearsal worker then measures nothing. A version that failed is measured again if somebody
+        removed the stop order.
         """
         if self._rehearsal is None:
             return False
@@ -145,8 +147,8 @@ class LessonMix:
         return sum(number for (_, state), number in counts.items() if state is LessonState.READY)
 
     def shares(self, *, is_full: bool, finishes: bool) -> LessonShares | None:
-        """What lessons have of the next batch. `is_full`: turns alone would fill it; they go alone
-        once that was so for `lesson_wait_s`, and at once where a run `finishes`.
+        """How much of the next batch lessons fill. `is_full`: turns alone would fill it; they train
+        alone after that was so for `lesson_wait_s`, and at once if a run `finishes`.
         """
         if self._rehearsal is None:
             return None
@@ -164,7 +166,7 @@ class LessonMix:
         return replace(shares, alone=alone, hold_s=0.0 if finishes else shares.hold_s)
 
     def rate(self) -> float:
-        """By what the learning rate of the next step is multiplied."""
+        """The factor of the next step's learning rate."""
         if self._rehearsal is None:
             return 1.0
         rate = rate_after(self._journal.read(), self._rehearsal.obedience_floor)
@@ -177,9 +179,9 @@ class LessonMix:
         self._full_since = None
 
     async def metrics(self, samples: Sequence[ReadySample]) -> dict[str, float]:
-        """After a step on `samples`: lessons at hand and dropped, and steps that went without any
-        though counter-lessons were on their way, since this process began; and what the version
-        that was measured last came to.
+        """After a step on `samples`: lessons ready and dropped; steps since this process began that
+        had no lessons though counter-lessons were on their way; and the results of the last
+        measured version.
         """
         if self._rehearsal is None:
             return {}

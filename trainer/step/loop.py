@@ -26,6 +26,8 @@ from records.reading.summary import VoteSummary
 from records.store import Store
 from records.training.staleness import steps_since
 from records.types import Ids, ReadySample
+from rollout_bridge.engine.errors import EngineError
+from trainer.batch.engine_tokens import TokenScorer, scored_by_engine
 from trainer.calibration.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.calibration.self_check import self_check
 from trainer.checkpoints.checkpoint import Checkpoints
@@ -64,6 +66,8 @@ from trainer.step.versions import Versions
 logger = logging.getLogger(__name__)
 
 CALIBRATION_FILE = "calibration.json"
+SCORED_AT_ONCE = 4
+"""Turns whose side samples an engine scores at a time."""
 
 
 class TrainedEngine(PublishingEngine, Scorer, Protocol):
@@ -88,7 +92,9 @@ class EmbeddedTrainer:
         rehearsal: RehearsalConfig | None,
         publication: Publication,
         guarded: bool,
+        teacher: TokenScorer | None,
     ):
+        self._teacher = teacher
         self.store = store
         self.config = config
         self.run_folder = run_folder
@@ -142,10 +148,12 @@ class EmbeddedTrainer:
         owner: str = "trainer",
         rehearsal: RehearsalConfig | None = None,
         guarded: bool = False,
+        teacher: TokenScorer | None = None,
     ) -> EmbeddedTrainer:
-        """Load the newest intact checkpoint (or the start `model`), make the store equal to its
-        chain, and bring the engines to its version. With `rehearsal` batches hold lessons. Where it
-        is `guarded`, each version waits for the guard's check before it is trained further.
+        """Load the newest intact checkpoint (or the start `model`), make the store match its chain,
+        and bring the engines to its version. With `rehearsal`, batches contain lessons. If
+        `guarded`, each version waits for the guard's check before it is trained further. `teacher`
+        scores side samples where no model in the trainer does.
 
         Raises CheckpointError for a folder of another run, StartupError for an unsupported model
         or objective.
@@ -180,6 +188,7 @@ class EmbeddedTrainer:
                 rehearsal=rehearsal,
                 publication=publication,
                 guarded=guarded,
+                teacher=teacher,
             )
         except BaseException:
             thread.shutdown()
@@ -234,7 +243,7 @@ class EmbeddedTrainer:
         return result
 
     def _served_model(self) -> LogprobModel:
-        """The policy; where an older version is to serve, that one, loaded beside it."""
+        """The policy; if an older version is to serve, that one, loaded next to it."""
         version = self._versions.served.chosen
         if version in (None, self.version):
             return self.updater.policy
@@ -250,8 +259,8 @@ class EmbeddedTrainer:
         """Step whenever a batch is full, until `stop`, the file RUN/stop, or `max_steps`; with the
         file RUN/finish until nothing is ready, whatever the size of the last batch.
 
-        A step that has begun is finished. Leases are given back on every way out. RUN/stop may
-        order that an older version serves on.
+        A step that has begun is finished. Leases are given back on every exit. RUN/stop may order
+        that an older version is served.
         """
         stop_file = self.run_folder / STOP_FILE
         holding = asyncio.create_task(self._holds.watch())
@@ -278,7 +287,7 @@ class EmbeddedTrainer:
         return read_stop(self.run_folder) is not None or (when_done and self.is_done)
 
     async def serve_on(self, stop: asyncio.Event, *, when_done: bool) -> None:
-        """Until it is no longer at rest, or `stop`: keep the engines at what is to serve."""
+        """Keep the engines at the version to serve until it is no longer at rest, or `stop`."""
         while not stop.is_set() and self.is_at_rest(when_done=when_done):
             await self._versions.follow_rollback()
             await self._repair()
@@ -288,7 +297,7 @@ class EmbeddedTrainer:
         """One update attempt, or None while no batch of usable turns is ready.
 
         Raises TrainerError after a step that failed half-way: the weights in memory may be ahead of
-        every checkpoint, so only a new `open` can go on.
+        every checkpoint, so only a new `open` can continue.
         """
         versions = self._versions
         if not versions.is_consistent:
@@ -297,11 +306,14 @@ class EmbeddedTrainer:
         samples = await self._leasing.batch(versions.chain)
         if samples is None:
             return None
+        staleness = [steps_since(versions.chain, sample.oldest_version) for sample in samples]
+        complete = await self._with_side_samples(samples, staleness)
+        if complete is None:
+            return None
+        samples = complete
         leased = time.perf_counter()
         versions.is_consistent = False
         self._holds.step_begins()
-        staleness = [steps_since(versions.chain, sample.oldest_version) for sample in samples]
-        samples = await self._with_side_samples(samples)
         report = await in_thread(
             self._thread,
             self.updater.update,
@@ -350,7 +362,7 @@ class EmbeddedTrainer:
         )
 
     async def _end_hold(self) -> VoteSummary:
-        """Generation goes on; what missed the batch expires. Returns the votes so far."""
+        """Generation resumes; what missed the batch expires. Returns the votes so far."""
         self._holds.step_ended(self.version)
         if self.config.holds_generation:
             await self._leasing.expire(self._versions.chain)
@@ -365,9 +377,26 @@ class EmbeddedTrainer:
         self._metrics.close()
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def _with_side_samples(self, samples: list[ReadySample]) -> list[ReadySample]:
-        """Draw and store what the objective's support lacks, before the step that uses it."""
-        drawn = await in_thread(self._thread, self.updater.draw_side_samples, samples, self.version)
+    async def _with_side_samples(
+        self, samples: list[ReadySample], staleness: Sequence[int]
+    ) -> list[ReadySample] | None:
+        """Draw and store what the objective's support lacks, before the step that uses it. None if
+        the engine that teaches does not answer: the batch is given back.
+        """
+        drawn = await in_thread(self._thread, self.updater.draw_side_samples, samples, staleness)
+        if drawn and self.updater.plan.model is None:
+            assert self._teacher is not None, "its maker gives it the engine that teaches"
+            try:
+                drawn = await scored_by_engine(drawn, self._teacher, SCORED_AT_ONCE)
+            except EngineError as error:
+                logger.warning(
+                    "%d turns wait: the teacher did not score their side samples: %s",
+                    len(drawn),
+                    error,
+                )
+                await self.store.release_leases(self.owner)
+                self._holds.no_batch()
+                return None
         for sample in drawn:
             assert sample.side_samples is not None
             await self.store.save_side_samples(sample.turn_id, sample.side_samples)
@@ -398,7 +427,7 @@ class EmbeddedTrainer:
             await self._leasing.drop(sample, report.untrained.get(index, report.skipped))
 
     def _counters(self) -> dict[str, int]:
-        """Engines that do not serve the newest version now; else since this process began."""
+        """Engines that do not serve the newest version now; the rest since this process began."""
         return {
             "guard/engines_behind": self._versions.num_behind,
             "guard/merged_for_engines": int(self._publication.is_fallback),
@@ -410,7 +439,7 @@ class EmbeddedTrainer:
         }
 
     async def _housekeeping(self) -> None:
-        """Now and then: expire what became stale, repair engines that serve something else."""
+        """From time to time: expire what became stale, repair engines that serve something else."""
         if await self._repair():
             await self._leasing.expire(self._versions.chain)
 

@@ -1,7 +1,7 @@
 """`trainer.memory_gb`: how many tokens a pass with gradients may have, measured at the start.
 
-Two passes of unlike length tell what a token costs. The process's peak is the kernel's figure on a
-CPU, the allocator's on a GPU.
+Two passes of different lengths show what a token costs. The process's peak comes from the kernel on
+a CPU, from the allocator on a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 GB = 1e9
 LEAST_TOKENS = 256
-"""A memory that holds no more than this for a pass is not worth a start."""
+"""Training does not start if fewer tokens than this fit into a pass."""
 MARGIN = 1.15
 """A step holds more than a pass: supports, statistics, the scores of the reference."""
 _ADAM_BYTES = 8
@@ -32,8 +32,8 @@ _ADAM_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes that are there before a pass, that any pass takes, and that each of its tokens takes;
-    `limit` is what all of it may come to.
+    """Bytes in use before a pass, taken by any pass, and taken by each of its tokens; `limit`
+    bounds their sum.
     """
 
     resident: float
@@ -43,13 +43,13 @@ class MemoryPlan:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a pass. Raises StartupError where not even a short one fits."""
+        """Most tokens of a pass. Raises StartupError if not even a short one fits."""
         room = self.limit - self.resident - self.fixed
         tokens = int(room / (MARGIN * self.per_token))
         if tokens < LEAST_TOKENS:
             needed = self.resident + self.fixed + MARGIN * self.per_token * LEAST_TOKENS
             raise StartupError(
-                f"trainer.memory_gb = {self.limit / GB:g} does not hold this model's training: "
+                f"trainer.memory_gb = {self.limit / GB:g} is too little to train this model: "
                 f"{LEAST_TOKENS} tokens take {needed / GB:.2f} GB, and each 1,000 more "
                 f"{1000 * MARGIN * self.per_token / GB:.2f} GB; raise it, or train adapters "
                 "(trainer.lora.rank=8)"
@@ -59,9 +59,9 @@ class MemoryPlan:
 
 def fitting(config: TrainerConfig, policy: Policy) -> tuple[TrainerConfig, int | None]:
     """The configuration with micro-batches that fit into `trainer.memory_gb`, and the most tokens
-    of a sequence; as it is, and None, where that is not set.
+    of a sequence; unchanged, and None, if that is not set.
 
-    Raises StartupError where nothing fits, or the system does not tell what is used.
+    Raises StartupError if nothing fits, or the system does not report memory use.
     """
     if config.memory_gb is None:
         return config, None
@@ -86,7 +86,7 @@ def is_beyond(sample: ReadySample, longest: int | None) -> bool:
     if longest is None or length <= longest:
         return False
     logger.warning(
-        "turn %s has %d tokens, and trainer.memory_gb holds %d: it is dropped; raise "
+        "turn %s has %d tokens, but trainer.memory_gb allows %d: it is dropped; raise "
         "trainer.memory_gb, or keep contexts shorter",
         *(sample.turn_id, length, longest),
     )
@@ -125,8 +125,8 @@ def _lengths(policy: Policy) -> tuple[int, int]:
 
 
 def _kept_bytes(policy: Policy) -> float:
-    """Of a token at the least: the inputs of all layers. Passes of a small model use what is free
-    in the process already.
+    """Least bytes per token: the inputs of all layers. Passes of a small model use memory that is
+    already free in the process.
     """
     text = policy.base_model.config.get_text_config()
     return 4.0 * text.hidden_size * text.num_hidden_layers
@@ -150,7 +150,7 @@ def _process_gauge(work: Callable[[], None]) -> tuple[float, float]:
         return before, _status("VmHWM")
     except OSError as error:
         raise StartupError(
-            f"trainer.memory_gb: this system does not tell what a process uses ({error}); unset it "
+            f"trainer.memory_gb: this system does not report memory use ({error}); unset it "
             "and set trainer.micro_batch_tokens"
         ) from None
 

@@ -22,7 +22,7 @@ class MetricsLog:
             self._writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, values: dict[str, Any], step: int | None) -> None:
-        """One record; a number that is not finite becomes null, JSON having no name for it.
+        """One record; a number that is not finite becomes null, as JSON has no name for it.
 
         `step` is its place on the curves; None leaves it out of them.
         """

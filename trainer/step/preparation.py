@@ -1,4 +1,5 @@
-"""A batch before its first gradient: micro-batches, and what teacher, reference and student say.
+"""A batch before its first gradient: micro-batches, and the scores of teacher, reference and
+student.
 
 The student is the one before the step. It takes no step, and everything it gives is detached.
 """
@@ -15,7 +16,7 @@ from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence, merge_turns
 from trainer.batch.collate import MicroBatch, build_micro_batch, comparable, plan_micro_batches
 from trainer.batch.correction import Correction
-from trainer.batch.sampling_scores import Older, sampling_logprobs
+from trainer.batch.sampling_scores import Older, by_sampling_weights
 from trainer.batch.teach import TeachingPlan, TurnSupport
 from trainer.batch.turn_scores import TurnScores, score_batches
 from trainer.batch.views import TurnView, view_turns
@@ -26,8 +27,9 @@ from trainer.model.token_states import LogprobModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedBatch:
-    """A batch before its first gradient: everything here is detached. `start_kls` are the nats by
-    which the policy gives each response more than the frozen start does, where rewards pay for it.
+    """A batch before its first gradient: everything here is detached. `start_kls`: each response's
+    log-prob under the policy minus that under the frozen start, in nats, if rewards are charged for
+    it.
     """
 
     batches: list[MicroBatch]
@@ -39,8 +41,8 @@ class PreparedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPreparation:
-    """Who is asked, and what for. `reference` is the frozen start, None where no KL needs it;
-    `older` the policy at kept versions, None where nobody needs it.
+    """The models that score, and what for. `reference` is the frozen start, None if no KL needs it;
+    `older` the policy at kept versions, None if not needed.
     """
 
     policy: Policy
@@ -58,12 +60,12 @@ class BatchPreparation:
         sequences: Sequence[PackedSequence] | None = None,
         step: int = 0,
     ) -> PreparedBatch:
-        """Micro-batches, and what teacher, reference and the student before the step say of
-        them; `step` counts the steps before this one.
+        """Micro-batches, and their scores by teacher, reference and the student before the step;
+        `step` counts the steps before this one.
         """
         packed = merge_turns(samples) if sequences is None else sequences
         shares = self.policy.shares_prefixes
-        # Layers that are computed again keep inputs alone, and each row's keys count as much; what
+        # Layers that are computed again keep only inputs, and each row's keys are as large; what
         # was measured for `memory_gb` is a row that shares nothing.
         groups = plan_micro_batches(
             packed,
@@ -102,11 +104,10 @@ class BatchPreparation:
 
     @property
     def _looks_before(self) -> bool:
-        """Whether the student is scored before the step, beside the step's own forward pass."""
+        """Whether the student is scored before the step, apart from the step's own forward pass."""
         return (
             self.config.epochs_per_batch > 1
-            or self.config.objective.support in ("student", "overlap")
-            or self.config.objective.chooses_hints
+            or self._wants_student_top
             or self.config.objective.needs_batch_statistics
             or self.config.objective.charges_kl
             or self.config.objective.needs_sampling_weights
@@ -116,9 +117,16 @@ class BatchPreparation:
     def _score_before(self, batches: Sequence[MicroBatch]) -> list[TurnScores] | None:
         if not self._looks_before:
             return None
+        size = self.plan.support_size if self._wants_student_top else 0
+        return score_batches(self.policy, batches, top_k=size)
+
+    @property
+    def _wants_student_top(self) -> bool:
+        """Whether the student's likeliest tokens before the step are the support, or choose it."""
         objective = self.config.objective
-        wants_top = objective.support in ("student", "overlap") or objective.chooses_hints
-        return score_batches(self.policy, batches, top_k=self.plan.support_size if wants_top else 0)
+        if objective.support == "student":
+            return self.plan.side_source is None
+        return objective.support == "overlap" or objective.chooses_hints
 
     def _sampling_logprobs(
         self,
@@ -129,17 +137,20 @@ class BatchPreparation:
         if not self.config.objective.needs_sampling_weights:
             return None
         assert before is not None
-        if not any(gaps):
-            return [scores.logprobs_sampled for scores in before]
-        assert self.older is not None, "the updater of a run has it"
-        return sampling_logprobs(
-            samples,
-            gaps,
-            before,
+        found = [scores.logprobs_sampled for scores in before]
+        stale = [index for index, gap in enumerate(gaps) if gap > 0]
+        scored = by_sampling_weights(
+            [samples[index] for index in stale],
+            [gaps[index] for index in stale],
+            self.policy,
             self.older,
+            lambda scores: scores.logprobs_sampled,
             max_tokens=self.config.micro_batch_tokens,
             device=self.policy.device,
         )
+        for index, logprobs in zip(stale, scored, strict=True):
+            found[index] = logprobs
+        return found
 
     def _start_kls(
         self,

@@ -1,5 +1,5 @@
-"""What an update, and the attempt that it is a part of, say about themselves: to the store, the
-metrics and the caller; and what every update must say.
+"""What an update, and the attempt that it is part of, report to the store, the metrics and the
+caller.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ STATISTIC_KEYS = frozenset(
 def term_ratios(
     reduced: Mapping[str, float], options: ObjectiveOptions, beta_kl: float
 ) -> dict[str, float]:
-    """How large the terms are that stand beside a policy gradient, in parts of it; above 1 a term
-    dominates (ALGORITHMS 7.4). `reduced` are the means of a whole batch.
+    """The size of the terms added to a policy gradient, relative to it; above 1 a term dominates
+    (ALGORITHMS 7.4). `reduced` are the means of a whole batch.
     """
     if beta_kl > 0 and {"kl_loss", "pg_loss"} <= reduced.keys():
         return {"kl_to_pg_ratio": term_ratio(reduced["kl_loss"], beta_kl, reduced["pg_loss"])}
@@ -67,8 +67,8 @@ def term_ratios(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
     """`skipped` is None if the weights changed. `advantages` has [R] values per sample, in order,
-    NaN for a token that did not train. `untrained` says by index why a sample has no such token
-    where that was not a log-prob of the trainer's. `warnings` are those of rollout correction.
+    NaN for a token that did not train. `untrained` gives, by index, why a sample has no such token,
+    unless the reason is a log-prob of the trainer's. `warnings` are those of rollout correction.
     """
 
     skipped: DropReason | None
@@ -159,8 +159,8 @@ def step_metrics(
 
 
 def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict[str, int]:
-    """How many turns of a batch came from where, and hold tokens of a version that is not in the
-    `chain` of surviving ones, lessons among them.
+    """How many turns of a batch came from each source, and how many samples, lessons included, have
+    tokens of a version that is not in the `chain` of surviving ones.
     """
     alive = set(chain)
     lost = [one for one in samples if not alive.issuperset(s.version for s in one.version_spans)]
@@ -176,7 +176,7 @@ def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict
 
 
 def stale_uncorrected(staleness: Sequence[int], config: TrainerConfig) -> dict[str, int]:
-    """How many turns of a batch are older than the policy with nothing that answers it
+    """How many turns of a batch are older than the policy with nothing that corrects for it
     (ALGORITHMS 9 item 2).
     """
     counts = leaves_stale_uncorrected(config)
@@ -189,7 +189,7 @@ def hint_metrics(
     teacher_latency_s: float | None,
     judged_share: float | None,
 ) -> dict[str, float]:
-    """The judge's and the teacher's part of the metrics (ALGORITHMS 1.8), over the run until now.
+    """The judge's and the teacher's part of the metrics (ALGORITHMS 1.8), over the run so far.
 
     Rates and means of nothing are left out; a count of nothing is 0.
     """

@@ -63,7 +63,7 @@ class Updater:
     ):
         self.policy = policy
         self.older = older
-        """The policy at kept versions; None: nobody asks."""
+        """The policy at kept versions; None: not needed."""
         self.reference = reference
         self.teacher = teacher
         self.config = config
@@ -73,13 +73,14 @@ class Updater:
         self.noise = noise
         """Mean |log-prob difference| between engines and trainer at equal weights."""
         self.longest = longest
-        """Most tokens of a sequence that memory holds (`trainer.memory_gb`); None: not known."""
+        """Most tokens of a sequence that fit in memory (`trainer.memory_gb`); None: not known."""
         self.plan = TeachingPlan(
             options=config.objective,
             model=teacher,
             vocab_size=policy.vocab_size,
             max_tokens=config.micro_batch_tokens,
             device=policy.device,
+            side_source=config.side_source,
         )
         self._correction = Correction(config.correction.settings())
         self.expected_keys = expected_keys(config, self._correction)
@@ -115,16 +116,30 @@ class Updater:
             return DropReason.BEYOND_TRAINER_MEMORY
         if not np.isfinite(sample.rollout_logprobs).all():
             return DropReason.ROLLOUT_LOGPROBS_INVALID
-        if self.older is not None and not is_known(sample, self.older):
+        asks = self.options.needs_sampling_weights or lacks_side_samples(sample, self.plan)
+        if asks and self.older is not None and not is_known(sample, self.older):
             return DropReason.SAMPLING_WEIGHTS_GONE
         return unteachable(sample, self.plan)
 
-    def draw_side_samples(self, samples: Sequence[ReadySample], version: int) -> list[ReadySample]:
-        """Those of `samples` that lack the side samples which the objective needs, with them;
-        `version` is that of the policy's weights.
+    def draw_side_samples(
+        self, samples: Sequence[ReadySample], version_gaps: Sequence[int] | None = None
+    ) -> list[ReadySample]:
+        """Those of `samples` that lacked side samples which the objective needs, now with them;
+        `version_gaps` (steps since each was sampled) default to 0.
         """
-        lacking = [sample for sample in samples if lacks_side_samples(sample, self.plan)]
-        return with_side_samples(lacking, self.policy, self.plan, version) if lacking else []
+        lacking = [i for i, sample in enumerate(samples) if lacks_side_samples(sample, self.plan)]
+        gaps = [0] * len(samples) if version_gaps is None else version_gaps
+        return (
+            with_side_samples(
+                [samples[index] for index in lacking],
+                self.policy,
+                self.plan,
+                [gaps[index] for index in lacking],
+                self.older,
+            )
+            if lacking
+            else []
+        )
 
     def update(
         self,
@@ -207,7 +222,7 @@ class Updater:
         self, samples: Sequence[ReadySample], plan: TeachingPlan | None = None
     ) -> BatchTotals:
         """The whole path of an update without the step, under another `plan` if one is given. It
-        leaves no gradient behind, nor what it found of the distillation term's.
+        leaves no gradient behind, nor what it found about the distillation term's.
         """
         preparation = self.preparation
         if plan is not None:
@@ -267,7 +282,7 @@ class Updater:
         )
 
     def _renormalise(self, total: BatchTotals, planned: GlobalCounts) -> None:
-        """What guards and rejection took out leaves the denominator as well."""
+        """What guards and rejection removed leaves the denominator as well."""
         factor = planned.denominator(self.config.aggregation) / max(
             total.counts.denominator(self.config.aggregation), 1.0
         )
@@ -316,7 +331,7 @@ class Updater:
 
 
 def loss_settings(config: TrainerConfig) -> LossSettings:
-    """What surrounds the objective, out of the trainer's configuration."""
+    """What surrounds the objective, from the trainer's configuration."""
     return LossSettings(
         aggregation=config.aggregation,
         beta_kl=config.beta_kl,

@@ -74,7 +74,7 @@ def batch_metrics(
 
 
 def check_keys(metrics: dict[str, float], expected: frozenset[str]) -> None:
-    """Raise DistillationOffError for an update that is silent about one of these."""
+    """Raise DistillationOffError for an update that does not report one of these."""
     missing = expected - metrics.keys()
     if missing:
         raise DistillationOffError(f"the update did not report {sorted(missing)}")

@@ -2,8 +2,8 @@
 
     checkpoint (rename) -> ONE store transaction -> publish -> prune
 
-The order makes every turn count once: the renamed checkpoint decides, the store is made equal to it
-at start. It does not know which batch comes next, nor what a step computes.
+The order makes every turn count once: the renamed checkpoint decides, and the store is made to
+match it at start. It does not know which batch comes next, nor what a step computes.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Versions:
     async def add(
         self, samples: Sequence[ReadySample], results: Sequence[SampleResult], *, is_last: bool
     ) -> tuple[Set[str], dict[str, float]]:
-        """What a step made of `samples`, of which the `results` trained: a checkpoint, then the
-        store. Returns the ids that trained and the seconds of both. `is_last`: no step follows.
+        """Record what a step made of `samples`, of which the `results` trained: a checkpoint, then
+        the store. Returns the ids that trained and the seconds of both. `is_last`: no step follows.
         """
         begun = time.perf_counter()
         version = max(await self._store.next_version(), self._checkpoints.highest_version() + 1)
@@ -106,7 +106,7 @@ class Versions:
         return {*manifest.turn_ids, *lessons}, seconds
 
     async def publish(self) -> dict[str, float]:
-        """The engines follow, and what nobody needs any more is deleted; the seconds of both."""
+        """The engines follow, and what is no longer needed is deleted; the seconds of both."""
         begun = time.perf_counter()
         await self.served.publish(self.manifest)
         published = time.perf_counter()
@@ -120,7 +120,7 @@ class Versions:
         """Follow RUN/rollback, if it is there: publish a new version with the older weights.
 
         The renamed checkpoint decides, as after a step. An order that a killed process followed
-        that far is only taken away. One that cannot be followed is logged and taken away.
+        that far is only removed. One that cannot be followed is logged and removed.
         """
         version = read_rollback(self._run_folder)
         if version is None:
@@ -143,7 +143,7 @@ class Versions:
         await self.served.publish(self.manifest)
         remove_rollback(self._run_folder)
         await in_thread(self._thread, self._prune)
-        logger.warning("version %d serves: it restores version %d", self.newest, version)
+        logger.warning("version %d is served: it restores version %d", self.newest, version)
         return True
 
     async def _take_back(self, manifest: Manifest) -> None:
@@ -188,11 +188,11 @@ class Versions:
         )
 
     def _keeps_optimizer(self, step: int) -> bool:
-        """Whether the checkpoint of this step is one to go on from; the last one always is."""
+        """Whether the checkpoint of this step is one to resume from; the last one always is."""
         return step == self._config.max_steps or step % self._config.optimizer_every == 0
 
     def _prune(self) -> None:
-        recent = self.chain[-self._config.keep_checkpoints :]
+        recent = self.chain[-self._config.versions_kept :]
         served = [version for version in self._served_versions if version is not None]
         self._checkpoints.prune({*recent, *served, self._last_resumable})
         self._publication.weights.prune({*served, self.newest})

@@ -1,7 +1,7 @@
-"""A command that a launch runs beside its own Python processes: Ray, and slime's job.
+"""A command that a launch runs next to its own Python processes: Ray, and slime's job.
 
-Unlike the children of `opd.processes.supervisor` it is never started again: a Ray that died has
-lost its job. `hold.py` stands between, so that it ends when the launch does, however that ends.
+Unlike the children of `opd.processes.supervisor` it is never restarted: a Ray that died has lost
+its job. It runs under `hold.py`, so that it ends with the launch, however the launch ends.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from opd.processes.supervisor import tail
 from trainer.errors import StartupError
 
 STOP_TIMEOUT_S = 75.0
-"""Longer than `hold` takes, which kills the command itself."""
+"""Longer than `hold` waits before it kills the command."""
 
 
 class LaunchError(StartupError):
-    """The launch cannot go on; what it had started is stopped."""
+    """The launch cannot continue; what it had started is stopped."""
 
 
 class HeldFailed(StartupError):
-    """A command ended that must not; the message has the end of its log."""
+    """A command ended that must not end; the message contains the end of its log."""
 
 
 class Held:
@@ -38,7 +38,7 @@ class Held:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it; its output goes to the end of the log."""
+        """Start it; its output is appended to the log."""
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,

@@ -2,8 +2,8 @@
 launch.
 
 Ray's own commands do not watch who started them. This process does: when its standard input ends
-(the launch is gone, however it went) or it gets SIGTERM, it sends SIGTERM to the command, which
-stops what belongs to it. Its exit status is the command's.
+(the launch is gone, for whatever reason) or it gets SIGTERM, it sends SIGTERM to the command, which
+stops its own processes. Its exit status is the command's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GRACE_S = 60.0
 
 
 def main(command: list[str]) -> int:
-    """Run `command` until it ends or is not wanted any more; its exit status."""
+    """Run `command` until it ends or is no longer wanted; returns its exit status."""
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def stop(_number: int = 0, _frame: FrameType | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`opd slime`: plans a launch, checks it, and prints it or has it carried out."""
+"""`opd slime`: plans a launch, checks it, and prints it or carries it out."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ def launch(file: Path, overrides: list[str], run: Path, *, dry_run: bool) -> Non
         raise LaunchError(f"model: no folder {plan.config.model} on this node")
     _ports_are_free(plan)
 
-    # Imported once all is checked: a wrong start does not wait for it.
+    # Imported after all checks, so that a failed check does not wait for it.
     from opd.cluster.launching.launched import carry_out
 
     carry_out(plan)
 
 
 def _ports_are_free(plan: LaunchPlan) -> None:
-    """Raise LaunchError for a port of this node that is taken: it would show minutes later."""
+    """Raise LaunchError for a port of this node that is taken, which would otherwise show only
+    minutes later.
+    """
     ray, proxy = plan.cluster.ray, plan.config.proxy
     ports = {
         "proxy.port": (proxy.host, proxy.port),

@@ -52,7 +52,7 @@ async def _launch(plan: LaunchPlan) -> None:
     console = Console()
     for line in (plan.flags.text, *plan.warnings, draw(plan.layout)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    # The store first: it costs a second to find out that it cannot be reached, and minutes later.
+    # The store first: to find out that it cannot be reached takes a second here, and minutes later.
     private_folder(plan.paths.run)
     try:
         opened = await Store.open(plan.config.store)
@@ -128,7 +128,7 @@ class Launch:
         await self._until(joined, cluster.nodes_timeout_s, f"{cluster.nodes} nodes", self._ray)
 
     async def _submit(self) -> None:
-        """Ray takes jobs a little after it takes nodes; until then the command fails at once."""
+        """Ray accepts jobs a little later than nodes; until then the command fails at once."""
         self._say(f"submitting the job; log {self._job.log}")
         for _ in range(SUBMIT_ATTEMPTS):
             await self._job.start()
@@ -174,7 +174,7 @@ class Launch:
         self._say(f"ready: point an OpenAI client at http://{proxy.host}:{proxy.port}/v1")
 
     async def _follow(self) -> None:
-        """A line now and then until the job ends; raises if anything else ends before."""
+        """A line now and then until the job ends; raises if anything else ends first."""
         job = asyncio.create_task(self._job.wait())
         ray = asyncio.create_task(self._ray.wait())
         watched: set[asyncio.Future[object]] = {job, ray, self._children.failed}  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ class Launch:
 
 
 def _write(plan: LaunchPlan, start_version: int) -> None:
-    """Everything that a launch leaves in the run folder before it starts anything."""
+    """Write everything that a launch puts in the run folder before it starts anything."""
     custom = {plan.paths.custom_yaml: custom_file(plan.paths, plan.config.trainer, start_version)}
     paths = plan.paths
     paths.launch.mkdir(mode=0o700, parents=True)

@@ -19,7 +19,7 @@ from records.config import SQLITE
 from trainer.errors import ConfigError
 
 FROZEN_VERSION = "frozen"
-"""Weight version that the frozen engines report; the scoring worker refuses scores of another."""
+"""Weight version that the frozen engines report; the scoring worker refuses scores with another."""
 LATER = "http://address-is-known-once-the-engines-run.invalid"
 """Address in the configuration of engines that the job starts; each process gets the real one."""
 LONGEST_JUDGE_ANSWER = 1024
@@ -120,8 +120,8 @@ def _architecture(folder: str, cluster: ClusterConfig) -> tuple[Architecture | N
     if not path.is_dir():
         if cluster.architecture is None:
             raise ConfigError(
-                f"model: no folder {folder}, and no [cluster.architecture] that would do for a dry "
-                "run"
+                f"model: no folder {folder}, and no [cluster.architecture], which would be enough "
+                "for a dry run"
             )
         return cluster.architecture, [
             f"no folder {folder} on this machine: architecture as [cluster.architecture] has it"
@@ -133,7 +133,7 @@ def _architecture(folder: str, cluster: ClusterConfig) -> tuple[Architecture | N
             f"{key} {ours} against {theirs}" for (key, ours), (_, theirs) in pairs if ours != theirs
         ]
         raise ConfigError(
-            f"cluster.architecture is not what {path / 'config.json'} says: {', '.join(wrong)}; "
+            f"cluster.architecture differs from {path / 'config.json'}: {', '.join(wrong)}; "
             "remove the section, or name the right model"
         )
     return model, []
@@ -146,7 +146,7 @@ def _derived(
     model: Architecture | None,
     run: Path,
 ) -> dict[str, Any]:
-    """What the user need not write; anything that was written stands."""
+    """What the user may leave out; anything that was written stays."""
     derived: dict[str, Any] = {
         # What slime does around an update, which the proxy has to know.
         "trainer": {"pause_mode": "abort"},
@@ -201,7 +201,7 @@ def _check(config: RunConfig, model: Architecture | None) -> None:
         )
     if cluster.nodes > 1 and config.store.is_sqlite:
         problems.append(
-            f"store.url: {make_url(config.store.url).drivername} is a file of one host and "
+            f"store.url: {make_url(config.store.url).drivername} is a file on one host and "
             f"cluster.nodes is {cluster.nodes}; use postgresql+asyncpg://USER@HOST/DATABASE"
         )
     experts = model.num_experts_per_tok if model is not None and model.is_moe else 0

@@ -13,7 +13,7 @@ import sys
 
 
 def main(address: str) -> None:
-    """Print the nodes that are alive; libraries that talk go to standard error."""
+    """Print the nodes that are alive; output of libraries goes to standard error."""
     answer_to = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     ray = importlib.import_module("ray")

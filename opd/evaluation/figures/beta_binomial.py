@@ -45,7 +45,7 @@ class BetaBinomial:
         return -math.expm1(log_missed)
 
     def posterior(self, c: int, n: int) -> BetaBinomial:
-        """Of one problem with c successes in n tries: Beta(a + c, b + n - c)."""
+        """The posterior of one problem with c successes in n tries: Beta(a + c, b + n - c)."""
         _check_count(c, n)
         return BetaBinomial(alpha=self.alpha + c, beta=self.beta + n - c)
 
@@ -58,7 +58,7 @@ class BetaBinomial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The maximum-likelihood model. `converged` is False where the likelihood has no maximum inside
+    """The maximum-likelihood model. `converged` is False if the likelihood has no maximum inside
     the searched range (every problem equally hard, or all tries failed or all succeeded).
     """
 
@@ -144,7 +144,9 @@ def _ascent_step(gradient: Tensor, hessian: Tensor) -> Tensor:
 def _line_search(
     logs: Tensor, value: Tensor, step: Tensor, successes: Tensor, tries: Tensor
 ) -> Tensor | None:
-    """The first of ever shorter steps that does not lose likelihood; None if none moves."""
+    """The first of successively halved steps that does not lower the likelihood; None if none
+    moves.
+    """
     for halvings in range(40):
         candidate = (logs + step * 0.5**halvings).clamp(-_LOG_LIMIT, _LOG_LIMIT)
         if torch.equal(candidate, logs):

@@ -1,7 +1,7 @@
 """From counts of successes by task to pass@k with intervals, and two versions side by side.
 
-Everything is taken over tasks: a task's samples are not independent evidence about other tasks, so
-that the intervals resample tasks, and the comparison is of the same tasks. Pure functions.
+All statistics are over tasks: a task's samples are not independent evidence about other tasks, so
+the intervals resample tasks, and a comparison uses the same tasks. Pure functions.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ TaskCounts = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """How one metric fared: the unbiased pass@k by k, and the Beta-binomial fitted to the tasks,
-    which says what is to be expected of larger k.
+    """The results of one metric: the unbiased pass@k by k, and the Beta-binomial fitted to the
+    tasks, which predicts larger k.
     """
 
     counts: TaskCounts
@@ -34,8 +34,8 @@ class AdaptivePasses:
     """One metric after hard tasks had further tries: all tries, the Beta-binomial fitted to them,
     and what each task's posterior expects of k tries, as a mean over tasks by k.
 
-    c/n is too high where the last try is always a success; the likelihood of the tries does not
-    depend on why they ended. `expected_at` is None for every k where the fit has no maximum.
+    c/n is too high if the last try is always a success; the likelihood of the tries does not depend
+    on why they ended. `expected_at` is None for every k if the fit has no maximum.
     """
 
     counts: TaskCounts
@@ -52,8 +52,8 @@ class AdaptivePasses:
 class Paired:
     """One version minus another on the same tasks.
 
-    `better`, `worse` and `equal` are numbers of tasks by their share of successes; `p_value` is the
-    exact two-sided sign test's on the former two.
+    `better`, `worse` and `equal` are numbers of tasks by their share of successes; `p_value` is
+    that of the exact two-sided sign test on the first two.
     """
 
     difference_at: Mapping[int, Estimate]
@@ -80,7 +80,7 @@ def estimate_passes(counts: TaskCounts, ks: Sequence[int], seed: int) -> Passes:
 def estimate_adaptive(counts: TaskCounts, ks: Sequence[int], seed: int) -> AdaptivePasses:
     """The posterior's pass@k of each of `ks` (ALGORITHMS 8.3). Raises ValueError for no tasks.
 
-    Intervals resample tasks under the one fit. It is right as far as the tasks' difficulties follow
+    Intervals resample tasks under the one fit. It is valid as far as the tasks' difficulties follow
     a Beta distribution.
     """
     fit = fit_beta_binomial(list(counts.values()))
@@ -115,10 +115,10 @@ def compare(counts: TaskCounts, against: TaskCounts, ks: Sequence[int], seed: in
 
 
 def sign_test(better: int, worse: int) -> float:
-    """The two-sided p-value of so uneven a split, or one more so, if both were equally likely.
+    """The two-sided p-value of a split at least this uneven, if both were equally likely.
 
-    2 sum_{i <= min} C(n, i) / 2^n with n = better + worse, at most 1: ties say nothing. With one
-    sample a task it is the exact form of McNemar's test. Raises ValueError for negative numbers.
+    2 sum_{i <= min} C(n, i) / 2^n with n = better + worse, at most 1: ties are ignored. With one
+    sample per task, it is the exact form of McNemar's test. Raises ValueError for negative numbers.
     """
     if better < 0 or worse < 0:
         raise ValueError(f"numbers of tasks cannot be negative, got {better} and {worse}")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 def pass_at_k(n: int, c: int, k: int) -> float:
     """1 - C(n-c, k) / C(n, k): unbiased, as the product 1 - prod (n-c-i)/(n-i).
 
-    1 where fewer than k tries failed. Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
+    1 if fewer than k tries failed. Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
     """
     _check(n, c, k)
     if k > n:

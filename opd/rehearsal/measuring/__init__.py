@@ -1,1 +1,1 @@
-"""What is measured of a version, and what becomes of each hint by it."""
+"""What is measured of a version, and what it means for each hint."""

@@ -1,4 +1,4 @@
-"""Whether a hint goes on to be practised: pure."""
+"""Whether a hint is practised further: pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from trainer.rehearsal.config import RehearsalConfig
 from trainer.rehearsal.estimates import Gap, PooledObedience
 
 NOTHING = 1e-3
-"""Nats per token; a first gap of so little has nothing to teach, and its tenth cannot be seen."""
+"""Nats per token; a first gap this small has nothing to teach, and a tenth of it cannot be
+measured.
+"""
 PLATEAU = 5
 """Versions before this one, over which a gap that no longer falls has changed by at most
 `rehearsal.rest_at` of the first one.
 """
 _LEFT = 0.75
-"""Share of the first gap that may be left on a plateau. Of two held-back states one may be such
-that the hint says nothing there, or that the policy answers as the hint asks in other words than
-the teacher: no step closes that. Where more is left, the hint is not learned.
+"""Share of the first gap that may be left on a plateau. One of two held-back states may be one
+where the hint does not matter, or where the policy does what the hint asks in other words than the
+teacher: no step closes that. If more is left, the hint is not learned.
 """
 
 
@@ -48,11 +50,11 @@ def fate_of(
     rested_at: float | None = None,
 ) -> Fate | None:
     """What a measurement means for a hint; None: it stays what it is. `active_from` is its number
-    of steps when it last became active. One whose gap has closed is practised on while open wishes
-    against it (`obedience`; None: too few answers) or at this version as a whole are done too
-    seldom, and wakes when those against it are: its counter-lessons then are what teaches.
-    `earlier`: its gaps at the versions before, since it was last active; `rested_at`: its gap when
-    it came to rest, None if that is not known.
+    of steps when it last became active. A hint whose gap has closed is still practised while open
+    wishes against it (`obedience`; None: too few answers), or all of them at this version, are done
+    too seldom. A resting one wakes when those against it are: then its counter-lessons teach.
+    `earlier`: its gaps at earlier versions, since it was last active; `rested_at`: its gap when it
+    came to rest, None if unknown.
     """
     obeys = version_obeys and (obedience is None or obedience.rate.value >= obedience.floor)
     bound = None if first_gap is None else closed_below(first_gap, config)

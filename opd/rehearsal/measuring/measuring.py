@@ -26,7 +26,7 @@ from trainer.rehearsal.estimates import Gap, MeasuredAnswer, Obedience, gap_of
 logger = logging.getLogger(__name__)
 
 _ANSWERS_TO_A_WISH = 3
-"""Where the judge does not say whether an answer does what a wish asks, another one is sampled."""
+"""If the judge cannot decide whether an answer does what a wish asks, another one is sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Wish:
 
 
 class Measurer:
-    """Asks the policy as it is now; `policy` samples at temperature 1."""
+    """Measures the policy as it is now; `policy` samples at temperature 1."""
 
     def __init__(
         self, desk: Desk, policy: PolicySampler, questions: Questions, limit: asyncio.Semaphore
@@ -56,7 +56,7 @@ class Measurer:
     async def gap(
         self, turns: Sequence[TurnRecord], hint: str | None, num_samples: int, seed: int
     ) -> Gap | None:
-        """The gap at these states, under `hint` or to the start model; None where nothing could be
+        """The gap at these states, under `hint` or to the start model; None if nothing could be
         measured. Raises ServiceUnavailable.
         """
         if not turns:
@@ -67,7 +67,7 @@ class Measurer:
         return gap_of([one for one in found if one is not None], seed)
 
     async def obedience(self, wishes: Sequence[Wish]) -> dict[str, Obedience]:
-        """Whether the policy does what each asks, by hint. Raises ServiceUnavailable."""
+        """Whether the policy does what each wish asks, by hint. Raises ServiceUnavailable."""
         said = await all_or_none([self._followed(wish) for wish in wishes])
         of_hints: dict[str, list[tuple[bool | None, Wish]]] = {}
         for one, wish in zip(said, wishes, strict=True):
@@ -90,7 +90,7 @@ class Measurer:
         return MeasuredAnswer(turn_id=turn.turn_id, differences=logprobs - found.logprobs)
 
     async def _followed(self, wish: Wish) -> bool | None:
-        """Of the first answer of which the judge says it."""
+        """Whether the first answer that the judge can decide does it."""
         for _ in range(_ANSWERS_TO_A_WISH):
             async with self._limit:
                 said = await followed_at(
@@ -112,8 +112,8 @@ def _obedience(answers: Sequence[tuple[bool | None, Wish]]) -> Obedience:
 
 
 def wishes_in_turn(of_hints: Sequence[Sequence[Wish]], count: int, version: int) -> list[Wish]:
-    """`count` wishes for this version, of each hint as many; they go on where those of the version
-    before ended.
+    """`count` wishes for this version, equally many of each hint; they continue where those of the
+    previous version ended.
     """
     lists = [wishes for wishes in of_hints if wishes]
     if not lists:

@@ -1,5 +1,5 @@
-"""One version, measured: what each hint's gap is, whether open wishes are still done, and what
-became of everything else. From this follow the fates of hints and whether training goes on.
+"""One version, measured: each hint's gap, whether open wishes are still done, and whether
+everything else is preserved. This decides the fates of hints and whether training goes on.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ from trainer.schedule.stop_order import StopOrder
 logger = logging.getLogger(__name__)
 
 _ENOUGH_ANSWERS = 16
-"""Fewer say nothing of one hint's open wishes."""
+"""With fewer answers, nothing can be said about one hint's open wishes."""
 _LOOK_BACK = 8
-"""Versions among which so many are looked for."""
+"""Number of versions among which that many answers are sought."""
 _LEAST_OF_A_HINT = _ENOUGH_ANSWERS // _LOOK_BACK
-"""Open wishes against each hint at a version, however many hints there are."""
+"""Fewest open wishes against each hint at a version, however many hints there are."""
 _UNGUARDED = 16
-"""Answers a version to open wishes that train too, where a hint has no other: shown, no guard."""
+"""Answers per version to open wishes that also train, if a hint has no others: shown, not a guard.
+"""
 _RESTING_A_VERSION = 4
 """Hints at rest whose gap is measured at one version, in turn."""
 
 
 class Review:
     """Measures versions and hints, and stores what follows. Raises ServiceUnavailable and
-    StoreUnavailable; then nothing of the version is written, and it is measured anew.
+    StoreUnavailable; then nothing about the version is written, and it is measured again.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Review:
 
     @property
     def returned(self) -> Collection[str]:
-        """Ended hints whose states are as they began, or at which nothing more can be done."""
+        """Ended hints whose states are as at the start, or cannot be brought back further."""
         return self._returned
 
     def disobeyed(self, hint_ids: Iterable[str]) -> set[str]:
@@ -94,8 +95,8 @@ class Review:
         kept: Sequence[TurnRecord],
         ended: Sequence[Hint] = (),
     ) -> VersionRow:
-        """Measure a version, store the fates of its hints, and write its row. `ended` ones are
-        still to go back.
+        """Measure a version, store the fates of its hints, and write its row. What `ended` hints
+        taught must still be undone.
         """
         config = self._config
         given_up = await self._store.versions_given_up()
@@ -106,7 +107,7 @@ class Review:
         spare = [_spare_wishes(one) for one in hints] if config.without_counter else []
         spare_wishes = wishes_in_turn(spare, _UNGUARDED, version)
         measured = self._to_measure(hints, version)
-        # All at once: an engine answers many in little more time than a few.
+        # All at once, because an engine answers many in little more time than a few.
         [of_hints, unguarded], [keep, *gaps] = await both(
             all_or_none([self._measurer.obedience(each) for each in (wishes, spare_wishes)]),
             all_or_none(
@@ -151,7 +152,7 @@ class Review:
         )
         self._rows.append(row)
         falls = deep_falls(self._rows, config.obedience_floor)
-        row = row.model_copy(update={"deep_falls": falls})  # its own fall counts, too
+        row = row.model_copy(update={"deep_falls": falls})  # its own fall counts too
         self._rows[-1] = row
         self._journal.add(row)
         self._returned.update(returned)
@@ -174,7 +175,8 @@ class Review:
         version_obeys: bool = True,
     ) -> MeasuredHint:
         """Store a hint's gap and what follows from it. `obedience`: open wishes against it at this
-        version, which is not in the journal yet; `version_obeys`: the version does open wishes.
+        version, which is not in the journal yet; `version_obeys`: the version does enough open
+        wishes.
         """
         hint, config = one.hint, self._config
         is_first = hint.first_gap is None
@@ -219,7 +221,7 @@ class Review:
         )
 
     def stop_order(self, row: VersionRow) -> StopOrder | None:
-        """That training ends, if obedience has fallen or can be measured no more."""
+        """The order to stop training, if obedience has fallen or can no longer be measured."""
         if row.failure is None:
             return None
         passed = [
@@ -262,8 +264,8 @@ class Review:
         return next((one.rested_at for one in rows if one.hint_id == hint.hint_id), None)
 
     def _gaps_while_active(self, hint: Hint) -> list[float]:
-        """The hint's gaps at the last _LOOK_BACK versions, as far back as it was active, the oldest
-        first; the last look at a version counts.
+        """The hint's gaps at the last _LOOK_BACK versions, as far back as it was active, oldest
+        first; the last measurement of a version counts.
         """
         found: dict[int, float] = {}
         for row in reversed(self._rows[-_LOOK_BACK:]):
@@ -277,25 +279,27 @@ class Review:
     async def _returned_now(
         self, hints: Sequence[PreparedHint], ended: Sequence[Hint], version: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Ended hints whose states answer as the start does again, since now; and those whose
-        states do not yet.
+        """Ended hints at whose states the policy now answers like the start model again; and those
+        at whose states it does not yet.
         """
         returned: list[str] = []
         going_back: list[str] = []
         of_ended = self._keeping.ended(ended, hints)
         for hint in ended:
             if hint.hint_id not in of_ended:
-                continue  # ended just now: nobody has looked at its states
+                continue  # ended just now: its states have not been chosen yet
             turns = await self._store.load_turns(of_ended[hint.hint_id])
             turns = [turn for turn in turns if len(turn.prompt_ids)]
             gap = await self._measurer.gap(turns, None, self._config.keep_samples, version)
             tries = sum(hint.hint_id in row.going_back for row in self._rows)
             if not turns:
-                logger.info("hint %s: no state is left to bring back", hint.hint_id)
+                logger.info("hint %s: no state is left to restore", hint.hint_id)
             elif gap is not None and _is_back(hint, gap, self._config):
-                logger.info("hint %s: its states answer as the start model does", hint.hint_id)
+                logger.info(
+                    "hint %s: its states are answered like the start model again", hint.hint_id
+                )
             elif tries >= self._config.max_steps:
-                logger.warning("hint %s: %d steps have not brought it back", hint.hint_id, tries)
+                logger.warning("hint %s: %d steps have not undone it", hint.hint_id, tries)
             else:
                 going_back.append(hint.hint_id)
                 continue
@@ -306,8 +310,8 @@ class Review:
 def lineage(
     rows: Sequence[VersionRow], given_up: Collection[int] = (), before: int | None = None
 ) -> list[VersionRow]:
-    """Of each version that this one (`before`) descends from, what was measured last; by default of
-    all. What the policy went back behind says nothing of it.
+    """The last measurement of each version that this one (`before`) descends from; by default of
+    all. Versions that were rolled back say nothing about it.
     """
     newest = {
         row.version: row
@@ -320,8 +324,8 @@ def lineage(
 def _why_failed(
     version: int, latest: Sequence[Obedience], together: PooledObedience | None
 ) -> str | None:
-    """Why training does not go on from a version, by open wishes at the `latest` ones; None: it
-    does. Version 0 is the start: what it falls short by is chance.
+    """Why training stops at a version, by open wishes at the `latest` ones; None: it goes on.
+    Version 0 is the start: if it falls short, that is chance.
     """
     all_ = summed(latest)
     if version == 0 or all_ is None:
@@ -347,8 +351,8 @@ def obedience_of(
     now: Obedience | None,
     config: RehearsalConfig,
 ) -> PooledObedience | None:
-    """How often open wishes against one hint are done: `now`, and at as many of the versions before
-    as it takes for _ENOUGH_ANSWERS. None where there are fewer in the last _LOOK_BACK.
+    """How often open wishes against one hint are done: `now`, and at as many earlier versions as
+    _ENOUGH_ANSWERS takes. None if the last _LOOK_BACK have fewer.
     """
     parts = [] if now is None else [now]
     for row in reversed(rows[-_LOOK_BACK:]):
@@ -370,7 +374,7 @@ def _is_back(hint: Hint, gap: Gap, config: RehearsalConfig) -> bool:
 
 
 def _wishes(one: PreparedHint) -> list[Wish]:
-    """The hint's texts that never train, at its states, those that measure first."""
+    """The hint's texts that never train, at its states, the held-back ones first."""
     turns = (*one.held_back, *one.training)
     hint_id = one.hint.hint_id
     return [
@@ -379,7 +383,7 @@ def _wishes(one: PreparedHint) -> list[Wish]:
 
 
 def _spare_wishes(one: PreparedHint) -> list[Wish]:
-    """Of a hint with no text that only measures: the open wish that trains."""
+    """For a hint without a text that only measures: the open wish that trains."""
     turns = (*one.held_back, *one.training)
     hint_id = one.hint.hint_id
     prompts = [] if one.wishes else one.open_wishes

@@ -1,1 +1,1 @@
-"""Where a hint is practised: recorded states, tried texts for its exceptions, kept states."""
+"""Where a hint is practised: recorded states, tested texts for its exceptions, kept states."""

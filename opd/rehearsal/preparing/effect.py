@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 async def effect_at(desk: Desk, turn: TurnRecord, hint: str) -> float | None:
     """By how much the hint changes the log-prob of a token of the recorded answer, in nats: of the
-    token where it changes most, which is where the answer is decided. None where that cannot be
-    scored. Raises ServiceUnavailable.
+    token that changes most, where the answer is decided. None if it cannot be scored. Raises
+    ServiceUnavailable.
     """
     found = await _plain_and_hinted(desk, turn, hint)
     return None if found is None else float(np.abs(found[1] - found[0]).max())
@@ -24,7 +24,7 @@ async def effect_at(desk: Desk, turn: TurnRecord, hint: str) -> float | None:
 
 async def fall_at(desk: Desk, turn: TurnRecord, hint: str) -> float | None:
     """By how many nats the hint lowers the log-prob of the answer's token that it lowers most: a
-    hint that came from there speaks against the answer. None where that cannot be scored. Raises
+    hint that came from there speaks against the answer. None if it cannot be scored. Raises
     ServiceUnavailable.
     """
     found = await _plain_and_hinted(desk, turn, hint)
@@ -32,9 +32,9 @@ async def fall_at(desk: Desk, turn: TurnRecord, hint: str) -> float | None:
 
 
 async def part_of_words(desk: Desk, turn: TurnRecord, hint: str, words: str) -> float | None:
-    """How much of what the hint lowers of the answer the user's own `words` lower, said with the
-    request: at the token that the hint lowers most. About 1 where the words ask for what the hint
-    asks, about 0 where they are about something else. None where that cannot be scored. Raises
+    """At the token that the hint lowers most: how much the user's own `words`, added to the
+    request, lower it, as a part of what the hint lowers it by. About 1 if the words ask for what
+    the hint asks, about 0 if they are about something else. None if it cannot be scored. Raises
     ServiceUnavailable.
     """
     found = await _plain_and_hinted(desk, turn, hint)
@@ -44,18 +44,18 @@ async def part_of_words(desk: Desk, turn: TurnRecord, hint: str, words: str) -> 
         place = await desk.place(turn, words)
         said = await desk.score(place, None, turn.response_ids)
     except LessonUnusable as error:
-        logger.info("turn %s cannot be looked at with its user's words: %s", turn.turn_id, error)
+        logger.info("turn %s cannot be scored with its user's words: %s", turn.turn_id, error)
         return None
     return part_of_fall(*found, said.logprobs)
 
 
 def part_of_fall(plain: Logprobs, hinted: Logprobs, said: Logprobs) -> float | None:
-    """Of the log-probs [R] of one answer: how far that of the token which a hint lowers most is
-    lowered by what was said, as a part of what the hint lowers it by. None where it lowers none.
+    """From the log-probs [R] of one answer: how far the words lower the token that the hint lowers
+    most, as a part of what the hint lowers it by. None if it lowers none.
     """
     token = int((plain - hinted).argmax())
     fall = float(plain[token] - hinted[token])
-    # Written so that a NaN is none, too.
+    # Written so that a NaN gives None too.
     return float(plain[token] - said[token]) / fall if fall > 0 else None
 
 
@@ -70,6 +70,6 @@ async def _plain_and_hinted(
         plain = await desk.score(place, None, turn.response_ids)
         hinted = await desk.score(place, hint, turn.response_ids)
     except LessonUnusable as error:
-        logger.info("turn %s cannot be looked at under a hint: %s", turn.turn_id, error)
+        logger.info("turn %s cannot be scored under a hint: %s", turn.turn_id, error)
         return None
     return plain.logprobs, hinted.logprobs

@@ -1,7 +1,8 @@
-"""States of other kinds, at which the policy is to stay as it began.
+"""States of other kinds, at which the policy must stay as it began.
 
-They come from every consenting scope, one of each kind of step in turn, and from hints that hold no
-more: what those taught goes back until their states answer as the start model does.
+They come from every consenting scope, one of each kind of step in turn, and from hints that no
+longer apply: what those taught is undone until the policy answers their states like the start
+model.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ logger = logging.getLogger(__name__)
 
 _MOST_ENDED = 32
 _MOST_LOOKED_AT = 512
-"""Ended hints, the newest, among which those are that are still to go back."""
+"""Newest ended hints, among which those that must still be undone are sought."""
 _CANDIDATES = 8
 _PAUSE_S = 5.0
-"""Before another try, where the judge did not answer."""
+"""Before another try, if the judge did not answer."""
 
 
 class Keeping:
-    """The states that are kept, chosen anew when hints change or some are missing.
+    """The states that are kept, chosen again when hints change or some are missing.
 
-    Choosing asks the judge about many states, so it is done beside everything else (`choose`);
-    meanwhile those hold that are known.
+    Choosing asks the judge about many states, so it runs in parallel to everything else (`choose`);
+    meanwhile the known ones are used.
     """
 
     def __init__(
@@ -45,26 +46,24 @@ class Keeping:
         self._chosen_for: frozenset[str] | None = None
         self._looked_at = self._not_before = 0.0
         self._warned = self.has_tried = False
-        """Whether states were looked for since this process began."""
+        """Whether states have been sought since this process began."""
 
     async def to_bring_back(self, returned: Collection[str]) -> list[Hint]:
-        """Hints that ended and were trained on, but for those that have `returned`."""
+        """Hints that ended and were trained on, except those that have `returned`."""
         ended = await self._store.hints(statuses=ENDED_STATUSES, limit=_MOST_LOOKED_AT)
         left = [one for one in ended if one.trained_since is not None]
         return [one for one in left if one.hint_id not in returned][:_MOST_ENDED]
 
     async def states(self, hints: Sequence[PreparedHint]) -> list[TurnRecord]:
-        """States to which none of the hints applies that they were chosen for, and which are of
-        none of these hints.
+        """States to which no hint applies of those they were chosen for, and that belong to none of
+        `hints`.
         """
         taken = _states_of(hints)
         turns = await self._store.load_turns([one for one in self._kept if one not in taken])
         return [turn for turn in turns if len(turn.prompt_ids)]
 
     def ended(self, ended: Sequence[Hint], hints: Sequence[PreparedHint]) -> dict[str, list[str]]:
-        """Of the ended hints that were looked at: turns of the states at which no other hint
-        applies.
-        """
+        """For ended hints whose states were chosen: the turns at which no other hint applies."""
         taken = _states_of(hints)
         return {
             one.hint_id: [state for state in self._of_ended[one.hint_id] if state not in taken]
@@ -73,7 +72,7 @@ class Keeping:
         }
 
     def is_due(self, hints: Sequence[PreparedHint], ended: Sequence[Hint]) -> bool:
-        """Whether states are to be chosen now."""
+        """Whether states must be chosen now."""
         now = time.monotonic()
         if now < self._not_before:
             return False
@@ -83,8 +82,8 @@ class Keeping:
         return is_short and now - self._looked_at >= self._config.states_every_s
 
     async def choose(self, hints: Sequence[PreparedHint], ended: Sequence[Hint]) -> None:
-        """Choose states anew, for these hints. Raises ServiceUnavailable and StoreUnavailable; then
-        those that are known stay.
+        """Choose states again, for these hints. Raises ServiceUnavailable and StoreUnavailable;
+        then the known ones stay.
         """
         self._not_before = time.monotonic() + _PAUSE_S
         try:
@@ -101,8 +100,8 @@ class Keeping:
         self._not_before = 0.0
         if not kept and hints and not self._warned:
             logger.warning(
-                "no recorded state is kept as it is: at none is the judge sure that no hint "
-                "applies, so nothing holds what nobody spoke of"
+                "no recorded state is kept as it is: the judge is not sure at any that no hint "
+                "applies, so nothing preserves what nobody spoke of"
             )
         self._warned = not kept
 
@@ -120,7 +119,9 @@ class Keeping:
     async def _of_another_kind(
         self, turns: Sequence[TurnRecord], hints: Sequence[PreparedHint], most: int
     ) -> list[TurnRecord]:
-        """The first `most` of these, as many asked about at a time as are still wanted."""
+        """The first `most` turns of another kind; it asks about as many at a time as are still
+        wanted.
+        """
         left = [turn for turn in turns if len(turn.prompt_ids)]
         found: list[TurnRecord] = []
         while left and len(found) < most:
@@ -141,8 +142,8 @@ def _states_of(hints: Sequence[PreparedHint]) -> set[str]:
 
 
 def kinds_in_turn(turns: Sequence[TurnRecord]) -> list[TurnRecord]:
-    """The same turns, one of each kind of step after the other: what an agent does often would
-    else be all that is kept. In a kind they stay in their order.
+    """The same turns, one of each kind of step in turn: otherwise, only what an agent does often
+    would be kept. Within a kind, they stay in order.
     """
     kinds: dict[tuple[tuple[str, ...], tuple[str, ...]], list[TurnRecord]] = {}
     for turn in turns:

@@ -1,7 +1,7 @@
-"""Before a hint is practised: its states are chosen, and its texts tried on the start model.
+"""Before a hint is practised: its states are chosen, and its texts are tested on the start model.
 
-Everything found goes to the store at once, so that a process that dies here asks only what was not
-answered yet. What the judge said of states that are not taken is remembered in memory alone.
+Everything found is stored at once, so that a process that dies here repeats only what was not
+answered yet. What the judge said about states that are not chosen is kept only in memory.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from trainer.rehearsal.config import RehearsalConfig
 logger = logging.getLogger(__name__)
 
 _CANDIDATES = 4
-"""Candidates looked at for each state that is wanted."""
+"""Candidates that are examined for each state that is wanted."""
 _REMEMBERED = 50_000
 _SOURCES = 8
-"""Turns that a hint came from, of which it is looked up how much it changes there."""
+"""Number of a hint's sources at which its effect is measured."""
 _HINTS_AT_ONCE = 8
-"""Hints of which it is asked at a time whether one applies: the first that does is enough."""
+"""Hints for which the judge is asked at a time whether they apply: one that does is enough."""
 _LEAST_EFFECT = 0.1
 _MOST_SOURCES = 1000
 _ENOUGH_WISHES = 4
-"""With fewer that the start model follows the judge writes again: few are learned by heart."""
+"""If the start model follows fewer, the judge writes more: few texts would be learned by heart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedHint:
-    """A hint with its states and texts; what is held back measures and never trains."""
+    """A hint with its states and texts; held-back ones measure and never train."""
 
     hint: Hint
     training: tuple[TurnRecord, ...]
@@ -65,13 +65,15 @@ class PreparedHint:
 
     @property
     def measured_at(self) -> tuple[TurnRecord, ...]:
-        """Where its gap is measured: with too few states to hold some back, where it trains."""
+        """Where its gap is measured: at held-back states or, if there are too few states, where it
+        trains.
+        """
         return self.held_back or self.training
 
 
 class HintPreparation:
-    """Chooses states and tries texts. `start` samples from the frozen engine at temperature 1. All
-    methods raise ServiceUnavailable and StoreUnavailable, having lost nothing that was found.
+    """Chooses states and tests texts. `start` samples from the frozen engine at temperature 1. All
+    methods raise ServiceUnavailable and StoreUnavailable, and lose nothing that was found.
     """
 
     def __init__(
@@ -90,8 +92,8 @@ class HintPreparation:
         self._num_texts: dict[str, int] = {}
 
     async def prepare(self, hint: Hint) -> PreparedHint | None:
-        """Choose states and try texts of one hint; None, and the hint says why, where it cannot be
-        practised yet.
+        """Choose states and test texts of one hint; None if it cannot be practised yet, for the
+        reason that its block states.
         """
         if not await self._has_states(hint):
             return None
@@ -118,7 +120,7 @@ class HintPreparation:
         return prepared
 
     async def load(self, hint: Hint) -> PreparedHint:
-        """What is stored of a hint that was prepared."""
+        """What is stored about a prepared hint."""
         states = await self._store.hint_states(hint.hint_id)
         held = {state.turn_id for state in states if state.held_out}
         turns = _with_tokens(await self._store.load_turns([state.turn_id for state in states]))
@@ -166,8 +168,8 @@ class HintPreparation:
     async def _wanted(
         self, hint: Hint, turns: Sequence[TurnRecord], given: Sequence[HintSource]
     ) -> list[TurnRecord]:
-        """Those of these states whose user has neither given the hint before, nor taken the
-        opposite since. Asked of known states, too: users go on after a state was chosen.
+        """Those of these states whose user neither gave the hint before nor accepted the opposite
+        since. Known states are checked too: users go on after a state was chosen.
         """
         accepted = await self._store.accepted_turns([turn.turn_id for turn in turns])
         sources = {one.turn_id for one in given}
@@ -185,7 +187,7 @@ class HintPreparation:
     async def _further_states(
         self, hint: Hint, known: Collection[str], given: Sequence[HintSource], missing: int
     ) -> list[TurnRecord]:
-        """Further states at which the hint may be practised, `missing` at least where there are so
+        """Further states at which the hint may be practised, at least `missing` if there are that
         many, the likeliest first.
         """
         wanted = self._config.max_states
@@ -217,17 +219,17 @@ class HintPreparation:
         return found
 
     async def _without_objections(self, turns: Sequence[TurnRecord]) -> list[TurnRecord]:
-        """Without those whose user objects there. A parent may have been judged since it was looked
-        at last.
+        """Without those whose user objects there. A parent may have been judged since the last
+        check.
         """
         ids = {turn.parent_turn_id for turn in turns if turn.parent_turn_id is not None}
         parents = {one.turn_id: one for one in await self._store.load_turns(sorted(ids))}
         return [turn for turn in turns if not answers_objection(turn, parents)]
 
     async def _least_effect(self, hint: Hint, sources: Sequence[str]) -> float | None:
-        """What a hint changes at a state at least, in nats: of the most that it changes where it
-        was given, a part. Where it changes less there is nothing to practise: the user has said so
-        there, or what it speaks of is done already.
+        """The least that a hint must change at a state, in nats: a part of the most that it changes
+        where it was given. If it changes less, there is nothing to practise: the user has already
+        asked for it there, or the policy already does it.
         """
         turns = _with_tokens(await self._store.load_turns(sources[:_SOURCES]))
         effects = await all_or_none([self._effect(hint, turn) for turn in turns])
@@ -246,8 +248,8 @@ class HintPreparation:
         return await self._asked("applies", hint, turn, self._questions.applies(hint.text, turn))
 
     async def _heeds(self, hint: Hint, turn: TurnRecord) -> bool | None:
-        """Whether the recorded answer does what the hint asks. Where it does not, and its user took
-        it without a word although the hint was known, that user does not want the hint there.
+        """Whether the recorded answer does what the hint asks. If not, and its user accepted it
+        silently although the hint was known, that user does not want the hint there.
         """
         asking = self._questions.followed(hint.text, turn.messages, turn.tools, turn.response)
         return await self._asked("heeds", hint, turn, asking)
@@ -278,14 +280,14 @@ class HintPreparation:
         await self._check(untried, turns, self._config.prompt_samples)
 
     async def _ask_start_of_wishes(self, hint: Hint) -> None:
-        """How often the start model does what the texts ask that measure obedience: it is asked
-        more often than when they were tried.
+        """How often the start model does what the texts that measure obedience ask: it is asked
+        more often than when they were tested.
         """
         count = self._config.start_samples
         while True:
             loaded = await self.load(hint)
             turns = [*loaded.held_back, *loaded.training]
-            # One that was asked has half as many answers at least, or is dropped.
+            # A text that was asked has at least half as many answers, or is dropped.
             wishes = [one for one in loaded.wishes if 2 * one.asked < count]
             if not wishes or not turns:
                 return
@@ -319,7 +321,7 @@ class HintPreparation:
         await all_or_none([check(number, prompt) for number, prompt in enumerate(prompts)])
 
     async def _gets_more_texts(self, hint: Hint) -> bool:
-        """Whether the judge is asked to write more: as long as it finds new ones."""
+        """Whether the judge is asked to write more, as it is while it finds new ones."""
         if hint.block is RehearsalBlock.NO_COUNTER_LESSONS:
             return False
         number = len(await self._store.hint_prompts(hint.hint_id))
@@ -335,7 +337,7 @@ class HintPreparation:
         why = f" (the last not used: {dropped[-1]})" if dropped else ""
         return (
             f"{len(wishes) - len(dropped)} of {len(wishes)} open wishes for the opposite are "
-            f"usable{why}; one has to train and another one to measure obedience"
+            f"usable{why}; one must train and another one must measure obedience"
         )
 
     async def _block(self, hint: Hint, block: RehearsalBlock | None, detail: str | None) -> None:

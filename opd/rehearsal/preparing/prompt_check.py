@@ -1,8 +1,9 @@
-"""Whether the start model does what a text asks: else a counter-lesson would teach the opposite.
+"""Whether the start model does what a text asks: otherwise a counter-lesson would teach the
+opposite.
 
-The frozen engine answers at a few of the hint's states with the text added, and the judge says of
-each answer whether it does as asked. Where a text measures obedience the start model is asked anew
-and more often: the rate of texts that were chosen for a high one would be too high.
+The frozen engine answers at a few of the hint's states with the text added, and the judge decides
+for each answer whether it does as asked. For a text that measures obedience, the start model is
+asked again and more often: the rate of texts that were chosen for a high rate would be too high.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LEAST_ANSWERED = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """`followed` of `asked` answers; `dropped` says why the text is not used."""
+    """`followed` of `asked` answers; `dropped` is why the text is not used."""
 
     asked: int
     followed: int
@@ -41,14 +42,14 @@ async def followed_at(
     turn: TurnRecord,
     words: str,
 ) -> bool | None:
-    """Whether one answer at this state does what `words` ask. None: the judge does not say, or
-    there was nothing to be judged. Raises ServiceUnavailable.
+    """Whether one answer at this state does what `words` ask. None: the judge cannot decide, or
+    there was nothing to judge. Raises ServiceUnavailable.
     """
     try:
         place = await desk.place(turn, words)
         answer = await desk.answer(engine, place)
     except LessonUnusable as error:
-        logger.info("turn %s cannot be asked %r: %s", turn.turn_id, words, error)
+        logger.info("turn %s cannot be answered with %r added: %s", turn.turn_id, words, error)
         return None
     return await questions.followed(words, place.messages, turn.tools, answer.message)
 
@@ -62,8 +63,8 @@ async def check_prompt(
     num_samples: int,
     limit: asyncio.Semaphore,
 ) -> Checked:
-    """Ask the start model `num_samples` times, at these states in turn. Raises
-    ServiceUnavailable, and nothing is decided then.
+    """Ask the start model `num_samples` times, at these states in turn. Raises ServiceUnavailable,
+    and then nothing is decided.
     """
     return judged(await _asked(desk, start, questions, prompt.text, turns, num_samples, limit))
 
@@ -74,7 +75,7 @@ def judged(said: Sequence[bool | None]) -> Checked:
     followed = sum(answered)
     dropped = None
     if len(answered) < max(_LEAST_ANSWERED * len(said), 1):
-        dropped = f"the judge says of {len(answered)} of {len(said)} answers whether they do it"
+        dropped = f"the judge could decide on only {len(answered)} of {len(said)} answers"
     elif followed < _LEAST_FOLLOWED * len(answered):
         dropped = f"the start model does it in {followed} of {len(answered)} answers"
     return Checked(asked=len(answered), followed=followed, dropped=dropped)

@@ -1,7 +1,7 @@
 """Which recorded states a hint is practised at, and which of them measure instead. Pure functions.
 
-States with one and the same last user message share a fate: half of them in training would show the
-policy what the other half is to measure.
+States with the same last user message stay together: half of them in training would show the policy
+what the other half measures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FEWEST_TO_MEASURE = 4
 
 
 def last_user_text(messages: Sequence[Message]) -> str:
-    """The last user message, in lower case, with single blanks; "" where there is none."""
+    """The last user message, in lower case, with single blanks; "" if there is none."""
     index = last_user_index(messages)
     if index is None:
         return ""
@@ -27,8 +27,8 @@ def last_user_text(messages: Sequence[Message]) -> str:
 
 
 def was_said_before(turn: TurnRecord, sources: Iterable[HintSource]) -> bool:
-    """Whether the user of a state had given the hint earlier in its session: what the hint teaches
-    is asked for there already, and an open wish for the opposite contradicts it.
+    """Whether the user of a state had given the hint earlier in the session: what the hint teaches
+    is already asked for there, and an open wish for the opposite contradicts it.
     """
     return any(
         source.session_id == turn.session_id and source.created_at < turn.created_at
@@ -39,19 +39,19 @@ def was_said_before(turn: TurnRecord, sources: Iterable[HintSource]) -> bool:
 def was_accepted_since(
     turn: TurnRecord, accepted: Collection[str], sources: Sequence[HintSource]
 ) -> bool:
-    """Whether the user of a state took its answer without a word (`accepted` turns, by the judge)
-    when the hint had been given already. What a tool says is no user's word.
+    """Whether the user of a state accepted its answer silently (`accepted` turns, by the judge)
+    when the hint had already been given. A tool's result is not a user's acceptance.
     """
     was_answered = any(message["role"] == "user" for message in turn.next_state or ())
     if not was_answered or turn.turn_id not in accepted or not sources:
         return False
-    # The verdict came later: what counts is when the answer was that was objected to.
+    # The verdict came later: what counts is when the answer that was objected to was given.
     return turn.created_at > min(source.created_at for source in sources)
 
 
 def answers_objection(turn: TurnRecord, parents: Mapping[str, TurnRecord]) -> bool:
-    """Whether a state's user objects there to the answer before it, whatever hint the judge made of
-    that: what was wished for is said openly there. `parents`: turns by id.
+    """Whether a state's user objects there to the previous answer, whatever hint the judge made of
+    it: the wish is stated openly there. `parents`: turns by id.
     """
     parent = parents.get(turn.parent_turn_id or "")
     return parent is not None and bool(parent.candidates)
@@ -76,8 +76,8 @@ def choose_states(
     min_messages: int,
     held_back: float,
 ) -> list[HintState]:
-    """The states of a hint, of `turns` (the best first); [] where their last user messages differ
-    too little. `known` ones stay, each in its part.
+    """The states of a hint, from `turns` (the best first); [] if too few last user messages differ.
+    `known` ones stay, each in its role.
     """
     role = {state.turn_id: state.held_out for state in known}
     groups: dict[str, list[str]] = {}
@@ -108,8 +108,8 @@ def _roles(
     num_states: int,
     held_back: float,
 ) -> dict[str, bool]:
-    """Whether the states of each message are held back. Which ones, a hash says: the same ones
-    whenever it is asked.
+    """Whether the states of each message are held back. A hash decides, so that the choice is
+    always the same.
     """
     wanted = 0
     if held_back > 0 and num_states >= _FEWEST_TO_MEASURE:

@@ -12,7 +12,7 @@ from opd.cli.guarded import guarded
 
 def compare_runs(
     a: Annotated[Path, typer.Argument(help="A run folder.")],
-    b: Annotated[Path, typer.Argument(help="Another, that replayed the same recording.")],
+    b: Annotated[Path, typer.Argument(help="Another one that replayed the same recording.")],
     out: Annotated[Path, typer.Option(help="The page to draw, HTML.")] = Path("compare.html"),
 ) -> None:
     """What two settings made of the same turns: votes, hints, leaks, advantages, tokens."""

@@ -1,7 +1,7 @@
 """`opd replay compare A B`: what two settings made of the same turns.
 
-A and B are the folders of runs that replayed, or served, the same recorded turns under another
-judge, number of votes, hint rule, teacher or objective. Their stores are only read.
+A and B are the folders of runs that replayed, or served, the same recorded turns with different
+judges, numbers of votes, hint rules, teachers or objectives. Their stores are only read.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NOT_A_SETTING = (
     *("frozen.admin_api_key", "frozen.embedded.api_key_file", "judge.api_key"),
     "scoring.teacher_api_keys",
 )
-"""Where a run lies, and secrets: no settings of a comparison."""
+"""Where a run is, and secrets: not settings to compare."""
 _PORT, _JUDGE = "frozen.embedded.port", "judge.base_url"
 
 
 def compare(folder_a: Path, folder_b: Path, out: Path) -> Comparison:
     """Compare two runs, and draw the comparison into the HTML file `out`.
 
-    Raises StartupError if a folder is no run's, or if the runs have no turn in common.
+    Raises StartupError if a folder is not a run's, or if the runs have no turn in common.
     """
     config_a, config_b = run_config_of(folder_a), run_config_of(folder_b)
     turns_a, turns_b = asyncio.run(_both(config_a, config_b))
@@ -91,7 +91,7 @@ def differing_settings(a: RunConfig, b: RunConfig) -> list[Line]:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    """Without the port that a run's own engine happened to get, also where it is the judge."""
+    """Without the port that a run's own engine happened to get, also if the engine is the judge."""
     flat = dict(_flat(config.model_dump(mode="json")))
     port = flat.pop(_PORT, None)
     if port is not None and f":{port}/" in str(flat.get(_JUDGE)):

@@ -1,4 +1,4 @@
-"""From the turns of two runs to what differs between them. Pure."""
+"""What differs between the turns of two runs. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from opd.replay.comparison.values import QUANTILES, Figures, Matched, ReplayedTu
 
 
 def match(a: Sequence[ReplayedTurn], b: Sequence[ReplayedTurn]) -> Matched:
-    """Pair the turns by id, and those that are left by session name, prompt and response: of
-    several equal ones the first with the first.
+    """Pair the turns by id, and the rest by session name, prompt and response: among equal ones,
+    the first with the first.
     """
     by_id = {turn.turn_id: turn for turn in b}
     pairs = [(turn, by_id[turn.turn_id]) for turn in a if turn.turn_id in by_id]
@@ -99,8 +99,8 @@ def difference(a: ReplayedTurn, b: ReplayedTurn) -> TurnDifference:
 
 
 def largest(differences: Iterable[TurnDifference], limit: int) -> tuple[TurnDifference, ...]:
-    """Those that differ at all, most first: in the decision, then in the advantages, then in the
-    hint's words.
+    """Those that differ at all, the largest first: in the decision, then in the advantages, then in
+    the hint's words.
     """
     differing = [one for one in differences if one.decision_differs or _size(one) > (0.0, 0.0)]
     ranked = sorted(differing, key=lambda one: (one.decision_differs, _size(one)), reverse=True)
@@ -108,13 +108,13 @@ def largest(differences: Iterable[TurnDifference], limit: int) -> tuple[TurnDiff
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """The mean; None of nothing."""
+    """The mean; None for nothing."""
     known = list(values)
     return sum(known) / len(known) if known else None
 
 
 def _size(one: TurnDifference) -> tuple[float, float]:
-    """What is not known ranks as no difference."""
+    """An unknown value ranks as no difference."""
     return one.advantage_gap or 0.0, one.hint_distance or 0.0
 
 

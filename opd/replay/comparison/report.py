@@ -16,7 +16,7 @@ _LEVELS = tuple(range(0, 101, 2))
 
 
 def draw(compared: Comparison, out: Path) -> None:
-    """Write the page; folders on the way are made."""
+    """Write the page; missing folders are created."""
     header = ("", compared.name_a, compared.name_b)
     out.parent.mkdir(parents=True, exist_ok=True)
     tables = [("Measured on the turns that both have", header, table(compared))]
@@ -33,7 +33,7 @@ def draw(compared: Comparison, out: Path) -> None:
 
 
 def curves(compared: Comparison) -> list[Curve]:
-    """Distributions of both settings, one over the other."""
+    """Distributions of both settings, in the same plots."""
     pairs = compared.matched.pairs
     sides = {
         compared.name_a: [a for a, _ in pairs],

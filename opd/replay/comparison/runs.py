@@ -1,6 +1,6 @@
-"""Reads what a comparison needs of one run: of each main turn its votes, its hint, its scores.
+"""Reads what a comparison needs of one run: the votes, hint and scores of each main turn.
 
-The only part of a comparison that knows stores.
+The only part of a comparison that reads stores.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from records.types import UNSCORED, Logprobs, TurnRecord
 from trainer.errors import StartupError
 
 _SHOWN_CHARS = 400
-"""Of a response and of a next state, in a report."""
+"""Most characters of a response or a next state in a report."""
 
 
 def run_config_of(folder: Path) -> RunConfig:
     """The configuration of a run's folder. Raises StartupError if it is none, or has no records."""
     path = folder / "config.toml"
     if not path.is_file():
-        raise StartupError(f"{folder} is no run folder: it has no config.toml")
+        raise StartupError(f"{folder} is not a run folder: it has no config.toml")
     return load_recorded(path)
 
 
 async def read_run(config: RunConfig) -> list[ReplayedTurn]:
-    """The main turns of a run, sessions in the order of their beginning."""
+    """The main turns of a run, sessions in the order in which they began."""
     found: list[ReplayedTurn] = []
 
     def read(connection: Connection, session: SessionHeader) -> None:
@@ -85,7 +85,7 @@ def _shown(text: str) -> str:
 
 
 def hint_facts(hint: str, turn: TurnRecord) -> HintFacts:
-    """A hint against the turn that it is of."""
+    """A hint compared with its turn."""
     evidence = Evidence.of_turn(turn)
     before = [message_text(message) for message in (*turn.messages, turn.response)]
     known = {word for text in (*before, *map(str, turn.tools)) for word in words(text)}
@@ -109,16 +109,16 @@ def _teacher_tokens(whole: WholeTurn) -> int | None:
 
 
 def _advantages(whole: WholeTurn) -> Logprobs | None:
-    """Teacher minus policy where both are at temperature 1; else what the last step used, if any.
+    """Teacher minus policy if both are at temperature 1; else what the last step used, if any.
 
-    A teacher's log-prob at temperature 1 minus the policy's at another is no advantage.
+    A teacher's log-prob at temperature 1 minus the policy's at another is not an advantage.
     """
     score, turn = whole.score, whole.turn
     if (
         score is not None
         and score.teacher_version != UNSCORED
         and turn.sampling.get("temperature") == 1.0
-        # Those of a recorded answer come when the policy has scored it.
+        # A recorded answer gets its log-probs when the policy has scored it.
         and np.isfinite(turn.rollout_logprobs).all()
     ):
         return score.teacher_logprobs - turn.rollout_logprobs

@@ -1,6 +1,6 @@
 """The values of a comparison: what each run made of a turn, and what differs. Pure.
 
-A value that is not known is None, and is shown as "-": it is never 0.
+An unknown value is None, and is shown as "-": it is never 0.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class HintFacts:
 class ReplayedTurn:
     """What one run made of a turn.
 
-    `content` identifies it where its id does not: session name, prompt, response. `accepted`: the
+    `content` identifies it if its id does not: session name, prompt, response. `accepted`: the
     judge gave a hint; None while there is no verdict. `votes` are +1, -1 or None (abstained).
-    `judge_tokens` of the `num_counted` votes that say theirs; `teacher_tokens` of all candidates.
-    `advantages` [R] in nats, teacher minus policy.
+    `judge_tokens` are those of the `num_counted` votes that report them; `teacher_tokens` those of
+    all candidates. `advantages` [R] in nats, teacher minus policy.
     """
 
     turn_id: str
@@ -51,7 +51,7 @@ class ReplayedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """The turns that both runs have, in pairs, those paired by content alone, and the numbers of
+    """The turns that both runs have, in pairs, those paired only by content, and the numbers of
     turns that only one has.
     """
 
@@ -67,9 +67,9 @@ class Figures:
 
     `unanimous` and `pair_agreement` are over turns with at least two votes that did not abstain:
     the share on which all agree, and the mean share of pairs of votes that agree. Advantages are
-    over the tokens of the `num_scored` turns that have them. With `num_uncounted_votes` the judge's
-    tokens are at least so many. A turn is accepted before it is scored: the teacher's tokens are
-    per turn that has been.
+    over the tokens of the `num_scored` turns that have them. With `num_uncounted_votes`, the
+    judge's tokens are at least that many. A turn is accepted before it is scored: the teacher's
+    tokens are per scored turn.
     """
 
     num_turns: int
@@ -111,7 +111,7 @@ class TurnDifference:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Two runs on the same turns. `settings` are (key, A, B) where their configurations differ;
-    `differences` the turns that differ most, most first.
+    `differences` the turns that differ most, largest first.
     """
 
     name_a: str

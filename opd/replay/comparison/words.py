@@ -1,4 +1,4 @@
-"""A comparison in words and numbers, for a terminal and a page. Pure; what is not known is "-"."""
+"""A comparison in words and numbers, for a terminal and a page. Pure; unknown values are "-"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeAlias
 from opd.replay.comparison.values import QUANTILES, Comparison, Figures
 
 Line: TypeAlias = tuple[str, str, str]
-"""A name, and what it is in A and in B."""
+"""A name, and its values in A and in B."""
 
 
 def table(compared: Comparison) -> list[Line]:
@@ -38,27 +38,27 @@ def _column(of: Figures) -> dict[str, str]:
         },
         "judge tokens": number(of.judge_tokens, 0, at_least),
         "votes without a token count": str(of.num_uncounted_votes),
-        "judge tokens an accepted turn": number(of.judge_tokens_per_accepted, 1, at_least),
+        "judge tokens per accepted turn": number(of.judge_tokens_per_accepted, 1, at_least),
         "teacher tokens": number(of.teacher_tokens),
-        "teacher tokens an accepted turn that is scored": number(of.teacher_tokens_per_scored, 1),
+        "teacher tokens per accepted turn that is scored": number(of.teacher_tokens_per_scored, 1),
     }
 
 
 def facts(compared: Comparison) -> list[tuple[str, str]]:
-    """What is said of both together."""
+    """The facts about both together."""
     matched = compared.matched
     differ = compared.num_decisions_differ
     share = percent(differ / compared.num_both_decided if compared.num_both_decided else None)
     return [
         ("turns in both", str(len(matched.pairs))),
-        ("of these matched by content alone", str(matched.num_by_content)),
+        ("of these matched only by content", str(matched.num_by_content)),
         (f"turns only in {compared.name_a}", str(matched.only_a)),
         (f"turns only in {compared.name_b}", str(matched.only_b)),
         ("decided by both", str(compared.num_both_decided)),
         ("of these decided differently", f"{differ} ({share})"),
         (f"accepted by {compared.name_a} alone", str(compared.accepted_by_a_alone)),
         (f"accepted by {compared.name_b} alone", str(compared.accepted_by_b_alone)),
-        ("accepted by both with another hint", str(compared.num_hints_differ)),
+        ("accepted by both with different hints", str(compared.num_hints_differ)),
     ]
 
 
@@ -79,5 +79,5 @@ def percent(share: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 0, before: str = "") -> str:
-    """A number with so many digits, behind a word."""
+    """A number with this many digits, after a word."""
     return "-" if value is None else f"{before}{value:.{digits}f}"

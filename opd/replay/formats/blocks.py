@@ -1,7 +1,7 @@
-"""Content blocks of session logs as OpenAI messages: what is the same for Claude Code and pi.
+"""Content blocks of session logs as OpenAI messages: what Claude Code and pi have in common.
 
-A response is blocks of text, thinking and tool calls; texts become one, with a line between them,
-and so do the thoughts. Blocks of other kinds stay as parts, which the checks of messages report.
+A response is blocks of text, thinking and tool calls; texts are joined by line breaks, and so are
+thoughts. Blocks of other kinds stay as parts, which the checks of messages report.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 THINKING = ("thinking", "reasoning")
 HIDDEN = ("redacted_thinking",)
-"""Blocks that hold nothing to read."""
+"""Blocks that contain nothing to read."""
 
 
 def text_of(blocks: Any) -> Any:
@@ -24,8 +24,8 @@ def text_of(blocks: Any) -> Any:
 
 
 def response_of(blocks: Any, call_names: Mapping[str, str]) -> dict[str, Any]:
-    """The assistant message that `blocks` are. `call_names` maps each type that a block of a tool
-    call may have to the name of the field that holds its arguments.
+    """The assistant message that `blocks` form. `call_names` maps each type that a block of a tool
+    call may have to the name of the field that contains its arguments.
     """
     message: dict[str, Any] = {"role": "assistant"}
     if not isinstance(blocks, list):

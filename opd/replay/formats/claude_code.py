@@ -1,4 +1,4 @@
-"""Session logs of Claude Code: `~/.claude/projects/*/*.jsonl`, one file a session.
+"""Session logs of Claude Code: `~/.claude/projects/*/*.jsonl`, one file per session.
 
 The format is not documented by its makers. Sources: https://github.com/daaain/claude-code-log
 (`claude_code_log/models.py`, `test/test_data/*.jsonl`), https://github.com/empathic/toolpath
@@ -8,17 +8,17 @@ https://docs.rs/crate/csift (parallel tool results), and, on compaction,
 https://blog.fsck.com/releases/2026/02/22/claude-code-session-continuation.
 
 - A line has `type`, `uuid`, `parentUuid`, `sessionId`, `isSidechain`; user and assistant lines have
-  `message`, Anthropic's. The lines are a tree: an edited prompt starts another branch.
-- One response is written as several lines, one a content block, with one `message.id`. They are one
-  message here. The results of parallel calls hang on different lines of it; they stay together.
+  Anthropic's `message`. The lines are a tree: an edited prompt starts another branch.
+- One response is written as several lines, one per content block, with one `message.id`. They are
+  one message here. The results of parallel calls follow different lines of it; they stay together.
 - A user line's tool results become tool messages, its text a user message after them.
-- Behind a compaction the prompt is the summary (`isCompactSummary`), then the messages that were
+- After a compaction, the prompt is the summary (`isCompactSummary`), then the messages that were
   kept, if some were, then what follows (claude_code_compaction.py).
-- Sidechains (subagents) are sessions of their own: inside the file, or in `agent-ID.jsonl`. Their
-  ids hold the id of the session that they belong to, because agent ids are not unique.
-- Other types (summary, system, progress, attachment, file-history-snapshot and what is to come),
+- Sidechains (subagents) are separate sessions: inside the file, or in `agent-ID.jsonl`. Their ids
+  contain the id of the session that they belong to, because agent ids are not unique.
+- Other types (summary, system, progress, attachment, file-history-snapshot and future ones),
   `isMeta` lines, and errors written as if the model had said them, only pass their parent on.
-- A line that was written before, with the same uuid, is a replay and passed over.
+- A line that was written before, with the same uuid, is a replay and skipped.
 - System prompt and tools are not logged.
 """
 
@@ -55,7 +55,7 @@ def read_claude_code(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Record
             yield problem
     nodes = log.nodes()
     for node in rootless(nodes):
-        yield log.problem(node.line, "the line's parents lead in a circle")
+        yield log.problem(node.line, "the line's parents form a cycle")
     sessions: dict[str, list[Node]] = {}
     for tree in trees(nodes):
         sessions.setdefault(log.session_id(tree[0]), []).extend(tree)

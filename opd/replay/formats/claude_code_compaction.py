@@ -1,10 +1,10 @@
-"""Compaction in Claude Code's logs: which line hangs on which, where the log itself says otherwise.
+"""Compaction in Claude Code's logs: which line follows which, if the log itself says otherwise.
 
 A boundary line (`subtype` "compact_boundary") starts anew (`parentUuid` null) and names the line
-that it follows in truth (`logicalParentUuid`); the summary is a user line behind it. Newer versions
-keep the last messages (`compactMetadata`: `preservedSegment`, `preservedMessages`): these hang on
-the summary in the log, although they were said before it, and what follows hangs on the last of
-them.
+that it really follows (`logicalParentUuid`); the summary is a user line after it. Newer versions
+keep the last messages (`compactMetadata`: `preservedSegment`, `preservedMessages`): these follow
+the summary in the log, although they were said before it, and what follows names the last of them
+as its parent.
 Shapes: https://github.com/daaain/claude-code-log, `test/test_data/dag_compact_after_rewind*.jsonl`.
 """
 
@@ -17,7 +17,7 @@ from opd.replay.formats.tree import Node
 
 
 class Compactions:
-    """Takes in boundary lines, and corrects the parents of the lines behind them."""
+    """Takes in boundary lines, and corrects the parents of the lines after them."""
 
     def __init__(self) -> None:
         self._boundaries: list[tuple[Node, str | None]] = []
@@ -25,14 +25,14 @@ class Compactions:
         self._moved: dict[str, str] = {}
         """The summary that stands between a kept line and what follows it."""
         self._moves: dict[str, list[tuple[str, str]]] = {}
-        """What was moved behind a summary: each line, and the kept line that the log names."""
+        """What was moved after a summary: each line, and the kept line that the log names."""
         self._before: dict[str, str] = {}
         """The kept line that a kept line was said after."""
         self._first_kept: dict[str, str] = {}
         """The first line that is kept, by the uuid of the summary."""
 
     def add(self, boundary: Node, value: Mapping[str, Any]) -> None:
-        """Take in a boundary line, and let it follow what it follows in truth."""
+        """Take in a boundary line, and let it follow what it really follows."""
         logical = value.get("logicalParentUuid")
         if boundary.parent is None and isinstance(logical, str):
             boundary.parent = logical
@@ -53,7 +53,7 @@ class Compactions:
             self._before.update(zip(kept[1:], kept[:-1], strict=True))
 
     def parent_of(self, uuid: str, parent: str | None) -> str | None:
-        """The line that a line follows, where the log names `parent`."""
+        """The line that a line follows, if the log names `parent`."""
         if uuid in self._before:
             return self._before[uuid]
         if parent is None or parent not in self._moved:
@@ -62,14 +62,15 @@ class Compactions:
         return self._moved[parent]
 
     def first_kept(self, summary: str) -> str | None:
-        """The first line that is kept beside a summary."""
+        """The first line that is kept with a summary."""
         return self._first_kept.get(summary)
 
     def cut_loose(self, owners: Mapping[str, Node]) -> None:
-        """Let boundaries begin trees whose truth is not in the file, or only behind them.
+        """Let boundaries begin trees if what they really follow is not in the file, or only after
+        them.
 
-        Nothing is lost by it: the summary stands for what was before, and what is kept of it is
-        read where the log has it. `owners` maps each uuid to its node, whose parents are nodes'.
+        Nothing is lost: the summary replaces what was before, and what is kept of it is read where
+        the log has it. `owners` maps each uuid to its node, whose parent is a node's identity.
         """
         for boundary, summary in self._boundaries:
             passed = {boundary.identity}

@@ -1,6 +1,6 @@
-"""The lines of one Claude Code log on their way to a tree: what belongs together is put together.
+"""The lines of one Claude Code log on their way to a tree: lines that belong together are joined.
 
-What the lines hold is told in `claude_code.py`. Pure.
+`claude_code.py` describes the lines. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOT_SAMPLED = "<synthetic>"
 
 
 class ClaudeCodeLog:
-    """Takes in lines in their order and gives the nodes that they make."""
+    """Takes in lines in order and returns the nodes that they make."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -37,16 +37,16 @@ class ClaudeCodeLog:
         self._compactions = Compactions()
 
     def problem(self, line: int, detail: str) -> Problem:
-        """A line that is none of this format."""
+        """A line that is not in this format."""
         reason = ImportProblem.BAD_SHAPE
         return Problem(source=str(self._path), line=line, reason=reason, detail=detail)
 
     def add(self, line: Line) -> Problem | None:
-        """Take in a line; a Problem if it is none of this format."""
+        """Take in a line; returns a Problem if it is not in this format."""
         value = line.value
         kind, uuid = value.get("type"), value.get("uuid")
         if not isinstance(kind, str):
-            return self.problem(line.number, "a line has a text 'type'")
+            return self.problem(line.number, "a line must have a text 'type'")
         if not isinstance(uuid, str):
             if kind in ("user", "assistant"):
                 return self.problem(line.number, f"a line of type {kind!r} has no text 'uuid'")
@@ -70,7 +70,7 @@ class ClaudeCodeLog:
         return self._session_ids[root.identity]
 
     def _owner(self, kind: str, uuid: str, line: Line) -> Node:
-        """The node that the line is part of: its own, or an earlier one that it goes on with."""
+        """The node that the line is part of: its own, or an earlier one that it continues."""
         value = line.value
         parent = value.get("parentUuid")
         parent = parent if isinstance(parent, str) else None
@@ -93,7 +93,7 @@ class ClaudeCodeLog:
     def _with_response(self, node: Node, value: dict[str, Any]) -> Node:
         message = value.get("message")
         if not isinstance(message, dict):
-            node.fault = Fault(ImportProblem.BAD_SHAPE, "the line's 'message' is no object")
+            node.fault = Fault(ImportProblem.BAD_SHAPE, "the line's 'message' is not an object")
             return node
         if value.get("isApiErrorMessage") or message.get("model") == _NOT_SAMPLED:
             return node
@@ -111,7 +111,7 @@ class ClaudeCodeLog:
     def _with_user(self, node: Node, value: dict[str, Any]) -> Node:
         message = value.get("message")
         if not isinstance(message, dict):
-            node.fault = Fault(ImportProblem.BAD_SHAPE, "the line's 'message' is no object")
+            node.fault = Fault(ImportProblem.BAD_SHAPE, "the line's 'message' is not an object")
             return node
         if value.get("isMeta"):
             return node

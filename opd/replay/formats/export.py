@@ -1,17 +1,17 @@
-"""This project's own export of its records: one JSON object a line, one line a session.
+"""This project's own export of its records: one JSON object per line, one line per session.
 
 A line is UTF-8 JSON without NaN or Infinity. Its fields:
 
     format           "hindsight-opd-export"
-    version          2, or 1, in which turns are objects; another one is a problem of the line
+    version          2, or 1, in which turns are objects; any other is a problem of the line
     session_id       text
     outcome_reward   number, or null
-    renderer         fingerprint of the tokenizer and template that all ids are of; null or empty
-                     where the line has no ids
+    renderer         fingerprint of the tokenizer and template of all ids; null or empty if the
+                     line has no ids
     turns            list of turns, each the JSON text of an object, so that a file opens as a
-                     table whatever agents sent; a parent stands before its children
+                     table whatever agents sent; a parent comes before its children
 
-A turn's fields. Those without "optional" must be there.
+A turn's fields. Those without "optional" are required.
 
     turn_id          text, unique in the line
     parent_turn_id   the turn that this one continues, or null
@@ -28,22 +28,22 @@ A turn's fields. Those without "optional" must be there.
     prompt_ids       optional, null. With `shared_ids`, what follows the shared ids
     shared_ids       optional, 0. The prompt ids begin with this many of the parent's
                      prompt_ids + response_ids
-    response_ids     ids as sampled, stop token included; there if prompt_ids is
+    response_ids     ids as sampled, stop token included; present if prompt_ids is
     rollout_logprobs optional, null. One finite number for each response id: natural log,
-                     at `temperature`. There is no placeholder for a missing one: then null
+                     at `temperature`. Null if one is missing: there is no placeholder
     temperature      optional, 1.0; the sampling temperature, above 0
     distribution_modified  optional, null. What kept the response from being sampled from the plain
                      softmax (top-p, a grammar). Log-probs of such a turn are read as null
     votes            optional, null. Raw texts of the judge's votes, in their order
-    sampling         optional, null. Of this object `enable_thinking` is read: true or false where
-                     the request set the chat template's switch of that name, else null or absent
+    sampling         optional, null. Only its `enable_thinking` is read: true or false if the
+                     request set the chat template's switch of that name, else null or absent
 
 These are written for people and other programs, and are not read back, because a replay makes them
-anew: `version_spans` ([[version, start, end], ...]), `state`, `drop_reason`, `drop_detail`, `hint`,
-`finish_reason`, `created_at`. Any other field is ignored too, so that a later writer of version 1
-may add some.
+again: `version_spans` ([[version, start, end], ...]), `state`, `drop_reason`, `drop_detail`,
+`hint`, `finish_reason`, `created_at`. Any other field is ignored too, so that a later writer of
+version 1 may add some.
 
-A redacted turn has its messages as they are kept and no ids. A deleted one is left out, with
+A redacted turn has its messages as they are stored and no ids. A deleted one is left out, with
 `parent_turn_id` null and nothing shared in the turns that continued it.
 """
 
@@ -67,7 +67,7 @@ VERSIONS = (1, 2)
 
 
 def is_export(value: dict[str, Any]) -> bool:
-    """Whether a line is of this format, of whatever version."""
+    """Whether a line is in this format, in any version."""
     return value.get("format") == NAME
 
 
@@ -104,7 +104,7 @@ def _session(path: Path, line: Line) -> Recording:
         yield origin.problem(ImportProblem.NO_ASSISTANT_TURN, "no turn of the session can be read")
         return
     if session.renderer is None and any("prompt_ids" in raw for raw in session.turns):
-        detail = "'renderer' is null, so its ids are of no known tokenizer and are not used"
+        detail = "'renderer' is null, so its ids have no known tokenizer and are not used"
         yield origin.problem(ImportProblem.BAD_SHAPE, detail)
     if any(turn.response.get("tool_calls") and not turn.tools for turn in turns):
         yield missing_tools(origin)
@@ -119,19 +119,19 @@ def _session(path: Path, line: Line) -> Recording:
 
 
 def _checked(value: dict[str, Any]) -> ExportedSession:
-    """The fields of a line. Raises ValueError, in words, if it is none of this version."""
+    """The fields of a line. Raises ValueError, in words, if it is not of a known version."""
     if not is_export(value):
         raise ValueError(f"the line's 'format' is not {NAME!r}")
     if value.get("version") not in VERSIONS:
         found = value.get("version")
-        raise ValueError(f"version {found!r} of the export, and this program reads {VERSIONS}")
+        raise ValueError(f"version {found!r} of the export, but this program reads {VERSIONS}")
     session = ExportedSession.model_validate(value)
     turns = [_parsed(turn) for turn in session.turns]
     return session.model_copy(update={"turns": turns, "renderer": session.renderer or None})
 
 
 def _parsed(turn: Any) -> Any:
-    """A turn that is JSON text as its value; text that is none as it is, which is no turn."""
+    """The value of a turn that is JSON text; anything else unchanged."""
     if not isinstance(turn, str):
         return turn
     try:

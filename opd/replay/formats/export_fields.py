@@ -1,4 +1,4 @@
-"""The fields of an export's line, checked. What they are is told in `export.py`."""
+"""The fields of an export's line, checked. `export.py` describes them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Strict(BaseModel):
-    """No conversions, and unknown fields are passed over."""
+    """No conversions; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class ExportedSampling(_Strict):
-    """What of `sampling` says how the prompt is rendered."""
+    """The part of `sampling` that determines how the prompt is rendered."""
 
     enable_thinking: bool | None = None
 
 
 class ExportedTurn(_Strict):
-    """A turn as a line holds it, without its messages checked."""
+    """A turn as a line contains it, its messages unchecked."""
 
     turn_id: _Identity
     parent_turn_id: str | None
@@ -48,11 +48,11 @@ class ExportedTurn(_Strict):
     @model_validator(mode="after")
     def _tokens_are_whole(self) -> ExportedTurn:
         if (self.prompt_ids is None) != (self.response_ids is None):
-            raise ValueError("prompt_ids and response_ids are there together, or neither")
+            raise ValueError("prompt_ids and response_ids must both be there, or neither")
         if self.rollout_logprobs is not None:
             ids = self.response_ids
             if ids is None or len(ids) != len(self.rollout_logprobs):
-                raise ValueError("there is one rollout log-prob for each response id")
+                raise ValueError("there must be one rollout log-prob for each response id")
         return self
 
 

@@ -1,6 +1,6 @@
-"""One session of an export: its turns, each put together with what it shares with its parent.
+"""One session of an export: its turns, each joined with what it shares with its parent.
 
-What a line holds is told in `export.py`. Pure.
+`export.py` describes a line. Pure.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class _Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Notes:
-    """What is found wrong with one turn."""
+    """The problems found in one turn."""
 
     origin: Origin
     position: int
     problems: list[Problem]
 
     def add(self, where: str, fault: Fault | None) -> Problem | None:
-        """The problem that a fault is, kept with the others; None without one."""
+        """A fault as a problem, kept with the others; None without one."""
         if fault is None:
             return None
         detail = f"{where}: {fault.detail}"
@@ -48,7 +48,7 @@ class _Notes:
 
 
 class TurnReading:
-    """Takes in the turns of one line in their order."""
+    """Takes in the turns of one line in order."""
 
     def __init__(self, origin: Origin, renderer: str | None, turns: list[Any]) -> None:
         self._origin = origin
@@ -63,7 +63,7 @@ class TurnReading:
         return tuple(taken.turn for taken in self._taken.values())
 
     def add(self, index: int, raw: Any) -> list[Problem]:
-        """Take in a turn; what is wrong with it. A turn whose shape is wrong is left out."""
+        """Take in a turn; returns its problems. A turn whose shape is wrong is left out."""
         try:
             exported = ExportedTurn.model_validate(raw)
             notes = _Notes(origin=self._origin, position=exported.position, problems=[])
@@ -83,7 +83,7 @@ class TurnReading:
         return self._origin.problem(ImportProblem.BAD_SHAPE, detail, position)
 
     def _take(self, exported: ExportedTurn, notes: _Notes) -> _Taken:
-        """Raises ValueError for a turn that does not go with those before it."""
+        """Raises ValueError for a turn that does not fit those before it."""
         if exported.turn_id in self._taken or exported.position in self._positions:
             raise ValueError("another turn of the line has this turn_id or position")
         parent = self._parent(exported)
@@ -107,7 +107,9 @@ class TurnReading:
         return _Taken(turn=turn, conversation=[*prompt, (response, problem)], ids=ids)
 
     def _parent(self, exported: ExportedTurn) -> _Taken | None:
-        """The parent, if it was taken in. Raises ValueError if something is shared with none."""
+        """The parent, if it was taken in. Raises ValueError if something is shared without a
+        parent.
+        """
         parent = self._taken.get(exported.parent_turn_id or "")
         if parent is None and (exported.shared_messages or exported.shared_ids):
             raise ValueError(f"its parent {exported.parent_turn_id!r} was not taken in before it")
@@ -129,7 +131,7 @@ def _prompt(
     before = [] if parent is None else parent.conversation
     shared = exported.shared_messages
     if shared > len(before):
-        raise ValueError(f"shared_messages is {shared}, and its parent has {len(before)}")
+        raise ValueError(f"shared_messages is {shared}, but its parent has {len(before)}")
     checked = [checked_message(message) for message in exported.messages]
     messages = [message for message, _ in (*before[:shared], *checked)]
     orphans = dict(results_without_calls(messages))
@@ -156,7 +158,7 @@ def _tokens(exported: ExportedTurn, parent: _Taken | None, renderer: str) -> Rec
     prompt_ids = np.array(exported.prompt_ids, np.int32)
     if exported.shared_ids:
         if before is None or exported.shared_ids > len(before):
-            raise ValueError(f"shared_ids is {exported.shared_ids}, and its parent has fewer ids")
+            raise ValueError(f"shared_ids is {exported.shared_ids}, but its parent has fewer ids")
         prompt_ids = np.concatenate([before[: exported.shared_ids], prompt_ids])
     logprobs = exported.rollout_logprobs if exported.distribution_modified is None else None
     return RecordedTokens(
@@ -171,12 +173,12 @@ def _tokens(exported: ExportedTurn, parent: _Taken | None, renderer: str) -> Rec
 def _response(exported: ExportedTurn, notes: _Notes) -> tuple[Message, Problem | None]:
     response, fault = checked_message(exported.response)
     if fault is None and response["role"] != "assistant":
-        fault = Fault(ImportProblem.BAD_SHAPE, "a response has the role 'assistant'")
+        fault = Fault(ImportProblem.BAD_SHAPE, "a response must have the role 'assistant'")
     return response, notes.add("response", fault)
 
 
 def _side_turn(exported: ExportedTurn, notes: _Notes) -> Problem | None:
     if exported.turn_type == "main":
         return None
-    fault = Fault(ImportProblem.SIDE_TURN, "context of others, and not trained")
+    fault = Fault(ImportProblem.SIDE_TURN, "context for others, and not trained")
     return notes.add(f"{exported.turn_type} turn", fault)

@@ -1,7 +1,7 @@
-"""The lines of a JSONL file (`opened`: also of a packed one), one at a time, whatever is in them.
+"""The lines of a JSONL file (also of a compressed one: `opened`), one at a time, whatever they are.
 
-A line over the limit is passed over in pieces and never held whole, so a file with a line of a
-gigabyte costs no more memory than the limit. Nothing here knows what the lines mean.
+A line over the limit is skipped in pieces and never held whole, so a file with a line of a gigabyte
+costs no more memory than the limit. Nothing here knows what the lines mean.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line that holds a JSON object: its number from 1, its first byte, and the object."""
+    """A line with a JSON object: its number from 1, its first byte, and the object."""
 
     number: int
     offset: int
@@ -32,9 +32,9 @@ class Line:
 
 
 def read_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[Line | Problem]:
-    """The JSON objects of `path` in order, and a Problem for each line that is none.
+    """The JSON objects of `path` in order, and a Problem for each line that is not one.
 
-    Blank lines are passed over. A file that cannot be read is one Problem without a line.
+    Blank lines are skipped. A file that cannot be read gives one Problem without a line.
     """
     source = str(path)
     try:
@@ -55,7 +55,7 @@ def read_line_at(file: BinaryIO, offset: int) -> dict[str, Any]:
 
 
 def _raw_lines(file: BinaryIO, limit: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Number, offset and bytes of each line; None in place of the bytes of one over the limit."""
+    """Number, offset and bytes of each line; None instead of the bytes of one over the limit."""
     number, offset = 0, 0
     while data := file.readline(limit + 1):
         number += 1
@@ -71,7 +71,7 @@ def _raw_lines(file: BinaryIO, limit: int) -> Iterator[tuple[int, int, bytes | N
 
 
 def _pass_over(file: BinaryIO) -> int:
-    """Read to the end of the line; the number of bytes that it had left."""
+    """Read to the end of the line; returns how many bytes were left."""
     passed = 0
     while piece := file.readline(_PIECE):
         passed += len(piece)
@@ -87,7 +87,7 @@ def _parsed(
         return Problem(source=source, line=number, reason=reason, detail=detail)
 
     if data is None:
-        detail = f"longer than {limit} bytes, passed over unread"
+        detail = f"longer than {limit} bytes, skipped unread"
         return problem(ImportProblem.LINE_TOO_LONG, detail)
     if not data.strip():
         return None

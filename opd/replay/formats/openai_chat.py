@@ -1,8 +1,8 @@
-"""OpenAI chat conversations: one JSON object a line, one line a session.
+"""OpenAI chat conversations: one JSON object per line, one line per session.
 
 `messages` is OpenAI's list of chat messages (https://platform.openai.com/docs/api-reference/chat).
 Optional: `tools` (OpenAI's definitions), `session_id` (else the file's name and the line's number),
-`outcome_reward` (a number). Other fields are passed over.
+`outcome_reward` (a number). Other fields are ignored.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _session(path: Path, line: Line) -> Iterator[RecordedSession | Problem]:
         yield origin.problem(*fault)
     reward = value.get("outcome_reward")
     if reward is not None and not is_number(reward):
-        yield origin.problem(ImportProblem.BAD_SHAPE, f"outcome_reward {reward!r} is no number")
+        yield origin.problem(ImportProblem.BAD_SHAPE, f"outcome_reward {reward!r} is not a number")
         reward = None
     yield from session_of(path_entries(messages), origin, tools=tools, outcome_reward=reward)
 
@@ -63,5 +63,5 @@ def session_id_of(value: dict[str, Any], path: Path, number: int) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a JSON number; true and false are none."""
+    """Whether `value` is a JSON number; true and false are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -9,15 +9,15 @@ Files are `~/.openclaw/agents/ID/sessions/*.jsonl` and `~/.pi/agent/sessions/*/*
 
 - The first line is a header (`type` "session"); its `id` names the session. The others are entries
   with `id` and `parentId`, a tree. Version 1 has no ids: each line follows the one before it, so a
-  line that cannot be read is a message that is missing from all prompts behind it.
+  line that cannot be read is a message that is missing from all prompts after it.
 - `message`: user, assistant and toolResult; bashExecution and custom become user messages, unless
   marked as not for the model. `custom_message` is a user message.
-- `compaction`: the prompt behind it is its summary, as a user message, then the entries from
+- `compaction`: the prompt after it is its summary, as a user message, then the entries from
   `firstKeptEntryId` on. `branch_summary` is a user message. pi puts a sentence around the text of
   both, which is not repeated here.
-- Answers that ended in an error or were aborted are not sent again and are no turns. Messages that
-  OpenClaw itself wrote under the role of the assistant are context, and no turns.
-- Other types are settings and labels, and are passed over. System prompt and tools are not logged.
+- Answers that ended in an error or were aborted are not sent again and are not turns. Messages that
+  OpenClaw itself wrote under the role of the assistant are context, not turns.
+- Other types are settings and labels, and are skipped. System prompt and tools are not logged.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def read_openclaw(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Recording
         line=None,
     )
     for node in rootless(nodes):
-        detail = "the entry's parents lead in a circle"
+        detail = "the entry's parents form a cycle"
         yield origin.problem(ImportProblem.BAD_SHAPE, detail, None, node.line)
     in_order = [node for tree in trees(nodes) for node in tree]
     yield from session_of(entries_of(in_order), origin, tools=[])
@@ -103,7 +103,7 @@ def _node(line: Line, before: str | None, identities: Sequence[str]) -> Node:
         parent = value.get("parentId")
         node.parent = parent if isinstance(parent, str) else None
     if not isinstance(kind, str):
-        node.fault = Fault(ImportProblem.BAD_SHAPE, "an entry has a text 'type'")
+        node.fault = Fault(ImportProblem.BAD_SHAPE, "an entry must have a text 'type'")
     elif kind == "message":
         _add_message(node, value.get("message"))
     elif kind == "custom_message":
@@ -127,9 +127,9 @@ def _first_kept(compaction: dict[str, Any], identities: Sequence[str]) -> str | 
 
 
 def _add_message(node: Node, message: Any) -> None:
-    """Put what the model was sent of `message` into the node; nothing, if it was not sent."""
+    """Put the part of `message` that was sent to the model into the node, if any."""
     if not isinstance(message, dict):
-        node.fault = Fault(ImportProblem.BAD_SHAPE, "the entry's 'message' is no object")
+        node.fault = Fault(ImportProblem.BAD_SHAPE, "the entry's 'message' is not an object")
         return
     role = message.get("role")
     content = message.get("content")

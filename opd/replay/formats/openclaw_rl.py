@@ -1,4 +1,4 @@
-"""Records of OpenClaw-RL's API servers: one JSON object a line, one line a turn.
+"""Records of OpenClaw-RL's API servers: one JSON object per line, one line per turn.
 
 Source: https://github.com/Gen-Verse/OpenClaw-RL, `openclaw-opd/openclaw_opd_api_server.py` and
 `openclaw-rl/openclaw_api_server.py` (`_buffer_record`, `_flush_pending_record`), which write to
@@ -8,14 +8,14 @@ list, or null) and `next_state` (the last message of the next request, or null).
 inherits this. `openclaw-tinker/api_server.py` leaves `messages` out: such a line is reported.
 
 - Lines of several sessions are mixed, because a turn is written when its session goes on. A first
-  pass keeps of each line only its place and turn, a second reads one session at a time.
+  pass keeps only each line's place and turn; a second reads one session at a time.
 - A session that is done counts its turns from 1 again under the same id. That is another session
-  here, with a number behind its id.
-- The next state is what the next record's request has behind its last assistant message, if that
-  ends with the recorded message: several tool results are then together. Else it is the recorded
-  message alone.
+  here, with a number after its id.
+- The next state is what the next record's request has after its last assistant message, if that
+  ends with the recorded message: several tool results are then together. Otherwise it is only the
+  recorded message.
 - A position is the turn's number. Tools are not in the record.
-- Ids and log-probs are not in it either. Votes are in a file beside it (replay/votes.py).
+- Ids and log-probs are not in it either. Votes are in a separate file (replay/votes.py).
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class _Run:
 
 
 def _line_problem(path: Path, line: Line) -> Problem | None:
-    """Why a line is no record of a turn."""
+    """Why a line is not a record of a turn."""
     value = line.value
     turn = value.get("turn")
     session_id = value.get("session_id")
     if not isinstance(session_id, str) and not is_number(session_id):
         detail = "the record has no 'session_id'"
     elif not isinstance(turn, int) or isinstance(turn, bool) or turn < 1:
-        detail = f"'turn' is a number from 1, not {turn!r}"
+        detail = f"'turn' must be a number from 1, not {turn!r}"
     elif not isinstance(value.get("messages"), list):
         detail = "the record has no list 'messages' (openclaw-tinker writes only their text)"
     elif not isinstance(value.get("response_text"), str):

@@ -1,6 +1,6 @@
 """One session of OpenClaw-RL's records: from the records of its turns to the turns.
 
-What the records hold is told in `openclaw_rl.py`. Pure.
+`openclaw_rl.py` describes the records. Pure.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class SessionReading:
         )
 
     def _check_prompt(self, raw: list[Any]) -> list[tuple[str, Fault]]:
-        """Take in a request's messages; those that the request before had too are not held twice.
+        """Take in a request's messages; those that the request before also had are not held twice.
 
-        Gives the place and the fault of each that has one.
+        Returns the place and the fault of each that has one.
         """
         shared = 0
         for before, now in zip(self.raw, raw, strict=False):

@@ -1,7 +1,7 @@
-"""A file of recordings as bytes with one JSON value a line, however it is packed.
+"""A file of recordings as bytes with one JSON value per line, compressed or not.
 
-gzip and zstd are unpacked, and the elements of a JSON array become lines, all of it while reading:
-nothing is held whole. It does not know what the values mean.
+gzip and zstd are decompressed, and the elements of a JSON array become lines, all of it while
+reading: nothing is held whole. It does not know what the values mean.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _STRUCTURE = re.compile(rb'["\\,\[\]{}\r\n]')
 
 @contextmanager
 def opened(path: Path, *, seekable: bool = False) -> Iterator[BinaryIO]:
-    """The lines of `path`. With `seekable` also those that come unpacked can be read at an offset:
-    they are copied to a temporary file then. Raises one of UNREADABLE.
+    """The lines of `path`. With `seekable`, decompressed or split ones can be read at an offset
+    too: they are then copied to a temporary file. Raises one of UNREADABLE.
     """
     with path.open("rb") as file:
         source: BinaryIO = _unpacked(file)
@@ -46,7 +46,7 @@ def opened(path: Path, *, seekable: bool = False) -> Iterator[BinaryIO]:
 
 
 def is_array(path: Path) -> bool:
-    """Whether the file is a JSON array, packed or not."""
+    """Whether the file is a JSON array, compressed or not."""
     with path.open("rb") as file:
         return _begins_with_array(_unpacked(file))
 
@@ -56,7 +56,7 @@ def _unpacked(file: io.BufferedReader) -> BinaryIO:
     if begin.startswith(_GZIP):
         return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=file))))
     if begin.startswith(_ZSTD):
-        # Here and not above: it takes a moment to import, and few recordings are packed so.
+        # Here and not above: it takes a moment to import, and few recordings use it.
         import pyarrow
 
         stream = pyarrow.CompressedInputStream(file, "zstd")
@@ -70,7 +70,7 @@ def _begins_with_array(source: BinaryIO) -> bool:
 
 
 class _Raw(io.RawIOBase):
-    """What has `read` alone, for a buffer to stand on."""
+    """A stream that has only `read`, made readable through a buffer."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -86,8 +86,8 @@ class _Raw(io.RawIOBase):
 
 class ArrayLines(io.RawIOBase):
     """The text of a JSON array with a line for each element: its brackets become blanks, the commas
-    between elements line ends, and line ends within an element blanks. The length stays. What
-    follows the array are lines as they are.
+    between elements line ends, and line ends within an element blanks. The length stays the same.
+    What follows the array is left as it is.
     """
 
     def __init__(self, stream: BinaryIO) -> None:

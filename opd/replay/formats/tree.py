@@ -1,6 +1,6 @@
 """Session logs whose lines form a tree: from nodes to the entries of a conversation.
 
-A node is what one line, or several of one message, say; its messages may be none (a setting, a
+A node is what one line says, or several lines of one message; it may have no messages (a setting, a
 hook's report), and then it only passes its parent on. Pure.
 """
 
@@ -18,7 +18,7 @@ from opd.replay.recorded import ImportProblem
 @dataclass(slots=True, kw_only=True)
 class Node:
     """A node while the log is read. `messages` are raw, in OpenAI's shape; `fault` is a fault of
-    the line, and stands for a message where there is none.
+    the line, and stands for a message if there is none.
     """
 
     identity: str
@@ -34,9 +34,9 @@ class Node:
 def trees(nodes: Sequence[Node]) -> Iterator[list[Node]]:
     """The nodes of each tree, the root first and parents before children.
 
-    `nodes` are in the file's order and name parents among them. A parent that is not there is a
-    fault of the node that names it: what its model had read is not known. Nodes that only lead to
-    each other have no root and are given by `rootless`.
+    `nodes` are in the file's order and name parents among them. A missing parent is a fault of the
+    node that names it: what its model had read is unknown. Nodes that only lead to each other have
+    no root; `rootless` returns them.
     """
     known = {node.identity for node in nodes}
     children: dict[str, list[Node]] = {}
@@ -54,7 +54,7 @@ def trees(nodes: Sequence[Node]) -> Iterator[list[Node]]:
 
 
 def rootless(nodes: Sequence[Node]) -> list[Node]:
-    """Nodes whose parents lead in a circle."""
+    """Nodes whose parents form a cycle."""
     parents = {node.identity: node.parent for node in nodes}
     grounded: set[str] = set()
     lost: list[Node] = []
@@ -82,7 +82,7 @@ def _preorder(root: Node, children: dict[str, list[Node]]) -> Iterator[Node]:
 
 
 def entries_of(nodes: Sequence[Node]) -> list[Entry]:
-    """The entries of one or more trees of a session, whose nodes stand behind their parents.
+    """The entries of one or more trees of a session, whose nodes come after their parents.
 
     Positions count in the file's order, whatever the paths.
     """
@@ -112,12 +112,12 @@ def entries_of(nodes: Sequence[Node]) -> list[Entry]:
 
 
 def _messages(node: Node) -> list[Any]:
-    """A node's messages; a line that has a fault and says nothing is a message that is lost."""
+    """A node's messages; a faulty line without messages is a lost message."""
     return [None] if node.fault is not None and not node.messages else node.messages
 
 
 def _first_positions(nodes: Sequence[Node]) -> dict[str, int]:
-    """The position of each node's first entry; of a node without one, that of what comes next."""
+    """The position of each node's first entry; of a node without one, that of what follows."""
     first: dict[str, int] = {}
     position = 0
     for node in sorted(nodes, key=lambda node: node.line):

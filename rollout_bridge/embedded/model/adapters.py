@@ -1,8 +1,8 @@
-"""LoRA adapters beside one base: read from peft's folders, added to the rows that name them.
+"""LoRA adapters on one base: read from peft's folders, added to the rows that name them.
 
-The layers that an adapter is for get a forward that adds, to each row of a batch, what the row's
-adapter says: rows of one adapter are computed together, rows of the base alone as before. What
-cannot be served so is refused by name when it is loaded. It knows no requests and no HTTP.
+The layers of an adapter get a forward that adds the row's adapter to each row of a batch. Rows of
+one adapter are computed together, rows of the base alone as before. An adapter that cannot be
+served this way is refused by name when it is loaded. It knows no requests and no HTTP.
 
 Shapes: B rows, T tokens, I inputs and O outputs of a layer, R rank.
 """
@@ -30,14 +30,14 @@ _NOT_SERVED = (
     *("target_parameters", "modules_to_save", "rank_pattern", "alpha_pattern", "use_dora"),
     *("layer_replication", "trainable_token_indices", "fan_in_fan_out", "lora_bias", "use_bdlora"),
 )
-"""Settings of peft that mean more than a product beside a linear layer."""
+"""Settings of peft that mean more than a product added to a linear layer."""
 _PROBE = (2, 3)
 """Rows and tokens of the forward pass that shows how layers see their rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Adapter:
-    """What is added in the layers of these names: x [.., I] -> x @ down [I, R] @ up [R, O]."""
+    """What is added in the named layers: x [.., I] -> x @ down [I, R] @ up [R, O]."""
 
     name: str
     path: str
@@ -52,7 +52,7 @@ class RowPlan:
 
 
 class AdapterLayers:
-    """The layers of one model that have adapters. `use` says what the next forward adds where."""
+    """The layers of one model that have adapters. `use` sets what the next forward adds where."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model, self._device = model, device
@@ -60,7 +60,7 @@ class AdapterLayers:
         self._fitted: set[str] = set()
 
     def plan(self, adapters: Sequence[Adapter | None]) -> RowPlan:
-        """What the rows 0.. of a batch add."""
+        """The plan for rows 0.. of a batch."""
         first = next((one for one in adapters if one is not None), None)
         if first is None:
             return RowPlan()
@@ -73,13 +73,13 @@ class AdapterLayers:
         return RowPlan(groups=tuple(groups))
 
     def use(self, plan: RowPlan) -> None:
-        """Of the forward passes from here on."""
+        """Follow this plan in the forward passes from here on."""
         self._plan = plan
 
     @torch.inference_mode()
     def fit(self, adapter: Adapter) -> None:
-        """Make the layers ready for it. Raises AdapterRejected for one whose layers do not see a
-        batch's rows as they are (experts, which get tokens of any row).
+        """Prepare the layers for it. Raises AdapterRejected if one of them does not see a batch's
+        rows as they are (experts get tokens of any row).
         """
         new = sorted(adapter.layers.keys() - self._fitted)
         if not new:
@@ -99,8 +99,8 @@ class AdapterLayers:
         odd = [name for name in new if seen[name] != {_PROBE}]
         if odd:
             raise AdapterRejected(
-                f"{adapter.path}: {odd[0]} does not see the rows of a batch as they are, as "
-                "experts do not: its adapter can only be served merged"
+                f"{adapter.path}: {odd[0]} does not see the rows of a batch as they are (it may be "
+                "an expert): its adapter can only be served merged"
             )
         for name in new:
             module: Any = self._model.get_submodule(name)
@@ -134,8 +134,8 @@ def _noting(shapes: set[tuple[int, ...]]) -> Callable[[nn.Module, Any], None]:
 def read_adapter(name: str, path: str, model: nn.Module, base: str) -> Adapter:
     """The adapter in folder `path`, for `model`, which was loaded from `base`.
 
-    Raises AdapterRejected, one line, for a folder that is none, for one of another base model
-    (its name there, the layers or their shapes), and for kinds of adapters that are not served.
+    Raises AdapterRejected, one line, for a folder without an adapter, for an adapter of another
+    base model (by its name, layers or shapes), and for kinds of adapters that are not served.
     """
     folder = Path(path)
     config = _read_config(folder, base)
@@ -149,14 +149,14 @@ def read_adapter(name: str, path: str, model: nn.Module, base: str) -> Adapter:
     layers = {}
     for key in sorted(tensors):
         if not key.startswith(_PREFIX) or not key.endswith((_A, _B)):
-            raise AdapterRejected(f"{folder}: {key} is no part of an adapter of linear layers")
+            raise AdapterRejected(f"{folder}: {key} is not part of an adapter of linear layers")
     for layer in sorted({key[len(_PREFIX) : -len(_A)] for key in tensors}):
         module = modules.get(layer)
         down, up = tensors.get(f"{_PREFIX}{layer}{_A}"), tensors.get(f"{_PREFIX}{layer}{_B}")
         if not isinstance(module, nn.Linear) or down is None or up is None:
             raise AdapterRejected(
-                f"{folder}: it adapts {layer}, which is no linear layer of {base}: it was trained "
-                "for another model"
+                f"{folder}: it adapts {layer}, which is not a linear layer of {base}: it was "
+                "trained for another model"
             )
         shapes = (config["r"], module.in_features), (module.out_features, config["r"])
         if (tuple(down.shape), tuple(up.shape)) != shapes:

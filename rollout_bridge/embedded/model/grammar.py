@@ -1,12 +1,12 @@
 """Sampling under a grammar: JSON schemas, regular expressions and structural tags, by llguidance.
 
-A structural tag is JSON in xgrammar's format, which SGLang takes; the parts of it that describe a
-whole reply are understood here (`_RULES`) and others refused by name. Single tokens are named by
+A structural tag is JSON in xgrammar's format, which SGLang takes. The elements that describe a
+whole reply are understood here (`_RULES`); others are refused by name. Single tokens are named by
 id, so that a marker is the token itself and not text that looks like it.
 
-A `Matcher` belongs to one request: it says which tokens may come next and is told which came. Only
-the scheduler's thread uses it; the compiler may be used from any thread, and compiles in few of its
-own: nobody waits for the grammar of somebody else but those whose grammar is new too.
+A `Matcher` belongs to one request: it says which tokens may come next and is told which one came.
+Only the scheduler's thread uses it. The compiler may be used from any thread and compiles in a few
+threads of its own, so a request waits for others' grammars only if its own grammar is new too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Matcher:
         self._matcher = matcher
 
     def mask(self, logits_V: torch.Tensor) -> None:
-        """-inf for what cannot come next; in place. In an error state nothing is masked."""
+        """Set what cannot come next to -inf, in place. In an error state nothing is masked."""
         if self._matcher.is_error():
             return
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -50,7 +50,7 @@ class Matcher:
         logits_V.masked_fill_(~allowed_V, -torch.inf)
 
     def take(self, token_id: int) -> str | None:
-        """The token that was sampled; what is wrong with the grammar, if it can go no further."""
+        """Take the sampled token; returns what is wrong if the grammar can go no further."""
         if self._matcher.consume_token(token_id):
             return None
         return self._matcher.get_error().strip().split("\n")[0] or "the grammar ended"
@@ -73,7 +73,7 @@ class GrammarCompiler:
         self._vocabulary: LLTokenizer | None = None
 
     async def matcher(self, kind: Kind, text: str) -> Matcher:
-        """A matcher at the grammar's beginning. Raises BadRequest if it cannot be compiled."""
+        """A matcher at the grammar's start. Raises BadRequest if it cannot be compiled."""
         num_bytes = len(text.encode("utf-8", "surrogatepass"))
         if num_bytes > self._max_bytes:
             raise BadRequest(
@@ -163,7 +163,7 @@ def _tokens_except(element: Any) -> str:
 
 
 def _escaped(pattern: str) -> str:
-    """A regular expression as it stands between two slashes: on one line, its slashes escaped."""
+    """A regular expression as written between two slashes: on one line, its slashes escaped."""
     return _PAIR_OR_BREAK.sub(lambda found: _ESCAPES.get(found[0], found[0]), pattern)
 
 

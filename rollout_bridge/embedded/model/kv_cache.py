@@ -1,10 +1,10 @@
-"""Keys and values of the requests that run: one row a request, rows 0..n-1 in use.
+"""Keys and values of the running requests: one row per request, rows 0..n-1 in use.
 
 A transformers `Cache` whose rows have their own lengths: the caller says at which positions the
-next tokens go (`begin`), and the attention mask decides what each of them sees. What lies in a row
-beyond its length is never seen, so nothing needs clearing.
+next tokens go (`begin`), and the attention mask decides what each of them sees. Whatever lies
+beyond a row's length is never seen, so nothing needs clearing.
 
-Shape legend: N layers, B rows, L positions, H key-value heads, D head size, T new tokens a row.
+Shape legend: N layers, B rows, L positions, H key-value heads, D head size, T new tokens per row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MIN_ROWS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """What one token takes: the same in every layer."""
+    """What one token needs in the cache; the same in every layer."""
 
     num_layers: int
     num_heads: int
@@ -126,7 +126,7 @@ class RowCache(Cache):
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros, not garbage: a masked position has weight 0, and 0 times NaN would be NaN. On a CPU
-    the system gives a page when it is first written, so rows that are never used cost nothing.
+    the system allocates a page when it is first written, so unused rows cost nothing.
     """
     size = math.prod(shape) * dtype.itemsize
     if size == 0 or device.type != "cpu":

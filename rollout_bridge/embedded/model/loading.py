@@ -1,7 +1,7 @@
 """Loading a causal language model, and exchanging its weights in place.
 
-Refuses at the start, by name, what the key-value rows of this engine cannot serve. It does not know
-requests.
+Refuses at the start, by name, models that the key-value rows of this engine cannot serve. It knows
+no requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def load_model(config: EmbeddedEngineConfig) -> PreTrainedModel:
 
 
 def load_tokenizer(config: EmbeddedEngineConfig) -> Any:
-    """The tokenizer beside the model; raises UnsupportedModel when there is none."""
+    """The model's tokenizer; raises UnsupportedModel when there is none."""
     try:
         return AutoTokenizer.from_pretrained(config.model)
     except (OSError, ValueError, KeyError) as error:
@@ -50,26 +50,26 @@ def load_tokenizer(config: EmbeddedEngineConfig) -> Any:
 
 
 def context_length(model: PreTrainedModel, config: EmbeddedEngineConfig) -> int:
-    """Most tokens in one sequence; raises UnsupportedModel when neither side says, or for more than
-    can be computed rightly.
+    """Most tokens in one sequence; raises UnsupportedModel if neither model nor configuration gives
+    it, or if it is more than can be computed correctly.
     """
     text = model.config.get_text_config()
     made_for = getattr(text, "max_position_embeddings", None)
     limit = context_limit(vars(text))
     length = config.context_length or min(filter(None, (made_for, limit)), default=None)
     if not length:
-        raise UnsupportedModel("the model does not say its context length: set context_length")
+        raise UnsupportedModel("the model does not state its context length: set context_length")
     if limit is not None and length > limit:
         raise UnsupportedModel(
-            f"{model.config.model_type}: beyond {limit} tokens positions change their meaning with "
-            "the length of the text: set context_length to at most that, or serve it from SGLang"
+            f"{model.config.model_type}: beyond {limit} tokens, the meaning of positions changes "
+            "with the text's length: set context_length to at most that, or serve it from SGLang"
         )
     return int(length)
 
 
 def load_weights(model: PreTrainedModel, path: str, rounded_model: str | None = None) -> None:
-    """Put the folder's tensors into the live model; all of them or none. Those of `rounded_model`
-    are rounded to bfloat16, as they were at the start.
+    """Put the folder's tensors into the live model, all or none. Those of `rounded_model` are
+    rounded to bfloat16, as they were at the start.
 
     Raises WeightsRejected when a file cannot be read, or a tensor is missing, unexpected or of
     another shape.
@@ -108,7 +108,7 @@ def _read_tensors(path: str) -> dict[str, torch.Tensor]:
 
 
 def _converted_tensors(model: PreTrainedModel, path: str) -> dict[str, torch.Tensor]:
-    """For architectures that are stored under other names than they are computed with."""
+    """For architectures whose tensors have other names on disk than in the running model."""
     try:
         loaded, report = type(model).from_pretrained(  # type: ignore[misc]
             path, dtype=model.dtype, output_loading_info=True
@@ -123,7 +123,7 @@ def _converted_tensors(model: PreTrainedModel, path: str) -> dict[str, torch.Ten
 
 
 def _shared_names(targets: dict[str, torch.Tensor]) -> dict[str, str]:
-    """Names of tensors that are another named tensor (tied embeddings), and which."""
+    """Names of tensors that are the same as another (tied embeddings), with that one's name."""
     first: dict[int, str] = {}
     return {
         name: original

@@ -1,7 +1,7 @@
 """What each token may attend to: causal by position, and within the window of its layer.
 
-The cache keeps every position, also for layers with a window: the mask alone says what such a layer
-sees. A model with layers of both kinds takes one mask for each kind, by its name.
+The cache keeps every position, even for layers with a window: only the mask limits what such a
+layer sees. A model with layers of both kinds takes one mask for each kind, by its name.
 
 Shape legend: B rows, T tokens of a row in one forward, L key positions.
 """
@@ -27,7 +27,7 @@ class Masks:
         self._positions_L = torch.arange(0, device=device)
 
     def of(self, positions_BT: torch.Tensor, length: int) -> Mask:
-        """Additive masks [B, 1, T, L], 0 where a key may be seen: one, or one a kind of layer."""
+        """Additive masks [B, 1, T, L], 0 where a key may be seen: one, or one per kind of layer."""
         if self._positions_L.shape[0] < length:
             self._positions_L = torch.arange(2 * length, device=self._positions_L.device)
         masks = {
@@ -46,7 +46,7 @@ class Masks:
 
 
 def attention_windows(model_config: Any) -> dict[str, int | None]:
-    """Kinds of layers that a model has, each with the positions that it sees (None: all)."""
+    """A model's kinds of layers, each with how many positions it sees (None: all)."""
     text = model_config.get_text_config()
     window = getattr(text, "sliding_window", None)
     kinds = set(getattr(text, "layer_types", None) or ())

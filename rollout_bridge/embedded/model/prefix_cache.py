@@ -1,9 +1,9 @@
 """Keys and values of prompt prefixes seen before, shared in blocks of 16 tokens.
 
-A tree of blocks: a block is known by the block before it and its own token ids, compared exactly,
-so a hit is never a hash collision. The votes on one turn, the turns of one session and agents with
-one system prompt share what is equal. The least recently used leaf goes first. Emptied when the
-weights change; it does not know requests. Each namespace is a tree of its own.
+A tree of blocks: a block is identified by the block before it and its own token ids, compared
+exactly, so a hit is never a hash collision. The votes on one turn, the turns of one session and
+agents with one system prompt share what is equal. The least recently used leaf is evicted first.
+The cache is emptied when the weights change. It knows no requests. Each namespace has its own tree.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Key = tuple[int | str, tuple[int, ...]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """The known blocks of a sequence; `next_key` names the first unknown full block, if any.
-    `adapter` is what the rest is to be computed with.
+    The rest is computed with `adapter`.
     """
 
     blocks: tuple[int, ...]
@@ -101,7 +101,7 @@ class PrefixCache:
             return
         parent: int | str = known.blocks[-1] if known.blocks else namespace
         first = len(known.blocks)
-        # Known blocks were touched by `match`; of a prompt beyond the whole cache keep the start.
+        # Known blocks were touched by `match`; of a prompt longer than the cache, keep the start.
         last = min(len(ids) // BLOCK, self._max_blocks)
         added: list[int] = []
         path: list[_Key] = []

@@ -1,6 +1,6 @@
-"""Rows of the key-value cache filled for requests: prefix reuse, prefill, scoring.
+"""Fills rows of the key-value cache for requests: prefix reuse, prefill, scoring.
 
-Between the scheduler, which decides who computes when, and the runner, which computes.
+It sits between the scheduler, which decides what is computed when, and the runner, which computes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rollout_bridge.embedded.model.sampling import top_logprobs
 from rollout_bridge.embedded.scheduling.request import EngineRequest
 
 _LEAST_PIECE = 32
-"""Tokens of a long request: fewer would cost more than they save."""
+"""Fewest tokens in a piece of a long request: smaller pieces would cost more than they save."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LongRequest:
-    """A request computed piece by piece, on a row of its own until all of it is there.
+    """A request computed piece by piece, on a row of its own until it is complete.
 
     From token `scored_from` of `sequence` on, the log-probs of what follows are recorded.
     """
@@ -56,7 +56,7 @@ class Rows:
         return self._match(request, request.sequence[:-1])
 
     def match_scored(self, request: EngineRequest) -> Match:
-        """The known prefix of what stands before the tokens to be scored."""
+        """The known prefix of the tokens before those to be scored."""
         return self._match(request, request.scored_context)
 
     def _match(self, request: EngineRequest, ids: Sequence[int]) -> Match:
@@ -64,7 +64,7 @@ class Rows:
         return known if request.adapter is None else replace(known, adapter=request.adapter)
 
     def plan(self, adapters: Sequence[Adapter | None]) -> RowPlan:
-        """What the rows 0.. add to the base, for `decode`."""
+        """Which adapters rows 0.. add to the base, for `decode`."""
         return self._runner.adapters.plan(adapters)
 
     def remember(self, ids: Sequence[int], row: int, namespace: str) -> None:
@@ -105,7 +105,7 @@ class Rows:
     def begin_long(
         self, request: EngineRequest, match: Match, *, is_scored: bool = False
     ) -> LongRequest:
-        """A prompt to be computed, or scored, by `advance`, its known prefix copied."""
+        """A prompt for `advance` to compute or score, with its known prefix copied."""
         sequence = request.input_ids[:-1] if is_scored else request.sequence[:-1]
         cache = RowCache(self._cache.shape, len(sequence))
         cache.ensure(1, len(sequence), num_used=0)
@@ -143,7 +143,7 @@ class Rows:
             _record(long.request, logits_BTV[0], norms_BT[0], positions[0])
 
     def adopt(self, long: LongRequest, row: int) -> None:
-        """Move a prompt that is done to a row, after the rows in use, and remember it."""
+        """Move a finished prompt to a row, after the rows in use, and remember it."""
         assert long.is_done
         length = len(long.sequence)
         self._cache.ensure(row + 1, length + 1, num_used=row)
@@ -154,7 +154,7 @@ class Rows:
     def score(self, first_row: int, group: list[tuple[EngineRequest, Match]]) -> None:
         """Record the input log-probs that the requests ask for; uses rows `first_row`.. .
 
-        With each comes the known prefix of its `scored_context`.
+        Each comes with the known prefix of its `scored_context`.
         """
         requests = [request for request, _ in group]
         matches = [match for _, match in group]

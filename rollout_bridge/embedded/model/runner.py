@@ -1,7 +1,7 @@
 """The model's computations on rows of the key-value cache: prefill, one decode step, scoring.
 
 It knows tensors and rows, not requests. Attention is causal by position (`masks`): a query at
-position p sees keys of 0..p of its row, whatever padding was computed beside it.
+position p sees keys of 0..p of its row, whatever padding was computed along with it.
 
 Shape legend: B rows, T tokens of a row in one forward, L key positions, V vocabulary.
 """
@@ -23,7 +23,7 @@ from rollout_bridge.embedded.model.masks import Masks
 PREFILL_CHUNK = 1024
 """Most tokens of one row in one forward: bounds the attention mask, [B, 1, T, L]."""
 _KINDS = (DynamicLayer, DynamicSlidingWindowLayer)
-"""What transformers would cache layers in whose keys and values fit in rows."""
+"""transformers' cache classes for layers whose keys and values fit in rows."""
 _SCORE_LOGITS = 2**25
 """Most logits of one forward while scoring (128 MiB in float32)."""
 
@@ -37,7 +37,7 @@ class ModelRunner:
         self.device = model.device
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr]
         self.adapters = AdapterLayers(model, self.device)
-        """What the next computations add to the base, and in which rows: none, if nobody said."""
+        """What the next computations add to the base, and in which rows; nothing by default."""
         self._masks = Masks(model.config, model.dtype, self.device)
 
     @torch.inference_mode()

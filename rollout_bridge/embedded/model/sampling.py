@@ -16,7 +16,7 @@ from rollout_bridge.embedded.model.logprobs import normalise
 from rollout_bridge.embedded.scheduling.request import EngineRequest, TopLogprobs
 
 # Exponential noise comes from uniforms with 24 bits: anything below this is their underflow, and
-# would let a token of no probability win.
+# would let a token of zero probability win.
 _MIN_NOISE = 2.0**-26
 
 
@@ -26,8 +26,8 @@ class Sampler:
     def __init__(self, device: torch.device, seed: int | None):
         self._device = device
         self._generator = torch.Generator(device=device)
-        # For requests that bring a seed: their noise depends on it and on the place in the sequence
-        # alone, so that a reply that was broken off and continued is the one it would have been.
+        # For requests that send a seed: their noise depends only on the seed and on the place in
+        # the sequence, so an interrupted and continued reply is the one it would have been.
         self._own_generator = torch.Generator(device=device)
         if seed is None:
             self._generator.seed()
@@ -114,7 +114,7 @@ def top_logprobs(logprobs_TV: torch.Tensor, count: int) -> list[TopLogprobs]:
 
 
 def _mixed(seed: int, position: int) -> int:
-    """A seed [0, 2^64) of its own for each place in each sequence (splitmix64's finaliser)."""
+    """A separate seed in [0, 2^64) for each place in each sequence (splitmix64's finaliser)."""
     mask = 2**64 - 1
     value = (seed + (position + 1) * 0x9E3779B97F4A7C15) & mask
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
@@ -123,7 +123,7 @@ def _mixed(seed: int, position: int) -> int:
 
 
 def _adjust(logits_V: torch.Tensor, request: EngineRequest) -> None:
-    """Penalties on what the response has said, biases, and no end before its time; in place."""
+    """Apply penalties for the response so far, biases, and the minimum length; in place."""
     sampling = request.sampling
     if request.output_ids:
         said = torch.tensor(request.output_ids, device=logits_V.device)
@@ -144,7 +144,7 @@ def _adjust(logits_V: torch.Tensor, request: EngineRequest) -> None:
 
 
 def _truncate(logprobs_V: torch.Tensor, request: EngineRequest) -> None:
-    """-inf for what top-k, then top-p, then min-p leave out; in place."""
+    """Set what top-k, then top-p, then min-p leave out to -inf, in place."""
     sampling = request.sampling
     if sampling.min_p > 0:
         floor = logprobs_V.max() + torch.tensor(sampling.min_p).log().item()

@@ -1,4 +1,4 @@
-"""At start: is this model computed rightly through the engine's cache?
+"""At start: is this model computed correctly through the engine's cache?
 
 Padded rows of different lengths, prefill in two parts and single steps must give the logits of one
 plain forward pass. Windows are narrowed meanwhile, so that a short text goes beyond them. A model
@@ -33,7 +33,7 @@ def check_cached_forward(runner: ModelRunner, shape: CacheShape) -> None:
         with _narrow_window(runner.model.config):
             gap = _largest_gap(ModelRunner(runner.model, runner.context_length), shape)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        # What a model raises that cannot take this cache, mask or positions.
+        # Raised by models that cannot take this cache, mask or positions.
         raise UnsupportedModel(f"{kind}: cannot use the engine's cache: {error}") from error
     tolerance = _TOLERANCE.get(shape.dtype, _LOW_PRECISION_TOLERANCE)
     if not gap <= tolerance:

@@ -1,4 +1,4 @@
-"""How many threads of the CPU torch computes with."""
+"""How many CPU threads torch computes with."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from transformers import PreTrainedModel
 from rollout_bridge.embedded.model.supported import SMALL_BELOW
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Microseconds of CPU time in a period, or "max", and the period: what a container may use."""
+"""What a container may use: microseconds of CPU time per period, or "max"; then the period."""
 
 
 def set_threads(asked: int | None, model: PreTrainedModel) -> None:
-    """Use `asked` threads. If it is None, a small model gets one, others what torch chose itself
-    (the machine's cores, or `OMP_NUM_THREADS`), and no more than a container may use. A second
-    thread costs the lab's model (hidden size 128) time, and makes prompts and training steps of
+    """Use `asked` threads. If it is None, a small model gets one; others get what torch chose
+    (the machine's cores, or `OMP_NUM_THREADS`), but no more than a container may use. A second
+    thread slows down the lab's model (hidden size 128), but makes prompts and training steps of
     SmolLM2-135M (576) 1.9 times as fast.
     """
     if asked is not None:
@@ -29,7 +29,7 @@ def set_threads(asked: int | None, model: PreTrainedModel) -> None:
 
 
 def allowed_cores(quota: Path) -> int | None:
-    """Cores that the quota in this file comes to, at least one; None without a quota."""
+    """Cores that the quota in this file allows, at least one; None without a quota."""
     try:
         used, period = quota.read_text().split()
         return max(math.ceil(int(used) / int(period)), 1)

@@ -2,7 +2,7 @@
 
 Rows of one computation are padded to the longest, so requests that would mostly be padding wait for
 the next one. A prompt, or a sequence to be scored, whose computation would take longer than others
-should wait is computed apart (`next_long`), and those behind it are not held up.
+should wait is computed separately (`next_long`) and does not hold up those after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollout_bridge.embedded.scheduling.request import EngineRequest
 
 _MAX_SCORED_TOGETHER = 16
 _LOOKED_UP = 4
-"""Long prompts that wait whose known prefix is looked up: that is work too."""
+"""Most waiting long prompts whose known prefix is looked up: that is work too."""
 _SMALL = 256
 """Padded tokens below which waste does not matter."""
 
@@ -30,10 +30,10 @@ def take_prefill_group(
     max_tokens: int,
     max_cost: int,
 ) -> list[tuple[EngineRequest, Match]]:
-    """Remove from `waiting` what to prefill now, with the prefix known of each; long prompts stay.
+    """Remove from `waiting` what to prefill now, each with its known prefix; long prompts stay.
 
-    A request whose first unknown block another one of the group is about to compute waits for the
-    next group, where it finds that block known: equal prompts are computed once.
+    If another request of the group is about to compute a request's first unknown block, the request
+    waits for the next group, when that block is known: equal prompts are computed once.
     """
     group: list[tuple[EngineRequest, Match]] = []
     pending = set()
@@ -71,7 +71,7 @@ def take_prefill_group(
 def next_long(
     waiting: deque[EngineRequest], known: Callable[[EngineRequest], Match], max_cost: int
 ) -> tuple[EngineRequest, Match] | None:
-    """Remove the first long request from `waiting`, with its prefix as `known` has it."""
+    """Remove the first long request from `waiting`; returned with its prefix, from `known`."""
     likely = (request for request in waiting if request.num_tokens**2 > max_cost)
     for request in list(islice(likely, _LOOKED_UP)):
         match = known(request)
@@ -82,7 +82,7 @@ def next_long(
 
 
 def is_long(request: EngineRequest, match: Match, max_cost: int) -> bool:
-    """Whether to compute what is not known of a request takes longer than others should wait."""
+    """Whether computing the unknown part of a request takes longer than others should wait."""
     return (request.num_tokens - 1 - match.num_tokens) * request.num_tokens > max_cost
 
 
@@ -94,8 +94,8 @@ def take_score_group(
     max_tokens: int,
     max_cost: int,
 ) -> list[tuple[EngineRequest, Match]]:
-    """Remove from `waiting` what to score now, on rows after the running ones, with the prefix
-    known of each; long sequences stay.
+    """Remove from `waiting` what to score now, on rows after the running ones, each with its known
+    prefix; long sequences stay.
     """
     group: list[tuple[EngineRequest, Match]] = []
     lengths: list[int] = []

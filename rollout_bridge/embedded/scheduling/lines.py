@@ -1,8 +1,8 @@
 """Live requests first: two lines of waiting requests, and the time that the second may take.
 
-One engine may serve the policy to agents and answer judge and teacher beside it. What agents wait
-for is begun first; what is done in the background (votes, scores, a priority below 0) is begun in
-what is left of the time, in smaller pieces, and goes at full speed whenever no agent waits.
+One engine may serve the policy to agents and also work for judge and teacher. Requests that agents
+wait for start first. Background work (votes, scores, a priority below 0) gets the remaining time,
+in smaller pieces, and runs at full speed whenever no agent waits.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from rollout_bridge.embedded.model.rows import LongRequest
 from rollout_bridge.embedded.scheduling.request import EngineRequest
 
 BACKGROUND_SHARE = 1 / 3
-"""Of the time, while live requests are at work too."""
+"""Background work's share of the time while live requests are at work too."""
 CONTENDED_PIECE = 4
-"""Background work is then computed in pieces so many times smaller."""
+"""How many times smaller the pieces of background work are then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Line:
         return [*begun, *self.waiting]
 
     def add(self, request: EngineRequest) -> None:
-        """Behind all that wait with its priority or a higher one."""
+        """Insert it after all waiting requests of its priority or a higher one."""
         place = len(self.waiting)
         if request.priority > 0:
             ahead = (one.priority >= request.priority for one in self.waiting)
@@ -42,7 +42,7 @@ class Line:
         self.waiting.insert(place, request)
 
     def put_long_back(self) -> None:
-        """Forget what was computed of the long request: it is computed anew."""
+        """Discard what was computed of the long request: it starts over."""
         if self.long is not None:
             self.waiting.appendleft(self.long.request)
             self.long = None
@@ -56,8 +56,8 @@ class Line:
 
 
 class BackgroundTime:
-    """After background work of t seconds live requests, if there are any, get their share before
-    more of it is begun.
+    """After t seconds of background work, live requests, if any, get their share before more of it
+    starts.
     """
 
     def __init__(self, share: float = BACKGROUND_SHARE) -> None:
@@ -65,12 +65,12 @@ class BackgroundTime:
         self._owed_s = 0.0
 
     def may_begin(self, *, is_contended: bool) -> bool:
-        """Whether background work may be begun now; `is_contended`: live requests are at work."""
+        """Whether background work may start now; `is_contended`: live requests are at work."""
         if not is_contended:
             self._owed_s = 0.0
         return self._owed_s <= 0
 
     def took(self, *, live_s: float, background_s: float) -> None:
-        """What the last turn of the loop took."""
+        """Record what the last turn of the loop took."""
         self._owed_s += background_s * self._owed_per_second - live_s
         self._owed_s = max(self._owed_s, 0.0)

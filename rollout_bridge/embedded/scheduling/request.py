@@ -14,8 +14,8 @@ from rollout_bridge.embedded.model.adapters import Adapter
 from rollout_bridge.embedded.model.grammar import Kind, Matcher
 
 _EXPECTED_RESPONSE = 256
-"""Response tokens to keep room for when a request is admitted; one that grows beyond what there is
-room for is put back into the queue, newest first.
+"""Response tokens to reserve room for when a request is admitted. If requests outgrow the memory,
+they are put back into the queue, newest first.
 """
 
 TopLogprobs = list[tuple[float, int]]
@@ -70,10 +70,10 @@ class Finish:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineRequest:
-    """A request and its state. `score_from`: log-probs are wanted of `input_ids[score_from:]`.
+    """A request and its state. `score_from`: log-probs are wanted for `input_ids[score_from:]`.
 
     Requests of one `adapter` (None: the base) share the prefixes of one `cache_namespace`. Those of
-    a higher `priority` are begun first; one below 0 is work in the background.
+    a higher `priority` start first; one below 0 is background work.
     """
 
     input_ids: list[int]
@@ -101,7 +101,7 @@ class EngineRequest:
     kv_is_current: bool = True
     """False if some keys and values were computed with older weights."""
     matcher: Matcher | None = None
-    """Where the reply stands in its grammar, if it has one; knows all of `output_ids`."""
+    """The reply's place in its grammar, if it has one; it has taken all of `output_ids`."""
     finish: Finish | None = None
     error: str | None = None
     """Set when the engine itself failed; the request then has no result."""
@@ -116,10 +116,10 @@ class EngineRequest:
         self.output_logprobs.append(logprob)
 
     def grammar_ends(self, token_id: int) -> Finish | None:
-        """Tell the grammar, if there is one, what was sampled; the request's end if that goes no
-        further.
+        """Tell the grammar, if there is one, what was sampled; returns the request's end if the
+        grammar can go no further.
 
-        Not asked about the token that ends the reply: after a stop token there is nothing to match.
+        Not called for the token that ends the reply: after a stop token there is nothing to match.
         """
         problem = None if self.matcher is None else self.matcher.take(token_id)
         if problem is None:
@@ -128,7 +128,7 @@ class EngineRequest:
         return Finish(kind="abort", message=self.error)
 
     def forget_scores(self) -> None:
-        """Input log-probs that are to be computed anew, or that nobody gets: some alone mislead."""
+        """Discard input log-probs: they are computed again or not needed, and a part misleads."""
         self.input_logprobs = []
         self.input_top = []
         self.input_chosen = []
@@ -140,8 +140,8 @@ class EngineRequest:
 
     @property
     def prefix_namespace(self) -> str:
-        """Where its prefixes are kept: keys and values are of one adapter, whose name is used
-        once.
+        """Where its prefixes are kept: keys and values belong to one adapter, whose name is never
+        reused.
         """
         if self.adapter is None:
             return self.cache_namespace

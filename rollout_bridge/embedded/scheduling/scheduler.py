@@ -2,14 +2,13 @@
 
 One thread runs `Scheduler.run`. Everything reaches it through `call` (a queue) and leaves through
 `notify`, once a step. Each turn of the loop: carry out calls, prefill what waits, score what waits,
-one decode step for all running requests. Of a long prompt, and of a long sequence to be scored, a
-piece is computed each turn, so that it does not hold up the others. What works in the background
-comes after what agents wait for (`lines`). Running requests hold rows
-0..n-1 of the cache; a new one takes the next row, and when one ends the last row moves into its
-place. Prefill stops before the last token: that one goes through the decode step, so there is one
-place where tokens are sampled.
+one decode step for all running requests. A turn computes only a piece of a long prompt or of a long
+sequence to be scored, so that it does not hold up the others. Background work comes after what
+agents wait for (`lines`). Running requests occupy rows 0..n-1 of the cache; a new one takes the
+next row, and when one ends the last row moves into its place. Prefill stops before the last token:
+that one goes through the decode step, so there is one place where tokens are sampled.
 
-It does not know HTTP; tensors are left to the rows and the sampler.
+It knows no HTTP; tensors are left to the rows and the sampler.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Scheduler:
 
     @property
     def not_running(self) -> list[EngineRequest]:
-        """Requests that are yet to be run or scored."""
+        """Requests that have yet to be run or scored."""
         begun = [] if self._long_score is None else [self._long_score.request]
         return [*self._live.requests, *self._background.requests, *begun, *self.to_score]
 
@@ -157,8 +156,8 @@ class Scheduler:
     def exchange_weights(self, load: Callable[[], None], version: str | None, keep: bool) -> int:
         """Run `load`; returns how many requests were running.
 
-        Prefixes of older weights are forgotten. `keep` leaves running requests their keys and
-        values (of no one version); otherwise they are computed anew.
+        Prefixes of older weights are forgotten. With `keep`, running requests keep their keys and
+        values (now of mixed versions); otherwise these are computed again.
         """
         load()
         affected = len(self.running)
@@ -204,13 +203,13 @@ class Scheduler:
                     future.set_result(result)
 
     def _work_in_background(self) -> float:
-        """Begin what no agent waits for, and score; returns the seconds that it took."""
+        """Start requests that no agent waits for, and score; returns the seconds it took."""
         begun, contended = time.perf_counter(), self._is_contended
         if not self._background_time.may_begin(is_contended=contended):
             return 0.0
         max_cost, max_batch = self._max_step_cost, self._max_batch
         if contended:
-            # Some rows are left to agents who come next.
+            # Leave some rows for the next requests of agents.
             max_cost, max_batch = max_cost // CONTENDED_PIECE, max_batch - max_batch // 4
         self._start_waiting(self._background, max_cost, max_batch)
         self._score_waiting(max_cost)
@@ -221,7 +220,7 @@ class Scheduler:
         if not self._advance_long(line, max_cost, max_batch):
             return
         budget, cost = self._max_prefill_tokens, max_cost
-        # A long prompt has its place kept.
+        # A row is reserved for each long prompt.
         max_batch -= sum(one.long is not None for one in (self._live, self._background))
         while line.waiting and budget > 0 and cost > 0:
             group = take_prefill_group(
@@ -238,7 +237,7 @@ class Scheduler:
                 self._let_run(request, match)
 
     def _let_run(self, request: EngineRequest, match: Match) -> None:
-        """The row after those of the running requests holds the prompt of this one."""
+        """Let a request run whose prompt is in the row after those of the running ones."""
         if request.score_from is None and not request.output_ids:
             request.cached_tokens = match.num_tokens
         request.kv_is_current = True
@@ -249,7 +248,7 @@ class Scheduler:
 
     def _advance_long(self, line: Line, max_cost: int, max_batch: int) -> bool:
         """Compute a piece of a long prompt, if there is one, and let it run once it is done. False
-        if it waits for room, which nothing may take before it.
+        if it waits for room, which nothing else may take first.
         """
         if line.long is None:
             found = next_long(line.waiting, self._rows.match, max_cost)
@@ -270,7 +269,7 @@ class Scheduler:
         return True
 
     def _put_long_back(self) -> None:
-        """Forget what was computed of long requests: it is computed anew."""
+        """Discard what was computed of long requests: they start over."""
         self._live.put_long_back()
         self._background.put_long_back()
         if self._long_score is not None:
@@ -309,7 +308,7 @@ class Scheduler:
             self._is_scored(long.request)
 
     def _is_scored(self, request: EngineRequest) -> None:
-        """All input log-probs are there: go on to sampling, if some is wanted."""
+        """All input log-probs are there: go on to sampling, if any is wanted."""
         if request.sampling.max_new_tokens == 0:
             self._finish(request, Finish(kind="length"))
         else:

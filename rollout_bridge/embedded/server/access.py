@@ -1,8 +1,8 @@
 """Who may use an embedded engine: whoever knows its key, or, without one, this machine's programs.
 
-SGLang's form (`--api-key`): `Authorization: Bearer KEY` on every route but those that begin with
-`/health`, and its refusal. An engine takes new weights, pauses and shows what others generate, so
-being on the same machine is not enough.
+SGLang's form (`--api-key`): `Authorization: Bearer KEY` on every route except those that begin with
+`/health`, and the same refusal. An engine takes new weights, pauses and shows what others generate,
+so being on the same machine is not enough.
 """
 
 from __future__ import annotations

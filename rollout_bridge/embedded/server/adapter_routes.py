@@ -13,7 +13,7 @@ from rollout_bridge.embedded.server.schemas import LoadAdapterBody, UnloadAdapte
 
 
 def add_routes(app: FastAPI, engine: Engine) -> None:
-    """Add them."""
+    """Add the routes."""
 
     async def reply(done: Awaitable[None]) -> Response:
         error = None

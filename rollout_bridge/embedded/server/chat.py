@@ -42,7 +42,7 @@ _SAMPLING_FIELDS = (
 
 
 class ChatBody(BaseModel):
-    """Body of /v1/chat/completions; sampling fields are checked as those of /generate."""
+    """Body of /v1/chat/completions; sampling fields are checked like those of /generate."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -133,7 +133,7 @@ async def _requests(body: ChatBody, engine: Engine) -> list[EngineRequest]:
             rid=f"{rid}_{number}",
             num_top=body.top_logprobs if body.logprobs else 0,
             stream=body.stream,
-            # Agents ask /generate, through the proxy.
+            # Agents use /generate, through the proxy.
             priority=BACKGROUND_PRIORITY,
         )
         for number in range(params.n)
@@ -177,7 +177,7 @@ class _Reply:
     async def events(self, request: EngineRequest) -> AsyncIterator[bytes]:
         """The completion as server-sent events."""
         stream = TextStream(self._engine.tokenizer, request.sampling.skip_special_tokens)
-        # The beginning of a stop string must not be sent before it is known not to be one.
+        # What may begin a stop string must not be sent until it is known that it does not.
         held_back = max((len(stop) - 1 for stop in request.sampling.stop), default=0)
         sent, seen = 0, 0
         yield self._chunk({"role": "assistant", "content": ""})

@@ -18,8 +18,8 @@ from rollout_bridge.embedded.server.replies import ReplyWriter
 
 
 async def read_body(http_request: Request) -> Any:
-    """The body's JSON ({} where there is none); raises BadRequest, also if the client left before
-    all of it was here: nobody reads the answer, and it is no fault of the engine.
+    """The body's JSON, {} if there is none. Raises BadRequest, even if the client left before all
+    of it arrived: nobody reads the answer, and it is not the engine's fault.
     """
     try:
         content = await http_request.body()

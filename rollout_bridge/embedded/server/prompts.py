@@ -28,10 +28,10 @@ Given = ParamSpec("Given")
 
 _NUM_THREADS = 2
 _OFFLOAD_BYTES = 16_384
-"""What is longer is rendered in a thread."""
+"""Longer input is rendered in a thread."""
 _BYTES_PER_TOKEN = 16
 _LEAST_BYTES = 16_384
-"""Text that is rendered, however short the context is."""
+"""Input up to this size is rendered, however short the context is."""
 
 
 class Prompts:
@@ -47,7 +47,7 @@ class Prompts:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompt")
 
     async def of_text(self, text: str) -> list[int]:
-        """Ids of a text as the tokenizer has them. Raises BadRequest if it cannot fit."""
+        """The tokenizer's ids of a text. Raises BadRequest if it cannot fit."""
         num_bytes = len(text.encode("utf-8", "surrogatepass"))
         self._check(num_bytes)
         return await self._run(num_bytes, self._tokenizer.encode, text)
@@ -58,7 +58,7 @@ class Prompts:
         tools: Sequence[dict[str, Any]] | None,
         variables: dict[str, Any],
     ) -> list[int]:
-        """Ids of a conversation up to the reply. Raises BadRequest where there are none."""
+        """Ids of a conversation up to the reply. Raises BadRequest if there are none."""
         if getattr(self._tokenizer, "chat_template", None) is None:
             raise BadRequest(
                 f"the model '{self._model}' has no chat template; send token ids to /generate"
@@ -71,7 +71,7 @@ class Prompts:
         return await self._run(num_bytes, self._rendered, messages, tools, variables)
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start nothing more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _check(self, num_bytes: int) -> None:
@@ -102,7 +102,7 @@ class Prompts:
         shaped = _template_messages(messages)
         for message in shaped:
             if self._content.stand_in(message["role"]):
-                raise BadRequest("the role of a message holds a control text of the model")
+                raise BadRequest("the role of a message contains a control text of the model")
         try:
             shaped = self._traits.shaped(shaped, tools)
             ids = self._content_tokenizer.apply_chat_template(

@@ -24,15 +24,15 @@ class ReplyWriter:
         self._tokenizer = tokenizer
         self._version = version
         self._text: TextStream | None = None
-        # The beginning of a stop string must not be sent before it is known not to be one.
+        # What may begin a stop string must not be sent until it is known that it does not.
         self._held_back = max((len(stop) - 1 for stop in request.sampling.stop), default=0)
         self._sent_text = 0
         self._decoded = 0
         self._count = 0
 
     def event(self, ended: bool) -> bytes | None:
-        """A server-sent event with what is new; None where nothing is: the scheduler writes a token
-        before it calls, so that one call may tell of two.
+        """A server-sent event with what is new; None if nothing is: the scheduler writes a token
+        before it notifies, so one notification may announce two.
         """
         start, count = self._count, len(self._request.output_logprobs)
         if not ended and count == start:
@@ -67,13 +67,13 @@ class ReplyWriter:
         return {"output_ids": request.output_ids[start:count], "meta_info": meta}
 
     def _new_text(self, ended: bool, count: int) -> str:
-        """Text that no event had yet."""
+        """Text that no event has carried yet."""
         request, sent = self._request, self._sent_text
         if ended:
             return final_text(self._tokenizer, request)[sent:]
         if self._text is None:
             self._text = TextStream(self._tokenizer, request.sampling.skip_special_tokens)
-        # A stop token has no text, if it is one: that is known when the response has ended.
+        # A stop token has no text. That it ended the response may not be known yet.
         ends = request.output_ids[count - 1] in request.sampling.stop_token_ids
         new = slice(self._decoded, count - 1 if ends else count)
         self._text.push(request.output_ids[new])
@@ -129,7 +129,7 @@ def _finish_reason(request: EngineRequest) -> dict[str, Any] | None:
 
 
 def _version_spans(request: EngineRequest, version: str) -> list[dict[str, Any]]:
-    """Half-open spans that cover the response; one empty span where nothing was sampled."""
+    """Half-open spans that cover the response; one empty span if nothing was sampled."""
     spans = request.spans or [(version, 0)]
     ends = [start for _, start in spans[1:]] + [len(request.output_ids)]
     return [

@@ -1,4 +1,4 @@
-"""Request bodies of the embedded engine, checked at the door, in the shapes that SGLang takes.
+"""Request bodies of the embedded engine, checked on arrival, in the shapes that SGLang takes.
 
 Unknown top-level fields are ignored, unknown sampling fields are refused, and so are sampling
 features that this engine does not have.
@@ -63,7 +63,7 @@ class SamplingBody(BaseModel):
 
     @property
     def grammar(self) -> tuple[Kind, str] | None:
-        """The grammar that is asked for. Raises BadRequest when there are several."""
+        """The requested grammar. Raises BadRequest when there are several."""
         given: list[tuple[Kind, str | None]] = [
             ("json_schema", self.json_schema),
             ("regex", self.regex),
@@ -75,7 +75,7 @@ class SamplingBody(BaseModel):
         return grammars[0] if grammars else None
 
     def to_sampling(self, model_stop_ids: frozenset[int], room: int) -> Sampling:
-        """The engine's own form; `room` tokens are left where no maximum was given."""
+        """The engine's own form; without a maximum, `room` tokens may be sampled."""
         own = frozenset(self.stop_token_ids or ())
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         try:

@@ -1,6 +1,6 @@
 """The embedded engine over HTTP: SGLang's routes, error shapes and status codes.
 
-`create_app` for tests and embedding, `serve` for a process of its own. The judge's route is in
+`create_app` is for tests and embedding, `serve` for a process of its own. The judge's route is in
 `chat`.
 """
 
@@ -40,7 +40,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 def create_app(engine: Engine, api_key: str | None = None) -> FastAPI:
     """The application; its lifespan starts and stops the engine's thread. Requests must send
-    `api_key`; without one they must come from this machine's programs.
+    `api_key`; without one they must come from programs on this machine.
     """
 
     @contextlib.asynccontextmanager
@@ -91,7 +91,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says when it listens, and ends running requests before it stops."""
+    """uvicorn that reports when it listens, and ends running requests before it stops."""
 
     def __init__(self, config: uvicorn.Config, engine: Engine, started: Callable[[], object]):
         super().__init__(config)
@@ -104,7 +104,7 @@ class _Server(uvicorn.Server):
             self._report_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Their clients get what was sampled, as aborted, instead of a broken connection.
+        # Clients get what was sampled, marked as aborted, instead of a broken connection.
         if self._engine.alive:
             await self._engine.abort(None)
         await super().shutdown(sockets)
@@ -291,7 +291,7 @@ async def _jobs(
         request = EngineRequest(
             input_ids=ids,
             sampling=sampling,
-            # Without a token to sample there is something to compute only if scores are wanted.
+            # Scores only if they are wanted: -1 stands for none.
             score_from=start + 1 if body.return_logprob and start >= 0 else None,
             num_top=body.top_logprobs_num if body.return_logprob else 0,
             token_ids=tuple(body.token_ids_logprob or ()) if body.return_logprob else (),

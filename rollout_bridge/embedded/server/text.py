@@ -1,4 +1,4 @@
-"""From sampled ids to text: what has been said so far, what a stop string cuts, what is trimmed."""
+"""From sampled ids to text: the text so far, what a stop string cuts, what is trimmed."""
 
 from __future__ import annotations
 

@@ -139,9 +139,14 @@ async def test_who_does_not_train_does_not_wait(
 ) -> None:
     keys = Keys(store, clock)
     _, secret = await keys.create(name="k", consent=Consent.RECORD, actor="test")
-    await asyncio.sleep(2.1)  # proxy.key_refresh_s
+    _, admin = await keys.create(name="admin", is_admin=True, actor="test")
+    clock.now += 3  # proxy.key_refresh_s
     writer.write(order())
     door.will_say("1")
     reply = await door.post(HI, headers={"authorization": f"Bearer {secret}"})
     assert reply.status_code == 200
+    assert (
+        "opd_held_requests_total 0.0"
+        in (await door.client.get("/metrics", headers={"authorization": f"Bearer {admin}"})).text
+    )
     writer.remove()

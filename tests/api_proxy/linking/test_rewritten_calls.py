@@ -234,4 +234,4 @@ async def test_doctor_says_what_the_client_changed(door: Door) -> None:
     report = {"session_id": "s", "name": None, "closed": None, "last_seen": 0.0}
     report |= {"outcome": None}
     text = "\n".join(lines([{**report, "turns": [{**asdict(one), "command": None}]}]))
-    assert "sent this answer back with other text beside its calls" in text
+    assert "sent this answer back with other text next to its calls" in text

@@ -50,7 +50,7 @@ async def test_a_tenant_decides_on_its_own_hints_alone(store: Store, login: Logi
     assert "approved it on" in turn
     assert "waits for a person" in (await admin.get(f"/ui/turns/{theirs}")).text
     counted = (await acme.get("/ui/review")).text
-    assert "1 of 1 approved as the judge wrote them" in counted
+    assert "1 of 1 approved unchanged" in counted
     assert "Decided so far" not in (await (await login("other")).get("/ui/review")).text
 
 
@@ -73,7 +73,7 @@ async def test_people_edit_and_reject(door: Door, store: Store) -> None:
     assert counted["decisions"] == {"approved": 0, "edited": 1, "rejected": 1}
     metrics = (await door.client.get("/metrics")).text
     assert 'opd_reviews_total{decision="edited"} 1.0' in metrics
-    assert "No hint waits." in (await door.client.get("/ui/review")).text
+    assert "No hint is waiting." in (await door.client.get("/ui/review")).text
 
 
 async def test_json_decides_too(door: Door, store: Store) -> None:

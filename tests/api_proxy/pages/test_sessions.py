@@ -68,7 +68,7 @@ async def test_sessions_are_found_by_what_their_turns_are(
     assert await listed(door, "until=1970-01-12T14:00") == [waiting]
     page = (await door.client.get("/ui/sessions?reason=no_hint")).text
     assert "<option selected>no_hint</option>" in page
-    assert "No session fits" in (await door.client.get("/ui/sessions?reason=stale")).text
+    assert "No session matches" in (await door.client.get("/ui/sessions?reason=stale")).text
 
 
 async def test_a_list_goes_on_where_it_stopped(

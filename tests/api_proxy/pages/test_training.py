@@ -62,7 +62,7 @@ async def test_curves_with_a_value_are_shown_and_can_be_narrowed(
 
 
 async def test_versions_say_what_became_of_them(door: Door, store: Store) -> None:
-    assert "There is none but the start." in (await door.client.get("/ui/training")).text
+    assert "There is only the start model." in (await door.client.get("/ui/training")).text
     await store.commit_step(version=a_version(1), results=[])
     await store.commit_step(version=a_version(2, restores=0), results=[])
     found = (await door.client.get(PATH)).json()["versions"]

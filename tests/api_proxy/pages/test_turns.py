@@ -156,7 +156,7 @@ async def test_what_is_not_known_is_said(door: Door) -> None:
     page = (await door.client.get(f"/ui/turns/{turn_id}")).text
     assert "None of the tokens has this number." in page
     assert "The judge has not voted." in page
-    assert "No hinted prompt was made of it." in page
+    assert "No hinted prompt was made for it." in page
     assert (await door.client.post(f"{PATH}/{turn_id}/teacher")).status_code == 409
     for query in ("signal=x", "candidate=x"):
         refused = await door.client.get(f"/ui/turns/{turn_id}?{query}")

@@ -72,7 +72,7 @@ async def test_a_stream_ends_with_an_error_and_without_its_last_chunk(
     assert "was not recorded" in streamed.text
     assert not any(word in streamed.text for word in LAST_WORDS)
     assert await lost(full.door, 1)
-    assert "is lost, it was not spilled" in caplog.text
+    assert "is lost because it was not spilled" in caplog.text
     assert sum((await full.door.store.counts()).values()) == 0
 
 

@@ -207,5 +207,5 @@ async def test_an_allowed_page_asks_first_and_reads_replies_and_refusals(door: D
 
 @pytest.mark.parametrize("origin", ["chat.example.com", "https://a.example.com/chat", ""])
 def test_an_origin_has_a_scheme_and_no_path(origin: str) -> None:
-    with pytest.raises(ValidationError, match="is no origin"):
+    with pytest.raises(ValidationError, match="is not an origin"):
         ProxyConfig(allowed_origins=[origin])

@@ -70,7 +70,7 @@ async def test_forms_of_an_answer(client: httpx.AsyncClient, answer: str, expect
     "answer", ["float('nan')", "float('inf')", "1.01", "-0.5", "10**400", "None", "'good'", "{}"]
 )
 async def test_no_outcome(client: httpx.AsyncClient, answer: str) -> None:
-    with pytest.raises(InvalidOutcome, match="no number from 0 to 1"):
+    with pytest.raises(InvalidOutcome, match="not a number from 0 to 1"):
         await said(client, "number", answer)
 
 
@@ -151,7 +151,7 @@ async def test_what_cannot_be_called_is_found_at_the_start() -> None:
     assert await why_not_found(f"{MODULE}:words") is None
     assert await why_not_found("https://verifier.test") is None
     assert "no attribute 'nothing'" in (await why_not_found(f"{MODULE}:nothing") or "")
-    assert "is no function" in (await why_not_found(f"{MODULE}:NOT_A_FUNCTION") or "")
+    assert "is not a function" in (await why_not_found(f"{MODULE}:NOT_A_FUNCTION") or "")
     assert "No module named" in (await why_not_found("not_here:f") or "")
 
 

@@ -10,12 +10,16 @@ import pytest
 
 from judge.verifier.config import VerifierConfig
 from judge.verifier.worker import VerifierWorker
+from records.messages import Message
 from records.names import DropReason
+from records.outcomes.values import values_of
 from records.store import Store
 from records.training.outcome_rewards import OutcomeRewards
+from records.types import TurnRecord
 from rollout_bridge.config import ClaimLoopConfig
+from rollout_bridge.worker import ServiceUnavailable
 from tests.judge.verifier.test_calls import MODULE
-from tests.records.builders import SCOPE, TRAINER, recorded
+from tests.records.builders import SCOPE, TRAINER, a_session, recorded
 from tests.records.new_store import new_store
 
 QUICK = ClaimLoopConfig(
@@ -38,10 +42,14 @@ async def over(store: Store, answer: str) -> str:
 
 
 async def run(
-    store: Store, function: str, until: Callable[[VerifierWorker], bool], **settings: float
+    store: Store,
+    function: str,
+    until: Callable[[VerifierWorker], bool],
+    policy: Says | None = None,
+    **settings: float,
 ) -> VerifierWorker:
     config = VerifierConfig(source=f"{MODULE}:{function}", idle_s=0.001, loop=QUICK, **settings)
-    worker, stop = VerifierWorker(store, config, "verifier"), asyncio.Event()
+    worker, stop = VerifierWorker(store, config, "verifier", policy), asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     async with asyncio.timeout(60):
         while not until(worker):
@@ -74,6 +82,54 @@ async def test_each_session_gets_its_outcome(store: Store) -> None:
     assert [turn.state.value for turn in session.turns] == ["judging"]
 
 
+class Says:
+    """A policy that says these, one after the other."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def answer_again(self, turn: TurnRecord) -> Message:
+        self.asked.append(turn.turn_id)
+        if not self.answers:
+            raise ServiceUnavailable("the policy's engine: gone")
+        return {"role": "assistant", "content": self.answers.pop(0)}
+
+
+async def test_each_turn_is_valued_by_further_answers(store: Store) -> None:
+    """Outcomes 1, 0.5 and no number; then 0 and twice no number; then only such."""
+    session_id = await a_session(store)
+    first = await recorded(store, session_id=session_id)
+    answer = {"role": "assistant", "content": "0.75"}
+    last = await recorded(store, session_id=session_id, parent_turn_id=first, response=answer)
+    policy = Says("1", "0.5", "7", "7", "7", "7")
+    worker = await run(
+        store,
+        "number",
+        lambda worker: value(worker, "verifier_outcomes_total") == 1,
+        policy=policy,
+        continuations=3,
+    )
+    assert policy.asked == [first] * 3 + [last] * 3
+    assert value(worker, "verifier_continuations_total") == 2
+    found = await store.read(values_of, session_ids=[session_id])
+    assert found == {session_id: ((first, 0.75), (last, None))}
+    assert (await outcome(store, session_id))[0] == 0.75
+
+
+async def test_a_policy_that_is_gone_is_waited_for(store: Store) -> None:
+    session_id = await over(store, "0.75")
+    worker = await run(
+        store,
+        "number",
+        lambda worker: value(worker, "verifier_given_up_total") == 1,
+        policy=Says(),
+        continuations=2,
+    )
+    assert value(worker, "verifier_outcomes_total") == 0
+    assert (await outcome(store, session_id))[2] == "the policy's engine: gone"
+
+
 async def test_an_answer_that_is_no_outcome_is_not_asked_for_again(store: Store) -> None:
     session_id = await over(store, "7")
     worker = await run(
@@ -82,7 +138,7 @@ async def test_an_answer_that_is_no_outcome_is_not_asked_for_again(store: Store)
     assert value(worker, "verifier_failures_total", reason="invalid") == 1
     said, _, failure = await outcome(store, session_id)
     assert said is None
-    assert failure == "invalid: the outcome is no number from 0 to 1"
+    assert failure == "invalid: the outcome is not a number from 0 to 1"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_known_flags_pass() -> None:
 def test_unknown_flag_names_the_nearest() -> None:
     problems, _ = judge(answer(), ["--max-token-per-gpu", "1", "--zzz"], [], "refuse")
     assert "did you mean --max-tokens-per-gpu?" in problems[0]
-    assert "--zzz: nothing that is known resembles it" in problems[1]
+    assert "--zzz: no known one resembles it" in problems[1]
 
 
 def test_unknown_engine_setting_names_the_nearest() -> None:

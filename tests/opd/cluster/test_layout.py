@@ -63,11 +63,11 @@ def test_two_nodes_are_drawn_as_two_rows() -> None:
         ({"policy": {"gpus": 4}}, r"= 10 GPUs, but 1 x 8 = 8: 2 too many"),
         (
             {"policy": {"gpus": 3, "gpus_per_engine": 2}, "frozen": {"gpus": 1}},
-            r"policy\.gpus 3 is no multiple of gpus_per_engine 2",
+            r"policy\.gpus 3 is not a multiple of gpus_per_engine 2",
         ),
-        ({"actor": {"tensor_parallel": 3}}, r"no multiple of tensor 3 x pipeline 1 x context 1"),
+        ({"actor": {"tensor_parallel": 3}}, r"not a multiple of tensor 3 x pipeline 1 x context 1"),
         ({"actor": {"tensor_parallel": 3}}, r"does not divide gpus_per_node 8"),
-        ({"actor": {"expert_parallel": 3}}, r"no multiple of expert 3"),
+        ({"actor": {"expert_parallel": 3}}, r"not a multiple of expert 3"),
         ({"actor": {"expert_parallel": 2}}, r"qwen3 has no experts"),
         (
             {"actor": {"pipeline_parallel": 8}},
@@ -81,7 +81,7 @@ def test_layout_that_does_not_add_up_is_refused(changes: dict[str, Any], reason:
 
 
 def test_engine_in_two_nodes_is_refused() -> None:
-    with pytest.raises(LayoutError, match=r"engine on GPUs 6 to 9 would stand in two nodes of 8"):
+    with pytest.raises(LayoutError, match=r"engine on GPUs 6 to 9 would be in two nodes of 8"):
         layout(
             nodes=2,
             ray={"head_ip": "10.0.0.1"},
@@ -92,7 +92,7 @@ def test_engine_in_two_nodes_is_refused() -> None:
 
 
 def test_trainer_over_one_node_must_fill_nodes() -> None:
-    with pytest.raises(LayoutError, match=r"actor\.gpus 12: over one node they must fill nodes"):
+    with pytest.raises(LayoutError, match=r"actor\.gpus 12: more than one node must be filled"):
         layout(nodes=2, ray={"head_ip": "10.0.0.1"}, actor={"gpus": 12})
 
 

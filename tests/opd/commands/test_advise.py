@@ -62,7 +62,7 @@ def test_an_engine_with_other_arithmetic_needs_token_weights_unless_they_are_on(
 
 def test_without_fresh_tokens_agreement_cannot_be_told(values) -> None:
     found = told(config(values), {"rollout_corr/kl_fresh": None})
-    assert "cannot be told" in found["Do engine and trainer compute alike?"].choice
+    assert "unknown" in found["Do engine and trainer compute alike?"].choice
 
 
 def test_older_samples_need_decoupled_ppo_unless_it_is_on(values) -> None:
@@ -99,7 +99,7 @@ def test_a_mixture_replays_its_routing_by_the_passes_over_a_batch(values) -> Non
 
 
 def test_tokens_behind_tools_are_compared_with_the_others(values) -> None:
-    question = "Do tokens behind tool output need more?"
+    question = "Do tokens after tool output need more?"
     row = {"rollout_corr/post_tool/token_fraction": 0.2, "rollout_corr/other/std": 0.01}
     wide = told(config(values), row | {"rollout_corr/post_tool/std": 0.05})[question]
     assert wide.choice.startswith("they do")

@@ -68,7 +68,7 @@ def test_every_drop_reason_has_words() -> None:
     [
         (TurnState.AWAITING_NEXT_STATE, "next_state", "the next request of its conversation"),
         (TurnState.JUDGING, "votes", f"{OWNER} is asking for them"),
-        (TurnState.SCORING, "scoring", f"{OWNER} is at it"),
+        (TurnState.SCORING, "scoring", f"{OWNER} is scoring it"),
         (TurnState.READY, "batch", "1 turns are ready, a step takes 16"),
         (TurnState.LEASED, "lease", f"leased by {TRAINER}"),
     ],
@@ -104,7 +104,7 @@ def test_what_a_session_came_to_and_that_a_turn_waits_for_it(config_file: Path) 
         return session_id, waited_for
 
     session_id, (first, second) = in_store(config_file, work)
-    assert first.startswith("outcome: waits for what its session comes to, 60 s at most")
+    assert first.startswith("outcome: waits for its session's outcome, 60 s at most")
     assert second == "batch: waits for a batch: a step takes 1"
     assert "outcome: 0.25, says the feedback: wrong city" in doctor(config_file, session_id).output
 
@@ -211,7 +211,7 @@ def test_what_drops_every_turn_is_told_with_the_command_that_allows_it(config_fi
     lines = result.output.splitlines()
     assert "sensitive (email in tools[0].function.description), 3" in result.output
     assert MAIL not in result.output
-    commands = {line.partition("protect: ")[2] for line in lines if "protect: " in line}
+    commands = {line.partition("protection: ")[2] for line in lines if "protection: " in line}
     # One command, the same for the session and for the scope, and in the session's own report.
     [command] = commands
     assert command in doctor(config_file, session_id).output
@@ -230,7 +230,7 @@ def test_what_drops_every_turn_is_told_with_the_command_that_allows_it(config_fi
         return stored.state
 
     assert in_store(config_file, again) is TurnState.JUDGING
-    assert "none has every turn dropped" in doctor_of_all(config_file)
+    assert "has every turn dropped" in doctor_of_all(config_file)
 
 
 def doctor_of_all(config_file: Path) -> str:

@@ -47,7 +47,7 @@ def test_a_hint_is_listed_shown_and_deleted(config_file: Path) -> None:
     assert opd(config_file, "list", "--tenant", "acme").output.splitlines() == [line]
     assert opd(config_file, "list", "--tenant", "other").output.startswith("no hints")
     deleted = opd(config_file, "delete", hint_id)
-    assert "no version of the policy had trained on it" in deleted.output
+    assert "no version of the policy was trained on it" in deleted.output
     assert opd(config_file, "list", "--status", "deleted").output.startswith(hint_id)
 
 

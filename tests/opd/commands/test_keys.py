@@ -83,7 +83,7 @@ def test_an_open_door_is_refused_in_one_line(config_file: Path) -> None:
     )
     assert result.exit_code == 2
     [line] = result.output.strip().splitlines()
-    assert "there is no API key: make one with `opd keys create --run" in line
+    assert "there is no API key: create one with `opd keys create --run" in line
 
 
 async def test_others_are_let_in_only_where_there_are_keys(config_file: Path) -> None:

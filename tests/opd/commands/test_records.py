@@ -62,7 +62,7 @@ def test_forgetting_says_what_was_trained_and_what_may_still_hold_it(
     assert f"session {session_id}" in lines
     assert "policy versions trained on it: 1" in lines
     assert "versions that descend from them: 2" in lines
-    assert any(f"may still hold it: backup {tmp_path}/old.db" in line for line in lines)
+    assert any(f"may still contain it: backup {tmp_path}/old.db" in line for line in lines)
     assert not (tmp_path / "report.html").exists()
     (tmp_path / "report.html").write_text("shows turns")
     for arguments in (
@@ -112,7 +112,7 @@ def test_what_an_earlier_program_deleted_has_an_unknown_lineage(
     result = opd(config_file, "lineage", "s")
     assert result.exit_code == 0
     assert result.output.splitlines()[1:] == [
-        "which versions were trained on s is not known: an earlier program deleted it"
+        "which versions were trained on s is not known: an older program deleted it"
     ]
 
 
@@ -230,7 +230,7 @@ def test_verification_compares_store_and_manifests(
         (folder / "manifest.json").write_bytes(manifest.to_bytes())
     result = opd(config_file, "verify")
     assert result.exit_code == 1
-    assert "version 1: the store knows another manifest" in result.output
+    assert "version 1: the store has another manifest" in result.output
 
     known = text("UPDATE policy_versions SET manifest_hash = :hash")
     in_store(

@@ -147,7 +147,7 @@ def test_the_hinted_teacher_prefers_the_start_to_noise(run_folder: Path, lab_eng
         (["--version", "newest"], "version 'newest': give a number, 'latest' or 'start'"),
         (["--against", "2"], "version 2 would be compared with itself; give another --version or"),
         (["--k", "1,8"], "--k 8: pass@8 needs at least 8 samples of each task, and --samples is 4"),
-        (["--k", "0,1"], "--k 0,1: give whole numbers from 1 on, as in 1,2,4"),
+        (["--k", "0,1"], "--k 0,1: give whole numbers from 1 up, such as 1,2,4"),
         (["--until", "2"], "--until 2: it ends further tries; set --max-samples"),
         (["--max-samples", "4"], "--max-samples 4: give more than --samples 4"),
         (

@@ -196,7 +196,7 @@ def test_where_nothing_can_be_chosen_one_line_says_why(
     sqlite_run.fill(work)
     result = sqlite_run.export("--dataset", "preference")
     assert result.exit_code == 2
-    assert "the records hold no preferences that could be chosen" in result.output
+    assert "the records contain no preferences that could be chosen" in result.output
     assert f"1 left out: {WORDS[reason]}" in result.output
     assert not sqlite_run.out.exists()
     assert not list(sqlite_run.folder.glob(".out-*"))
@@ -206,7 +206,7 @@ def test_an_empty_store_gives_no_data_set(sqlite_run: ARun) -> None:
     sqlite_run.fill(a_session)
     result = sqlite_run.export("--dataset", "sft")
     assert result.exit_code == 2
-    assert "hold no answers that needed no correction" in result.output
+    assert "contain no answers that needed no correction" in result.output
 
 
 @pytest.mark.parametrize(("kind", "correction"), [("sft", None), ("preference", "21 C.")])

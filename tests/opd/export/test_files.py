@@ -250,7 +250,7 @@ def test_forgetting_leaves_it_out_and_names_the_folder_that_holds_it(sqlite_run:
     assert sqlite_run.export().exit_code == 0
     words = ["records", "forget", "--config", str(sqlite_run.config_file), "--session", "mine"]
     result = CliRunner().invoke(app, words)
-    assert f"may still hold it: export {sqlite_run.out}" in result.output
+    assert f"may still contain it: export {sqlite_run.out}" in result.output
     sqlite_run.out.rename(sqlite_run.folder / "old")
     assert sqlite_run.export().exit_code == 0
     assert session_id not in (sqlite_run.out / "sessions.jsonl").read_text()
@@ -259,11 +259,11 @@ def test_forgetting_leaves_it_out_and_names_the_folder_that_holds_it(sqlite_run:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--what", "sessions,all"], "--what: 'all' is none of sessions, votes, hints, samples"),
-        (["--format", "csv"], "--format: 'csv' is none of jsonl, parquet"),
-        (["--state", "done"], "--state: 'done' is none of awaiting_next_state"),
-        (["--since", "monday"], "--since: 'monday' is no date"),
-        (["--dataset", "rlhf"], "--dataset: 'rlhf' is none of sft, preference"),
+        (["--what", "sessions,all"], "--what: 'all' is not one of sessions, votes, hints, samples"),
+        (["--format", "csv"], "--format: 'csv' is not one of jsonl, parquet"),
+        (["--state", "done"], "--state: 'done' is not one of awaiting_next_state"),
+        (["--since", "monday"], "--since: 'monday' is not a date"),
+        (["--dataset", "rlhf"], "--dataset: 'rlhf' is not one of sft, preference"),
         (["--dataset", "sft", "--state", "trained"], "a data set chooses its turns itself"),
     ],
 )
@@ -295,7 +295,7 @@ def test_a_session_that_was_probably_meant_is_named(a_run: ARun, more: tuple[str
     result = a_run.export("--session", "minee", *more)
     assert result.exit_code == 2
     assert result.output.strip().splitlines()[-1] == (
-        "error: --session: no session 'minee' with such turns is in the records; "
+        "error: --session: the records contain no session 'minee' with such turns; "
         "did you mean 'mine'?"
     )
     assert not a_run.out.exists()

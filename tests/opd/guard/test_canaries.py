@@ -34,7 +34,7 @@ def test_canaries_are_read_and_empty_lines_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", "no JSON object"),
+        ("{", "not a JSON object"),
         ({**GOOD, "other": 1}, "other: Extra inputs"),
         ({"prompt": "Hi", "contains": "x"}, "name: Field required"),
         ({"name": "a", "contains": "x"}, "give 'prompt' or 'messages'"),
@@ -42,10 +42,10 @@ def test_canaries_are_read_and_empty_lines_are_none(tmp_path: Path) -> None:
         ({"name": "a", "messages": [{"content": "x"}], "contains": "x"}, "needs a 'role'"),
         ({"name": "a", "prompt": "Hi"}, "give one of contains, matches"),
         ({**GOOD, "matches": "x"}, "give one of contains, matches"),
-        ({"name": "a", "prompt": "Hi", "matches": "("}, "no regular expression"),
+        ({"name": "a", "prompt": "Hi", "matches": "("}, "not a regular expression"),
         ({"name": "a", "prompt": "Hi", "function": "no.such:one"}, "cannot be imported"),
         ({"name": "a", "prompt": "Hi", "function": "json:no_such"}, "cannot be imported"),
-        ({"name": "a", "prompt": "Hi", "function": "json:__name__"}, "is no function"),
+        ({"name": "a", "prompt": "Hi", "function": "json:__name__"}, "is not a function"),
     ],
 )
 def test_what_is_wrong_is_named_with_file_and_line(
@@ -60,7 +60,7 @@ def test_what_is_wrong_is_named_with_file_and_line(
 
 
 def test_files_without_canaries_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="no canary is in it"):
+    with pytest.raises(StartupError, match="it contains no canary"):
         read_canaries(written(tmp_path, ""))
     with pytest.raises(StartupError, match="a second canary 'a'"):
         read_canaries(written(tmp_path, GOOD, GOOD))
@@ -79,7 +79,7 @@ def test_a_start_reads_them_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     }
     config = run_config.build(values)
     assert config.guard.canaries == tmp_path / "canaries.jsonl"
-    with pytest.raises(StartupError, match="line 1: no JSON object"):
+    with pytest.raises(StartupError, match="line 1: not a JSON object"):
         check_canaries(config.guard)
     assert not run_config.build({**values, "guard": {}}).guard.is_on
     with pytest.raises(ConfigError, match=r"trainer\.keep_checkpoints to 2 or more"):

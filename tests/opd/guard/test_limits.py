@@ -52,7 +52,7 @@ def test_what_is_broken_is_said(values: dict[str, Any], names: list[str]) -> Non
 def test_answers_that_nobody_could_check_do_not_pass() -> None:
     assert breaches(GuardConfig(), START, checked(passed=48, asked=50, undecided=50)) == []
     [said] = breaches(GuardConfig(), START, checked(passed=0, asked=0, undecided=100))
-    assert "of 100 answers to canaries 100 could not be checked" in said
+    assert "100 of 100 answers to canaries could not be checked" in said
 
 
 def test_the_worst_canaries_are_named() -> None:

@@ -288,7 +288,7 @@ async def test_a_start_that_fails_its_canaries_is_said(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await make(Canary(name="odd", prompt="Hello.", contains="\u2603"), start_samples=1).look()
-    assert "does 0 of 1 canaries only (most seldom: odd)" in caplog.text
+    assert "passes only 0 of 1 canaries (worst: odd)" in caplog.text
 
 
 def test_calls_are_part_of_what_is_checked() -> None:

@@ -60,7 +60,7 @@ def test_what_would_make_it_fit_does() -> None:
     needed = plan_of(given, shape, held, USUAL_LOAD).total()
     found = remedies(given, shape, held, USUAL_LOAD, memory=needed - 4 * GIB, gpu=None)
     assert [one.split(" (")[0] for one in found] == [
-        "adapters in place of all weights",
+        "adapters instead of all weights",
         "one engine for policy, judge and teacher",
     ]
     assert total("trainer.lora.rank=8", "frozen.shared=true") < total("trainer.lora=false")

@@ -49,7 +49,7 @@ def test_the_text_part_of_a_model_with_images_counts(tmp_path: Path) -> None:
 
 def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "resnet"}')
-    with pytest.raises(ConfigError, match="does not say its num_attention_heads"):
+    with pytest.raises(ConfigError, match="does not state its num_attention_heads"):
         shape_of(str(tmp_path))
     with pytest.raises(ConfigError, match="cannot read"):
         shape_of(str(tmp_path / "nothing"))

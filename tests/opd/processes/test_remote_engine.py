@@ -134,7 +134,7 @@ async def test_no_server_is_one_line(model: Path, role: str) -> None:
 async def test_another_kind_of_server_is_one_line(model: Path, body: Any) -> None:
     async with faulty_server({"/server_info": (200, body)}) as server:
         (line,) = await refusal("frozen", config(model, server.url))
-    assert line.startswith(f"frozen.url: what answers at {server.url} is no engine")
+    assert line.startswith(f"frozen.url: what answers at {server.url} is not an engine")
 
 
 async def test_a_router_takes_no_weights_and_needs_a_worker(model: Path) -> None:
@@ -215,7 +215,7 @@ async def test_logprobs_of_another_temperature_are_refused(model: Path, answered
         settings = config(model, server.url, trainer={"pause_mode": "abort"})
         if answered_at == 0.5:
             (warning,) = await check_engine("policy", settings, 3)
-            assert "SGLang 0.5.9 does not say which weights sampled which token" in warning
+            assert "SGLang 0.5.9 does not report which weights sampled which token" in warning
         else:
             (line,) = await refusal("policy", settings, 3)
             assert "unset SGLANG_RETURN_ORIGINAL_LOGPROB" in line

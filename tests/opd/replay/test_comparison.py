@@ -170,7 +170,7 @@ def test_tokens_are_those_of_all_votes_and_candidates(compared: Comparison) -> N
     assert (b.judge_tokens, b.num_uncounted_votes) == (5 * 120, 1)
     # Of the two turns that B accepted, one is scored.
     assert (a.teacher_tokens, b.teacher_tokens, b.teacher_tokens_per_scored) == (9, 9, 9.0)
-    [told] = [line for line in lines(compared) if line.startswith("judge tokens an accepted")]
+    [told] = [line for line in lines(compared) if line.startswith("judge tokens per accepted")]
     assert told.endswith(" 600.0  at least 300.0")
 
 
@@ -289,7 +289,7 @@ def test_the_command_prints_and_refuses_in_one_line(tmp_path: Path) -> None:
     good = call("lenient")
     assert good.exit_code == 0, good.output
     assert "of these decided differently: 1 (50.0%)" in good.output
-    for folder, told in (("other", "have no turn in common"), ("nowhere", "is no run folder")):
+    for folder, told in (("other", "have no turn in common"), ("nowhere", "is not a run folder")):
         refused = call(folder)
         assert refused.exit_code == 2
         assert told in refused.output

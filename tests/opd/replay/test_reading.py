@@ -145,7 +145,7 @@ def test_a_folder_is_also_its_packed_files_and_its_arrays(tmp_path: Path) -> Non
 def test_where_nothing_can_be_read_the_first_reason_is_given(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         write_lines(tmp_path / name, [{"what": 1}])
-    with pytest.raises(ValueError, match=r"a\.jsonl: its lines are of none.*and 1 more files"):
+    with pytest.raises(ValueError, match=r"a\.jsonl: its lines are in none.*and 1 more files"):
         check_recordings([tmp_path])
 
 

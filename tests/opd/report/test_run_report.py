@@ -50,7 +50,7 @@ async def test_a_run_is_drawn_from_what_it_left(tmp_path):
     page = path.read_text()
     assert "A &lt;run&gt;" in page
     assert "stale" in page
-    assert "weights too old sampled it" in page, "each reason says why"
+    assert "the weights that sampled it were too old" in page, "each reason says why"
     assert page.count("<svg") >= 15
     assert "Mean importance weight" in page
     assert "No turn was trained" in page

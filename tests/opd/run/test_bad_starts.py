@@ -65,10 +65,10 @@ CASES: dict[str, tuple[str, str]] = {
     "a file": ("serve --run {new} --model {model}/config.json", "is a file: give the folder"),
     "an empty folder": ("serve --run {new} --model {m[empty]}", r"empty has no config\.json: give"),
     "the folder above": ("serve --run {new} --model {model}/..", "did you mean .*/model"),
-    "checkpoints": ("serve --run {new} --model {m[parent]}", "holds checkpoints: give one of"),
+    "checkpoints": ("serve --run {new} --model {m[parent]}", "contains checkpoints: give one of"),
     "no configuration": ("serve --run {new} --model {m[no_config]}", r"has no config\.json"),
     "damaged configuration": ("serve --run {new} --model {m[bad_config]}", "is not valid JSON"),
-    "no type": ("serve --run {new} --model {m[no_type]}", "does not say its model_type"),
+    "no type": ("serve --run {new} --model {m[no_type]}", "does not state its model_type"),
     "unknown architecture": (
         "serve --run {new} --model {m[unknown_type]}",
         r"architecture 'qwenn' is unknown to the installed transformers",
@@ -82,13 +82,16 @@ CASES: dict[str, tuple[str, str]] = {
         r"is cut off: \d+ of \d+ bytes",
     ),
     "weights too long": ("serve --run {new} --model {m[long_weights]}", "longer than its header"),
-    "no safetensors": ("serve --run {new} --model {m[no_safetensors]}", "is no safetensors file"),
+    "no safetensors": (
+        "serve --run {new} --model {m[no_safetensors]}",
+        "is not a safetensors file",
+    ),
     "pointer of LFS": ("serve --run {new} --model {m[lfs]}", "git lfs pull"),
     "shards missing": (
         "serve --run {new} --model {m[shards]}",
-        r"lacks 1 of the 2 files of weights .* model-2\.safetensors first",
+        r"lacks 1 of the 2 weight files .* model-2\.safetensors first",
     ),
-    "index of nothing": ("serve --run {new} --model {m[bad_index]}", "names no files of weights"),
+    "index of nothing": ("serve --run {new} --model {m[bad_index]}", "names no weight files"),
     "no tokenizer": (
         "serve --run {new} --model {m[no_tokenizer]}",
         r"has no tokenizer \(tokenizer\.json\): copy it",
@@ -96,23 +99,23 @@ CASES: dict[str, tuple[str, str]] = {
     "damaged tokenizer": ("serve --run {new} --model {m[bad_tokenizer]}", "tokenizer.json is not"),
     "encoder and decoder": (
         "serve --run {new} --model {m[encoder_decoder]}",
-        "t5: encoder-decoder models are not served; take another model, or serve it from SGLang",
+        "t5: encoder-decoder models are not served; use another model, or serve it from SGLang",
     ),
     "layers of a window": (
         "serve --run {new} --model {m[sliding_layers]}",
-        "qwen3: it has layers of type sliding_attention and does not say their sliding_window",
+        "qwen3: it has layers of type sliding_attention but does not state their sliding_window",
     ),
     "layers that do not add up": (
         "serve --run {new} --model {m[odd_layers]}",
-        "qwen3: layer_types names 2 layers, num_hidden_layers others",
+        "qwen3: layer_types names 2 layers, num_hidden_layers differs",
     ),
     "linear layers": (
         "serve --run {new} --model {m[linear_layers]}",
-        r"not every layer is one of attention \(config\.json has 'full_attention_interval'\)",
+        r"not every layer is an attention layer \(config\.json has 'full_attention_interval'\)",
     ),
     "state space": (
         "serve --run {new} --model {m[state_space]}",
-        r"mamba: not every layer is one of attention \(config\.json has 'state_size'\)",
+        r"mamba: not every layer is an attention layer \(config\.json has 'state_size'\)",
     ),
     "layers of chunks": (
         "serve --run {new} --model {m[chunks]}",
@@ -121,11 +124,11 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "positions in the mask": (
         "serve --run {new} --model {m[alibi]}",
-        r"bloom: its attention mask holds the positions \(ALiBi\), .* or serve it from SGLang",
+        r"bloom: its attention mask contains the positions \(ALiBi\), .* or serve it from SGLang",
     ),
     "heads of two sizes": (
         "serve --run {new} --model {m[unlike_heads]}",
-        "gemma4_text: its layers differ in the size of a head, which is not served; take another",
+        "gemma4_text: its layers differ in the size of a head, which is not served; use another",
     ),
     "layers that share": (
         "serve --run {new} --model {m[shared_layers]}",
@@ -137,7 +140,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "another vocabulary": (
         "serve --run {new} --model {m[other_vocabulary]}",
-        r"tokenizer\.json has ids up to \d+, and the weights have rows for 40 \(vocab_size\)",
+        r"tokenizer\.json has ids up to \d+, but the weights have rows for 40 \(vocab_size\)",
     ),
     "a classifier": (
         "serve --run {new} --model {m[classifier]}",
@@ -162,11 +165,11 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "damaged template": (
         "serve --run {new} --model {m[bad_template]}",
-        r"renderer: the chat template cannot render .*: mend the model's chat_template\.jinja",
+        r"renderer: the chat template cannot render .*: fix the model's chat_template\.jinja",
     ),
     "damaged template of a renderer": (
         "serve --run {new} --model {m[bad_template]} --renderer default",
-        r"renderer: the chat template cannot render .*: mend the model's chat_template\.jinja",
+        r"renderer: the chat template cannot render .*: fix the model's chat_template\.jinja",
     ),
     "damaged model of a replay": (
         "replay {talk} --run {new} --model {m[cut_weights]}",
@@ -197,13 +200,19 @@ CASES: dict[str, tuple[str, str]] = {
         r"are both 7: change one",
     ),
     "port of one proxy in use": ("proxy --run {run} --set proxy.port={port}", "is in use"),
-    "host of others": (SERVE + " --host 192.0.2.1", r"proxy\.host: '192.0.2.1' is no address of"),
-    "no host": (SERVE + " --host no.such.invalid", r"proxy\.host: 'no\.such\.invalid' is no addr"),
+    "host of others": (
+        SERVE + " --host 192.0.2.1",
+        r"proxy\.host: '192.0.2.1' is not an address of",
+    ),
+    "no host": (
+        SERVE + " --host no.such.invalid",
+        r"proxy\.host: 'no\.such\.invalid' is not an addr",
+    ),
     # Settings
     "unknown section": (SERVE + " --set trianer.x=1", "trianer: unknown key; did you mean 'tr"),
     "unknown key": (SERVE + " --set trainer.learning_rat=1", "did you mean 'learning_rate'"),
     "no value": (SERVE + " --set trainer.seed", "write it as section.key=value"),
-    "two values": (SERVE + " --set trainer=1 --set trainer.seed=1", "has a value of its own"),
+    "two values": (SERVE + " --set trainer=1 --set trainer.seed=1", "already has a value"),
     "wrong kind of value": (SERVE + " --set trainer.seed=abc", r"trainer\.seed: .*\(got 'abc'\)"),
     "section for value": (SERVE + " --set judge=5", "judge: "),
     "value out of range": (SERVE + " --set trainer.learning_rate=-1", r"trainer\.learning_rate: "),
@@ -221,7 +230,7 @@ CASES: dict[str, tuple[str, str]] = {
     # The database
     "no database": (SERVE + " --set " + PG + SERVER + "/nodb", r"no database 'nodb': create it"),
     "no role": (SERVE + " --set " + PG + "norole@127.0.0.1:5432/test", r"let 'norole' in .*create"),
-    "nobody listens": (SERVE + " --set " + PG + "postgres@127.0.0.1:{free}/a", "nobody listens"),
+    "nobody listens": (SERVE + " --set " + PG + "postgres@127.0.0.1:{free}/a", "nothing listens"),
     "no server": (SERVE + " --set " + PG + "postgres@no.such.invalid/a", "cannot be reached"),
     "another driver": (SERVE + " --set store.url=postgres://h/d", "'postgres' is not supported"),
     "port that is none": (SERVE + " --set " + PG + "h:abc/d", "not a database URL"),
@@ -257,18 +266,19 @@ CASES: dict[str, tuple[str, str]] = {
     "nothing recorded": ("records verify --run {run}", "no database"),
     "a digest that is none": (
         "records allow sha256:0f1e --run {run}",
-        "allow: 'sha256:0f1e' is no digest: 32 hexadecimal digits follow, as `opd doctor` prints",
+        "allow: 'sha256:0f1e' is not a digest: 32 hexadecimal digits follow, "
+        "as `opd doctor` prints",
     ),
     "nothing to forget": ("records forget --run {run} --session a", "nothing was recorded"),
     "a file as a run": ("serve --run {talk} --model {model}", "it is a file; name a folder"),
     "no role of an engine": ("engine --run {run} --role judge", "must be policy or frozen"),
     "another model": (
         "serve --run {run} --model {m[empty]}",
-        r"is a run that started from .*; leave --model out, or take a new folder",
+        r"is a run that started from .*; leave --model out, or use a new folder",
     ),
     "a replay in a run of serve": (
         "replay {talk} --run {run}",
-        r"it is a run of `opd serve`, .* would be overwritten: take another folder, or hand",
+        r"it is a run of `opd serve`, .* would be overwritten: use another folder, or hand",
     ),
     "serve in a run of the lab": ("serve --run {lab}", "a run of the tool lab"),
     "serve in a replay": ("serve --run {replayed}", "a run of `opd replay`"),
@@ -278,19 +288,22 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "a rehearsal that another run decides": (
         "replay {talk} --into {run} --rehearse",
-        "--rehearse: .*says it; set it there",
+        "--rehearse: .*sets it; change it there",
     ),
     "a replay into nothing": ("replay {talk} --into {new}", "--into .*: no run there"),
     "eval of no run": ("eval --run {new}", "no config.toml in it; give a run's folder"),
     "k that is none": ("eval --run {run} --k a", "--k a: give whole numbers"),
     "k above samples": ("eval --run {run} --k 8", "needs at least 8 samples"),
-    "eval into nowhere": ("eval --run {run} --out {new}/x.json", "make it first"),
-    "format of an export": ("records export --run {run} --out {new} --format csv", "'csv' is none"),
-    "state of an export": ("records export --run {run} --out {new} --state a", "'a' is none of"),
-    "date of an export": ("records export --run {run} --out {new} --since x", "'x' is no date"),
+    "eval into nowhere": ("eval --run {run} --out {new}/x.json", "create it first"),
+    "format of an export": (
+        "records export --run {run} --out {new} --format csv",
+        "'csv' is not one",
+    ),
+    "state of an export": ("records export --run {run} --out {new} --state a", "'a' is not one of"),
+    "date of an export": ("records export --run {run} --out {new} --since x", "'x' is not a date"),
     "tenant of a key": ("keys create --run {run} --tenant 'a b'", "1 to 64 letters"),
     "no key": ("keys revoke --run {run} nokey", "nokey"),
-    "compare without runs": ("replay compare {new} {run}", "is no run folder"),
+    "compare without runs": ("replay compare {new} {run}", "is not a run folder"),
     "slime without a cluster": ("slime --config {run}/config.toml", "no section .cluster."),
     # Recordings
     "no recording": ("replay {new} --run {new}", "no such file or folder"),
@@ -299,16 +312,16 @@ CASES: dict[str, tuple[str, str]] = {
         "replay {model}/.. --run {new} --mode judge-only",
         r"no \*\.jsonl or .* below it",
     ),
-    "something else": ("replay {other} --run {new}", "its lines are of none of the formats"),
+    "something else": ("replay {other} --run {new}", "its lines are in none of the formats"),
     "an unknown mode": ("replay {talk} --run {new} --mode guess", "choose one of rescore"),
-    "model of another run": ("replay {talk} --into {run} --model x", "says it; set it there"),
+    "model of another run": ("replay {talk} --into {run} --model x", "sets it; change it there"),
 }
 LAB_CASES = {
     "unknown preference": ("--preferences foo", "--preferences: choose some of unit, order, title"),
     "unknown hints": ("--hints foo", "--hints: input should be 'judge', 'none'"),
     "typing error": ("--set trianer.x=1", "did you mean 'trainer'"),
     "device": ("--set trainer.device=cuda", "is not there"),
-    "folder that exists": ("--run {run}", "exists already; a lab run wants a new folder"),
+    "folder that exists": ("--run {run}", "already exists; a lab run needs a new folder"),
 }
 USAGE = {
     "unknown option": ("serve --foo", "No such option: --foo"),

@@ -23,8 +23,15 @@ REFUSED = [
     (["objective.name='forward_kl_topk'"], "set scoring.top_k"),
     (["objective.name='topk_tail_reverse_kl'"], "set scoring.top_k"),
     (["objective.name='self_distillation'"], "set trainer.teacher.kind"),
-    (["objective.name='side_samples'"], "set trainer.teacher.kind"),
-    (["objective.name='sparse_kl'"], "set trainer.teacher.kind"),
+    (["objective.name='side_samples'", "objective.direction='forward'"], "trainer.teacher.kind"),
+    (
+        [
+            "objective.name='side_samples'",
+            "objective.direction='forward'",
+            "objective.importance=false",
+        ],
+        "has no ratio",
+    ),
     (
         ["objective.name='overlap_topk'", "teacher.kind='frozen'"],
         "judge.selection = shortest_first",
@@ -99,12 +106,26 @@ def test_outcomes_that_one_section_counts_on_and_another_does_not(tmp_path, over
     values = single_machine("examples/tool_lab/model", tmp_path)
     with pytest.raises(ConfigError, match=words):
         resolve(values, None, overrides)
-    with pytest.raises(ConfigError, match="= resample answers anew"):
+    with pytest.raises(ConfigError, match="= resample answers again"):
         resolve(values, None, [*ONLY, "judge.reward=outcome", "replay.mode=resample"])
     config = resolve(values, None, [*ONLY, "judge.reward=outcome"])
     assert config.trainer.outcomes() == OutcomeRewards(kind="only", wait_s=600.0)
     assert config.trainer.outcomes(finishes=True) == OutcomeRewards(kind="only", wait_s=0.0)
     assert config.waiting.outcome_wait_s == 600.0
+
+
+def test_turns_are_valued_by_somebody(tmp_path):
+    values = single_machine("examples/tool_lab/model", tmp_path)
+    process = [*ONLY, "judge.reward=outcome", "trainer.objective.reward_baseline=process"]
+    asked = ["verifier.source=checks:booked", "verifier.continuations=4"]
+    for some in ([], asked[:1], asked[1:]):
+        with pytest.raises(ConfigError, match=r"set verifier\.source, and verifier\.continuations"):
+            resolve(values, None, [*process, *some])
+    history = resolve(values, None, [*process, *asked]).trainer.history
+    assert history is not None
+    assert (history.values, history.sessions) == (True, False)
+    with pytest.raises(ConfigError, match="has no meaning with reward_baseline process"):
+        resolve(values, None, [*process, *asked, "trainer.objective.divide_by_std=false"])
 
 
 def test_a_verifier_that_cannot_be_called_is_told_before_anything_starts():

@@ -65,7 +65,7 @@ def test_what_asks_for_two_engines_gets_them(tmp_path: Path, override: str) -> N
     [
         ("trainer.lora=false", "frozen.shared: all of the policy's weights change: set trainer."),
         ("trainer.publish=merged", "frozen.shared: all of the policy's weights change"),
-        ("policy.url=http://127.0.0.1:9", "frozen.shared: only an engine that the run starts is"),
+        ("policy.url=http://127.0.0.1:9", "frozen.shared: only an engine that the run starts can"),
         ("frozen.embedded.model=other", "frozen.shared: policy.embedded.model and frozen.embedded"),
     ],
 )

@@ -73,7 +73,7 @@ def test_what_is_known_is_said(config_file: Path) -> None:
     result = status(config_file)
     assert result.exit_code == 0, result.output
     for words in (
-        "2 (0.4 a minute)",
+        "2 (0.4 per minute)",
         "1 for the judge, the oldest for",
         '"I wanted Celsius."',
         "-> use Celsius (active)",
@@ -146,12 +146,15 @@ def test_each_thing_that_is_wrong_has_a_remedy(well: Now) -> None:
     cases = [
         (replace(well, why_stopped="open wishes fell"), "open wishes fell"),
         (replace(well, endpoint=dead), "no endpoint answers"),
-        (replace(well, processes={"judge": SILENT_AFTER_S + 1}), "process judge has said nothing"),
+        (
+            replace(well, processes={"judge": SILENT_AFTER_S + 1}),
+            "process judge has reported nothing",
+        ),
         (replace(well, queues=well.queues | {TurnState.SCORING: late}), "wait for the teacher"),
         (replace(well, counted={"hint_judge_failures_in_a_row": 3.0}), "3 failures in a row"),
         (replace(well, votes=replace(well.votes, votes_neg=60)), "accepted no hint in 60 votes"),
         (replace(well, always_dropped=("every turn of key a",)), "every turn of key a"),
-        (replace(well, figures=replace(well.figures, judged_share=0.2)), "comes to 20%"),
+        (replace(well, figures=replace(well.figures, judged_share=0.2)), "only 20% of the turns"),
         (replace(well, figures=replace(well.figures, turns=0)), "no request has come yet"),
     ]
     for case, words in cases:

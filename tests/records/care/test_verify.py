@@ -47,7 +47,7 @@ async def test_a_store_with_turns_in_every_state_is_in_order(store: Store) -> No
         ),
         (
             "UPDATE turns SET claim_owner = 'x', claim_until = 1 WHERE state = 'ready'",
-            "where nothing is held",
+            "in a state that has none",
         ),
         (
             "UPDATE turns SET next_state = '[]' WHERE state = 'awaiting_next_state'",

@@ -112,7 +112,7 @@ async def test_a_database_in_no_folder_is_unavailable(tmp_path: Path) -> None:
 
 async def test_a_server_that_does_not_answer_is_unavailable() -> None:
     config = StoreConfig(url="postgresql+asyncpg://nobody@127.0.0.1:1/none", lock_retries=1)
-    with pytest.raises(StoreUnavailable, match="where nobody listens"):
+    with pytest.raises(StoreUnavailable, match="where nothing listens"):
         await Store.open(config)
 
 

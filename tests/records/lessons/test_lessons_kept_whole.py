@@ -117,7 +117,7 @@ async def in_every_state(store: Store) -> None:
         ("UPDATE lessons SET claim_owner = NULL WHERE state = 'leased'", "without an owner"),
         (
             "UPDATE lessons SET claim_owner = 'x', claim_until = 1 WHERE state = 'ready'",
-            "where nothing is held",
+            "in a state that has none",
         ),
         ("DELETE FROM lesson_scores", "without tokens or a score"),
         ("UPDATE lessons SET state = 'scoring' WHERE state = 'sampling'", "score without tokens"),

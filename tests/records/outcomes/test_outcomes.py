@@ -77,7 +77,7 @@ async def test_an_outcome_is_kept_once(store: Store, clock: Clock) -> None:
     again = await store.add_outcome(SCOPE, 0.25, "half done", turn_id=turn_id)
     assert again is not None
     assert (again.is_new, again.created_at) == (False, kept.created_at)
-    with pytest.raises(StoreConflict, match=r"has the outcome 0\.25 already"):
+    with pytest.raises(StoreConflict, match=r"already has the outcome 0\.25"):
         await store.add_outcome(SCOPE, 1.0, None, session=session_id)
     assert await store.add_outcome("other", 0.25, None, session=session_id) is None
     assert await store.add_outcome(SCOPE, 0.25, None, session="nobody's") is None

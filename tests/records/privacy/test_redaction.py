@@ -112,7 +112,7 @@ def test_a_local_number_is_found_where_its_country_is_known() -> None:
     [
         ({"kinds": {"emial": "off"}}, "did you mean 'email'"),
         ({"patterns": {"x": "("}}, r"patterns\.x: not a regular expression"),
-        ({"patterns": {"email": "x"}}, "is a kind already"),
+        ({"patterns": {"email": "x"}}, "is already a kind"),
         ({"phone_region": "Germany"}, "phone_region"),
     ],
 )

@@ -220,7 +220,7 @@ def test_a_model_with_other_masks_is_refused(tmp_path: Path, model: Path, monkey
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((model / name).read_bytes())
     settings = EmbeddedEngineConfig(model=str(tmp_path), context_length=64)
-    with pytest.raises(UnsupportedModel, match="bloom: its attention mask holds the positions"):
+    with pytest.raises(UnsupportedModel, match="bloom: its attention mask contains the positions"):
         Engine(settings)
     monkeypatch.setattr("rollout_bridge.embedded.model.supported._POSITIONS_IN_MASK", ())
     with pytest.raises(UnsupportedModel, match="cannot use the engine's cache"):

@@ -160,6 +160,6 @@ def test_the_context_ends_where_positions_change_their_meaning() -> None:
     asked = EmbeddedEngineConfig(model="phi")
     assert loading.context_length(model, asked) == 64
     with pytest.raises(
-        UnsupportedModel, match=r"phi3: beyond 64 tokens .* or serve it from SGLang"
+        UnsupportedModel, match=r"phi3: beyond 64 tokens, .* or serve it from SGLang"
     ):
         loading.context_length(model, asked.model_copy(update={"context_length": 128}))

@@ -296,5 +296,5 @@ async def test_a_score_that_the_engine_breaks_off_is_asked_again() -> None:
     assert engine.routing_keys == ["s", "s"]
     engine = FaultyEngine(answer(aborted))
     async with engine.client() as client:
-        with pytest.raises(EngineUnavailable, match="broke off"):
+        with pytest.raises(EngineUnavailable, match="aborted a scoring request"):
             await client.score(PROMPT, 1)

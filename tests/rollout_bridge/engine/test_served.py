@@ -49,7 +49,7 @@ def test_it_is_read_only_when_it_was_written_anew(tmp_path, monkeypatch):
 def test_a_damaged_file_is_one_line_until_it_is_mended(tmp_path, content):
     (tmp_path / "served.json").write_text(content)
     reader = ServedFile(tmp_path)
-    with pytest.raises(EngineUnavailable, match=r"served.json: cannot be read .*writes it anew"):
+    with pytest.raises(EngineUnavailable, match=r"served.json: cannot be read .*rewrites it"):
         reader.current()
     ServedFile(tmp_path).write(version(tmp_path, 1))
     assert reader.current() == version(tmp_path, 1)

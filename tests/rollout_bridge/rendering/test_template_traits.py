@@ -71,7 +71,7 @@ def test_a_system_message_goes_where_gemma_expects_it(tmp_path: Path) -> None:
     assert "user\nBe brief.\n\nHello.<end_of_turn>" in shown(rendering, SYSTEM, USER)
     developer = {"role": "developer", "content": "Be brief."}
     assert shown(rendering, developer, USER) == shown(rendering, SYSTEM, USER)
-    with pytest.raises(Unrenderable, match="must be followed by one of the user"):
+    with pytest.raises(Unrenderable, match="must be followed by a user message"):
         rendering.prompt_ids([SYSTEM, {"role": "assistant", "content": "a"}])
 
 

@@ -270,7 +270,7 @@ async def test_a_teacher_whose_weights_have_no_name_gets_one(store, client, teac
         ({"teachers": {"teacher": "http://x"}}, "name of the run's own teacher"),
         ({"teachers": {"math": "localhost:1"}}, "needs a name and a base URL"),
         ({"teachers": {"": "http://x"}}, "needs a name and a base URL"),
-        ({"default_teacher": "math"}, "'math' is none of teacher"),
+        ({"default_teacher": "math"}, "'math' is not one of teacher"),
         ({"top_k": -1}, "greater than or equal to 0"),
         ({"top_k": 4, "engine_scores": False}, "set engine_scores = true, or top_k = 0"),
     ],

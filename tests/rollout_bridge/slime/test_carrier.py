@@ -63,7 +63,7 @@ def test_a_row_without_turns_is_masked(samples):
 
 def test_rows_that_do_not_hold_the_samples(samples):
     rows = separate_turns(samples)
-    with pytest.raises(ValueError, match="must be there once"):
+    with pytest.raises(ValueError, match="must occur once"):
         build(samples, rows[:1], [0, 0])
     with pytest.raises(ValueError, match="with one gap"):
         build(samples, rows, [0])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from records.names import DropReason
+from records.names import DropReason, SideSource
 from records.types import ReadySample, Teaching
 from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.tiny import VOCAB, load, random_ids, sample, save_model
@@ -54,7 +54,14 @@ def turn(seed: int, hints: int = 1, *, scored: bool = True) -> ReadySample:
 
 
 def plan(options: ObjectiveOptions, model=None) -> TeachingPlan:
-    return TeachingPlan(options=options, model=model, vocab_size=VOCAB, max_tokens=64, device="cpu")
+    return TeachingPlan(
+        options=options,
+        model=model,
+        vocab_size=VOCAB,
+        max_tokens=64,
+        device="cpu",
+        side_source=SideSource.POLICY if options.support == "samples" else None,
+    )
 
 
 def table(model, prompt: np.ndarray, response: np.ndarray) -> torch.Tensor:
@@ -197,7 +204,7 @@ def test_side_samples_are_drawn_once_and_scored_by_both(folder, teacher):
     options = plan(SideSampleOptions(name="side_samples", samples=6), teacher)
     samples = [turn(1), turn(2)]
     assert all(lacks_side_samples(one, options) for one in samples)
-    drawn = with_side_samples(samples, policy, options, version=3)
+    drawn = with_side_samples(samples, policy, options)
     assert not any(lacks_side_samples(one, options) for one in drawn)
     for one, taught in zip(drawn, teach(drawn, options, None), strict=True):
         ids = torch.from_numpy(one.side_samples.ids).long()
@@ -207,6 +214,6 @@ def test_side_samples_are_drawn_once_and_scored_by_both(folder, teacher):
         hinted = table(teacher, one.teachings[0].hinted_prompt_ids, one.response_ids)
         torch.testing.assert_close(taught.support.teacher, hinted.gather(-1, ids))
         assert torch.equal(taught.support.ids, ids)
-        assert one.side_samples.policy_version == 3
+        assert one.side_samples.source is SideSource.POLICY
     with pytest.raises(ValueError, match="side samples"):
         teach(samples, options, None)

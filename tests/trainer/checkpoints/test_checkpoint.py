@@ -136,11 +136,11 @@ def save_as_earlier(self, policy, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (LoraConfig(rank=3, alpha=4), "has rank 2, and trainer.lora.rank is 3: set that back"),
-        (LoraConfig(rank=2, alpha=8), "has alpha 4, and trainer.lora.alpha is 8: set that back"),
+        (LoraConfig(rank=3, alpha=4), "has rank 2, but trainer.lora.rank is 3: set that back"),
+        (LoraConfig(rank=2, alpha=8), "has alpha 4, but trainer.lora.alpha is 8: set that back"),
         (
             LoraConfig(rank=2, alpha=4, target_modules=["q_proj"]),
-            "is not of this model and trainer.lora.target_modules: 24 tensors differ, base_model",
+            "does not fit this model and trainer.lora.target_modules: 24 tensors differ, base",
         ),
     ],
 )

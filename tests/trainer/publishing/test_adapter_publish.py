@@ -174,7 +174,7 @@ async def test_an_engine_without_adapters_gets_merged_weights_and_it_is_said(
         result = await trainer.calibrate(random_sequences(VOCAB, [9, 30], seed=2))
         assert result.noise < 1e-5
         assert [one.name for one in (tmp_path / "merged").iterdir()] == ["step_000001"]
-    with pytest.raises(StartupError, match=r"trainer.publish: adapters cannot be served beside"):
+    with pytest.raises(StartupError, match=r"trainer.publish: adapters cannot be served next to"):
         async with opened(tmp_path, folder, engine, lora=LORA, publish="adapter"):
             pass
 

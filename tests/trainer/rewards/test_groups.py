@@ -27,7 +27,7 @@ def test_pass_rate_is_the_share_of_positive_rewards():
 @pytest.mark.parametrize(
     ("values", "groups", "fragment"),
     [
-        ([1.0, 2.0], [0], "must be"),
+        ([1.0, 2.0], [0], "must both be"),
         ([1.0], [-1], "negative"),
         ([float("nan")], [0], "not finite"),
         ([1], [0], "floats"),

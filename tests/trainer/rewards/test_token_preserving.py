@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from trainer.rewards.token_preserving import (
-    jointly_normalised_advantages,
     outcome_mask,
     process_mask,
     returns,
@@ -36,13 +35,6 @@ def test_equal_outcomes_teach_nothing_and_a_single_one_stays():
     alone = token_preserving_advantages(rewards[:1], torch.ones(1, 2))
     assert alone.advantages.tolist() == [[1.0, 1.0]]
     assert alone.outcome.num_unnormalised == 1
-
-
-def test_the_joint_variant_pushes_tokens_without_reward():
-    advantages = jointly_normalised_advantages(REWARDS, MASK)
-    assert torch.isfinite(advantages).all()
-    assert (advantages[0, 1] - advantages[0, 2]).item() < 0
-    assert not advantages[2].any()
 
 
 def test_returns_skip_what_is_masked():

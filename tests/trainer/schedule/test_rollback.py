@@ -140,5 +140,5 @@ async def test_a_version_that_is_gone_is_said_and_the_order_is_taken_away(folder
 
 def test_an_order_that_names_no_version_is_an_error(tmp_path):
     (tmp_path / "rollback").write_text("yesterday")
-    with pytest.raises(CheckpointError, match="'yesterday' is no version"):
+    with pytest.raises(CheckpointError, match="'yesterday' is not a version"):
         read_rollback(tmp_path)

@@ -245,7 +245,7 @@ def test_data_that_slime_was_not_told_to_give(change, message, policy, samples):
 def test_rows_that_are_not_those_of_their_carriers(policy, samples):
     data = tiny_data(policy, samples)
     data["tokens"][0][-1] = (data["tokens"][0][-1] + 1) % 64
-    with pytest.raises(ValueError, match="holds other tokens"):
+    with pytest.raises(ValueError, match="has other tokens"):
         prepare(arguments(), data, config_of(), OneProcess())
     data = tiny_data(policy, samples)
     data["prompt"][0], data["prompt"][1] = data["prompt"][1], data["prompt"][0]

@@ -56,6 +56,24 @@ def test_what_engines_score_can_be_trained_in_slime(values):
         ({"objective": {"name": "overlap_topk"}}, "needs a teacher in the trainer"),
         ({"objective": {"name": "side_samples"}}, "needs a teacher in the trainer"),
         ({"objective": {"name": "sparse_kl"}}, "needs a teacher in the trainer"),
+        (
+            {
+                "objective": {
+                    "reward_coef": 1.0,
+                    "reward_outcome": "only",
+                    "reward_baseline": "process",
+                }
+            },
+            "choose the baseline session",
+        ),
+        (
+            {
+                "objective": {"surrogate": "decoupled", "engine_cap": 2.0},
+                "correction": {"importance_level": "none"},
+            },
+            "unset objective.engine_cap",
+        ),
+        ({"replay_times": 2}, "replay_times = 1"),
         ({"epochs_per_batch": 2}, "epochs_per_batch = 1"),
         ({"objective": {"reward_coef": 1.0, "reward_kl_coef": 0.1}}, "reward_kl_coef = 0"),
         (
@@ -228,7 +246,7 @@ def test_slime_is_told_how_rewards_are_made_of_outcomes(opd_coef: float):
 @pytest.mark.parametrize("schedule", ["sync", "step_off"])
 def test_no_schedule_holds_the_messages_that_an_outcome_waits_for(schedule: str):
     steps = {"steps_off": 1} if schedule == "step_off" else {}
-    with pytest.raises(ValueError, match="turns wait for what sessions come to"):
+    with pytest.raises(ValueError, match="turns wait for session outcomes"):
         config_of(
             objective={"reward_coef": 1.0, "reward_outcome": "add"}, schedule=schedule, **steps
         )

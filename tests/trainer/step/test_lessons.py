@@ -303,5 +303,5 @@ def test_a_manifest_without_lessons_is_what_it_was_before_there_were_any(folder,
     [root] = Checkpoints(tmp_path / "checkpoints", str(folder), seed=0).open()
     assert b"lesson" not in root.to_bytes()
     assert Manifest.read(tmp_path / "checkpoints" / "step_000000") == root
-    with pytest.raises(ValueError, match="stands twice"):
+    with pytest.raises(ValueError, match="occurs twice"):
         dataclasses.replace(root, lesson_ids=("a", "a"), lesson_staleness=(0, 0))

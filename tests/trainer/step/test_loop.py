@@ -50,7 +50,7 @@ def samples(sessions: int, *, first: int = 0, **options) -> list:
 
 
 @asynccontextmanager
-async def opened(run, folder, engine=None, *, guarded=False, **options):
+async def opened(run, folder, engine=None, *, guarded=False, teaching=None, **options):
     engine = engine or LocalEngine(str(folder))
     engine.served = ServedFile(run)
     run.mkdir(exist_ok=True)
@@ -62,6 +62,7 @@ async def opened(run, folder, engine=None, *, guarded=False, **options):
             model=str(folder),
             engines={"policy": engine},
             guarded=guarded,
+            teacher=teaching,
         )
         try:
             yield trainer, store, engine

@@ -73,7 +73,7 @@ def test_micro_batches_are_made_to_fit_and_what_is_longer_is_dropped(folder, tmp
 def test_a_model_that_does_not_fit_ends_the_start(folder, tmp_path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", str(folder), 0)
     config = TrainerConfig(memory_gb=0.05)
-    with pytest.raises(StartupError, match=r"trainer\.memory_gb = 0\.05 does not hold"):
+    with pytest.raises(StartupError, match=r"trainer\.memory_gb = 0\.05 is too little"):
         restore(config, checkpoints, checkpoints.open()[-1])
 
 

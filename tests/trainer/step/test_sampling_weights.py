@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from records.names import DropReason
+from records.names import DropReason, SideSource, TurnState
+from records.queue.side_samples import load_side_samples
 from records.types import VersionSpan
+from tests.trainer.batch.test_teach import table
+from tests.trainer.local_engine import LocalEngine
 from tests.trainer.step.test_loop import BATCH, opened, samples
-from tests.trainer.tiny import make_ready
+from tests.trainer.tiny import VOCAB, load, make_ready, save_model, states
 from trainer.batch.views import TurnView
 from trainer.calibration.calibrate import own_logprobs
 from trainer.config import LoraConfig, TrainerConfig
@@ -19,7 +22,6 @@ from trainer.objectives.policy.ppo import ppo_clip
 APART = {
     "objective": {"surrogate": "decoupled", "engine_cap": 1.5, "importance_cap": 3.0},
     "correction": {"importance_level": "none"},
-    "keep_checkpoints": 8,
     "learning_rate": 1e-2,
 }
 LORA = LoraConfig(rank=2, alpha=4)
@@ -104,6 +106,68 @@ async def test_a_step_weighs_by_both(folder, tmp_path):
         assert total.reduced["pg_loss"] == pytest.approx(np.mean(expected), abs=1e-5)
 
 
+SIDE = {"name": "side_samples", "samples": 400}
+CACHE = {"name": "sparse_kl", "topk": 5}
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+async def test_side_samples_are_drawn_by_the_weights_that_sampled(folder, tmp_path, lora):
+    """So the step's ratio is that of the learner to them, and 1 for fresh turns alone."""
+    teaching = LocalEngine(str(save_model(tmp_path / "teacher", seed=7)))
+    options = {"learning_rate": 3e-2, "lora": lora, "objective": SIDE, "teaching": teaching}
+    async with opened(tmp_path / "run", folder, **options) as (trainer, store, _):
+        ratios = []
+        for number in range(3):
+            await make_ready(store, samples(BATCH // 2, first=number * BATCH))
+            report = await trainer.step()
+            assert report is not None
+            ratios.append(report.metrics["opd/side_ratio_max"])
+        assert ratios[0] == pytest.approx(1.0, abs=1e-4)
+        assert min(ratios[1:]) > 1.02
+        # What was drawn is what the start says, however far the policy went.
+        start = load(folder)
+        turns = samples(BATCH // 2, first=2 * BATCH)
+        kept = await store.read(load_side_samples, turn_ids=[one.turn_id for one in turns])
+        for one in turns:
+            side = kept[one.turn_id]
+            assert side.source is SideSource.POLICY
+            rows = table(start, one.prompt_ids, one.response_ids)
+            expected = rows.gather(-1, torch.from_numpy(side.ids).long())
+            np.testing.assert_allclose(side.rollout_logprobs, expected, atol=2e-5)
+            # Drawn from it, too: frequencies of the first position.
+            counts = np.bincount(side.ids[0], minlength=VOCAB) / side.ids.shape[1]
+            assert np.abs(counts - rows[0].exp().numpy()).max() < 0.1
+
+
+@pytest.mark.parametrize(("objective", "source"), [(SIDE, "policy"), (CACHE, "policy_top")])
+async def test_an_engine_that_teaches_scores_them(folder, tmp_path, objective, source):
+    other = LocalEngine(str(save_model(tmp_path / "teacher", seed=7)))
+    run = tmp_path / "run"
+    async with opened(run, folder, objective=objective, teaching=other) as (trainer, store, _):
+        await make_ready(store, samples(BATCH // 2))
+        other.fail["score_tokens"] = 10
+        assert await trainer.step() is None
+        assert await states(store) == {TurnState.READY: BATCH}, "the batch waits"
+        other.fail.clear()
+        report = await trainer.step()
+        assert report is not None
+        assert report.version == 1
+        await make_ready(store, samples(BATCH // 2, first=BATCH))
+        assert await trainer.step() is not None
+        kept = await store.read(load_side_samples, turn_ids=["s0-0", f"s{BATCH}-1"])
+        everything = {one.turn_id: one for one in samples(2 * BATCH)}
+        for turn_id, side in kept.items():
+            one = everything[turn_id]
+            assert side.source == source
+            ids = torch.from_numpy(side.ids).long()
+            rows = table(load(folder), one.prompt_ids, one.response_ids)
+            np.testing.assert_allclose(side.rollout_logprobs, rows.gather(-1, ids), atol=2e-5)
+            if source == "policy_top":
+                expected = rows.topk(5, dim=-1).indices
+                assert torch.equal(ids.sort(-1).values, expected.sort(-1).values)
+            assert np.isfinite(side.teacher_logprobs).all()
+
+
 async def test_a_turn_whose_weights_are_gone_is_dropped(folder, tmp_path):
     async with opened(tmp_path, folder, **APART) as (trainer, store, _):
         await make_ready(store, samples(BATCH // 2, version=7))
@@ -111,8 +175,9 @@ async def test_a_turn_whose_weights_are_gone_is_dropped(folder, tmp_path):
         assert await store.drops() == {DropReason.SAMPLING_WEIGHTS_GONE: BATCH}
 
 
-def test_weights_that_would_not_be_kept_are_refused():
-    with pytest.raises(ValueError, match="set keep_checkpoints to at least 5"):
-        TrainerConfig(**{**APART, "keep_checkpoints": 4})
+def test_the_weights_are_kept_for_as_long_as_a_turn_may_ask_them():
+    assert TrainerConfig(**APART).versions_kept == 5
+    assert TrainerConfig(**APART, keep_checkpoints=8).versions_kept == 8
+    assert TrainerConfig(keep_checkpoints=2).versions_kept == 2
     with pytest.raises(ValueError, match="engine_cap has no meaning with surrogate ppo"):
         TrainerConfig(objective={"engine_cap": 2.0})

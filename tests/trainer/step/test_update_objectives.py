@@ -68,6 +68,10 @@ CONFIGS: dict[str, dict] = {
     "overlap_topk": {"objective": {"name": "overlap_topk"}, **FROZEN},
     "hybrid": {"objective": {"name": "overlap_topk", "reward_coef": 0.5}, **FROZEN},
     "side_samples": {"objective": {"name": "side_samples", "samples": 8}, **FROZEN},
+    "side_samples_forward": {
+        "objective": {"name": "side_samples", "samples": 8, "direction": "forward"},
+        **FROZEN,
+    },
     "sparse_kl": {"objective": {"name": "sparse_kl", "topk": 8}, **FROZEN},
     "k3_with_rewards": {
         "objective": {"name": "supervised_opd", "estimator": "k3", "reward_coef": 0.5}
@@ -135,7 +139,7 @@ def taught(seed: int) -> list[ReadySample]:
 
 
 def prepared(updater: Updater, samples: list[ReadySample]) -> list[ReadySample]:
-    drawn = {one.turn_id: one for one in updater.draw_side_samples(samples, 0)}
+    drawn = {one.turn_id: one for one in updater.draw_side_samples(samples)}
     return [drawn.get(one.turn_id, one) for one in samples]
 
 

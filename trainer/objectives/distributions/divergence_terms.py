@@ -2,7 +2,7 @@
 
 Each takes a `TokenBatch` whose values are finite and 0 at mask 0 (batch.select_finite), and gives 0
 where `opd_valid_BT` is 0: a token without a teacher has nothing to diverge from. The formulas are
-in the modules named beside each.
+in the modules imported here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.objectives.distributions.self_distillation import (
     clipped_weights,
     self_distillation_divergence,
 )
-from trainer.objectives.distributions.side_samples import side_samples
+from trainer.objectives.distributions.side_samples import side_sample_forward_kl, side_samples
 from trainer.objectives.distributions.sparse_kl import sparse_kl, sparse_policy_gradient
 from trainer.objectives.distributions.tail_kl import topk_tail_reverse_kl
 from trainer.objectives.options import (
@@ -122,8 +122,15 @@ def overlap_terms(batch: TokenBatch, options: OverlapTopk) -> TokenTerms:
 
 
 def side_sample_terms(batch: TokenBatch, options: SideSampleOptions) -> TokenTerms:
-    """Multi-sample Monte Carlo of KL(student || teacher) (ALGORITHMS 5.2)."""
+    """Multi-sample Monte Carlo of KL(student || teacher), or of KL(teacher || student) (ALGORITHMS
+    5.2, 5.4).
+    """
     support = _support(batch)
+    if options.direction == "forward":
+        value_BT = side_sample_forward_kl(
+            support.student_BTK, support.teacher_BTK, support.valid_BTK
+        )
+        return _terms(batch, value_BT, {})
     result = side_samples(
         support.student_BTK,
         support.old_BTK,
@@ -182,7 +189,7 @@ def _terms(
     means: dict[str, Tensor],
     ranges: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> TokenTerms:
-    """Values where a teacher has its say. The gap of the sampled token stands for the advantage."""
+    """Values at tokens with a teacher. The gap of the sampled token stands for the advantage."""
     valid_BT = batch.opd_valid_BT
     gap_BT = distillation_advantage(batch.teacher_logprobs_BT, batch.old_logprobs_BT) * valid_BT
     return TokenTerms(

@@ -1,4 +1,4 @@
-"""Forward KL on the teacher's top-k, with what says whether that support is a good one.
+"""Forward KL on the teacher's top-k, with figures that show whether that support is good.
 
     D = sum over S of e^t (t - s), S = teacher's top-k; then max(D, 0)           (ALGORITHMS 2.5)
 

@@ -36,7 +36,7 @@ class OverlapTerms:
 
     `clipped` is the share of the support where the clipped branch is the larger one, `difference`
     the weighted |teacher - old| after its clip, `size` the tokens in the support. All are 0 where
-    that is empty.
+    the support is empty.
     """
 
     loss: Tensor
@@ -47,8 +47,8 @@ class OverlapTerms:
 
 @torch.no_grad()
 def choose_support(student_ids: Tensor, teacher_ids: Tensor, subset: Subset) -> SupportIds:
-    """The support by whose top-k it is; `overlap` has the student's ids and only those places
-    valid that the teacher has too.
+    """The support of a `subset`; `overlap` has the student's ids, valid only where the teacher has
+    them too.
 
     Negative ids are empty places and get id 0, so that they can be gathered. Raises ValueError
     for an unknown subset, or top-k sets of different positions that are compared.
@@ -78,7 +78,7 @@ def overlap_topk(
     """Sum over S of the PPO-clip surrogate with A_v = w_v clip(lt_v - lo_v, +-difference_clip).
 
     w is the softmax of the old log-probs over S; A is detached, so the gradient flows through
-    `logprobs` alone. Places at `valid` 0 and places with a log-prob that is not finite are no part
+    `logprobs` alone. Places at `valid` 0 and places with a log-prob that is not finite are not part
     of S. Raises ValueError for a clip that is not positive.
     """
     if difference_clip is not None and difference_clip <= 0:

@@ -41,7 +41,7 @@ def self_distillation_divergence(
     rest: Rest,
     valid: Tensor | None = None,
 ) -> Tensor:
-    """D [...] of global log-probs [..., K]; not below 0 but for rounding.
+    """D [...] of global log-probs [..., K]; not below 0 except for rounding.
 
     `valid`: see `comparable`. Raises ValueError for an `alpha` outside
     [0, 1], an unknown `rest` and shapes that differ.
@@ -73,7 +73,7 @@ def clipped_weights(logprobs: Tensor, old_logprobs: Tensor, *, is_clip: float) -
 
 
 def _complete(logprobs: Tensor, rest: Rest) -> Tensor:
-    """A distribution that sums to one, out of a part of one."""
+    """A distribution that sums to one, from a part of one."""
     if rest == "tail":
         return with_tail(logprobs)
     if rest == "renormalise":

@@ -104,9 +104,9 @@ def side_samples(
 ) -> SideSampleTerms:
     """Mean over the samples of `stale_surrogate`: the estimate of the reverse KL at a position.
 
-    Samples at `valid_BTM` 0 count nowhere, and no value of theirs is looked at.
-    `sample_weights_BTM` (detached) take the place of the mean: with every token of the vocabulary
-    as sample and its old probability as weight the result is the exact expectation.
+    Samples at `valid_BTM` 0 are ignored, whatever their values. `sample_weights_BTM` (detached)
+    take the place of the mean: with every token of the vocabulary as sample and its old probability
+    as weight the result is the exact expectation.
     """
     used_BTM = _used(current_logprobs_BTM, valid_BTM)
     samples = stale_surrogate(
@@ -150,9 +150,9 @@ def draw_side_samples(
     `logits` [..., V] must be those of the sampling policy at its temperature, with no top-p or
     top-k (the old STUDENT, not the teacher: ALGORITHMS 9 item 20); the log-probs are of the same
     distribution. The trajectory's own token may replace a sample only if that distribution drew it
-    too. Positions at mask 0 are not looked at. Raises
-    ValueError for less than one sample, a mask of another shape, or a row of logits that is no
-    distribution (-inf alone is fine: a token that never is).
+    too. Positions at mask 0 are ignored. Raises ValueError for less than one sample, a mask of
+    another shape, or a row of logits that is not a distribution (-inf is fine: a token that never
+    occurs).
     """
     if num_samples < 1:
         raise ValueError(f"draw_side_samples: needs at least one sample, got {num_samples}")

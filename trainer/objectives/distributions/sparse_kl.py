@@ -2,8 +2,8 @@
 
 Formulas: ALGORITHMS 5.4. The support is the top-k of the student that sampled, or of the teacher. A
 reverse KL over a stale support is biased once the student's mass has left it (`student_mass` shows
-it); the forward KL is weighted by the teacher and hardly minds. Over the whole vocabulary each is
-the dense KL.
+it); the forward KL is weighted by the teacher and hardly affected. Over the whole vocabulary each
+is the dense KL.
 
 Shapes: [..., K], K support entries per token. It knows no reduction over tokens.
 """
@@ -48,9 +48,9 @@ def sparse_kl(
     """Sum over the support of p (l - lt), of q (lt - l), or of alpha x forward + the rest reverse.
 
     Student p = exp(l) with gradient everywhere, teacher q = exp(lt) detached. `token_clip` bounds
-    each element from above and stops its gradient there. Places at `valid` 0 count nowhere.
-    Log-probs at `valid` 1 must be finite. Raises ValueError for an unknown direction, an alpha
-    outside [0, 1] or a token_clip that is not positive.
+    each element from above and stops its gradient there. Places at `valid` 0 are ignored. Log-probs
+    at `valid` 1 must be finite. Raises ValueError for an unknown direction, an alpha outside [0, 1]
+    or a token_clip that is not positive.
     """
     if direction not in ("reverse", "forward", "skewed"):
         raise ValueError(f"unknown direction {direction!r}; use reverse, forward or skewed")

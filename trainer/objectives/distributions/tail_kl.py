@@ -1,4 +1,4 @@
-"""Reverse KL on a top-k support with one bucket for all the rest, and what it is made of.
+"""Reverse KL on a top-k support with one bucket for all the rest, and its parts.
 
     tail(x): z = min(logsumexp(x), -1e-7); append log(-expm1(z))
     D = sum over K + 1 of e^a (a - b), a = tail(student), b = tail(teacher)      (ALGORITHMS 2.6)
@@ -70,8 +70,8 @@ def comparable(
     """Both in at least float32, the teacher detached, without weight where neither has any.
 
     Those are tokens impossible on both sides (a padded vocabulary), and places where `valid` is 0:
-    [..., K] for the empty ones of a support, [..., 1] for tokens at mask 0. Whatever stands in the
-    latter, NaN too, reaches neither value nor gradient. Raises ValueError for shapes that differ.
+    [..., K] for the empty ones of a support, [..., 1] for tokens at mask 0. Whatever the latter
+    contain, even NaN, reaches neither value nor gradient. Raises ValueError for shapes that differ.
     """
     shape = student_logprobs.shape
     if teacher_logprobs.shape != shape or (

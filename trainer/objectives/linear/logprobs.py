@@ -37,7 +37,7 @@ class LinearLogprobs:
     `logprobs` (temperature 1) and `logprobs_sampled` (each token's sampling temperature; the same
     tensor if that is 1 everywhere) are shaped like the ids; `support_NK` like the support ids.
     `entropy_N` and `logsumexp_N` are at temperature 1. Top-k is sorted, likeliest first. What was
-    not asked for is None. All carry gradients but top-k and an entropy not asked for with one.
+    not asked for is None. All carry gradients except top-k and an entropy not asked for with one.
     """
 
     logprobs: Tensor
@@ -218,7 +218,7 @@ class LinearLogprobsFunction(torch.autograd.Function):
         statistics = TokenStatistics(
             tiles, ids_NK, inverse_N, want_entropy=options.want_entropy, top_k=options.top_k
         )
-        # Autocast would round the logits, which log-probs cannot afford.
+        # Autocast would round the logits too coarsely for log-probs.
         with torch.autocast(hidden_NH.device.type, enabled=False):
             statistics.add_all(tiles)
         logsumexp_N = statistics.logsumexp_N()

@@ -1,7 +1,7 @@
 """Logits of an output layer, one tile of tokens x vocabulary at a time.
 
-Tiles are made in a buffer that is used again and again, so that no [N, V] tensor exists. What is
-done with them, forward and backward, is not known here.
+Tiles are made in a reused buffer, so that no [N, V] tensor exists. How they are used, forward and
+backward, is not known here.
 
 Shapes: N tokens, V vocabulary, H hidden size, K ids per token; n x c one tile.
 """

@@ -23,7 +23,7 @@ def cispo(
 ) -> PpoTerms:
     """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A l, r = exp(clip(l - lo, +-20)).
 
-    A `clip_low` of 1 is no lower bound. The value is no estimate of anything, its gradient is.
+    A `clip_low` of 1 means no lower bound. Only the gradient is an estimate, not the value.
     `clipped` is 1.0 where the ratio is outside its bounds, whatever the sign of A. `weights` are
     detached and multiply the result.
     """

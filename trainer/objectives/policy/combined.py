@@ -30,8 +30,8 @@ def combined_advantages(
 ) -> Tensor:
     """The sum of both advantages [B, T], 0 at mask 0; log-probs at temperature 1.
 
-    What the teacher's log-probs hold where `opd_valid_BT` is 0 (NaN) does not enter. Raises
-    ValueError for a flag that is neither 0 nor 1 at a token at mask 1.
+    The teacher's log-probs where `opd_valid_BT` is 0 (NaN) are ignored. Raises ValueError for a
+    flag that is neither 0 nor 1 at a token at mask 1.
     """
     used_BT = mask_BT > 0
     flags = opd_valid_BT[used_BT]

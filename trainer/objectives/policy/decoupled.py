@@ -1,7 +1,7 @@
-"""Decoupled PPO: the policy that sampled and the policy that bounds the step are not the same one.
+"""Decoupled PPO: the policy that sampled and the policy that bounds the step are not the same.
 
-A ratio against proximal log-probs `lp` is clipped; the way from the sampling (behaviour) policy
-`lb` to the proximal one is a detached weight. Formulas: ALGORITHMS 6.3 and 6.9. It knows no masks
+A ratio against proximal log-probs `lp` is clipped; the ratio of the proximal policy to the sampling
+(behaviour) policy `lb` is a detached weight. Formulas: ALGORITHMS 6.3 and 6.9. It knows no masks
 and no reduction; any shape.
 """
 
@@ -20,7 +20,7 @@ from trainer.objectives.policy.ppo import PpoTerms, comparable_ratio, ppo_clip
 class DecoupledTerms:
     """`ppo` is the weighted surrogate against the proximal policy.
 
-    `weights` are those that were applied, 0 above the cap. Detached, but for `ppo.loss`.
+    `weights` are those that were applied, 0 above the cap. Detached, except `ppo.loss`.
     """
 
     ppo: PpoTerms
@@ -95,9 +95,9 @@ def composed_weights(
     """min(exp(lk - lr), engine_cap) x exp(lp - lk) for PPO(l, lp); detached.
 
     `lr` and `lk` are the log-probs of the sampling weights in the engine and in the trainer. The
-    first factor takes out the engine, the second the staleness, both in this order. A token that
-    the engine cannot be compared at has a first factor of 1, whatever the cap. Raises ValueError
-    for a cap that is not positive.
+    first factor removes the engine's difference, the second the staleness, in this order. A token
+    at which the engine cannot be compared has a first factor of 1, whatever the cap. Raises
+    ValueError for a cap that is not positive.
     """
     if engine_cap <= 0:
         raise ValueError(f"the cap of importance weights must be positive, got {engine_cap}")

@@ -15,7 +15,7 @@ from torch import Tensor
 def eligible_samples(
     rewards_N: Tensor, pass_rates_N: Tensor, *, pass_rate_threshold: float
 ) -> Tensor:
-    """Bool [N]: the sample failed (reward <= 0) on a prompt that passes at most so often.
+    """Bool [N]: the sample failed (reward <= 0) on a prompt that passes at most this often.
 
     `pass_rates_N` is that of each sample's prompt. A NaN reward or pass rate is not eligible.
     Raises ValueError for a threshold outside [0, 1].
@@ -32,9 +32,9 @@ def eligible_samples(
 def underperforming_share(
     pass_rates_N: Tensor, prompts_N: Tensor, *, pass_rate_threshold: float
 ) -> float:
-    """Share of the prompts that pass at most so often (ALGORITHMS 7.7); NaN without a prompt.
+    """Share of the prompts that pass at most this often (ALGORITHMS 7.7); NaN without a prompt.
 
-    `prompts_N` numbers the prompts; a NaN pass rate is of a prompt that says nothing.
+    `prompts_N` numbers the prompts; a prompt with a NaN pass rate is ignored.
     """
     known_N = torch.isfinite(pass_rates_N)
     prompts = torch.unique(prompts_N[known_N])

@@ -38,9 +38,9 @@ def gspo(
 
     Both forms have the same value. In the `token` form each token's s has the gradient of its own
     log-prob, so that advantages may differ between tokens; in the `sequence` form it has that of
-    the mean. log s is clamped to [-20, 10] and +-20. `kl` is lo - l per token in the first, its
-    mean in the second, not clamped. Values at mask 0 are not looked at. Raises ValueError for a
-    token at mask 1 without turn id and for an unknown form.
+    the mean. log s is clamped to [-20, 10] in the first form and +-20 in the second. `kl` is lo - l
+    per token in the first, its mean in the second, not clamped. Values at mask 0 are ignored.
+    Raises ValueError for a token at mask 1 without turn id and for an unknown form.
     """
     logprobs_BT = selected(logprobs_BT, mask_BT)
     gaps_BT = logprobs_BT - selected(old_logprobs_BT, mask_BT).detach()

@@ -50,7 +50,7 @@ def m2po_clip(
     floor_high: float = FLOOR_HIGH,
 ) -> M2poClip:
     """max(1 - exp(-t), floor_low) and max(exp(t) - 1, floor_high) for the threshold t; within the
-    budget max(0, floor_low) and UNBOUNDED. For `ppo_clip`; nothing at mask 0 is looked at.
+    budget max(0, floor_low) and UNBOUNDED. For `ppo_clip`; values at mask 0 are ignored.
 
     The moments are over the batch given here. Both are 0 without a token that counts. A budget
     below the smallest square has threshold 0 and leaves the moment as it is: the floors decide.
@@ -86,7 +86,7 @@ def m2po_clip(
 
 
 def _largest_that_fits(squares: Tensor, budget: float) -> float | None:
-    """The last of the ascending `squares` that as a bound for all keeps their mean below the
+    """The last of the ascending `squares` that, as a bound for all, keeps their mean below the
     budget; None if even the smallest is too large.
     """
     larger = torch.arange(squares.numel() - 1, -1, -1, device=squares.device)

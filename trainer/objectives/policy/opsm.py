@@ -1,4 +1,4 @@
-"""Off-policy sequence masking: no push away from what the policy has left already.
+"""Off-policy sequence masking: no push away from what the policy has already left.
 
 Formula: ALGORITHMS 6.4. The mask multiplies the loss; denominators stay as they are. With turn ids
 a sequence is one turn. Shapes: B rows, T tokens.
@@ -41,9 +41,9 @@ def opsm_mask(
 ) -> OpsmMask:
     """Masks where mean_t(lo - l) of the token's sequence is above `delta`.
 
-    Scope `token` masks its tokens with A < 0 alone, `sequence` all its tokens whatever their
-    advantages. Values at mask 0 are not looked at. Raises ValueError for an unknown scope, a
-    negative delta, and a token at mask 1 without turn id.
+    Scope `token` masks only its tokens with A < 0, `sequence` all its tokens whatever their
+    advantages. Values at mask 0 are ignored. Raises ValueError for an unknown scope, a negative
+    delta, and a token at mask 1 without turn id.
     """
     if scope not in ("token", "sequence") or delta < 0:
         raise ValueError(

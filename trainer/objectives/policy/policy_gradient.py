@@ -1,4 +1,4 @@
-"""Policy gradient with the teacher's gap as advantage, alone or beside a reward's.
+"""Policy gradient with the teacher's gap as advantage, alone or together with a reward's.
 
     A = opd_valid w_opd sg(lt - lb) + w_rl A_rl         (ALGORITHMS 2.3, 3.2, 7.2, 7.3)
     lb = student before the step, or of the step itself (`advantage_reference`)
@@ -30,7 +30,7 @@ POLICY_GRADIENT_MEANS = frozenset({"pg_loss", "pg_clipfrac", "pg_clipfrac_lower"
 
 
 def policy_gradient_terms(batch: TokenBatch, options: HindsightOpd) -> TokenTerms:
-    """Loss, advantages and reports per token; `batch` is one that `select_finite` gave."""
+    """Loss, advantages and reports per token; `batch` comes from `select_finite`."""
     advantages_BT = advantages(batch, options)
     terms = _surrogate(batch, options, advantages_BT)
     loss_BT = terms.loss
@@ -89,7 +89,7 @@ def _base(batch: TokenBatch, options: HindsightOpd) -> Tensor:
 
 
 def _gap(batch: TokenBatch, options: HindsightOpd) -> Tensor:
-    """Teacher less student on the sampled tokens [B, T], without coefficient or normalisation."""
+    """Teacher minus student on the sampled tokens [B, T], without coefficient or normalisation."""
     return distillation_advantage(batch.teacher_logprobs_BT, _base(batch, options)) * (
         batch.opd_valid_BT > 0
     )
@@ -148,8 +148,8 @@ def _surrogate(batch: TokenBatch, options: HindsightOpd, advantages_BT: Tensor) 
 
 
 def _decoupled(batch: TokenBatch, options: HindsightOpd, advantages_BT: Tensor) -> PpoTerms:
-    """The rollout engine is the behaviour policy; a token it cannot be compared at has weight 1,
-    or with `engine_cap` that of its age alone.
+    """The rollout engine is the behaviour policy; a token at which it cannot be compared has weight
+    1, or with `engine_cap` that of its age alone.
     """
     now_BT, old_BT = batch.logprobs_sampled_BT, batch.old_logprobs_sampled_BT
     if options.engine_cap is not None:

@@ -2,7 +2,7 @@
 
     A_t = (r_t - mean) / (std + 1e-6)                                             (ALGORITHMS 3.3)
 
-A group are the steps of equal index, or of one prompt's rollouts. What r_t is made of is known
+A group consists of the steps with equal index, or those of one prompt's rollouts. r_t is made
 elsewhere (`records.training.outcome_rewards`).
 
 Shapes: N steps.
@@ -29,9 +29,8 @@ def stepwise_advantages(
 ) -> Tensor:
     """(r - mean) / (std + epsilon) among steps of equal index (and equal prompt, if given) [N].
 
-    The std is unbiased; without `divide_by_std`, r - mean. A step that is alone in its group has
-    nothing to be compared with: 0.
-    Raises ValueError for a reward that is not finite.
+    The std is unbiased; without `divide_by_std`, r - mean. A step that is alone in its group gets
+    0. Raises ValueError for a reward that is not finite.
     """
     if not bool(torch.isfinite(rewards_N).all()):
         raise ValueError("a step's reward is not finite; leave out steps without reward")

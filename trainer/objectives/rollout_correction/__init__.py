@@ -1,4 +1,4 @@
-"""Rollout correction: importance weights, rejection and veto for samples of another policy.
+"""Rollout correction: importance weights, rejection and veto for samples from another policy.
 
 Formulas: ALGORITHMS 4. The one entry is `correct_rollout` in `correct`; options are in `settings`,
 by name in `presets`, by verl's names in `verl_names`.

@@ -78,8 +78,8 @@ def correct_rollout(
     At mask 1, a rollout log-prob of NaN means "not comparable": weight 1, in no metric and in no
     statistic, but it vetoes its sequence where a veto is set. An infinite one rejects its sequence.
     A trainer log-prob that is not finite drops its token. Both are counted under `guard/`, and so
-    is a batch of which nothing is left. Raises ValueError for shapes that differ and for a token at
-    mask 1 without turn id.
+    is a batch with nothing left. Raises ValueError for shapes that differ and for a token at mask 1
+    without turn id.
     """
     others = {"rollout_logprobs": rollout_logprobs_BT, "mask": mask_BT}
     others |= {"turn_ids": turn_ids_BT, "after_tool": after_tool_BT, "fresh": fresh_BT}
@@ -172,7 +172,7 @@ def _guard_metrics(selection: TokenSelection, keep_BT: Tensor) -> Metrics:
 
 
 def _empty(mask_BT: Tensor, settings: RolloutCorrectionSettings) -> CorrectionResult:
-    """Of a batch without a token at mask 1."""
+    """The result for a batch without a token at mask 1."""
     applies = settings.importance_level is not None and settings.traits.applies_weights
     return CorrectionResult(
         weights_BT=torch.zeros_like(mask_BT) if applies else None,

@@ -1,7 +1,7 @@
 """Warnings about a batch from its metrics of rollout correction.
 
 Bounds: ALGORITHMS 4.6. Weights are judged before the cap: under a cap of 2 all ratios may be 5, and
-the weights have a mean of 2 and no spread. A metric that is absent or NaN warns of nothing.
+the weights have a mean of 2 and no spread. A metric that is absent or NaN gives no warning.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _BOUNDS = (
 def health_warnings(metrics: Mapping[str, float]) -> tuple[str, ...]:
     """One line per metric out of its bounds; names with or without the prefix `rollout_corr/`.
 
-    `kl_fresh` is over tokens that the newest weights sampled: those alone tell whether engine and
-    trainer agree, and where they do not, the policy's own way is not what is told.
+    `kl_fresh` is over tokens that the newest weights sampled: only those show whether engine and
+    trainer agree. If these do not, there is no warning that the policy has moved (`kl`).
     """
     found = {
         bound.metric: f"rollout_corr/{bound.metric} = {value:.4g}: {bound.problem}"

@@ -1,6 +1,6 @@
 """Metrics of ratios and of weights, by the names of the rollout correction page.
 
-Formulas: ALGORITHMS 4.6. Sequences without a compared token count nowhere. Metrics of weights are
+Formulas: ALGORITHMS 4.6. Sequences without a compared token are not counted. Metrics of weights are
 taken after truncation; those before it have the suffix `_raw`. Every value is a tensor without
 dimensions, so that the caller moves all of them at once.
 """
@@ -37,7 +37,7 @@ _LARGEST_EXPONENT = 700.0
 def off_policy_metrics(tokens: ComparedTokens) -> Metrics:
     """How far trainer and rollout engine are apart, whatever is corrected.
 
-    `kl` takes log-ratios as they are; what exponentiates them clamps first.
+    `kl` takes log-ratios as they are; metrics that exponentiate them clamp first.
     """
     train_S = tokens.present(tokens.mean_by_sequence(tokens.train_N))
     rollout_S = tokens.present(tokens.mean_by_sequence(tokens.rollout_N))
@@ -75,7 +75,7 @@ def weight_metrics(
     """Of weights before normalisation by the batch: `rollout_is_*` and `rollout_is_*_raw`.
 
     Deviation and effective sample size clamp to [0, upper], and before truncation to [1/upper,
-    upper]; as they are they have the suffix `_unclamped`: within the bounds neither can show that
+    upper]; unclamped ones have the suffix `_unclamped`: within the bounds neither can show that
     weights run away. `oob_ratio` is the share of tokens outside both bounds, where there are two.
     """
     low, high = settings.low_bound, settings.importance_upper

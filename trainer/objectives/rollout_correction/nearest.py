@@ -1,4 +1,4 @@
-"""The message for a name that nobody knows: what it was and what was probably meant."""
+"""The message for an unknown name: what it was and what was probably meant."""
 
 from __future__ import annotations
 

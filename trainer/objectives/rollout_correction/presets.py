@@ -92,7 +92,7 @@ def preset(
     """The settings of a preset, with the thresholds that are given in place of its own.
 
     A new `rs_threshold` alone also moves the lower bound, to its reciprocal; one of 0 stays 0.
-    Raises ValueError for an unknown name and for a threshold that the preset has no use for.
+    Raises ValueError for an unknown name and for a threshold that the preset does not use.
     """
     if name not in PRESET_NAMES:
         raise unknown_name("rollout correction preset", name, PRESET_NAMES)

@@ -1,5 +1,5 @@
-"""Rejection of tokens and sequences whose ratios lie outside bounds, the veto that one token has
-against its whole sequence, and the metrics of both.
+"""Rejection of tokens and sequences whose ratios lie outside bounds, the veto of one token against
+its whole sequence, and the metrics of both.
 
 Formulas: ALGORITHMS 4.3, 4.4 and 4.6. Each rule has one statistic: with x the log-ratio, k1 = -x,
 k2 = x^2/2 and k3 = exp(x) - 1 - x, all estimates of the divergence of the rollout engine from the

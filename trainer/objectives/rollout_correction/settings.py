@@ -107,7 +107,7 @@ class RolloutCorrectionSettings:
     """If set, weights outside [lower, upper] become 0 instead of truncated; the mask stays."""
 
     post_tool_upper: float | None = None
-    """If set, the upper bound of weights behind a tool result, where ratios run away first."""
+    """If set, the upper bound of weights after a tool result, where ratios run away first."""
 
     is_mask_mode: bool = False
     """Leave weights above the upper bound as they are, for use with a rejection rule."""

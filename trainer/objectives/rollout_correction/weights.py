@@ -1,7 +1,7 @@
 """Importance weights per token or per sequence, truncated or bounded, and normalised.
 
-Formulas: ALGORITHMS 4.1 and 4.2; of the statistics of flat values, which are NaN where there are
-none, ALGORITHMS 0 and 4.6. Weights are detached by construction: nothing here has a gradient.
+Formulas: ALGORITHMS 4.1 and 4.2; for the statistics of flat values, which are NaN without any,
+ALGORITHMS 0 and 4.6. Weights are detached by construction: nothing here has a gradient.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def applied_weights(
     """Truncated to the upper bound; 0 outside both bounds; or as they are in mask mode.
 
     Where `after_tool_N` is true the upper bound is `post_tool_upper`, if there is one; a sequence
-    of which a token is there has that bound as a whole.
+    with such a token has that bound as a whole.
     """
     upper_N, upper_S = _upper_bounds(raw, tokens, settings, after_tool_N)
 

@@ -85,7 +85,7 @@ def test_judge_of_its_own_is_asked_by_its_name() -> None:
         ("judge.model=big", r"judge\.model: set judge\.base_url too"),
         ("engine_client.routed_experts_topk=8", r"the model chooses 0 experts"),
         ("cluster.ray.port=12000", r"port 12000: Ray's workers use the ports 10002 to 19999"),
-        ("cluster.frozen_base_port=15000", r"choose one from 20000 on"),
+        ("cluster.frozen_base_port=15000", r"choose one from 20000 up"),
         ("trainer.rollout_batch_size=1", r"less than the 2 copies of the model"),
         ("rehearsal.enabled=true", "slime cannot train lessons yet"),
         ("trainer.lesson_keep_share=0.5", "slime trains no lessons"),
@@ -122,7 +122,7 @@ def test_run_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     first = make_plan(ONE, overrides, tmp_path)
     run_config.save(first.config, first.paths.config)
     assert make_plan(ONE, overrides, tmp_path).config == first.config
-    with pytest.raises(ConfigError, match=r"model: .* was made with another one"):
+    with pytest.raises(ConfigError, match=r"model: .* was created with another one"):
         make_plan(ONE, [*overrides, "model=/shared/models/other"], tmp_path)
 
 
@@ -165,5 +165,5 @@ def test_the_engines_routing_cannot_be_replayed_where_nobody_recorded_it() -> No
     recorded = "engine_client.routed_experts_topk=8"
     with pytest.raises(ConfigError, match=r"R2 .* does not use the experts"):
         plan_of(MOE, [*NOWHERE, "cluster.routing_replay=R2", recorded])
-    with pytest.raises(ConfigError, match="not known as one"):
+    with pytest.raises(ConfigError, match="not known to be one"):
         plan_of(ONE, [*NOWHERE, "cluster.routing_replay=R2"])

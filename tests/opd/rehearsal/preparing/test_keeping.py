@@ -129,7 +129,7 @@ async def test_that_nothing_is_kept_is_said_once(caplog: pytest.LogCaptureFixtur
         for _ in range(2):
             await one.choose([prepared()], [])
     assert [record.message[:40] for record in caplog.records] == [
-        "no recorded state is kept as it is: at n"
+        "no recorded state is kept as it is: the "
     ]
 
 

@@ -82,11 +82,11 @@ def test_another_kind_of_adapter_is_refused_in_one_line(model, adapters, tmp_pat
 
 def test_an_adapter_of_another_model_is_refused_in_one_line(model, adapters, tmp_path):
     missing = renamed(adapters[0], tmp_path / "missing", "layers.1.", "layers.7.")
-    refused(missing, model, "it adapts model.layers.7.", "which is no linear layer of")
+    refused(missing, model, "it adapts model.layers.7.", "which is not a linear layer of")
     norm = renamed(adapters[0], tmp_path / "norm", "q_proj", "q_norm")
-    refused(norm, model, "it adapts model.layers.0.self_attn.q_norm, which is no linear layer of")
+    refused(norm, model, "it adapts model.layers.0.self_attn.q_norm, which is not a linear layer")
     odd = renamed(adapters[0], tmp_path / "odd", "lora_A", "lora_embedding_A")
-    refused(odd, model, "is no part of an adapter of linear layers")
+    refused(odd, model, "is not part of an adapter of linear layers")
     refused(tmp_path / "none", model, "adapter_config.json: cannot be read")
 
 
@@ -122,7 +122,7 @@ async def test_a_name_is_for_one_folder_for_ever(model, adapters):
     one, other = map(str, adapters)
     async with started(model) as engine:
         await engine.load_adapter("a", one)
-        with pytest.raises(AdapterRejected, match="'a' is loaded already"):
+        with pytest.raises(AdapterRejected, match="'a' is already loaded"):
             await engine.load_adapter("a", one)
         await engine.unload_adapter("a")
         with pytest.raises(AdapterRejected, match="'a' was the adapter in"):

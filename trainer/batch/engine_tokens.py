@@ -1,0 +1,45 @@
+"""Side samples scored by an engine that teaches: the same tokens, under the hinted prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from records.types import Ids, Logprobs, ReadySample
+
+
+class TokenScorer(Protocol):
+    """An engine that scores given tokens."""
+
+    async def score_tokens(
+        self, input_ids: Ids, start: int, token_ids: Ids, *, routing_key: str | None = None
+    ) -> Logprobs:
+        """Log-probs [R, K] at temperature 1 of `token_ids` [R, K] at the positions from `start`."""
+        ...
+
+
+async def scored_by_engine(
+    samples: Sequence[ReadySample], teacher: TokenScorer, concurrency: int
+) -> list[ReadySample]:
+    """`samples` with the teacher's scores of their side samples, `concurrency` turns at a time.
+
+    Raises EngineError if it does not answer.
+    """
+    slots = asyncio.Semaphore(concurrency)
+
+    async def scored(sample: ReadySample) -> ReadySample:
+        side = sample.side_samples
+        assert side is not None
+        prompt = sample.teachings[0].hinted_prompt_ids
+        ids = np.concatenate([prompt, sample.response_ids])
+        async with slots:
+            found = await teacher.score_tokens(
+                ids, len(prompt), side.ids, routing_key=sample.session_id
+            )
+        return replace(sample, side_samples=replace(side, teacher_logprobs=found))
+
+    return list(await asyncio.gather(*map(scored, samples)))
