@@ -169,4 +169,6 @@ async def test_a_client_that_leaves_frees_the_engine(
                 await asyncio.sleep(0.02)
     turn = await store.turn(turn_id)
     assert turn is not None
-    assert turn.drop_reason in (DropReason.CLIENT_DISCONNECTED, None)
+    # At temperature 2 the first token may end it, before anybody can leave.
+    left_or_over = (DropReason.CLIENT_DISCONNECTED, DropReason.EMPTY_RESPONSE, None)
+    assert turn.drop_reason in left_or_over
