@@ -112,9 +112,7 @@ def test_a_model_that_does_not_say_its_sizes_is_served_all_the_same(tmp_path: Pa
 
 
 @pytest.mark.parametrize("model", ["./nothing-here", "nobody/nothing"])
-def test_a_model_that_is_not_there_is_one_line(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_is_not_there_is_one_line(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without a network the hub's client tries for 20 s.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     shown = CliRunner().invoke(app, ["plan", "--model", model])
