@@ -21,10 +21,10 @@ from records.names import SideSource
 from records.training.outcome_rewards import OutcomeRewards
 from records.training.prompt_history import HistoryWindow
 from records.training.share import LessonShares, Share
+from trainer.config_checks import check_combination, check_schedule, leaves_stale_uncorrected
 from trainer.correction_config import CorrectionConfig
 from trainer.objectives.aggregation_names import AggregationMode
 from trainer.objectives.distributions.kl_names import validate_kl_loss_name
-from trainer.objectives.option_base import TeacherReach
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions, SideSampleOptions
 
 Schedule = Literal["sync", "step_off", "async"]
@@ -368,7 +368,7 @@ class TrainerConfig(BaseModel):
     def _check(self) -> TrainerConfig:
         validate_kl_loss_name(self.kl_type)
         check_combination(self)
-        _check_schedule(self)
+        check_schedule(self)
         if self.objective.outcome_reward is not None and self.schedule != "async":
             raise ValueError(
                 f"schedule {self.schedule} holds generation, but turns wait for session outcomes: "
@@ -400,92 +400,3 @@ class TrainerConfig(BaseModel):
                 f"warmup_steps {self.warmup_steps} must be less than max_steps {self.max_steps}"
             )
         return self
-
-
-def _check_schedule(config: TrainerConfig) -> None:
-    if (config.schedule == "step_off") != (config.steps_off is not None):
-        raise ValueError("schedule step_off and steps_off belong together: set both, or neither")
-    if config.steps_off is not None and config.steps_off > config.max_staleness:
-        raise ValueError(
-            f"steps_off {config.steps_off} lets samples be older than max_staleness "
-            f"{config.max_staleness}: set max_staleness to at least as much"
-        )
-
-
-def check_combination(config: TrainerConfig) -> None:
-    """Raise ValueError for settings that are valid alone but wrong together."""
-    is_normed = config.aggregation == "seq-mean-token-sum-norm"
-    if is_normed != (config.aggregation_horizon is not None):
-        raise ValueError(
-            "aggregation seq-mean-token-sum-norm and aggregation_horizon belong together: set both"
-        )
-    objective, correction = config.objective, config.correction.settings()
-    if not isinstance(objective, HindsightOpd):
-        if correction.mode != "decoupled":
-            raise ValueError(
-                f"correction.mode {correction.mode} belongs to objective hindsight_opd; "
-                f"{objective.name} has no clipped ratio to change, use decoupled"
-            )
-        return
-    if (objective.surrogate == "pure_is") != (correction.mode == "pure_is"):
-        raise ValueError(
-            "objective.surrogate pure_is and correction.mode pure_is belong together: set both"
-        )
-    if objective.surrogate == "m2po" and correction.mode != "bypass":
-        raise ValueError(
-            "surrogate m2po clips the ratio to the rollout engine: set correction.mode = bypass"
-        )
-    own_weights = objective.surrogate in ("decoupled", "a3po")
-    if own_weights and (correction.importance_level is not None or correction.mode != "decoupled"):
-        raise ValueError(
-            f"surrogate {objective.surrogate} weighs by the rollout engine's log-probs itself: "
-            "set correction.importance_level = none and correction.mode = decoupled"
-        )
-    if objective.normalise and objective.advantage_reference == "current":
-        raise ValueError("normalise needs advantage_reference = old: statistics come before a step")
-    if (
-        correction.batch_normalize
-        and correction.mode != "decoupled"
-        and config.epochs_per_batch > 1
-    ):
-        raise ValueError("correction.batch_normalize needs epochs_per_batch = 1 in this mode")
-
-
-def leaves_stale_uncorrected(config: TrainerConfig) -> bool:
-    """Whether samples of older weights train without anything that corrects for their age."""
-    objective, correction = config.objective, config.correction.settings()
-    if not isinstance(objective, HindsightOpd):
-        return False
-    weighs_itself = objective.surrogate in ("decoupled", "a3po")
-    is_plain = correction.importance_level is None and correction.mode == "decoupled"
-    return is_plain and not weighs_itself
-
-
-def lessons_problem(config: TrainerConfig) -> str | None:
-    """None, or in one line why these settings cannot train lessons, and what to set instead."""
-    if config.replay_times > 1:
-        return (
-            "replay_times trains the same answers again, but rehearsal samples new ones: set "
-            "replay_times = 1, or rehearsal.enabled = false"
-        )
-    if "teacher_scalar" not in config.objective.needs:
-        return (
-            f"objective {config.objective.name!r} learns from rewards alone, but lessons have a "
-            "teacher and no reward: choose another, or set rehearsal.enabled = false"
-        )
-    if isinstance(config.objective, TeacherReach) and config.objective.mix == "replace":
-        return (
-            "objective.mix = replace lets a teacher act on failed answers only, but lessons have "
-            "no reward: set mix = sum, or rehearsal.enabled = false"
-        )
-    if config.side_source is not None:
-        return (
-            "side samples are drawn for turns only: set another objective.support, or "
-            "rehearsal.enabled = false"
-        )
-    if config.teacher.kind not in ("engine", "frozen"):
-        return (
-            f"teacher.kind {config.teacher.kind!r} follows the policy, but counter- and "
-            "keep-lessons hold it to the start: set engine or frozen, or rehearsal.enabled = false"
-        )
-    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rollout_bridge.config import ClaimLoopConfig
 
@@ -32,6 +32,12 @@ class VerifierConfig(BaseModel):
     """Longest wait for an answer; a function that takes longer is killed."""
     loop: ClaimLoopConfig = ClaimLoopConfig(concurrency=2, poll_min_s=1.0, poll_max_s=5.0)
     """Sessions at a time, polling, and patience with a verifier that fails."""
+
+    @model_validator(mode="after")
+    def _is_asked(self) -> VerifierConfig:
+        if self.continuations and self.source is None:
+            raise ValueError("continuations are judged by a verifier: set source, too")
+        return self
 
     @field_validator("source")
     @classmethod

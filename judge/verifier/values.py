@@ -6,21 +6,22 @@ It neither samples nor stores: `Continues` answers, and the worker stores.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from judge.verifier.calls import InvalidOutcome, Said
 from records.messages import Message
 from records.outcomes.values import TurnValue
 from records.types import TurnRecord
+from rollout_bridge.together import all_or_none
 
 
 class Continues(Protocol):
     """The policy, as it is served now."""
 
-    async def answer_again(self, turn: TurnRecord) -> Message:
-        """Another answer to a turn's prompt. Raises ServiceUnavailable."""
+    async def answer_again(self, turn: TurnRecord) -> Message | None:
+        """Another answer to a turn's prompt; None if it was cut off, or the prompt is refused.
+        Raises ServiceUnavailable.
+        """
         ...
 
 
@@ -28,25 +29,18 @@ async def turn_value(
     turn: TurnRecord,
     tries: int,
     policy: Continues,
-    ask: Callable[[list[Message]], Awaitable[Said]],
+    ask: Callable[[list[Message]], Awaitable[float | None]],
 ) -> TurnValue:
-    """The mean outcome of `tries` further answers; answers of which the verifier gives no outcome
-    do not count. Raises ServiceUnavailable.
+    """The mean outcome of `tries` further answers; those without an outcome (`ask` gives None) do
+    not count. Raises ServiceUnavailable.
     """
 
     async def one() -> float | None:
         answer = await policy.answer_again(turn)
-        try:
-            return (await ask([*turn.messages, answer])).outcome
-        except InvalidOutcome:
-            return None
+        return None if answer is None else await ask([*turn.messages, answer])
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(one()) for _ in range(tries)]
-    except ExceptionGroup as failed:  # the first ended the others
-        raise failed.exceptions[0] from failed
-    found = [outcome for outcome in (task.result() for task in asked) if outcome is not None]
+    outcomes = await all_or_none([one() for _ in range(tries)])
+    found = [outcome for outcome in outcomes if outcome is not None]
     mean = sum(found) / len(found) if found else None
     return TurnValue(turn_id=turn.turn_id, value=mean, tries=len(found))
 

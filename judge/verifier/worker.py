@@ -126,7 +126,7 @@ class VerifierWorker:
         store: VerifierStore,
         config: VerifierConfig,
         owner: str,
-        policy: Continues | None = None,
+        policy: Continues,
     ) -> None:
         self._store, self._config, self._owner = store, config, owner
         self._policy = policy
@@ -175,16 +175,30 @@ class VerifierWorker:
         asked = as_session(session.session_id, session.name, messages, turn.tools)
         return await verify(self._config, asked, self._client)
 
+    async def _ask_of_try(
+        self, session: ToVerify, turn: TurnRecord, messages: list[Message]
+    ) -> float | None:
+        """The outcome of a further answer; None if the verifier gives none, which must not cost
+        the session its own.
+        """
+        try:
+            return (await self._ask(session, turn, messages)).outcome
+        except InvalidOutcome:
+            self.metrics.failures.labels(VerifierFailure.INVALID.value).inc()
+        except VerifierUnavailable as error:
+            self.metrics.failures.labels(error.failure.value).inc()
+        return None
+
     async def _values(self, session: ToVerify) -> list[TurnValue]:
         """Of the turns that led to the session's end, one after the other."""
         tries = self._config.continuations
-        if self._policy is None or not tries:
+        if not tries:
             return []
         found = []
         for turn_id in await self._store.conversation(session.last_turn_id):
             turn = await self._store.turn(turn_id)
             if turn is not None:  # else deleted meanwhile
-                ask = partial(self._ask, session, turn)
+                ask = partial(self._ask_of_try, session, turn)
                 found.append(await turn_value(turn, tries, self._policy, ask))
         return found
 

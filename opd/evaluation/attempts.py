@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 from opd.evaluation.figures.dynamic_n import StoppingRule
 from opd.evaluation.tasks import Answer, Task, TaskSuite
-from opd.rehearsal.together import all_or_none
 from records.messages import Message
 from records.types import Ids
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.errors import EngineProtocolError, EngineUnavailable
 from rollout_bridge.engine.types import Generation, SamplingParams
 from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.together import all_or_none
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from records.store import Store
 
 if TYPE_CHECKING:
     from judge.hints.metrics import QuestionMetrics
+    from judge.verifier.worker import VerifierWorker
     from judge.votes.context import Reads
     from opd.guard.metrics import GuardMetrics
-    from opd.processes.continuing import PolicyContinues
     from rollout_bridge.engine.client import EngineClient
     from rollout_bridge.rendering.rendering import Rendering
     from rollout_bridge.scoring.scoring import Resampler, RewriteHint
@@ -57,7 +57,6 @@ async def _judge_and_score(
     config: RunConfig, folder: Path, stop: asyncio.Event, rewrite_hint: RewriteHint | None
 ) -> None:
     from judge.hints.metrics import QuestionMetrics
-    from judge.verifier.worker import VerifierWorker
     from judge.worker import JudgeWorker
     from opd.guard.metrics import GuardMetrics
     from opd.report.metrics_file import keep_written
@@ -100,13 +99,8 @@ async def _judge_and_score(
             group.create_task(judge.run(stop))
             if config.replay.mode != "judge-only":
                 group.create_task(scoring.run(stop))
-            if config.verifier.source is not None:
-                verifier = VerifierWorker(
-                    store,
-                    config.verifier,
-                    owner_name("verifier"),
-                    _continues(config, policy, rendering),
-                )
+            verifier = _verifier(config, store, policy, rendering)
+            if verifier is not None:
                 registries.append(verifier.metrics.registry)
                 group.create_task(verifier.run(stop))
             if config.guard.is_on:
@@ -175,12 +169,13 @@ async def _practise_and_guard(
         group.create_task(rehearsal.run(stop))
 
 
-def _continues(
-    config: RunConfig, policy: EngineClient, rendering: Rendering
-) -> PolicyContinues | None:
-    """The policy that answers prompts again for the verifier; None if it needs none."""
-    if not config.verifier.continuations:
+def _verifier(
+    config: RunConfig, store: Store, policy: EngineClient, rendering: Rendering
+) -> VerifierWorker | None:
+    """What asks the verifier; None if there is none. `policy` answers prompts again for it."""
+    if config.verifier.source is None:
         return None
+    from judge.verifier.worker import VerifierWorker
     from opd.processes.continuing import PolicyContinues
     from opd.rehearsal.policy_sampler import PolicySampler
 
@@ -193,7 +188,7 @@ def _continues(
         pause_mode=config.trainer.pause_mode,
         proxy=config.proxy,
     )
-    return PolicyContinues(sampler)
+    return VerifierWorker(store, config.verifier, owner_name("verifier"), PolicyContinues(sampler))
 
 
 def freshness_of(config: RunConfig) -> Freshness | None:

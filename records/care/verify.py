@@ -27,7 +27,6 @@ from records.tables.models import (
     FeedbackRow,
     NodeRow,
     PolicyVersionRow,
-    ScoreRow,
     SessionRow,
     TokensRow,
     ToolsetRow,
@@ -36,7 +35,7 @@ from records.tables.models import (
     VerdictRow,
 )
 from records.tables.sql import chunks
-from records.training.repeats import has_times_left
+from records.training.repeats import has_times_left, is_taught
 from records.turns.recording import REPLAY_PRIORITY
 
 _SHOWN = 3
@@ -117,28 +116,12 @@ def _state_problems(connection: Connection) -> Iterator[str]:
             yield f"{number} turns {what}: {_some(list(connection.scalars(some)), number)}"
 
 
-def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
-    """What no turn may be, in words and as a condition."""
-    state, owner, until = TurnRow.state, TurnRow.claim_owner, TurnRow.claim_until
-    dropped, trained = state == TurnState.DROPPED, state == TurnState.TRAINED
-    is_repeated = and_(state == TurnState.LEASED, TurnRow.times_trained > 0)
-    verdict = exists().where(VerdictRow.turn_id == TurnRow.turn_id)
-    score = exists().where(ScoreRow.turn_id == TurnRow.turn_id)
-    feedback = exists().where(FeedbackRow.turn_id == TurnRow.turn_id)
+def _training_rules() -> list[tuple[str, ColumnElement[bool]]]:
+    """What no turn may be that has trained or not, in words and as a condition."""
+    trained = TurnRow.state == TurnState.TRAINED
+    is_repeated = and_(TurnRow.state == TurnState.LEASED, TurnRow.times_trained > 0)
     version = exists().where(PolicyVersionRow.version == TurnRow.trained_version)
-    session = exists().where(
-        SessionRow.session_id == TurnRow.session_id, SessionRow.scope == TurnRow.scope
-    )
-    # A turn without a hint has a reward, or its session's outcome gives one.
-    reward = or_(VerdictRow.reward.is_not(None), VerdictRow.awaits_outcome)
-    rewarded = and_(TurnRow.priority == REPLAY_PRIORITY, reward)
-    taught = or_(score, verdict.where(reward))
     return [
-        ("are dropped without a reason", and_(dropped, TurnRow.drop_reason.is_(None))),
-        (
-            "have a drop reason but are not dropped",
-            and_(~dropped, TurnRow.drop_reason.is_not(None)),
-        ),
         ("are trained in no version", and_(trained, TurnRow.trained_version.is_(None))),
         (
             "have a version but are not trained",
@@ -157,6 +140,28 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
             "are trained in an abandoned version",
             and_(trained, version.where(PolicyVersionRow.abandoned.is_(True))),
         ),
+    ]
+
+
+def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
+    """What no turn may be, in words and as a condition."""
+    state, owner, until = TurnRow.state, TurnRow.claim_owner, TurnRow.claim_until
+    dropped = state == TurnState.DROPPED
+    verdict = exists().where(VerdictRow.turn_id == TurnRow.turn_id)
+    feedback = exists().where(FeedbackRow.turn_id == TurnRow.turn_id)
+    session = exists().where(
+        SessionRow.session_id == TurnRow.session_id, SessionRow.scope == TurnRow.scope
+    )
+    # A turn without a hint has a reward, or its session's outcome gives one.
+    reward = or_(VerdictRow.reward.is_not(None), VerdictRow.awaits_outcome)
+    rewarded = and_(TurnRow.priority == REPLAY_PRIORITY, reward)
+    return [
+        ("are dropped without a reason", and_(dropped, TurnRow.drop_reason.is_(None))),
+        (
+            "have a drop reason but are not dropped",
+            and_(~dropped, TurnRow.drop_reason.is_not(None)),
+        ),
+        *_training_rules(),
         ("have an owner without a deadline", and_(owner.is_not(None), until.is_(None))),
         ("have a deadline without an owner", and_(owner.is_(None), until.is_not(None))),
         ("are leased to nobody", and_(state == TurnState.LEASED, owner.is_(None))),
@@ -186,7 +191,7 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
         ),
         (
             "can be trained on without a score or a reward",
-            and_(state.in_((TurnState.READY, TurnState.LEASED)), ~taught),
+            and_(state.in_((TurnState.READY, TurnState.LEASED)), ~is_taught(TurnRow)),
         ),
         ("have no tokens", ~exists().where(TokensRow.turn_id == TurnRow.turn_id)),
         ("are in another scope than their session", ~session),

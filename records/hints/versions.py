@@ -14,7 +14,7 @@ from records.hints.rows import HintRow, HintSourceRow
 from records.lessons.names import LessonKind, LessonState
 from records.lessons.rows import LessonRow
 from records.names import TurnState
-from records.tables.models import TurnRow, VerdictRow
+from records.tables.models import SampleRow, TurnRow, VerdictRow
 from records.tables.sql import chunks
 
 _HAS_HINT = VerdictRow.hint.is_not(None)
@@ -50,7 +50,8 @@ def recount(connection: Connection, versions: Iterable[int]) -> None:
     """
     alive = set(versions)
     taught: dict[str, set[int]] = {}
-    for hint_id, version in [*_of_lessons(connection), *_of_turns(connection)]:
+    earlier = [one for one in _of_earlier_steps(connection) if one[1] in alive]
+    for hint_id, version in [*_of_lessons(connection), *_of_turns(connection), *earlier]:
         taught.setdefault(hint_id, set()).add(version)
     known = select(HintRow.hint_id, HintRow.trained_since, HintRow.num_steps)
     for hint_id, since, num_steps in connection.execute(known).all():
@@ -82,5 +83,17 @@ def _of_turns(connection: Connection) -> list[Any]:
         .join(TurnRow, TurnRow.turn_id == HintSourceRow.turn_id)
         .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
         .where(TurnRow.state == TurnState.TRAINED, TurnRow.trained_version.is_not(None), _HAS_HINT)
+    )
+    return list(connection.execute(statement.distinct()))
+
+
+def _of_earlier_steps(connection: Connection) -> list[Any]:
+    """Of turns that trained more than once: every step, lost ones included."""
+    statement = (
+        select(HintSourceRow.hint_id, SampleRow.version)
+        .join(TurnRow, TurnRow.turn_id == HintSourceRow.turn_id)
+        .join(SampleRow, SampleRow.turn_id == TurnRow.turn_id)
+        .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
+        .where(TurnRow.state == TurnState.TRAINED, TurnRow.times_trained > 1, _HAS_HINT)
     )
     return list(connection.execute(statement.distinct()))

@@ -14,13 +14,13 @@ from typing import NamedTuple
 from sqlalchemy import Connection, insert, select, update
 
 from records.errors import StoreConflict
-from records.hints.ending import drop_turns
+from records.hints.ending import drop_turns, only_ended
 from records.hints.versions import recount
 from records.lessons import steps
 from records.names import DropReason, TurnState
 from records.tables.models import PolicyVersionRow, TurnRow
 from records.tables.sql import chunks
-from records.training.repeats import is_taught
+from records.training.repeats import is_taught, repeat_no_more
 from records.training.training import release_all_op, version_row
 from records.types import PolicyVersion
 
@@ -115,6 +115,7 @@ def reconcile_op(
         )
     differing = {turn: found for turn, found in on_chain.items() if in_store.get(turn) != found}
     marked, unknown = _mark_trained(connection, differing, replay_times, now)
+    _end_repeats(connection, [version for version, _ in chain])
     dropped, lessons_marked, unknown_lessons = steps.reconcile(
         connection, {one: found.version for one, found in lessons_on_chain.items()}, now
     )
@@ -156,6 +157,15 @@ def _reconcile_versions(
     _set_abandoned(connection, newly, True)
     _set_abandoned(connection, revived, False)
     return added, newly
+
+
+def _end_repeats(connection: Connection, survivors: list[PolicyVersion]) -> None:
+    """What a rollback withdrew and what ended hints taught trains no more."""
+    repeat_no_more(connection, only_ended())
+    for version in survivors:
+        if version.restores is not None:
+            withdrawn = TurnRow.trained_version.between(version.restores + 1, version.version - 1)
+            repeat_no_more(connection, withdrawn)
 
 
 def _set_abandoned(connection: Connection, versions: list[int], abandoned: bool) -> None:

@@ -255,6 +255,9 @@ def commit_step_op(
             insert(SampleRow), [_sample_row(result, version.version, now) for result in results]
         )
     steps.train(connection, version.version, lessons, now)
+    if replay_times > 1:
+        # A hint may have ended during the step.
+        repeat_no_more(connection, ending.only_ended())
     lesson_ids = [result.turn_id for result in lessons]
     hint_ids = steps.hints_of(connection, lesson_ids)
     hint_versions.trained(connection, version.version, turn_ids, hint_ids)

@@ -37,6 +37,7 @@ from rollout_bridge.engine.types import (
 logger = logging.getLogger(__name__)
 
 _TOKENS_STRETCH = 16
+"""Positions of one request for given tokens: more have larger unions, fewer more requests."""
 Result = TypeVar("Result")
 
 

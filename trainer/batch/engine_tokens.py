@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from records.types import Ids, Logprobs, ReadySample
+from rollout_bridge.together import all_or_none
 
 
 class TokenScorer(Protocol):
@@ -42,4 +43,4 @@ async def scored_by_engine(
             )
         return replace(sample, side_samples=replace(side, teacher_logprobs=found))
 
-    return list(await asyncio.gather(*map(scored, samples)))
+    return await all_or_none([scored(sample) for sample in samples])

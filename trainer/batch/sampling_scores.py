@@ -35,8 +35,13 @@ class Older(Protocol):
 
 
 def is_known(sample: ReadySample, older: Older) -> bool:
-    """Whether all weights that sampled a turn are kept."""
-    return all(older.has(span.version) for span in sample.version_spans)
+    """Whether the weights that sampled each token of a turn are known and kept."""
+    end = 0
+    for span in sample.version_spans:
+        if span.start != end or not older.has(span.version):
+            return False
+        end = span.end
+    return end == len(sample.response_ids)
 
 
 @torch.no_grad()
@@ -45,18 +50,19 @@ def by_sampling_weights(
     version_gaps: Sequence[int],
     policy: LogprobModel,
     older: Older | None,
-    read: Callable[[TurnScores], Tensor],
+    read: Callable[[TurnScores], tuple[Tensor, ...]],
     *,
     max_tokens: int,
     device: torch.device | str,
     draw: int = 0,
     top_k: int = 0,
     at_temperature: bool = True,
-) -> list[Tensor]:
-    """What `read` takes from each turn's scores [R, ...]. Each token is scored by the weights that
-    sampled it: those of `policy` if the turn's gap is 0, else those of a version that `older` has.
+) -> list[tuple[Tensor, ...]]:
+    """What `read` takes from each turn's scores, [R, ...] each. Each token is scored by the weights
+    that sampled it: those of `policy` if the turn's gap is 0, else those of a version that `older`
+    has. The turns are ones that `is_known` accepts.
     """
-    found: dict[int, Tensor] = {}
+    found: dict[int, tuple[Tensor, ...]] = {}
     fresh = [index for index, gap in enumerate(version_gaps) if gap == 0]
     stale = [index for index, gap in enumerate(version_gaps) if gap > 0]
     spans = {index: samples[index].version_spans for index in stale}
@@ -79,13 +85,13 @@ def by_sampling_weights(
             scores = score_batches(model, batches, draw=draw, top_k=top_k)
         for index, score in zip(among, scores, strict=True):
             values = read(score)
-            if version is None:
-                found[index] = values
-                continue
-            kept = found.setdefault(index, torch.full_like(values, torch.nan))
-            for span in spans[index]:
+            # Each of several versions scores its own tokens, and together they cover the response.
+            kept = found.setdefault(index, tuple(one.clone() for one in values))
+            for span in spans.get(index, ()):
                 if span.version == version:
-                    kept[span.start : span.end] = values[span.start : span.end]
+                    part = slice(span.start, span.end)
+                    for into, value in zip(kept, values, strict=True):
+                        into[part] = value[part]
     return [found[index] for index in range(len(samples))]
 
 

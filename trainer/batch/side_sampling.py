@@ -57,10 +57,12 @@ def with_side_samples(
     if not samples:
         return []
     if plan.side_source is SideSource.TEACHER:
-        own = teacher = _drawn_by_teacher(samples, plan)
+        scores = _teacher_scores(samples, plan, draw=plan.support_size)
+        own = [_tokens(score, draws=True) for score in scores]
+        teacher = [logprobs for _, logprobs in own]
     else:
         own = _by_sampling_weights(samples, policy, plan, version_gaps, older)
-        teacher = _scored_here(samples, own, plan)
+        teacher = _scored_here(samples, [ids for ids, _ in own], plan)
     return [
         replace(
             sample,
@@ -68,12 +70,12 @@ def with_side_samples(
                 ids=ids.cpu().numpy().astype(np.int32),
                 rollout_logprobs=logprobs.float().cpu().numpy(),
                 # Infinite ones are not stored; NaN drops the turn before it trains.
-                teacher_logprobs=_finite_or_nan(scores),
+                teacher_logprobs=_finite_or_nan(taught),
                 policy_version=sample.version_spans[-1].version,
                 source=plan.side_source,
             ),
         )
-        for sample, (ids, logprobs), (_, scores) in zip(samples, own, teacher, strict=True)
+        for sample, (ids, logprobs), taught in zip(samples, own, teacher, strict=True)
     ]
 
 
@@ -83,67 +85,59 @@ def _by_sampling_weights(
     plan: TeachingPlan,
     version_gaps: Sequence[int] | None,
     older: Older | None,
-) -> list[tuple[Tensor, Tensor]]:
+) -> list[tuple[Tensor, ...]]:
     size = plan.support_size
     draws = plan.side_source is SideSource.POLICY
-    scores = by_sampling_weights(
+    return by_sampling_weights(
         samples,
         [0] * len(samples) if version_gaps is None else version_gaps,
         policy,
         older,
-        lambda score: torch.stack([one.double() for one in _tokens(score, draws)], dim=-1),
+        lambda score: _tokens(score, draws),
         max_tokens=plan.max_tokens,
         device=plan.device,
         draw=size if draws else 0,
         top_k=0 if draws else size,
         at_temperature=False,
     )
-    # Ids are exact in float64: vocabularies have fewer than 2^53 tokens.
-    return [(one[..., 0].long(), one[..., 1]) for one in scores]
 
 
-def _tokens(score: TurnScores, draws: bool) -> tuple[Tensor, Tensor]:
+def _tokens(score: TurnScores, draws: bool) -> tuple[Tensor, ...]:
     """(ids, log-probs) [R, K] of what was drawn, or of the likeliest."""
-    found = (score.drawn_ids, score.drawn) if draws else (score.topk_ids, score.topk)
-    ids, logprobs = found
+    ids = score.drawn_ids if draws else score.topk_ids
+    logprobs = score.drawn if draws else score.topk
     assert ids is not None
     assert logprobs is not None
     return ids, logprobs
 
 
 def _scored_here(
-    samples: Sequence[ReadySample], own: Sequence[tuple[Tensor, Tensor]], plan: TeachingPlan
-) -> list[tuple[Tensor, Tensor]]:
+    samples: Sequence[ReadySample], ids: Sequence[Tensor], plan: TeachingPlan
+) -> list[Tensor]:
+    """Log-probs [R, K] of `ids` by the teacher in the trainer; NaN if there is none."""
     if plan.model is None:
-        return [(ids, torch.full_like(logprobs, torch.nan)) for ids, logprobs in own]
-    scores = score_responses(
-        plan.model,
-        [sample.teachings[0].hinted_prompt_ids for sample in samples],
-        [sample.response_ids for sample in samples],
-        max_tokens=plan.max_tokens,
-        device=plan.device,
-        support_ids=[ids for ids, _ in own],
-    )
-    found = []
-    for (ids, _), score in zip(own, scores, strict=True):
-        assert score.support is not None
-        found.append((ids, score.support))
-    return found
+        return [torch.full(one.shape, torch.nan) for one in ids]
+    scores = _teacher_scores(samples, plan, support_ids=ids)
+    return [score.support for score in scores if score.support is not None]
 
 
-def _drawn_by_teacher(
-    samples: Sequence[ReadySample], plan: TeachingPlan
-) -> list[tuple[Tensor, Tensor]]:
+def _teacher_scores(
+    samples: Sequence[ReadySample],
+    plan: TeachingPlan,
+    *,
+    support_ids: Sequence[Tensor] | None = None,
+    draw: int = 0,
+) -> list[TurnScores]:
     assert plan.model is not None, "the objective needs a teacher in the trainer"
-    scores = score_responses(
+    return score_responses(
         plan.model,
         [sample.teachings[0].hinted_prompt_ids for sample in samples],
         [sample.response_ids for sample in samples],
         max_tokens=plan.max_tokens,
         device=plan.device,
-        draw=plan.support_size,
+        support_ids=support_ids,
+        draw=draw,
     )
-    return [_tokens(score, draws=True) for score in scores]
 
 
 def _finite_or_nan(values: Tensor) -> Logprobs:

@@ -266,10 +266,7 @@ class Checkpoints:
             return
         folder = self.folder(manifest.version)
         device = policy.device
-        if (folder / ADAPTER_CONFIG).exists():
-            load_adapter(policy.model, folder)
-        elif (folder / OLDER_ADAPTER).exists():
-            load_older_state(policy.base_model, folder / OLDER_ADAPTER, device)
+        self.load_adapters(manifest.version, policy)
         optimizer.load_state_dict(
             torch.load(folder / _OPTIMIZER, map_location=device, weights_only=True)
         )
@@ -285,6 +282,17 @@ class Checkpoints:
         torch.set_rng_state(rng["torch"])
         if torch.cuda.is_available() and rng["cuda"]:
             torch.cuda.set_rng_state_all(rng["cuda"])
+
+    def load_adapters(self, version: int, policy: Policy) -> None:
+        """Put the adapters of a version into `policy`; nothing if its checkpoint has none.
+
+        Raises CheckpointError for an adapter of other settings.
+        """
+        folder = self.folder(version)
+        if (folder / ADAPTER_CONFIG).exists():
+            load_adapter(policy.model, folder)
+        elif (folder / OLDER_ADAPTER).exists():
+            load_older_state(policy.base_model, folder / OLDER_ADAPTER, policy.device)
 
     def prune(self, keep: Iterable[int]) -> list[int]:
         """Delete the weights of every version not in `keep`; manifests and version 0 stay."""

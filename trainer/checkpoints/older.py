@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.config import TrainerConfig
-from trainer.model.lora import adapter_state, load_adapter
+from trainer.config import HeldDtype, TrainerConfig
+from trainer.model.lora import adapter_state
 from trainer.model.policy import Policy, WithoutAdapters
 from trainer.model.token_states import LogprobModel
 
@@ -32,21 +32,27 @@ class OlderPolicies:
         if self._config.lora is None:
             path = self._checkpoints.full_weights(version)
             assert path is not None, "`has` was asked before"
-            yield Policy.load(
-                path,
-                device=self._config.device,
-                dtype=self._config.dtype,
-                chunk_tokens=self._config.logprob_chunk_tokens,
-            ).freeze()
+            yield load_frozen(self._config, path)
         elif version == 0:
             yield WithoutAdapters(self._policy)
         else:
             worn = adapter_state(self._policy.base_model)
             kept = {name: tensor.detach().clone() for name, tensor in worn.items()}
             try:
-                load_adapter(self._policy.model, self._checkpoints.folder(version))
+                self._checkpoints.load_adapters(version, self._policy)
                 yield self._policy
             finally:
                 with torch.no_grad():
                     for name, tensor in adapter_state(self._policy.base_model).items():
                         tensor.copy_(kept[name])
+
+
+def load_frozen(config: TrainerConfig, path: str, base_dtype: HeldDtype = "float32") -> Policy:
+    """The weights in a folder, frozen; any adapters were merged into them."""
+    return Policy.load(
+        path,
+        device=config.device,
+        dtype=config.dtype,
+        chunk_tokens=config.logprob_chunk_tokens,
+        base_dtype=base_dtype,
+    ).freeze()

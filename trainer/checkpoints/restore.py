@@ -12,8 +12,8 @@ import torch
 from rollout_bridge.embedded.model.threads import set_threads
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
-from trainer.checkpoints.older import OlderPolicies
-from trainer.config import HeldDtype, TrainerConfig
+from trainer.checkpoints.older import OlderPolicies, load_frozen
+from trainer.config import TrainerConfig
 from trainer.model.heap import map_large_blocks
 from trainer.model.model_config import config_value, held_dtype, recomputes
 from trainer.model.policy import Policy, WithoutAdapters
@@ -97,17 +97,6 @@ def start_model(config: TrainerConfig, checkpoints: Checkpoints, updater: Update
 def load_start(config: TrainerConfig, checkpoints: Checkpoints) -> Policy:
     """The start weights, frozen."""
     return load_frozen(config, checkpoints.model, held_dtype(checkpoints.model, config.base_dtype))
-
-
-def load_frozen(config: TrainerConfig, path: str, base_dtype: HeldDtype = "float32") -> Policy:
-    """The weights in a folder, frozen; any adapters were merged into them."""
-    return Policy.load(
-        path,
-        device=config.device,
-        dtype=config.dtype,
-        chunk_tokens=config.logprob_chunk_tokens,
-        base_dtype=base_dtype,
-    ).freeze()
 
 
 def _load_policy(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest) -> Policy:

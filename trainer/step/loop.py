@@ -32,13 +32,14 @@ from trainer.calibration.calibrate import Calibration, Scorer, calibrate, own_lo
 from trainer.calibration.self_check import self_check
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
+from trainer.checkpoints.older import load_frozen
 from trainer.checkpoints.restore import (
     in_thread,
-    load_frozen,
     restore,
     start_model,
 )
-from trainer.config import TrainerConfig, lessons_problem
+from trainer.config import TrainerConfig
+from trainer.config_checks import lessons_problem
 from trainer.errors import StartupError, TrainerError
 from trainer.guard.waiting import CheckWait
 from trainer.model.heap import give_back

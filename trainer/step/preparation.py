@@ -144,11 +144,11 @@ class BatchPreparation:
             [gaps[index] for index in stale],
             self.policy,
             self.older,
-            lambda scores: scores.logprobs_sampled,
+            lambda scores: (scores.logprobs_sampled,),
             max_tokens=self.config.micro_batch_tokens,
             device=self.policy.device,
         )
-        for index, logprobs in zip(stale, scored, strict=True):
+        for index, (logprobs,) in zip(stale, scored, strict=True):
             found[index] = logprobs
         return found
 

@@ -19,7 +19,8 @@ from records.turns.recording import RecordingKind
 from records.types import Logprobs, ReadySample, SampleResult
 from rollout_bridge.scoring.scoring_metrics import drop_metric
 from trainer.checkpoints.manifest import Manifest
-from trainer.config import TrainerConfig, leaves_stale_uncorrected
+from trainer.config import TrainerConfig
+from trainer.config_checks import leaves_stale_uncorrected
 from trainer.objectives.options import ObjectiveOptions
 from trainer.objectives.policy.combined import term_ratio
 

@@ -18,9 +18,9 @@ from opd.rehearsal.desk import Desk, LessonUnusable
 from opd.rehearsal.needs import Questions
 from opd.rehearsal.policy_sampler import PolicySampler
 from opd.rehearsal.preparing.prompt_check import followed_at
-from opd.rehearsal.together import all_or_none
 from records.hints.types import HintPrompt
 from records.types import TurnRecord
+from rollout_bridge.together import all_or_none
 from trainer.rehearsal.estimates import Gap, MeasuredAnswer, Obedience, gap_of
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from opd.rehearsal.measuring.measuring import Measurer, Wish, wishes_in_turn
 from opd.rehearsal.needs import RehearsalStore
 from opd.rehearsal.preparing.keeping import Keeping
 from opd.rehearsal.preparing.preparing import PreparedHint
-from opd.rehearsal.together import all_or_none, both
 from records.hints.types import Hint, HintStatus
 from records.lessons.names import LessonDrop
 from records.types import TurnRecord
+from rollout_bridge.together import all_or_none, both
 from trainer.rehearsal.config import RehearsalConfig
 from trainer.rehearsal.estimates import (
     Gap,

@@ -14,10 +14,10 @@ from itertools import zip_longest
 
 from opd.rehearsal.needs import RehearsalStore
 from opd.rehearsal.preparing.preparing import HintPreparation, PreparedHint
-from opd.rehearsal.together import all_or_none
 from records.hints.types import ENDED_STATUSES, Hint
 from records.messages import Message
 from records.types import TurnRecord
+from rollout_bridge.together import all_or_none
 from trainer.rehearsal.config import RehearsalConfig
 
 logger = logging.getLogger(__name__)

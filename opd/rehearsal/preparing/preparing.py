@@ -25,11 +25,11 @@ from opd.rehearsal.preparing.states import (
     was_accepted_since,
     was_said_before,
 )
-from opd.rehearsal.together import all_or_none
 from records.hints.memory import MAX_TEXTS
 from records.hints.texts import measuring_texts, usable
 from records.hints.types import Hint, HintPrompt, HintSource, PromptKind, RehearsalBlock
 from records.types import TurnRecord
+from rollout_bridge.together import all_or_none
 from trainer.rehearsal.config import RehearsalConfig
 
 logger = logging.getLogger(__name__)

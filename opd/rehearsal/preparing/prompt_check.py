@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from opd.rehearsal.desk import Desk, LessonUnusable
 from opd.rehearsal.needs import Questions
 from opd.rehearsal.policy_sampler import PolicySampler
-from opd.rehearsal.together import all_or_none
 from records.hints.types import HintPrompt
 from records.types import TurnRecord
+from rollout_bridge.together import all_or_none
 
 logger = logging.getLogger(__name__)
 

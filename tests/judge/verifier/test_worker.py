@@ -49,7 +49,8 @@ async def run(
     **settings: float,
 ) -> VerifierWorker:
     config = VerifierConfig(source=f"{MODULE}:{function}", idle_s=0.001, loop=QUICK, **settings)
-    worker, stop = VerifierWorker(store, config, "verifier", policy), asyncio.Event()
+    worker = VerifierWorker(store, config, "verifier", policy or Says())
+    stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     async with asyncio.timeout(60):
         while not until(worker):
@@ -89,7 +90,7 @@ class Says:
         self.answers = list(answers)
         self.asked: list[str] = []
 
-    async def answer_again(self, turn: TurnRecord) -> Message:
+    async def answer_again(self, turn: TurnRecord) -> Message | None:
         self.asked.append(turn.turn_id)
         if not self.answers:
             raise ServiceUnavailable("the policy's engine: gone")
@@ -115,6 +116,22 @@ async def test_each_turn_is_valued_by_further_answers(store: Store) -> None:
     found = await store.read(values_of, session_ids=[session_id])
     assert found == {session_id: ((first, 0.75), (last, None))}
     assert (await outcome(store, session_id))[0] == 0.75
+
+
+async def test_a_verifier_that_fails_at_further_answers_costs_no_outcome(store: Store) -> None:
+    session_id = await over(store, "0.75")
+    worker = await run(
+        store,
+        "number",
+        lambda worker: value(worker, "verifier_outcomes_total") == 1,
+        policy=Says("1", "no Python", "7"),
+        continuations=3,
+    )
+    assert (await outcome(store, session_id))[0] == 0.75
+    [values] = (await store.read(values_of, session_ids=[session_id])).values()
+    assert [found for _, found in values] == [1.0]
+    assert value(worker, "verifier_failures_total", reason="failed") == 1
+    assert value(worker, "verifier_failures_total", reason="invalid") == 1
 
 
 async def test_a_policy_that_is_gone_is_waited_for(store: Store) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from api_proxy.config import ProxyConfig
-from judge.verifier.calls import Said
-from judge.verifier.config import VerifierConfig
 from judge.verifier.values import turn_value
 from opd.processes.continuing import PolicyContinues
 from opd.rehearsal.policy_sampler import PolicySampler
@@ -35,13 +34,15 @@ async def a_turn(folder: Path, rendering: Rendering) -> TurnRecord:
     return turn
 
 
-def continues(engine: EngineClient, rendering: Rendering) -> PolicyContinues:
+def continues(
+    engine: EngineClient, rendering: Rendering, max_new_tokens: int = 64
+) -> PolicyContinues:
     return PolicyContinues(
         PolicySampler(
             engine,
             rendering,
             temperature=1.0,
-            max_new_tokens=8,
+            max_new_tokens=max_new_tokens,
             context_length=None,
             pause_mode="retract",
             proxy=ProxyConfig(),
@@ -55,9 +56,9 @@ async def test_each_try_is_an_answer_of_the_policy_that_the_verifier_sees(
     turn = await a_turn(tmp_path, rendering)
     seen = []
 
-    async def ask(messages: list) -> Said:
+    async def ask(messages: list) -> float:
         seen.append(messages)
-        return Said(0.5 if len(seen) % 2 else 1.0, None)
+        return 0.5 if len(seen) % 2 else 1.0
 
     async with EngineClient(lab_engine) as engine:
         found = await turn_value(turn, 4, continues(engine, rendering), ask)
@@ -78,5 +79,11 @@ async def test_an_engine_that_is_gone_is_to_be_waited_for(
             await continues(engine, rendering).answer_again(turn)
 
 
-def test_no_turn_is_answered_again_unless_asked_for() -> None:
-    assert VerifierConfig().continuations == 0
+async def test_an_answer_that_is_cut_off_or_refused_does_not_count(
+    lab_engine: str, rendering: Rendering, tmp_path: Path
+) -> None:
+    turn = await a_turn(tmp_path, rendering)
+    unknown = replace(turn, prompt_ids=np.array([10**6], dtype=np.int32))
+    async with EngineClient(lab_engine) as engine:
+        assert await continues(engine, rendering, max_new_tokens=1).answer_again(turn) is None
+        assert await continues(engine, rendering).answer_again(unknown) is None

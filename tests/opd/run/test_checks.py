@@ -10,7 +10,8 @@ from opd.run.config import load, save
 from opd.run.defaults import resolve, single_machine
 from opd.run.start_checks import check_verifier
 from records.training.outcome_rewards import OutcomeRewards
-from trainer.config import TrainerConfig, leaves_stale_uncorrected
+from trainer.config import TrainerConfig
+from trainer.config_checks import leaves_stale_uncorrected
 from trainer.errors import ConfigError, StartupError
 from trainer.step.report import stale_uncorrected
 
@@ -118,7 +119,9 @@ def test_turns_are_valued_by_somebody(tmp_path):
     values = single_machine("examples/tool_lab/model", tmp_path)
     process = [*ONLY, "judge.reward=outcome", "trainer.objective.reward_baseline=process"]
     asked = ["verifier.source=checks:booked", "verifier.continuations=4"]
-    for some in ([], asked[:1], asked[1:]):
+    with pytest.raises(ConfigError, match="continuations are judged by a verifier: set source"):
+        resolve(values, None, [*process, *asked[1:]])
+    for some in ([], asked[:1]):
         with pytest.raises(ConfigError, match=r"set verifier\.source, and verifier\.continuations"):
             resolve(values, None, [*process, *some])
     history = resolve(values, None, [*process, *asked]).trainer.history

@@ -125,6 +125,39 @@ async def test_what_an_ended_hint_taught_trains_no_more(store: Store) -> None:
     assert await leased(store) == {}, "given back after its hint ended"
 
 
+async def test_a_hint_that_ends_during_a_step_teaches_no_more(store: Store) -> None:
+    hint_id, turn_id = await rule(store)
+    await scored(store, turn_id)
+    assert await leased(store) == {turn_id: 0}
+    assert await store.set_hint_status(hint_id, HintStatus.WITHDRAWN, "users objected")
+    await step(store, 1, turn_id)
+    assert await leased(store) == {}
+    # Nor after a start that puts the store right.
+    chain = [(a_version(1), [turn_id]), (a_version(2), [turn_id])]
+    await store.reconcile(chain, repeated={turn_id}, replay_times=TIMES)
+    assert await leased(store) == {}
+
+
+async def test_a_start_brings_back_nothing_that_a_rollback_withdrew(store: Store) -> None:
+    kept, gone = await trained(store), await turn_in(store, LEASED)
+    chain = [(a_version(1), [kept]), (a_version(2), [gone]), (a_version(3, restores=1), [])]
+    # The store heard of neither the second step nor the rollback.
+    await store.reconcile(chain, replay_times=TIMES)
+    assert await leased(store) == {kept: 1}
+
+
+async def test_a_start_counts_every_step_of_a_hint(store: Store) -> None:
+    hint_id, turn_id = await rule(store)
+    await scored(store, turn_id)
+    for number in (1, 2):
+        assert await leased(store) == {turn_id: number - 1}
+        await step(store, number, turn_id)
+    chain = [(a_version(1), [turn_id]), (a_version(2), [turn_id])]
+    await store.reconcile(chain, repeated={turn_id}, replay_times=TIMES)
+    [hint] = await store.hints()
+    assert (hint.hint_id, hint.trained_since, hint.num_steps) == (hint_id, 1, 2)
+
+
 @pytest.mark.parametrize("leases", [False, True])
 async def test_what_lost_its_hint_trains_no_more(store: Store, leases: bool) -> None:
     hint_id, turn_id = await rule(store)

@@ -71,6 +71,28 @@ POINTS = [
 ]
 
 
+async def begun(
+    run: Path, folder: Path, engine: LocalEngine, **options
+) -> tuple[EmbeddedTrainer, Store]:
+    """A trainer whose test decides how it ends."""
+    store = await Store.open(new_store(run / "records.db"))
+    trainer = await EmbeddedTrainer.open(
+        store=store,
+        config=settings(**options),
+        run_folder=run,
+        model=str(folder),
+        engines={"policy": engine},
+    )
+    return trainer, store
+
+
+async def died(trainer: EmbeddedTrainer, store: Store) -> None:
+    """As after a kill: no lease is given back, nothing is closed properly by the trainer."""
+    trainer._metrics.close()
+    trainer._thread.shutdown()
+    await store.close()
+
+
 @pytest.fixture(scope="module")
 def undisturbed(folder, tmp_path_factory):
     """The weights of a run that nobody killed."""
@@ -104,24 +126,14 @@ async def test_a_kill_at_any_point_loses_nothing_and_repeats_nothing(
     point, folder, tmp_path, undisturbed, monkeypatch
 ):
     engine = LocalEngine(str(folder))
-    store = await Store.open(new_store(tmp_path / "records.db"))
-    trainer = await EmbeddedTrainer.open(
-        store=store,
-        config=settings(),
-        run_folder=tmp_path,
-        model=str(folder),
-        engines={"policy": engine},
-    )
+    trainer, store = await begun(tmp_path, folder, engine)
     await make_ready(store, samples(STEPS * BATCH // 2))
     await trainer.step()
     with monkeypatch.context() as patches:
         arm(point, trainer, engine, patches)
         with pytest.raises(Killed):
             await trainer.step()
-        # As after a kill: no lease is given back, nothing is closed properly by the trainer.
-        trainer._metrics.close()
-        trainer._thread.shutdown()
-        await store.close()
+        await died(trainer, store)
     async with opened(tmp_path, folder, engine) as (trainer, store, _):
         assert (await states(store)).get(TurnState.LEASED, 0) == 0
         assert engine.version == str(trainer.version)
@@ -141,14 +153,7 @@ async def test_a_kill_between_states_of_the_optimiser_goes_back_to_the_newest_th
     """Of three steps only the last has it: a kill in the second one costs both, and no turn."""
     engine = LocalEngine(str(folder))
     every = {"optimizer_every": STEPS}
-    store = await Store.open(new_store(tmp_path / "records.db"))
-    trainer = await EmbeddedTrainer.open(
-        store=store,
-        config=settings(**every),
-        run_folder=tmp_path,
-        model=str(folder),
-        engines={"policy": engine},
-    )
+    trainer, store = await begun(tmp_path, folder, engine, **every)
     await make_ready(store, samples(STEPS * BATCH // 2))
     await trainer.step()
     written = {path.name for path in (tmp_path / "checkpoints" / "step_000001").iterdir()}
@@ -161,9 +166,7 @@ async def test_a_kill_between_states_of_the_optimiser_goes_back_to_the_newest_th
             arm(point, trainer, engine, patches)
         with pytest.raises(Killed):
             await trainer.step()
-        trainer._metrics.close()
-        trainer._thread.shutdown()
-        await store.close()
+        await died(trainer, store)
     async with opened(tmp_path, folder, engine, **every) as (trainer, store, _):
         assert trainer.version == 0
         assert engine.version == "0", "later versions are abandoned"
@@ -197,14 +200,7 @@ async def test_a_kill_at_any_point_repeats_no_time_of_a_turn(point, folder, tmp_
     """Every turn trains twice, each time in exactly one surviving version."""
     again = {"replay_times": 2}
     engine = LocalEngine(str(folder))
-    store = await Store.open(new_store(tmp_path / "records.db"))
-    trainer = await EmbeddedTrainer.open(
-        store=store,
-        config=settings(**again),
-        run_folder=tmp_path,
-        model=str(folder),
-        engines={"policy": engine},
-    )
+    trainer, store = await begun(tmp_path, folder, engine, **again)
     await make_ready(store, samples(BATCH))
     for _ in range(2):
         await trainer.step()
@@ -212,9 +208,7 @@ async def test_a_kill_at_any_point_repeats_no_time_of_a_turn(point, folder, tmp_
         arm(point, trainer, engine, patches)
         with pytest.raises(Killed):
             await trainer.step()
-        trainer._metrics.close()
-        trainer._thread.shutdown()
-        await store.close()
+        await died(trainer, store)
     async with opened(tmp_path, folder, engine, **again) as (trainer, store, _):
         while await trainer.step() is not None:
             pass

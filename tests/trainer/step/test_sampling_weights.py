@@ -173,6 +173,11 @@ async def test_a_turn_whose_weights_are_gone_is_dropped(folder, tmp_path):
         await make_ready(store, samples(BATCH // 2, version=7))
         assert await trainer.step() is None
         assert await store.drops() == {DropReason.SAMPLING_WEIGHTS_GONE: BATCH}
+        [one, *_] = samples(1)
+        assert trainer.updater.unusable(one) is None
+        gap = (VersionSpan(version=0, start=1, end=len(one.response_ids)),)
+        uncovered = dataclasses.replace(one, version_spans=gap)
+        assert trainer.updater.unusable(uncovered) is DropReason.SAMPLING_WEIGHTS_GONE
 
 
 def test_the_weights_are_kept_for_as_long_as_a_turn_may_ask_them():
