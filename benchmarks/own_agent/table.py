@@ -251,10 +251,7 @@ def _value(rate: Rate | None) -> str:
 
 def shown(rate: Rate | None) -> str:
     """A rate with its interval."""
-    if rate is None:
-        return "-"
-    low, high = rate.interval
-    return f"{rate.value:.3f} [{low:.3f}, {high:.3f}]"
+    return "-" if rate is None else rate.shown
 
 
 def _count(rate: Rate | None) -> str:

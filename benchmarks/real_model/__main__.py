@@ -27,9 +27,9 @@ from benchmarks.own_agent.cell import (
     write_whole,
 )
 from benchmarks.own_agent.judging import NAME, judging
-from benchmarks.own_agent.serving import ROOT, Served, end_when_told, serving, what_became
+from benchmarks.own_agent.serving import ROOT, end_when_told, serving, what_became
 from benchmarks.own_agent.table import markdown
-from benchmarks.real_model.chat import MAX_TOKENS, rates, session
+from benchmarks.real_model.chat import MAX_TOKENS, converse, rates, wished_rate
 from benchmarks.real_model.judge import RuleJudge
 from benchmarks.real_model.text import perplexity
 from benchmarks.real_model.wishes import WISHES, Wish
@@ -99,9 +99,11 @@ async def _cell(given: argparse.Namespace, wish: Wish, weights: Weights) -> dict
     ):
         client = served.endpoint.client
         start = await rates(client, wish, given.n, given.seed)
-        start |= {"hinted": (await rates(client, wish, given.n, given.seed, hinted=True))["wished"]}
+        start["hinted"] = await wished_rate(client, wish, given.n, given.seed, hinted=True)
         say(f"start: {shown_rates(start)}")
-        await _talk(served, given, wish)
+        rng = random.Random(f"people-{wish.name}-{given.seed}")
+        objected = await converse(client, rng, wish, quiet=given.quiet, objections=given.objections)
+        say(f"{given.quiet} quiet sessions, then {objected} objections")
         most_s = given.minutes * 60
         waited = await wait_for_hints(served, wait_s=most_s, steady_s=most_s)
         say(f"waited {waited['seconds'] / 60:.1f} minutes; hints: {waited['hints']}")
@@ -119,19 +121,6 @@ async def _cell(given: argparse.Namespace, wish: Wish, weights: Weights) -> dict
         "store": store,
         "perplexity": [perplexity(given.model), _perplexity_of(folder)],
     }
-
-
-async def _talk(served: Served, given: argparse.Namespace, wish: Wish) -> None:
-    """People ask questions of all kinds and leave; then some object to their answers."""
-    rng = random.Random(f"people-{wish.name}-{given.seed}")
-    kinds = list(WISHES.values())
-    for number in range(given.quiet):
-        await session(served.endpoint.client, rng, kinds[number % len(kinds)], objects=False)
-    objections = sessions = 0
-    while objections < given.objections and sessions < 10 * given.objections:
-        objections += await session(served.endpoint.client, rng, wish, objects=True)
-        sessions += 1
-    say(f"{given.quiet} quiet sessions, then {sessions} with {objections} objections")
 
 
 def _perplexity_of(folder: Path) -> float:
@@ -155,10 +144,10 @@ def row(result: dict[str, Any]) -> Sequence[str]:
     return (
         result["wish"],
         result["weights"],
-        f"{_shown(start['wished'])} → {_shown(end['wished'])}",
-        _shown(start["hinted"]),
+        f"{start['wished'].shown} → {end['wished'].shown}",
+        start["hinted"].shown,
         f"{gained / room:.0%}" if room > 0 else "none to go",
-        f"{_shown(start['opposite'])} → {_shown(end['opposite'])}",
+        f"{start['opposite'].shown} → {end['opposite'].shown}",
         f"{end['opposite'].value / start['opposite'].value:.3f}",
         ", ".join(f"{start[name].value:.2f} → {end[name].value:.2f}" for name in others),
         f"{before:.2f} → {after:.2f}",
@@ -166,11 +155,6 @@ def row(result: dict[str, Any]) -> Sequence[str]:
         f"{result['waited']['seconds'] / 60:.0f}",
         ", ".join(f"{n} {name}" for name, n in result["waited"]["hints"].items()) or "none",
     )
-
-
-def _shown(rate: Rate) -> str:
-    low, high = rate.interval
-    return f"{rate.value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 if __name__ == "__main__":

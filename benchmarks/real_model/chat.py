@@ -62,42 +62,61 @@ async def session(
     return True
 
 
-async def rates(
-    client: openai.AsyncOpenAI, wish: Wish, n: int, seed: int, *, hinted: bool = False
-) -> Rates:
-    """Rates of `n` answers each: `wished` (with `hinted`, the hint follows the question), and
-    without `hinted` also `opposite` (the share that follows an open wish for the opposite) and, for
-    each other kind of request, `usual_NAME`: the share that is not as its wish asks.
+async def converse(
+    client: openai.AsyncOpenAI, rng: random.Random, wish: Wish, *, quiet: int, objections: int
+) -> int:
+    """`quiet` people ask questions of all kinds and leave; then others ask until `objections` of
+    them objected to an answer, or ten times as many did not. Returns how many objected.
     """
+    kinds = list(WISHES.values())
+    for number in range(quiet):
+        await session(client, rng, kinds[number % len(kinds)], objects=False)
+    objected = sessions = 0
+    while objected < objections and sessions < 10 * objections:
+        objected += await session(client, rng, wish, objects=True)
+        sessions += 1
+    return objected
+
+
+async def wished_rate(
+    client: openai.AsyncOpenAI, wish: Wish, n: int, seed: int, *, hinted: bool = False
+) -> Rate:
+    """How many of `n` answers are as wished; with `hinted`, the hint follows the question."""
     rng = random.Random(f"{wish.name}-{seed}-{hinted}")
-    asked: dict[str, list[tuple[str, Wish, bool]]] = {"wished": []}
-    for _ in range(n):
-        question = new_request(rng, wish.kind, held_out=True)
-        text = f"{question} {wish.hint}" if hinted else question
-        asked["wished"].append((text, wish, True))
-    if not hinted:
-        asked["opposite"] = [
-            (
-                f"{new_request(rng, wish.kind, held_out=True)} {rng.choice(wish.open_opposites)}",
-                wish,
-                False,
-            )
-            for _ in range(n)
-        ]
-        for other in WISHES.values():
-            if other is not wish:
-                asked[f"usual_{other.name}"] = [
-                    (new_request(rng, other.kind, held_out=True), other, False) for _ in range(n)
-                ]
+    questions = [new_request(rng, wish.kind, held_out=True) for _ in range(n)]
+    texts = [f"{question} {wish.hint}" for question in questions] if hinted else questions
+    return await _rate(client, texts, wish, wanted=True)
+
+
+async def rates(client: openai.AsyncOpenAI, wish: Wish, n: int, seed: int) -> Rates:
+    """Rates of `n` answers each: `wished`, `opposite` (the share that follows an open wish for the
+    opposite) and, for each other kind of request, `usual_NAME`: the share that is not as its wish
+    asks.
+    """
+    found = {"wished": await wished_rate(client, wish, n, seed)}
+    rng = random.Random(f"{wish.name}-{seed}-others")
+    openly = [
+        f"{new_request(rng, wish.kind, held_out=True)} {rng.choice(wish.open_opposites)}"
+        for _ in range(n)
+    ]
+    found["opposite"] = await _rate(client, openly, wish, wanted=False)
+    for other in WISHES.values():
+        if other is not wish:
+            texts = [new_request(rng, other.kind, held_out=True) for _ in range(n)]
+            found[f"usual_{other.name}"] = await _rate(client, texts, other, wanted=False)
+    return found
+
+
+async def _rate(
+    client: openai.AsyncOpenAI, texts: Sequence[str], wish: Wish, *, wanted: bool
+) -> Rate:
+    """The share of answers that show the wish, or, if that is not wanted, do not."""
     at_once = asyncio.Semaphore(CONCURRENCY)
 
-    async def is_so(text: str, about: Wish, wanted: bool) -> bool:
+    async def is_so(text: str) -> bool:
         async with at_once:
             found = await reply(client, [{"role": "user", "content": text}], is_measured=True)
-        return about.is_shown(found.text, found.is_whole) is wanted
+        return wish.is_shown(found.text, found.is_whole) is wanted
 
-    answers = {
-        name: await asyncio.gather(*(is_so(*one) for one in of_name))
-        for name, of_name in asked.items()
-    }
-    return {name: Rate(hits=sum(said), count=len(said)) for name, said in answers.items()}
+    said = await asyncio.gather(*map(is_so, texts))
+    return Rate(hits=sum(said), count=len(said))

@@ -61,6 +61,12 @@ class Rate:
         half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
         return max(0.0, centre - half), min(1.0, centre + half)
 
+    @property
+    def shown(self) -> str:
+        """`0.344 [0.239, 0.466]`."""
+        low, high = self.interval
+        return f"{self.value:.3f} [{low:.3f}, {high:.3f}]"
+
 
 def build_cases(group: str, n: int, seed: int, kinds: Sequence[str] = TRAINED_KINDS) -> list[Case]:
     """`n` cases for each metric of a group (see GROUPS); equal seeds give equal cases.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,8 @@ from opd.guard.canaries import read_canaries
 from opd.guard.metrics import GuardMetrics
 from opd.guard.worker import GuardWorker
 from opd.rehearsal.policy_sampler import PolicySampler
-from opd.rehearsal.starting import Connections, concurrency_of
+from opd.rehearsal.seats import Seats
+from opd.rehearsal.starting import Connections, seats_of
 from opd.run.config import RunConfig
 from rollout_bridge.scoring.policy_scores import served_version
 
@@ -29,7 +29,7 @@ def guard_worker(
         context_length=config.scoring.context_length,
         pause_mode=config.trainer.pause_mode,
         proxy=config.proxy,
-        places=asyncio.Semaphore(concurrency_of(config)),
+        seats=Seats(seats_of(config).own),
     )
     asker = Asker(
         canaries=read_canaries(config.guard.canaries),

@@ -6,7 +6,6 @@ It neither chooses prompts nor stores answers; its callers do.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,6 +18,7 @@ from api_proxy.generation import GeneratingEngine, Rollout, SeenVersion
 from api_proxy.recording.capture import Circumstances, drop_reason, sampling_record, version_spans
 from api_proxy.reply.stop_strings import StopStrings
 from api_proxy.reply.streaming import Detokenizer, ReplyAssembler
+from opd.rehearsal.seats import Seats
 from records.messages import Message
 from records.names import DropReason, TurnType
 from records.types import Ids, VersionSpan
@@ -42,8 +42,8 @@ class Answer:
 
 
 class PolicySampler:
-    """Samples whole answers from one engine, one at a time for each of `places`, which samplers may
-    share; None: without a limit. `on_answer` is called after each.
+    """Samples whole answers from one engine, one at a time for each of `seats`; None: without a
+    limit. `spare`: the engine as those in spare seats ask it. `on_answer` is called after each.
     """
 
     def __init__(
@@ -56,11 +56,13 @@ class PolicySampler:
         context_length: int | None,
         pause_mode: PauseMode,
         proxy: ProxyConfig,
-        places: asyncio.Semaphore | None = None,
+        spare: GeneratingEngine | None = None,
+        seats: Seats | None = None,
         on_answer: Callable[[], None] | None = None,
     ) -> None:
-        self._places, self._on_answer = places, on_answer
-        self._engine, self._rendering, self._proxy = engine, rendering, proxy
+        self._seats, self._on_answer = seats, on_answer
+        self._engine, self._spare = engine, spare or engine
+        self._rendering, self._proxy = rendering, proxy
         self._temperature, self._max_new_tokens = temperature, max_new_tokens
         self._context_length = context_length
         self._pause_mode: PauseMode = pause_mode
@@ -95,8 +97,8 @@ class PolicySampler:
             routing_key=routing_key,
             pause_mode=self._pause_mode,
         )
-        async with self._places or nullcontext():
-            await rollout.run(self._engine)
+        async with self._seats.one() if self._seats else nullcontext("own") as seat:
+            await rollout.run(self._engine if seat == "own" else self._spare)
         if self._on_answer is not None:
             self._on_answer()
         turn_id = uuid4().hex

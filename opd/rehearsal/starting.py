@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from judge.hints.examiner import SourceCheck
 from opd.rehearsal.desk import Desk
@@ -13,11 +13,14 @@ from opd.rehearsal.heartbeat import Heartbeat
 from opd.rehearsal.needs import Questions
 from opd.rehearsal.policy_sampler import PolicySampler
 from opd.rehearsal.preparing.effect import fall_at, part_of_words
+from opd.rehearsal.seats import Seats
 from opd.rehearsal.worker import RehearsalWorker
 from opd.run.config import RunConfig
 from records.store import Store
 from rollout_bridge.config import ScoringConfig
+from rollout_bridge.embedded.config import spare_rows
 from rollout_bridge.engine.client import EngineClient
+from rollout_bridge.engine.types import SPARE_PRIORITY
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.policy_scores import served_version
 from rollout_bridge.scoring.teachers import FrozenTeacher
@@ -43,15 +46,15 @@ def rehearsal_worker(
 ) -> RehearsalWorker:
     """Create it; the caller keeps the connections open. `folder` is the run's."""
     settings, scoring = config.rehearsal, config.scoring
-    concurrency = concurrency_of(config)
+    seats = seats_of(config)
     sampler = partial(
-        PolicySampler,
+        _sampler,
         rendering=to.rendering,
         max_new_tokens=settings.max_new_tokens,
         context_length=scoring.context_length,
         pause_mode=config.trainer.pause_mode,
         proxy=config.proxy,
-        places=asyncio.Semaphore(concurrency),
+        seats=seats,
         on_answer=Heartbeat(folder),
     )
     return RehearsalWorker(
@@ -67,7 +70,7 @@ def rehearsal_worker(
         batch_size=config.trainer.rollout_batch_size,
         folder=folder,
         owner=owner,
-        concurrency=concurrency,
+        concurrency=seats.total,
     )
 
 
@@ -93,11 +96,17 @@ def _desk(scoring: ScoringConfig, to: Connections) -> Desk:
     return Desk(to.rendering, teacher)
 
 
-def concurrency_of(config: RunConfig) -> int:
-    """Answers in progress at a time. They start before waiting requests (LESSON_PRIORITY), so
-    traffic of any size leaves them these places of the engine, and they never take more.
+def _sampler(engine: EngineClient, **settings: Any) -> PolicySampler:
+    return PolicySampler(engine, spare=engine.at(SPARE_PRIORITY), **settings)
+
+
+def seats_of(config: RunConfig) -> Seats:
+    """Answers in progress at a time: `rehearsal.share` of the engine's places, which start before
+    waiting requests (LESSON_PRIORITY), so traffic of any size leaves them these, and of an engine
+    of the run's own also what nothing else uses of three quarters (SPARE_PRIORITY).
     """
     engine = config.policy
     is_own = engine.url is None and engine.embedded is not None
     places = engine.embedded.max_batch if is_own and engine.embedded else _PLACES
-    return max(round(config.rehearsal.share * places), 1)
+    own = max(round(config.rehearsal.share * places), 1)
+    return Seats(own, max(spare_rows(0, places) - own, 0) if is_own else 0)

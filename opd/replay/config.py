@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from opd.replay.modes import ReplayMode
 
@@ -27,3 +29,13 @@ class ReplayConfig(BaseModel):
     """`resample`: most tokens of a response."""
     staleness_eta: int = Field(default=1, ge=0)
     """`resample`: how many updates sampling may run ahead of training."""
+    hard_samples: int = Field(default=1, ge=1)
+    """`resample`: most answers to one prompt. A prompt of a task that the recorded sessions mostly
+    failed is answered more often ([8.4](algorithms.md#84-pass-at-k-as-a-reward)).
+    """
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.hard_samples > 1 and self.mode != "resample":
+            raise ValueError("hard_samples needs mode = resample: nothing else samples")
+        return self

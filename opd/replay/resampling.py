@@ -59,15 +59,30 @@ class PolicyResampler:
         self._admission = asyncio.Lock()
 
     async def process(self, owner: str, turn: TurnRecord) -> bool:
-        """Replace a recorded turn by a sample; False if the claim was lost. Raises EngineError."""
-        await self._admitted()
-        try:
-            sample = await self._sampled(turn)
-            return await self._store.replace_by_sample(
-                owner, turn.turn_id, sample, scope=self._scope
-            )
-        finally:
-            self._num_in_flight -= 1
+        """Replace a recorded turn by samples; False if the claim was lost. Raises EngineError; a
+        later try takes the samples that are there into account.
+        """
+        wanted = await self._num_samples(turn)
+        done = await self._store.samples_of(turn.turn_id)
+        # One at least, even if the task has become easier since an earlier try.
+        for number in range(min(done + 1, wanted), wanted + 1):
+            await self._admitted()
+            try:
+                sample = await self._sampled(turn)
+                kept = await self._store.replace_by_sample(
+                    owner, turn.turn_id, sample, scope=self._scope, is_last=number == wanted
+                )
+            finally:
+                self._num_in_flight -= 1
+            if not kept:
+                return False
+        return True
+
+    async def _num_samples(self, turn: TurnRecord) -> int:
+        most = self._config.hard_samples
+        if most == 1:
+            return 1
+        return num_samples(most, await self._store.recorded_pass_rate(turn.session_id))
 
     async def _admitted(self) -> None:
         """Wait until one more sample may be in progress, and count it."""
@@ -113,3 +128,10 @@ class PolicyResampler:
             findings=turn.findings or {},
             recording=replace(turn.recording, kind=RecordingKind.RESAMPLED, votes=None),
         )
+
+
+def num_samples(most: int, pass_rate: float | None) -> int:
+    """How often a prompt is answered: 1 + (most - 1)(1 - p), rounded, for a task that was done at
+    the rate p in [0, 1]; once if that is unknown (ALGORITHMS 8.4).
+    """
+    return 1 if pass_rate is None else 1 + round((most - 1) * (1 - pass_rate))

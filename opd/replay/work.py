@@ -131,6 +131,11 @@ class _Replay:
             run_config.save(config, self._folder / CONFIG_FILE)
             with ReplayProgress(self._console, self._mode) as shown:
                 imported = await self._import(store, rendering, shown)
+                if config.replay.hard_samples > 1 and not await store.has_recorded_outcomes():
+                    raise StartupError(
+                        "replay.hard_samples: no recording has an outcome_reward, so no task is "
+                        "known to be hard; leave the setting out"
+                    )
                 if await self._has_work(store):
                     shown.starting()
                     async with Run(config, self._folder) as processes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
 from records.names import UNJUDGED, DropReason, TurnState
+from records.outcomes.rows import OutcomeRow, OutcomeSource
 from records.tables.models import (
     RecordingRow,
     ScoreRow,
@@ -150,6 +151,12 @@ def recorded_hints(connection: Connection, limit: int) -> list[RecordedHint]:
         RecordedHint(session_name=row.external_id, position=row.position, hint=row.hint)
         for row in connection.execute(statement)
     ]
+
+
+def has_recorded_outcomes(connection: Connection) -> bool:
+    """Whether a recording has an outcome."""
+    statement = select(OutcomeRow.session_id).where(OutcomeRow.source == OutcomeSource.RECORDING)
+    return connection.execute(statement.limit(1)).first() is not None
 
 
 def held_out_turns(connection: Connection) -> list[str]:

@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from records.names import REJUDGEABLE, DropReason, TurnState
 from records.outcomes.outcomes import alone, reopen
 from records.outcomes.rows import OutcomeRow, OutcomeSource
 from records.queue.claims import holds
-from records.tables.models import RecordingRow, ReviewRow, TurnRow, VerdictRow
+from records.tables.models import RecordingRow, ReviewRow, TokensRow, TurnRow, VerdictRow
 from records.tables.sql import chunks, rows_in, table_of
 from records.turns import sessions
 from records.turns import turn_writes as turns
+from records.turns.recording import RecordingKind
 from records.turns.turn_writes import NextState, PreparedTurn
 
 _STORED = select(TurnRow.turn_id).where(TurnRow.turn_id.in_(bindparam("values", expanding=True)))
@@ -174,11 +175,14 @@ def _takes_votes(row: Any) -> bool:
     )
 
 
-def replace_op(connection: Connection, owner: str, turn_id: str, sample: PreparedTurn) -> bool:
+def replace_op(
+    connection: Connection, owner: str, turn_id: str, sample: PreparedTurn, is_last: bool
+) -> bool:
     """Replace a recorded turn by a sample of the policy, which takes over its verdict.
 
-    The recorded turn -> dropped(resampled); the sample -> scoring, unless it is already dropped.
-    False, and nothing is written, if the claim is lost.
+    The sample -> scoring, unless it is already dropped; with `is_last`, the recorded turn ->
+    dropped(resampled), otherwise more samples follow. False, and nothing is written, if the claim
+    is lost.
     """
     if not holds(connection, TurnState.SCORING, owner, turn_id):
         return False
@@ -194,6 +198,8 @@ def replace_op(connection: Connection, owner: str, turn_id: str, sample: Prepare
         .where(TurnRow.turn_id == new_id, TurnRow.state != TurnState.DROPPED)
         .values(state=TurnState.SCORING)
     )
+    if not is_last:
+        return True
     connection.execute(
         update(TurnRow)
         .where(TurnRow.turn_id == turn_id)
@@ -207,3 +213,14 @@ def replace_op(connection: Connection, owner: str, turn_id: str, sample: Prepare
         )
     )
     return True
+
+
+def samples_of(connection: Connection, turn_id: str) -> int:
+    """How many samples stand for a recorded turn so far."""
+    statement = (
+        select(func.count())
+        .select_from(TokensRow)
+        .join(RecordingRow, RecordingRow.turn_id == TokensRow.turn_id)
+        .where(TokensRow.token_parent_id == turn_id, RecordingRow.kind == RecordingKind.RESAMPLED)
+    )
+    return connection.scalar(statement) or 0

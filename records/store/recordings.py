@@ -9,6 +9,7 @@ from records.reading import replay_status, replaying
 from records.reading.replay_status import RecordedHint, ReplayStatus
 from records.reading.replaying import PreparedSession
 from records.store.base import StoreBase
+from records.training import session_history
 from records.turns import turn_writes as turns
 from records.types import CapturedTurn
 
@@ -52,11 +53,36 @@ class RecordingStore(StoreBase):
         return await self.read(replay_status.trained_recordings)
 
     async def replace_by_sample(
-        self, owner: str, turn_id: str, sample: CapturedTurn, *, scope: str
+        self,
+        owner: str,
+        turn_id: str,
+        sample: CapturedTurn,
+        *,
+        scope: str,
+        is_last: bool = True,
     ) -> bool:
-        """A recorded turn in scoring -> dropped(resampled); `sample` takes its place and verdict.
+        """`sample` takes the place and the verdict of a recorded turn in scoring, which, after the
+        last of its samples, -> dropped(resampled).
 
         False, and nothing is written, if the claim is lost. Raises as `record_turn`.
         """
         prepared = turns.prepare(sample, scope=scope, now=self._clock())
-        return await self.write(replaying.replace_op, owner=owner, turn_id=turn_id, sample=prepared)
+        return await self.write(
+            replaying.replace_op,
+            owner=owner,
+            turn_id=turn_id,
+            sample=prepared,
+            is_last=is_last,
+        )
+
+    async def samples_of(self, turn_id: str) -> int:
+        """How many samples stand for a recorded turn so far."""
+        return await self.read(replaying.samples_of, turn_id=turn_id)
+
+    async def recorded_pass_rate(self, session_id: str) -> float | None:
+        """The mean outcome of the recorded sessions at the task of this one; None if unknown."""
+        return await self.read(session_history.recorded_pass_rate, session_id=session_id)
+
+    async def has_recorded_outcomes(self) -> bool:
+        """Whether a recording has an outcome."""
+        return await self.read(replay_status.has_recorded_outcomes)

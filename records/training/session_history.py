@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, select
+from sqlalchemy import Connection, Row, Select, bindparam, select
 
 from records.names import DropReason, TurnType
 from records.outcomes.outcomes import outcomes_of
-from records.outcomes.rows import OutcomeRow
+from records.outcomes.rows import OutcomeRow, OutcomeSource
 from records.outcomes.values import values_of
 from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow
 from records.tables.sql import rows_in
@@ -97,20 +97,11 @@ def _past(
     connection: Connection, start: _Start, oldest: int, batch: Sequence[str]
 ) -> tuple[PastSession, ...]:
     rows = connection.execute(
-        select(TurnRow.session_id, TurnRow.newest_version.label("version"), OutcomeRow.value)
-        .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
-        .join(OutcomeRow, OutcomeRow.session_id == TurnRow.session_id)
+        _attempts(start)
         .where(
-            TurnRow.prompt_node_id == start.node_id,
-            TurnRow.toolset_hash.is_not_distinct_from(start.toolset_hash),
-            TokensRow.prompt_length == start.length,
-            TurnRow.parent_turn_id.is_(None),
-            TurnRow.turn_type == TurnType.MAIN,
             TurnRow.newest_version >= oldest,
             TurnRow.distribution_modified.is_(None),
             TurnRow.drop_reason.is_(None) | TurnRow.drop_reason.not_in(_NOT_TO_TRAIN),
-            OutcomeRow.value.is_not(None),
-            ~IS_HELD_OUT,
         )
         .order_by(TurnRow.newest_version.desc(), TurnRow.created_at.desc(), TurnRow.turn_id)
         .limit(MOST + len(batch))
@@ -124,3 +115,39 @@ def _past(
                 PastSession(session_id=row.session_id, version=row.version, outcome=row.value),
             )
     return tuple(found.values())[:MOST]
+
+
+def _attempts(start: _Start) -> Select[str, int | None, float | None]:
+    """First turns of the sessions at a task whose outcome is known, with it."""
+    return (
+        select(TurnRow.session_id, TurnRow.newest_version.label("version"), OutcomeRow.value)
+        .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
+        .join(OutcomeRow, OutcomeRow.session_id == TurnRow.session_id)
+        .where(
+            TurnRow.prompt_node_id == start.node_id,
+            TurnRow.toolset_hash.is_not_distinct_from(start.toolset_hash),
+            TokensRow.prompt_length == start.length,
+            TurnRow.parent_turn_id.is_(None),
+            TurnRow.turn_type == TurnType.MAIN,
+            OutcomeRow.value.is_not(None),
+            ~IS_HELD_OUT,
+        )
+    )
+
+
+def recorded_pass_rate(connection: Connection, session_id: str) -> float | None:
+    """The mean outcome, in [0, 1], of the newest recorded sessions (at most MOST) at the task of
+    this one; None if no outcome is known.
+    """
+    first = connection.execute(_STARTS, {"values": [session_id]}).first()
+    if first is None:
+        return None
+    start = _Start(first.prompt_node_id, first.toolset_hash, first.prompt_length)
+    rows = connection.execute(
+        _attempts(start)
+        .where(OutcomeRow.source == OutcomeSource.RECORDING)
+        .order_by(TurnRow.created_at.desc(), TurnRow.turn_id)
+        .limit(MOST)
+    )
+    outcomes = {row.session_id: row.value for row in rows}
+    return sum(outcomes.values()) / len(outcomes) if outcomes else None

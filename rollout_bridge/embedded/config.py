@@ -81,3 +81,12 @@ class EmbeddedEngineConfig(BaseModel):
                 f"others can reach host {self.host!r}: set api_key_file, or host = '127.0.0.1'"
             )
         return self
+
+
+def spare_rows(agents: int, max_batch: int) -> int:
+    """The number of running requests up to which spare ones start, `agents` of them agents': a
+    quarter of all rows stays free, and with agents at work all others together take a quarter, so
+    that each step stays short.
+    """
+    quarter = max_batch // 4
+    return agents + quarter if agents else max_batch - quarter

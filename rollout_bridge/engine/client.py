@@ -7,6 +7,7 @@ neither torch nor messages: ids go out, ids and log-probs come back.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import re
 import uuid
@@ -74,6 +75,12 @@ class EngineClient:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+    def at(self, priority: int) -> EngineClient:
+        """This client with another priority, on the same connections; closing one closes both."""
+        other = copy.copy(self)
+        other.priority = priority
+        return other
 
     async def close(self) -> None:
         """Finish pending aborts and close the connections."""

@@ -18,9 +18,10 @@ PauseMode = Literal["retract", "abort", "in_place"]
 TopLogprobs = tuple[tuple[int, float], ...]
 """(id, log-prob at the sampling temperature) of the most probable tokens at one position."""
 
-BACKGROUND_PRIORITY, LESSON_PRIORITY = -1, 1
+AGENT_PRIORITY = 0
+BACKGROUND_PRIORITY, LESSON_PRIORITY, SPARE_PRIORITY = -1, 1, -2
 """Priorities of requests that no agent waits for: judge and teacher; rehearsal, whose few requests
-start first. Agents' requests have 0.
+start first; more of rehearsal, for rows that nothing else uses.
 """
 ROUTING_HEADER = "X-SMG-Routing-Key"
 """Header by which SGLang's router, with its policy `manual` or `consistent_hashing`, keeps requests

@@ -20,8 +20,10 @@ class RehearsalConfig(BaseModel):
     """Practise active hints on recorded states; `opd serve` turns it on in new runs."""
     share: float = Field(default=0.25, gt=0, le=1)
     """Share of the policy engine's places (`policy.embedded.max_batch`, or 64) for lessons while
-    there are any: they start before waiting requests, and take no more than these. SGLang needs
-    `--enable-priority-scheduling` for it; without it, they wait in line with requests.
+    there are any: they start before waiting requests. While no agent waits for an answer, an
+    embedded engine gives lessons up to three quarters of its places; otherwise they take no more
+    than these. SGLang needs `--enable-priority-scheduling` for it; without it, they wait in line
+    with requests.
     """
     pool: float = Field(default=1.0, ge=1, le=2)
     """How many steps' lessons are kept ready."""

@@ -1,8 +1,9 @@
-"""Live requests first: two lines of waiting requests, and the time that the second may take.
+"""Live requests first: lines of waiting requests, and the time and rows that the others may take.
 
 One engine may serve the policy to agents and also work for judge and teacher. Requests that agents
 wait for start first. Background work (votes, scores, a priority below 0) gets the remaining time,
-in smaller pieces, and runs at full speed whenever no agent waits.
+in smaller pieces, and runs at full speed whenever no agent waits. Spare requests come last, and
+only to rows that agents do not need.
 """
 
 from __future__ import annotations

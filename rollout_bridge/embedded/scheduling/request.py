@@ -12,6 +12,7 @@ from typing import Any
 
 from rollout_bridge.embedded.model.adapters import Adapter
 from rollout_bridge.embedded.model.grammar import Kind, Matcher
+from rollout_bridge.engine.types import SPARE_PRIORITY
 
 _EXPECTED_RESPONSE = 256
 """Response tokens to reserve room for when a request is admitted. If requests outgrow the memory,
@@ -137,6 +138,11 @@ class EngineRequest:
     def is_background(self) -> bool:
         """Whether no agent waits for it."""
         return self.priority < 0
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it is only for rows that nothing else uses."""
+        return self.priority <= SPARE_PRIORITY
 
     @property
     def prefix_namespace(self) -> str:

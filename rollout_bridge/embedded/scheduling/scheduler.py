@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from rollout_bridge.embedded.config import spare_rows
 from rollout_bridge.embedded.model.adapters import RowPlan
 from rollout_bridge.embedded.model.prefix_cache import Match
 from rollout_bridge.embedded.model.rows import LongRequest, Rows
@@ -35,6 +36,7 @@ from rollout_bridge.embedded.scheduling.admission import (
 from rollout_bridge.embedded.scheduling.lines import CONTENDED_PIECE, BackgroundTime, Line
 from rollout_bridge.embedded.scheduling.request import EngineRequest, Finish
 from rollout_bridge.embedded.server.text import StopStrings
+from rollout_bridge.engine.types import AGENT_PRIORITY
 
 
 class Scheduler:
@@ -62,7 +64,7 @@ class Scheduler:
         self._max_batch = max_batch
         self._max_prefill_tokens = max_prefill_tokens
         self._max_step_cost = max_step_cost
-        self._live, self._background = Line(), Line()
+        self._live, self._background, self._spare = Line(), Line(), Line()
         self._background_time = BackgroundTime()
         self._long_score: LongRequest | None = None
         self._notify = notify
@@ -80,7 +82,12 @@ class Scheduler:
     def not_running(self) -> list[EngineRequest]:
         """Requests that have yet to be run or scored."""
         begun = [] if self._long_score is None else [self._long_score.request]
-        return [*self._live.requests, *self._background.requests, *begun, *self.to_score]
+        waiting = (request for line in self._lines for request in line.requests)
+        return [*waiting, *begun, *self.to_score]
+
+    @property
+    def _lines(self) -> tuple[Line, Line, Line]:
+        return self._live, self._background, self._spare
 
     @property
     def _is_contended(self) -> bool:
@@ -89,6 +96,8 @@ class Scheduler:
         return running or bool(self._live.requests)
 
     def _line(self, request: EngineRequest) -> Line:
+        if request.is_spare:
+            return self._spare
         return self._background if request.is_background else self._live
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
@@ -213,6 +222,10 @@ class Scheduler:
             max_cost, max_batch = max_cost // CONTENDED_PIECE, max_batch - max_batch // 4
         self._start_waiting(self._background, max_cost, max_batch)
         self._score_waiting(max_cost)
+        if self._spare.requests:
+            agents = sum(request.priority == AGENT_PRIORITY for request in self.running)
+            rows = spare_rows(agents, self._max_batch)
+            self._start_waiting(self._spare, max_cost, min(rows, max_batch))
         return time.perf_counter() - begun
 
     def _start_waiting(self, line: Line, max_cost: int, max_batch: int) -> None:
@@ -221,7 +234,7 @@ class Scheduler:
             return
         budget, cost = self._max_prefill_tokens, max_cost
         # A row is reserved for each long prompt.
-        max_batch -= sum(one.long is not None for one in (self._live, self._background))
+        max_batch -= sum(one.long is not None for one in self._lines)
         while line.waiting and budget > 0 and cost > 0:
             group = take_prefill_group(
                 line.waiting, self.running, self._rows, max_batch, budget, max_cost
@@ -270,8 +283,8 @@ class Scheduler:
 
     def _put_long_back(self) -> None:
         """Discard what was computed of long requests: they start over."""
-        self._live.put_long_back()
-        self._background.put_long_back()
+        for line in self._lines:
+            line.put_long_back()
         if self._long_score is not None:
             self._long_score.request.forget_scores()
             self.to_score.appendleft(self._long_score.request)

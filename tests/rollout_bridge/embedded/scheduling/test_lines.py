@@ -9,6 +9,7 @@ import pytest
 
 from rollout_bridge.embedded.scheduling.lines import BackgroundTime, Line
 from rollout_bridge.embedded.scheduling.request import EngineRequest, Sampling
+from rollout_bridge.engine.types import SPARE_PRIORITY
 from tests.contract import tiny_model
 from tests.rollout_bridge.embedded.test_engine import complete, started
 
@@ -114,3 +115,27 @@ async def test_the_last_rows_are_left_to_agents(model: Path) -> None:
         engine._scheduler._rows.decode = on_decode  # type: ignore[method-assign]
         await complete(engine, agent, *votes)
     assert most == 3
+
+
+async def test_spare_requests_take_only_rows_that_nobody_else_needs(model: Path) -> None:
+    """Three quarters of the rows alone; beside an agent, all but its own row together a quarter."""
+    seen: dict[bool, int] = {True: 0, False: 0}
+    async with started(model, max_batch=8) as engine:
+        agent = request(5, 80)
+        decode = engine._scheduler._rows.decode
+
+        def on_decode(*given):
+            running = engine._scheduler.running
+            has_agent = any(one is agent for one in running)
+            seen[has_agent] = max(seen[has_agent], len(running))
+            return decode(*given)
+
+        engine._scheduler._rows.decode = on_decode  # type: ignore[method-assign]
+        spare = [request(n, 8, priority=SPARE_PRIORITY) for n in range(6, 50)]
+        await engine.pause("retract")
+        work = asyncio.create_task(complete(engine, agent, *spare))
+        await asyncio.sleep(0.1)
+        await engine.resume()
+        await work
+    assert seen == {True: 1 + 2, False: 6}
+    assert all(len(one.output_ids) == 8 for one in spare)
