@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ from records.names import Consent, TurnType
 from records.reading.explaining import Limits as WaitingLimits
 from records.store import Store
 from records.types import Ids
+from rollout_bridge.config import TeacherRoutes
 from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.engine.hold_file import HoldFile
 from rollout_bridge.engine.types import PauseMode, SamplingParams
@@ -69,7 +70,8 @@ class ProxyDeps:
     """What the proxy depends on. `clock` gives unix seconds; `pause_mode` is how the trainer
     changes the engine's weights; in `metrics_folder`, other processes of the run write their
     metrics; `hold` is where the trainer's schedule may hold generation, None where it never does.
-    `waiting` is what turns wait for; None: only the idle timeout is known. `hint_versions` reads,
+    `waiting` is what turns wait for; None: only the idle timeout is known. `routes` choose teachers
+    for turns. `hint_versions` reads,
     in a thread, what was measured for a hint; None: not known here. `teacher` answers hinted
     prompts when a page asks for it; None: it cannot be asked. `run_status` reads the status of the
     whole run, as `opd status --json` prints it; None: not known here. `curves` reads, in a thread,
@@ -86,6 +88,7 @@ class ProxyDeps:
     metrics_folder: Path | None = None
     hold: HoldFile | None = None
     waiting: WaitingLimits | None = None
+    routes: TeacherRoutes = field(default_factory=TeacherRoutes)
     hint_versions: Callable[[str], list[HintVersion]] | None = None
     teacher: GeneratingEngine | None = None
     run_status: Callable[[], Awaitable[dict[str, Any]]] | None = None
@@ -156,6 +159,7 @@ class TurnService:
             metrics=self.metrics,
             watch=self.drop_watch,
             config=config,
+            routes=deps.routes,
         )
 
     async def prepare(self, completion: Completion, caller: Caller) -> Turn:

@@ -6,6 +6,7 @@ Plain values, checked strictly; nothing here loads a tokenizer or opens a connec
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -66,6 +67,39 @@ class ClaimLoopConfig(BaseModel):
     """How long turns in flight may take to finish after a stop is requested."""
 
 
+class TeacherRoutes(BaseModel):
+    """Which of several teachers scores a turn whose client names none: what is asked first counts.
+
+    Each maps a name to that of a teacher.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    sources: dict[str, str] = Field(default_factory=dict)
+    """By where the task comes from: the header `X-Data-Source` of a request, the `data_source` of a
+    recorded session.
+    """
+    keys: dict[str, str] = Field(default_factory=dict)
+    """By the name of the API key."""
+    tools: dict[str, str] = Field(default_factory=dict)
+    """By a tool that the request offers; with several, the one that stands first here."""
+
+    def teacher_of(
+        self, *, source: str | None, key: str | None, tools: Collection[str]
+    ) -> str | None:
+        """The teacher for a request; None if no route applies."""
+        if source is not None and source in self.sources:
+            return self.sources[source]
+        if key is not None and key in self.keys:
+            return self.keys[key]
+        return next((teacher for tool, teacher in self.tools.items() if tool in tools), None)
+
+    @property
+    def teachers(self) -> set[str]:
+        """All that are named."""
+        return {*self.sources.values(), *self.keys.values(), *self.tools.values()}
+
+
 class ScoringConfig(BaseModel):
     """The teacher's identity and limits."""
 
@@ -75,10 +109,14 @@ class ScoringConfig(BaseModel):
     """Name of the run's own teacher, stored with each score. It scores turns that name no teacher,
     unless `default_teacher` is set.
     """
-    teachers: dict[str, str] = Field(default_factory=dict)
-    """Further teachers: name -> base URL of an engine. A client names one for its requests in the
-    header `X-Teacher`; a turn that names an unknown one is dropped as `unknown_teacher`.
+    teachers: dict[str, str | list[str]] = Field(default_factory=dict)
+    """Further teachers: name -> base URL of an engine, or of several with the same weights, which
+    take turns; one that does not answer is left out for a while. A client names one for its
+    requests in the header `X-Teacher`; a turn that names an unknown one is dropped as
+    `unknown_teacher`.
     """
+    routes: TeacherRoutes = TeacherRoutes()
+    """Who scores turns whose client names no teacher, in place of the default one."""
     teacher_api_keys: dict[str, SecretStr] = Field(default_factory=dict)
     """Their keys, if they need them: name -> key."""
     allow_incompatible_teachers: bool = False
@@ -106,10 +144,13 @@ class ScoringConfig(BaseModel):
 
     @field_validator("teachers")
     @classmethod
-    def _endpoints_are_urls(cls, value: dict[str, str]) -> dict[str, str]:
-        for name, url in value.items():
-            if not name or not re.match(r"https?://\S+$", url):
-                raise ValueError(f"teacher {name!r} needs a name and a base URL, got {url!r}")
+    def _endpoints_are_urls(cls, value: dict[str, str | list[str]]) -> dict[str, str | list[str]]:
+        for name, given in value.items():
+            urls = urls_in(given)
+            if not name or not urls or not all(re.match(r"https?://\S+$", url) for url in urls):
+                raise ValueError(f"teacher {name!r} needs a name and base URLs, got {given!r}")
+            if len(set(urls)) < len(urls):
+                raise ValueError(f"teacher {name!r} names an engine twice: {given!r}")
         return value
 
     @model_validator(mode="after")
@@ -128,6 +169,10 @@ class ScoringConfig(BaseModel):
                 f"default_teacher {self.default_teacher!r} is not one of "
                 f"{', '.join([self.teacher, *self.teachers])}"
             )
+        if unknown := self.routes.teachers - {self.teacher, *self.teachers}:
+            raise ValueError(
+                f"routes: no teacher is called {min(unknown)!r}; give its URL in teachers"
+            )
         if self.top_k and not self.engine_scores:
             raise ValueError(
                 "top_k asks engines for scores: set engine_scores = true, or top_k = 0"
@@ -138,7 +183,16 @@ class ScoringConfig(BaseModel):
             )
         return self
 
+    def urls_of_teacher(self, name: str) -> list[str]:
+        """The engines of a further teacher."""
+        return urls_in(self.teachers[name])
+
     def keys_of_teacher(self, name: str) -> EngineKeys:
         """The keys that a further teacher needs."""
         key = self.teacher_api_keys.get(name)
         return EngineKeys(api=None if key is None else key.get_secret_value())
+
+
+def urls_in(given: str | list[str]) -> list[str]:
+    """One or several base URLs, as a list."""
+    return [given] if isinstance(given, str) else given

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from judge.config import JudgeConfig
 from opd.run.checks import check_run, run_warnings
-from opd.run.config import merge, parse_overrides
+from opd.run.config import TeacherGroup, merge, parse_overrides
 from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.config import EngineClientConfig
 from trainer.config import TeacherConfig, TrainerConfig
@@ -59,13 +59,15 @@ def build(values: dict[str, Any]) -> TrainerConfig:
     trainer = TrainerConfig.model_validate(values.get("trainer", {}))
     judge = JudgeConfig.model_validate(JUDGE | values.get("judge", {}))
     EngineClientConfig.model_validate(values.get("engine_client", {}))
+    for group in values.get("teachers", {}).values():
+        TeacherGroup.model_validate(group)
     check_run(trainer, ScoringConfig.model_validate(values.get("scoring", {})), judge)
     return trainer
 
 
 @pytest.mark.parametrize("block", blocks(PAGE, "toml"))
 def test_every_block_is_a_configuration_without_warnings(block):
-    assert block.startswith("[trainer")
+    assert block.startswith(("[trainer", "[scoring"))
     assert run_warnings(build(tomllib.loads(block))) == []
 
 

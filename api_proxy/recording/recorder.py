@@ -36,6 +36,7 @@ from records.names import Consent, TurnType
 from records.spill.spilled import Addition
 from records.store import Store
 from records.types import CapturedTurn
+from rollout_bridge.config import TeacherRoutes
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class TurnRecorder:
         metrics: ProxyMetrics,
         watch: DropWatch,
         config: ProxyConfig,
+        routes: TeacherRoutes,
     ) -> None:
         self._store = store
         self._sessions = sessions
@@ -62,7 +64,7 @@ class TurnRecorder:
         self._spool = spool
         self._metrics = metrics
         self._watch = watch
-        self._config = config
+        self._config, self._routes = config, routes
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, turn: Turn) -> None:
@@ -139,7 +141,7 @@ class TurnRecorder:
         turn.latency_s = time.monotonic() - turn.started
         if turn.rollout.ids:
             try:
-                turn.captured = captured_turn(turn, reply, self._config)
+                turn.captured = captured_turn(turn, reply, self._config, self._routes)
             except ValueError as error:  # the engine's spans contradict themselves
                 self._lost(turn, error)
         return self._spawn(self._commit(turn))
@@ -254,7 +256,9 @@ class TurnRecorder:
             await asyncio.wait(self._tasks)
 
 
-def captured_turn(turn: Turn, reply: Reply, config: ProxyConfig) -> CapturedTurn:
+def captured_turn(
+    turn: Turn, reply: Reply, config: ProxyConfig, routes: TeacherRoutes
+) -> CapturedTurn:
     """The turn as the store takes it. Raises ValueError if the engine contradicts itself."""
     rollout = turn.rollout
     spans, version_fault = version_spans(rollout.spans, len(rollout.ids))
@@ -287,8 +291,18 @@ def captured_turn(turn: Turn, reply: Reply, config: ProxyConfig) -> CapturedTurn
         latency_s=turn.latency_s,
         drop_reason=drop_reason(rollout, reply, circumstances, version_fault, config),
         drop_detail=turn.kind.rule,
-        teacher_key=turn.completion.teacher,
+        teacher_key=turn.completion.teacher or _routed(turn, routes),
         request_echo=turn.completion.request_echo if turn.completion.is_retrievable else None,
         user_id=turn.completion.user_id,
         routed_experts=whole_experts(rollout),
+    )
+
+
+def _routed(turn: Turn, routes: TeacherRoutes) -> str | None:
+    """The teacher that the configuration names for such turns."""
+    key = turn.caller.key
+    return routes.teacher_of(
+        source=turn.completion.source,
+        key=None if key is None else key.name,
+        tools=[tool["function"]["name"] for tool in turn.completion.tools],
     )

@@ -234,6 +234,7 @@ class Completion:
     turn_type: TurnType | None
     session_done: bool
     teacher: str | None = None
+    source: str | None = None
     request_echo: dict[str, Any] | None = None
     is_retrievable: bool = False
     prompt_ids: tuple[int, ...] | None = None
@@ -314,7 +315,8 @@ def completion_of(
         session=_session(headers, fields),
         turn_type=_turn_type(headers, fields),
         session_done=_session_done(headers, fields),
-        teacher=_teacher(headers),
+        teacher=_name_in(headers, "X-Teacher", "teacher"),
+        source=_name_in(headers, "X-Data-Source", "data_source"),
         num_bytes=num_bytes,
         shape=shape,
         ignored=ignored,
@@ -458,10 +460,10 @@ def _session(headers: Mapping[str, str], fields: ChatRequest) -> str | None:
     return name
 
 
-def _teacher(headers: Mapping[str, str]) -> str | None:
-    name = headers.get("x-teacher", "").strip()
+def _name_in(headers: Mapping[str, str], header: str, param: str) -> str | None:
+    name = headers.get(header.lower(), "").strip()
     if len(name) > 256 or not name.isprintable():
-        raise invalid("'X-Teacher' has at most 256 characters, all printable.", "teacher")
+        raise invalid(f"'{header}' has at most 256 characters, all printable.", param)
     return name or None
 
 

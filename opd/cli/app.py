@@ -138,7 +138,7 @@ def proxy(
 @app.command(cls=RunCommand)
 def engine(
     run: RunFolder,
-    role: Annotated[str, typer.Option(help="policy or frozen")],
+    role: Annotated[str, typer.Option(help="policy, frozen, or NAME.N of a teacher")],
     overrides: Overrides = None,
     exit_with_parent: WithParent = False,
 ) -> None:

@@ -5,9 +5,18 @@ It imports nothing heavy: `--dry-run` works on a laptop.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from opd.cluster.architecture import Architecture
 
@@ -58,8 +67,8 @@ class EngineGroup(_Section):
     """Further fields of SGLang's ServerArgs, e.g. `{chunked_prefill_size = 8192}`."""
 
 
-class JudgeEngines(EngineGroup):
-    """Engines of a judge that is a different model from the teacher."""
+class ModelEngines(EngineGroup):
+    """Engines of another model than the policy's: of a judge, or of a further teacher."""
 
     model: str
     """Folder of its weights, in Hugging Face format."""
@@ -103,8 +112,12 @@ class ClusterConfig(_Section):
     """The engines that serve agents; they get the new weights after each step."""
     frozen: EngineGroup
     """The engines with the start weights: teacher, and judge unless there is a separate one."""
-    judge: JudgeEngines | None = None
+    judge: ModelEngines | None = None
     """Engines for a separate judge. Unset: the frozen engines judge, or `judge.base_url`."""
+    teachers: dict[str, ModelEngines] = Field(default_factory=dict)
+    """Engines of further teachers, by name; `scoring.routes`, the header `X-Teacher` and
+    `scoring.default_teacher` choose one.
+    """
     architecture: Architecture | None = None
     """The values of the model's config.json, for a launch or a dry run without the folder."""
     model_flags: list[str] = Field(default_factory=list)
@@ -149,13 +162,23 @@ class ClusterConfig(_Section):
     ray: RayConfig = RayConfig()
     """The Ray head."""
     frozen_base_port: int = Field(default=21000, ge=1024, le=60000)
-    """First port of the frozen and judge engines on a node; each engine takes 64 from there."""
+    """First port of the engines of frozen, judge and teachers on a node; each engine takes 64 from
+    there.
+    """
     nodes_timeout_s: PositiveFloat = 1800.0
     """How long to wait for the other nodes."""
     engines_timeout_s: PositiveFloat = 3600.0
     """How long to wait for the engines after the job was submitted."""
     proxy_timeout_s: PositiveFloat = 300.0
     """How long to wait for the endpoint after the engines are up."""
+
+    @field_validator("teachers")
+    @classmethod
+    def _teachers_have_names(cls, value: dict[str, ModelEngines]) -> dict[str, ModelEngines]:
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+                raise ValueError(f"teachers.{name}: a name has letters, digits, - and _ only")
+        return value
 
     @model_validator(mode="after")
     def _several_nodes_have_addresses(self) -> ClusterConfig:

@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 from sqlalchemy.engine import make_url
 
-from opd.cluster.config import ClusterConfig, EngineGroup
+from opd.cluster.config import ClusterConfig, EngineGroup, ModelEngines
 from opd.cluster.launching.prepare import FROZEN_VERSION
 from opd.cluster.layout import EnginePlacement, Layout, engine_groups
 from opd.cluster.paths import Paths
@@ -30,7 +30,7 @@ def sglang_file(config: RunConfig, layout: Layout) -> str:
     groups = engine_groups(cluster)
     models = []
     for name, group in groups.items():
-        model = config.model if cluster.judge is None or name != "judge" else cluster.judge.model
+        model = group.model if isinstance(group, ModelEngines) else config.model
         models.append(
             {
                 "name": name,

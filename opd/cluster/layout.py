@@ -65,7 +65,14 @@ class Layout:
 def engine_groups(config: ClusterConfig) -> dict[str, EngineGroup]:
     """The groups in slime's order: the one that gets weights comes first."""
     groups: dict[str, EngineGroup] = {"policy": config.policy, "frozen": config.frozen}
-    return groups if config.judge is None else {**groups, "judge": config.judge}
+    if config.judge is not None:
+        groups["judge"] = config.judge
+    return groups | {teacher_group(name): group for name, group in config.teachers.items()}
+
+
+def teacher_group(name: str) -> str:
+    """The name of the group of a further teacher's engines."""
+    return f"teacher-{name}"
 
 
 def build_layout(config: ClusterConfig, model: Architecture | None, batch_size: int) -> Layout:

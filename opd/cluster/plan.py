@@ -17,7 +17,7 @@ from opd.cluster.flag_check import REPOSITORY, FlagReport, check_flags
 from opd.cluster.flags import Sections, command_line, slime_flags
 from opd.cluster.hooks import check_objective, hook_paths
 from opd.cluster.launching.prepare import LATER, resolve
-from opd.cluster.layout import Layout, build_layout
+from opd.cluster.layout import Layout, build_layout, teacher_group
 from opd.cluster.paths import Paths, next_launch
 from opd.cluster.routing import RoutingReplay, routing_problem, routing_replay
 from opd.run import config as run_config
@@ -178,11 +178,14 @@ def engine_overrides(config: RunConfig, addresses: dict[str, str]) -> list[str]:
     """
     judging = "frozen" if config.cluster is None or config.cluster.judge is None else "judge"
     own_judge = config.judge.base_url.startswith(LATER)
-    wanted = {"policy", "frozen", *([judging] if own_judge else [])}
+    teachers = [] if config.cluster is None else list(config.cluster.teachers)
+    wanted = {"policy", "frozen", *([judging] if own_judge else []), *map(teacher_group, teachers)}
     if missing := wanted - set(addresses):
         raise ConfigError(f"engines.json: no address of {', '.join(sorted(missing))}")
     words = ["--set", f"policy.url={addresses['policy']}"]
     words += ["--set", f"frozen.url={addresses['frozen']}"]
+    for name in teachers:
+        words += ["--set", f"scoring.teachers.{name}={addresses[teacher_group(name)]}"]
     return [*words, "--set", f"judge.base_url={addresses[judging]}/v1"] if own_judge else words
 
 

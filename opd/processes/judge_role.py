@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from opd.processes.beginning import begin, run_until_stopped
 from opd.processes.judge import judge_config, judge_control_texts, judge_counter
 from opd.processes.shared import client_of, owner_name, policy_client, rendering_of, with_status
+from opd.processes.teacher_check import check_teachers
 from opd.run.config import RunConfig
 from opd.run.start_checks import check_canaries, check_store, check_verifier
 from records.queue.freshness import Freshness
@@ -70,6 +71,8 @@ async def _judge_and_score(
     teacher = client_of(config, config.frozen, priority=BACKGROUND_PRIORITY)
     policy = policy_client(config, folder, priority=BACKGROUND_PRIORITY)
     async with store, teacher, policy:
+        if config.replay.mode != "judge-only":
+            await check_teachers(config, rendering)
         reads: Reads = {
             "count_tokens": judge_counter(config, rendering),
             "control_texts": judge_control_texts(config, rendering),

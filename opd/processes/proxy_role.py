@@ -69,6 +69,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
                 metrics_folder=config_file.parent / FOLDER,
                 hold=HoldFile(config_file.parent) if config.trainer.holds_generation else None,
                 waiting=config.waiting,
+                routes=config.scoring.routes,
                 hint_versions=partial(hint_versions, config_file.parent),
                 teacher=teacher,
                 run_status=run_status,

@@ -81,6 +81,7 @@ class Run:
             await asyncio.gather(
                 self._start_engine("policy", self.config.policy),
                 self._start_engine("frozen", self.config.frozen),
+                self._start_teachers(),
             )
 
     async def start_endpoint(self) -> None:
@@ -105,6 +106,7 @@ class Run:
         if not self.supervisor.has("trainer"):
             with at_work("starting teacher, judge and trainer"):
                 await self._start_engine("frozen", self.config.frozen)
+                await self._start_teachers()
                 await self.start_learning()
 
     def _has_trained(self) -> bool:
@@ -153,21 +155,27 @@ class Run:
         if role == "frozen" and self.config.frozen.shared:
             return
         if engine.url is None:
-            ready = answers(f"{engine.base_url}/health")
-            arguments = ["-m", "opd.cli.app", "engine", "--role", role]
-            arguments += ["--run", str(self.folder)]
-            await self.supervisor.start(
-                f"engine_{role}",
-                arguments,
-                ready,
-                ENGINE_START_S,
-                patience=Patience(
-                    progress=self._newest_version, remedy=ENGINE_MEMORY.format(role=role)
-                ),
-            )
+            await self._start_embedded(role, engine.base_url, ENGINE_MEMORY.format(role=role))
             return
         for warning in await check_engine(role, self.config, model_vocab_size(self.config.model)):
             logger.warning("%s", warning)
+
+    async def _start_teachers(self) -> None:
+        """Start the engines of further teachers, one after the other: each loads a model."""
+        for name, group in self.config.teachers.items():
+            remedy = ENGINE_MEMORY.format(role=f"teachers.{name}")
+            for number, url in enumerate(group.urls):
+                await self._start_embedded(f"{name}.{number}", url, remedy)
+
+    async def _start_embedded(self, role: str, url: str, remedy: str) -> None:
+        arguments = ["-m", "opd.cli.app", "engine", "--role", role, "--run", str(self.folder)]
+        await self.supervisor.start(
+            f"engine_{role}",
+            arguments,
+            answers(f"{url}/health"),
+            ENGINE_START_S,
+            patience=Patience(progress=self._newest_version, remedy=remedy),
+        )
 
     async def _start(
         self,

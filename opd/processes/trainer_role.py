@@ -15,7 +15,7 @@ from opd.models.folder import check_model
 from opd.processes.beginning import begin, run_until_stopped
 from opd.processes.shared import client_of, owner_name, policy_client, rendering_of, with_status
 from opd.run.checks import run_warnings
-from opd.run.config import EngineConfig, RunConfig
+from opd.run.config import RunConfig
 from opd.run.devices import check_device
 from opd.run.start_checks import check_store
 from records.store import Store
@@ -23,7 +23,6 @@ from trainer.model.model_config import model_vocab_size
 
 if TYPE_CHECKING:
     from rollout_bridge.engine.client import EngineClient
-    from rollout_bridge.rendering.rendering import Rendering
     from rollout_bridge.scoring.teachers import FrozenTeacher
     from trainer.config import TrainerConfig
     from trainer.step.loop import EmbeddedTrainer
@@ -65,7 +64,6 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
     policy = policy_client(config, folder)
     frozen = client_of(config, config.frozen)
     async with store, policy, frozen, only_trainer(folder):
-        await _check_teachers(config, rendering)
         trainer = await EmbeddedTrainer.open(
             store=store,
             config=_trainer_config(config),
@@ -135,26 +133,3 @@ async def train_and_serve(
         if not stays or not trainer.is_at_rest(when_done=when_done):
             return
         await trainer.serve_on(stop, when_done=when_done)
-
-
-async def _check_teachers(config: RunConfig, rendering: Rendering) -> None:
-    """Check that further teachers read the policy's tokens as the policy does."""
-    from opd.models.compatibility import check_teacher
-    from trainer.calibration.calibration_texts import conversation_sequences
-
-    for name, url in config.scoring.teachers.items():
-        teacher = EngineConfig(url=url, api_key=config.scoring.teacher_api_keys.get(name))
-        async with client_of(config, teacher) as engine:
-            differences = await check_teacher(
-                name,
-                engine,
-                model=config.model,
-                # A tokenizer may name ids that its model has no rows for (Gemma 3's image), and a
-                # model may have rows that no text uses.
-                vocab_size=min(rendering.vocab_size, model_vocab_size(config.model)),
-                sequences=conversation_sequences(rendering),
-                template_ids=sorted(rendering.stop_token_ids),
-                allow=config.scoring.allow_incompatible_teachers,
-            )
-        for difference in differences:
-            logger.warning("teacher %s: %s", name, difference)

@@ -22,6 +22,7 @@ def session_of(
     *,
     tools: list[dict[str, Any]],
     outcome_reward: float | None = None,
+    data_source: str | None = None,
 ) -> Iterator[RecordedSession | Problem]:
     """The problems of a conversation, then the session, if it has a turn.
 
@@ -52,6 +53,7 @@ def session_of(
         line=origin.line,
         turns=tuple(turns),
         outcome_reward=outcome_reward,
+        data_source=data_source,
     )
 
 

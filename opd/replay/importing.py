@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from records.reading.replaying import PreparedSession
 from records.turns.recording import Recording, RecordingKind
 from records.turns.turn_writes import NextState, prepare
 from records.types import CapturedTurn, Ids
+from rollout_bridge.config import TeacherRoutes
 from rollout_bridge.rendering.rendering import Rendering
 
 SCOPE = "recorded"
@@ -35,12 +36,13 @@ _TICK_S = 1e-6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSettings:
     """`context_length` is the most tokens of prompt and response; `renderer` names the ids that may
-    be used as they are.
+    be used as they are; `routes` choose teachers for turns.
     """
 
     context_length: int | None
     held_out: float
     renderer: str
+    routes: TeacherRoutes = field(default_factory=TeacherRoutes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +218,11 @@ class _SessionImport:
             latency_s=None,
             drop_reason=DropReason.SENSITIVE if holds_findings else None,
             findings={},
+            teacher_key=self._settings.routes.teacher_of(
+                source=self._session.data_source,
+                key=None,
+                tools=[tool["function"]["name"] for tool in turn.tools],
+            ),
             recording=Recording(
                 kind=(
                     RecordingKind.RECORDED_WITH_LOGPROBS if has_logprobs else RecordingKind.RECORDED

@@ -137,7 +137,9 @@ class RecordedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSession:
-    """One conversation of a recording, its turns in order; `outcome_reward` as recorded."""
+    """One conversation of a recording, its turns in order; `outcome_reward` and `data_source`
+    (where its task comes from) as recorded.
+    """
 
     session_id: str
     format: RecordingFormat
@@ -145,6 +147,7 @@ class RecordedSession:
     line: int | None
     turns: tuple[RecordedTurn, ...]
     outcome_reward: float | None = None
+    data_source: str | None = None
 
 
 Recording: TypeAlias = Iterator[RecordedSession | Problem]

@@ -201,6 +201,7 @@ class _Replay:
             context_length=self._config.scoring.context_length,
             held_out=self._config.replay.held_out,
             renderer=renderer_fingerprint(rendering, self._config.renderer),
+            routes=self._config.scoring.routes,
         )
         report = await take_in(
             store,

@@ -97,6 +97,28 @@ class FrozenConfig(EngineConfig):
     """
 
 
+class TeacherGroup(BaseModel):
+    """A further teacher on embedded engines that the run starts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    embedded: EmbeddedEngineConfig
+    """Settings of each of its engines; `model` is the teacher."""
+    replicas: int = Field(default=1, ge=1)
+    """Engines of it, which take turns."""
+    ports: list[int] = Field(default_factory=list)
+    """Their ports; those that are missing are chosen by the run."""
+
+    def engine(self, number: int) -> EmbeddedEngineConfig:
+        """One of its engines, counted from 0."""
+        return self.embedded.model_copy(update={"port": self.ports[number]})
+
+    @property
+    def urls(self) -> list[str]:
+        """Where they answer."""
+        return [f"http://{self.embedded.host}:{port}" for port in self.ports]
+
+
 class RunConfig(BaseModel):
     """Everything that a run's processes need to know."""
 
@@ -114,6 +136,10 @@ class RunConfig(BaseModel):
     frozen: FrozenConfig = Field(default_factory=FrozenConfig)
     """The engine with the frozen start weights: teacher, and judge unless `judge.base_url`
     differs.
+    """
+    teachers: dict[str, TeacherGroup] = Field(default_factory=dict)
+    """Further teachers on engines that the run starts; those that run elsewhere are in
+    `scoring.teachers`.
     """
     engine_client: EngineClientConfig = Field(default_factory=EngineClientConfig)
     proxy: ProxyConfig = Field(default_factory=ProxyConfig)

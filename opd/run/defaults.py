@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from opd.models.folder import check_model
 from opd.processes.supervisor import free_ports
 from opd.run import config as run_config
-from opd.run.config import EngineConfig, RunConfig
+from opd.run.config import EngineConfig, RunConfig, TeacherGroup
 from trainer.config import trains_all_weights
 from trainer.errors import ConfigError
 from trainer.model.model_config import config_value, context_length, has_experts, why_not_served
@@ -57,13 +59,15 @@ def resolve(
     is read, so that a typing error shows at once. Raises ConfigError with one line per wrong key,
     and what `check` raises.
     """
-    values = _laid_over(values, file, overrides)
+    values = _with_teachers(_laid_over(values, file, overrides))
     full = _trains_all_weights(values)
     given = _as_given(values if recipe is None else run_config.merge(recipe(None, full), values))
     if check is not None:
         check(given)
     model = given.model
     check_model(model)
+    for group in given.teachers.values():
+        check_model(group.embedded.model)
     renderer = _named_renderer(model, values)
     length, model_type = model_facts(model, is_served_here=_is_served_here(given))
     if renderer is None:
@@ -80,6 +84,29 @@ def resolve(
     if "base_url" in values["judge"]:
         return _assign_ports(run_config.build(values))
     return _judged_by_frozen_engine(values, length)
+
+
+def _with_teachers(values: dict[str, Any]) -> dict[str, Any]:
+    """The same, with ports for the teachers that the run starts, among those that score.
+
+    Raises ConfigError for a wrong section.
+    """
+    teachers: dict[str, Any] = {}
+    urls: dict[str, Any] = {}
+    for name, given in values.get("teachers", {}).items():
+        try:
+            group = TeacherGroup.model_validate(given)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"teachers.{name}.{place}: {first['msg']}") from None
+        missing = group.replicas - len(group.ports)
+        ports = [*group.ports[: group.replicas], *free_ports(max(missing, 0))]
+        teachers[name] = {"ports": ports}
+        urls[name] = group.model_copy(update={"ports": ports}).urls
+    if not teachers:
+        return values
+    return run_config.merge(values, {"teachers": teachers, "scoring": {"teachers": urls}})
 
 
 def _laid_over(values: dict[str, Any], file: Path | None, overrides: list[str]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.errors import EngineProtocolError
 from rollout_bridge.engine.types import ModelInfo, ScoredTokens
+from rollout_bridge.scoring.replicas import Replicas
 from rollout_bridge.worker import StageStopped
 
 
@@ -52,7 +53,7 @@ class TeacherScores:
 
 
 class FrozenTeacher:
-    """One teacher on an engine.
+    """One teacher on an engine, or on several that take turns (`others`).
 
     Without `expected_version`, the first version that it reports counts; without `context_length`,
     the length that it reports.
@@ -62,20 +63,21 @@ class FrozenTeacher:
         self,
         name: str,
         client: Teacher,
-        *,
+        *others: Teacher,
         expected_version: str | None = None,
         context_length: int | None = None,
         top_k: int = 0,
     ) -> None:
         self.name = name
-        self._client, self._top_k = client, top_k
+        self._engines = Replicas((client, *others))
+        self._top_k = top_k
         self._version = expected_version
         self._max_tokens = context_length
 
     async def max_tokens(self) -> int:
         """Most tokens of hinted prompt and response together. Raises TeacherChanged."""
         if self._max_tokens is None:
-            info = await self._client.model_info()
+            info = await self._engines.first(lambda engine: engine.model_info())
             self._check_frozen(info)
             self._max_tokens = info.context_length or sys.maxsize
         return self._max_tokens
@@ -89,21 +91,26 @@ class FrozenTeacher:
         """
         ids, start = np.concatenate([prompt_ids, response_ids]), len(prompt_ids)
         started = time.monotonic()
-        try:
+
+        async def ask(engine: Teacher) -> tuple[ScoredTokens, float, ModelInfo]:
             if self._top_k:
-                scored = await self._client.score_with_topk(
+                scored = await engine.score_with_topk(
                     ids, start, self._top_k, routing_key=routing_key
                 )
             else:
-                logprobs = await self._client.score(ids, start, routing_key=routing_key)
+                logprobs = await engine.score(ids, start, routing_key=routing_key)
                 scored = ScoredTokens(logprobs=logprobs)
+            latency_s = time.monotonic() - started
+            # Asked AFTER the scores: labels are never used twice, so an unchanged one means that no
+            # update came before or during the call.
+            return scored, latency_s, await engine.model_info()
+
+        try:
+            scored, latency_s, info = await self._engines.first(ask)
         except ValueError as error:
             # A policy can sample an id of its head that the tokenizer does not have.
             raise EngineProtocolError(f"ids that cannot be scored: {error}") from error
-        latency_s = time.monotonic() - started
-        # Asked AFTER the scores: labels are never used twice, so an unchanged one means that no
-        # update came before or during the call.
-        version = self._check_frozen(await self._client.model_info())
+        version = self._check_frozen(info)
         return TeacherScores(
             version=version,
             logprobs=scored.logprobs,
@@ -118,13 +125,16 @@ class FrozenTeacher:
         """Its log-probs of `token_ids` [R, K] at the positions from `start`. Raises EngineError,
         TeacherChanged.
         """
+
+        async def ask(engine: Teacher) -> tuple[Logprobs, ModelInfo]:
+            found = await engine.score_tokens(input_ids, start, token_ids, routing_key=routing_key)
+            return found, await engine.model_info()
+
         try:
-            found = await self._client.score_tokens(
-                input_ids, start, token_ids, routing_key=routing_key
-            )
+            found, info = await self._engines.first(ask)
         except ValueError as error:
             raise EngineProtocolError(f"ids that cannot be scored: {error}") from error
-        self._check_frozen(await self._client.model_info())
+        self._check_frozen(info)
         return found
 
     def _check_frozen(self, info: ModelInfo) -> str:
@@ -152,10 +162,13 @@ class Teachers:
         settings = own.config if isinstance(own, EngineClient) else None
         vocab_size = own.vocab_size if isinstance(own, EngineClient) else None
         self._opened = {
-            name: EngineClient(
-                url, config=settings, vocab_size=vocab_size, keys=config.keys_of_teacher(name)
-            )
-            for name, url in config.teachers.items()
+            name: [
+                EngineClient(
+                    url, config=settings, vocab_size=vocab_size, keys=config.keys_of_teacher(name)
+                )
+                for url in config.urls_of_teacher(name)
+            ]
+            for name in config.teachers
         }
         self._by_name = {
             config.teacher: FrozenTeacher(
@@ -166,8 +179,8 @@ class Teachers:
                 top_k=config.top_k,
             )
         } | {
-            name: FrozenTeacher(name, client, top_k=config.top_k)
-            for name, client in self._opened.items()
+            name: FrozenTeacher(name, *clients, top_k=config.top_k)
+            for name, clients in self._opened.items()
         }
 
     def of(self, key: str | None) -> FrozenTeacher | None:
@@ -176,5 +189,6 @@ class Teachers:
 
     async def close(self) -> None:
         """Close the clients that were opened here; the run's own teacher belongs to the caller."""
-        for client in self._opened.values():
-            await client.close()
+        for clients in self._opened.values():
+            for client in clients:
+                await client.close()

@@ -7,11 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from api_proxy.app import ProxyDeps
+from api_proxy.config import ProxyConfig
 from records.names import TurnState
 from records.store import Store
 from records.types import Experts, Verdict
+from rollout_bridge.config import TeacherRoutes
 from rollout_bridge.engine.types import Generation, SamplingParams
-from tests.api_proxy.conftest import Door
+from rollout_bridge.rendering.rendering import Rendering
+from tests.api_proxy.conftest import Door, a_door
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 from tests.records.looking import list_turns
 
@@ -100,7 +104,36 @@ async def test_a_teacher_that_a_client_names_is_stored(
     assert turn.teacher_key == key
 
 
-async def test_a_name_that_cannot_be_one_is_refused(door: Door) -> None:
-    response = await door.post(HELLO, {"X-Teacher": "m" * 300})
+@pytest.mark.parametrize("header", ["X-Teacher", "X-Data-Source"])
+async def test_a_name_that_cannot_be_one_is_refused(door: Door, header: str) -> None:
+    response = await door.post(HELLO, {header: "m" * 300})
     assert response.status_code == 400
-    assert "X-Teacher" in response.json()["error"]["message"]
+    assert header in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "tools", "key"),
+    [
+        ({"X-Data-Source": "gsm8k"}, [], "math"),
+        ({"X-Data-Source": "gsm8k", "X-Teacher": "own"}, [], "own"),
+        ({}, ["run"], "code"),
+        ({"X-Data-Source": "elsewhere"}, ["look"], None),
+    ],
+)
+async def test_the_configuration_chooses_a_teacher(
+    store: Store,
+    engine: ScriptedEngine,
+    rendering: Rendering,
+    headers: dict[str, str],
+    tools: list[str],
+    key: str | None,
+) -> None:
+    routes = TeacherRoutes(sources={"gsm8k": "math"}, tools={"run": "code"})
+    deps = ProxyDeps(
+        store=store, engine=engine, rendering=rendering, config=ProxyConfig(), routes=routes
+    )
+    offered = [{"type": "function", "function": {"name": name}} for name in tools]
+    async with a_door(deps, engine) as door:
+        door.will_say("Hi.")
+        _, turn = await door.say(HELLO, headers, **({"tools": offered} if offered else {}))
+    assert turn.teacher_key == key

@@ -54,7 +54,7 @@ def resolve(
         raise ConfigError(f"{file}: no section [cluster]; configs/ has examples")
     _refuse(values)
     # Checked once as the user wrote it, so that a wrong key is named before anything is derived.
-    given = run_config.build(run_config.merge(_placeholders(run), values))
+    given = run_config.build(run_config.merge(_placeholders(values, run), values))
     cluster = given.cluster
     assert cluster is not None
     model, warnings = _architecture(given.model, cluster)
@@ -65,11 +65,18 @@ def resolve(
     return config, model, warnings
 
 
-def _placeholders(run: Path) -> dict[str, Any]:
+def _placeholders(values: dict[str, Any], run: Path) -> dict[str, Any]:
     return {
         "store": {"url": f"{SQLITE}:///{run / 'records.db'}"},
         "judge": {"base_url": f"{LATER}/v1", "model": "judge"},
+        **_teachers_later(values),
     }
+
+
+def _teachers_later(values: dict[str, Any]) -> dict[str, Any]:
+    """The teachers that the job starts, with addresses that are known only later."""
+    names = _section(_section(values, "cluster"), "teachers")
+    return {"scoring": {"teachers": dict.fromkeys(names, LATER)}} if names else {}
 
 
 def _refuse(values: dict[str, Any]) -> None:
@@ -77,6 +84,10 @@ def _refuse(values: dict[str, Any]) -> None:
     for role in ("policy", "frozen"):
         if role in values:
             problems.append(f"{role}: the job starts its engines itself; remove this section")
+    if "teachers" in values:
+        problems.append(
+            "teachers: the job's further teachers are in cluster.teachers; move it there"
+        )
     if _section(values, "rehearsal").get("enabled"):
         problems.append(
             "rehearsal.enabled: slime cannot train lessons yet, only turns; set it to false"
@@ -150,7 +161,10 @@ def _derived(
     derived: dict[str, Any] = {
         # What slime does around an update, which the proxy has to know.
         "trainer": {"pause_mode": "abort"},
-        "scoring": {"expected_version": FROZEN_VERSION},
+        "scoring": {
+            "expected_version": FROZEN_VERSION,
+            **_teachers_later(values).get("scoring", {}),
+        },
         "judge": _judge(values, given, cluster, model),
     }
     if "store" not in values:

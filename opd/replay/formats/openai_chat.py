@@ -2,7 +2,8 @@
 
 `messages` is OpenAI's list of chat messages (https://platform.openai.com/docs/api-reference/chat).
 Optional: `tools` (OpenAI's definitions), `session_id` (else the file's name and the line's number),
-`outcome_reward` (a number). Other fields are ignored.
+`outcome_reward` (a number), `data_source` (a text: where the task comes from, which may choose the
+teacher). Other fields are ignored.
 """
 
 from __future__ import annotations
@@ -51,7 +52,13 @@ def _session(path: Path, line: Line) -> Iterator[RecordedSession | Problem]:
     if reward is not None and not is_number(reward):
         yield origin.problem(ImportProblem.BAD_SHAPE, f"outcome_reward {reward!r} is not a number")
         reward = None
-    yield from session_of(path_entries(messages), origin, tools=tools, outcome_reward=reward)
+    source = value.get("data_source")
+    if source is not None and not isinstance(source, str):
+        yield origin.problem(ImportProblem.BAD_SHAPE, f"data_source {source!r} is not a text")
+        source = None
+    yield from session_of(
+        path_entries(messages), origin, tools=tools, outcome_reward=reward, data_source=source
+    )
 
 
 def session_id_of(value: dict[str, Any], path: Path, number: int) -> str:

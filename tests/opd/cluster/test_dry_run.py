@@ -9,10 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from opd.cli.app import app
+from opd.cluster.files import sglang_file
 from opd.cluster.flag_check import REPOSITORY
 from opd.cluster.plan import engine_overrides, make_plan
 from tests.opd.cluster.examples import CONFIGS, EXPECTED, NOWHERE, dry_run, plan_of
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, StartupError
 
 
 def test_there_are_examples_for_one_node_for_several_and_for_experts() -> None:
@@ -133,3 +134,43 @@ def test_each_launch_of_a_run_has_a_folder_and_a_name_of_its_own(tmp_path: Path)
     (tmp_path / "launch-001").mkdir()
     (tmp_path / "launch-010").mkdir()
     assert next_launch(tmp_path).launch.name == "launch-011"
+
+
+TEACHERS = [
+    "cluster.frozen.gpus=1",
+    "cluster.teachers.math.gpus=1",
+    "cluster.teachers.math.model=/models/math",
+    "scoring.routes.sources.gsm8k=math",
+]
+
+
+def test_further_teachers_have_engines_of_their_own(tmp_path: Path) -> None:
+    config = REPOSITORY / "configs" / "qwen3_8b.toml"
+    plan = make_plan(config, [*NOWHERE, *TEACHERS], tmp_path / "run")
+    assert [plan.layout.owner(gpu) for gpu in (6, 7)] == ["frozen 0", "teacher-math 0"]
+    models = json.loads(sglang_file(plan.config, plan.layout))["sglang"]
+    found = [(one["name"], one["model_path"], one["update_weights"]) for one in models]
+    assert found[-1] == ("teacher-math", "/models/math", False)
+    assert found[1][:2] == ("frozen", plan.config.model)
+    addresses = {name: f"http://{name}" for name in plan.layout.engines}
+    assert "scoring.teachers.math=http://teacher-math" in engine_overrides(plan.config, addresses)
+    del addresses["teacher-math"]
+    with pytest.raises(ConfigError, match="no address of teacher-math"):
+        engine_overrides(plan.config, addresses)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["teachers.math.embedded.model=/models/math"], "cluster.teachers"),
+        ([*TEACHERS[:2], "cluster.teachers.math.gpus=1"], "teachers.math.model"),
+        ([*TEACHERS, "scoring.routes.tools.run=code"], "no teacher is called 'code'"),
+        ([*TEACHERS, "cluster.teachers.math.gpus=2"], "too many"),
+    ],
+)
+def test_teachers_that_a_job_cannot_start_are_refused(
+    tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    config = REPOSITORY / "configs" / "qwen3_8b.toml"
+    with pytest.raises(StartupError, match=message):
+        make_plan(config, [*NOWHERE, *overrides], tmp_path / "run")

@@ -271,7 +271,10 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "nothing to forget": ("records forget --run {run} --session a", "nothing was recorded"),
     "a file as a run": ("serve --run {talk} --model {model}", "it is a file; name a folder"),
-    "no role of an engine": ("engine --run {run} --role judge", "must be policy or frozen"),
+    "no role of an engine": (
+        "engine --run {run} --role judge",
+        "must be policy, frozen, or NAME.N",
+    ),
     "another model": (
         "serve --run {run} --model {m[empty]}",
         r"is a run that started from .*; leave --model out, or use a new folder",

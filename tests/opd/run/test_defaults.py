@@ -12,7 +12,7 @@ from examples.tool_lab.run_lab import MODEL
 from opd.run.config import RunConfig
 from opd.run.defaults import model_facts, resolve, single_machine
 from opd.run.recipe import recipe
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, StartupError
 
 
 def resolved(folder: Path, *overrides: str) -> RunConfig:
@@ -148,3 +148,37 @@ def test_model_without_chat_template_is_one_line(tmp_path: Path) -> None:
 def test_unknown_renderer_is_named_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"renderer: .*qwen4.*qwen3"):
         resolved(tmp_path, "renderer.name=qwen4")
+
+
+def test_teachers_that_the_run_starts_have_ports_and_score(tmp_path: Path) -> None:
+    first = resolved(
+        tmp_path,
+        f"teachers.math.embedded.model={MODEL}",
+        "teachers.math.replicas=2",
+        "scoring.routes.tools.run=math",
+    )
+    group = first.teachers["math"]
+    assert len(set(group.ports)) == 2
+    assert first.scoring.urls_of_teacher("math") == group.urls
+    assert [group.engine(n).port for n in (0, 1)] == group.ports
+    # As when the run goes on with its own configuration, one engine more.
+    values = first.model_dump(mode="json", exclude_none=True)
+    again = resolve(values, None, ["teachers.math.replicas=3"])
+    assert again.teachers["math"].ports[:2] == group.ports
+    assert again.scoring.urls_of_teacher("math") == again.teachers["math"].urls
+    assert len(again.teachers["math"].ports) == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("teachers.math.replicas=2", "teachers.math.embedded: Field required"),
+        ("teachers.math.embedded.model=nowhere", "nowhere"),
+        ("scoring.routes.tools.run=math", "no teacher is called 'math'"),
+    ],
+)
+def test_teachers_that_cannot_be_started_are_refused(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    with pytest.raises(StartupError, match=message):
+        resolved(tmp_path, override)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rollout_bridge.engine.errors import EngineProtocolError
+from rollout_bridge.engine.errors import EngineProtocolError, EngineUnavailable
 from rollout_bridge.engine.types import ModelInfo
 from rollout_bridge.scoring.teachers import FrozenTeacher, TeacherChanged
 
@@ -45,3 +45,17 @@ async def test_ids_that_it_does_not_have_are_its_fault() -> None:
     engine.largest = 5
     with pytest.raises(EngineProtocolError, match="cannot be scored: id 6"):
         await FrozenTeacher("big", engine).score_tokens(IDS, 3, TOKENS)
+
+
+async def test_another_engine_scores_while_one_is_down() -> None:
+    down, other = Engine(), Engine()
+
+    async def gone(*_: object, **__: object) -> None:
+        raise EngineUnavailable("gone")
+
+    down.score_tokens = gone  # type: ignore[method-assign, assignment]
+    teacher = FrozenTeacher("big", down, other)
+    assert (await teacher.score_tokens(IDS, 3, TOKENS)).tolist() == [[-1.0, -1.0], [-1.0, -1.0]]
+    other.version = "1"
+    with pytest.raises(TeacherChanged, match="reports '1'"):
+        await teacher.score_tokens(IDS, 3, TOKENS)
