@@ -31,7 +31,7 @@ class ReplayConfig(BaseModel):
     """`resample`: how many updates sampling may run ahead of training."""
     hard_samples: int = Field(default=1, ge=1)
     """`resample`: most answers to one prompt. A prompt of a task that the recorded sessions mostly
-    failed is answered more often ([8.4](algorithms.md#84-pass-at-k-as-a-reward)).
+    failed is answered more often (ALGORITHMS 8.4).
     """
 
     @model_validator(mode="after")

@@ -113,6 +113,7 @@ def test_its_sessions_are_exported_with_the_ids_that_were_sampled(
     assert len((out / "samples.jsonl").read_text().splitlines()) == TURNS["trained"]
 
 
+@pytest.mark.long
 async def test_it_is_served_and_trained_on_from_where_it_stood(old_run: OldRun) -> None:
     """Its ready turn makes the next version, and an old conversation goes on."""
     port = free_ports(1)[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 import psutil
+import pytest
 from openai import AsyncOpenAI
 
 from examples.tool_lab.run_lab import MODEL
@@ -62,6 +63,7 @@ async def version_of_a_reply(client: AsyncOpenAI, store: Store, said: str) -> li
     return [span.version for span in turn.version_spans]
 
 
+@pytest.mark.long
 async def test_a_version_is_learned_served_and_survives_its_engine(tmp_path: Path) -> None:
     port = free_ports(1)[0]
     store_config = StoreConfig.sqlite(tmp_path / "records.db")

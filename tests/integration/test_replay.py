@@ -234,6 +234,7 @@ def test_recordings_are_learned_from_to_the_end(tmp_path: Path) -> None:
     assert repeated["import"]["turns_new"] == 0
 
 
+@pytest.mark.long
 def test_the_policy_answers_recorded_prompts_anew(tmp_path: Path) -> None:
     sessions, votes = short_recordings(tmp_path, [YES, NO, YES])
     options = ["--set", "trainer.rollout_batch_size=2", "--set", "replay.held_out=0.0"]
