@@ -109,7 +109,7 @@ def export(
     file_format: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
     dataset: Annotated[
         str | None,
-        typer.Option(help="Write a training data set instead: sft or preference."),
+        typer.Option(help="Write a training data set instead: sft, taught or preference."),
     ] = None,
     since: Annotated[
         str | None,

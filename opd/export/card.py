@@ -36,6 +36,11 @@ because the conversation went on after it, a vote of the judge says that the ans
 correction, no vote says that it did, and nobody corrected it or gave it a score below the middle.
 Train on the last message only: earlier answers in it were not chosen.
 """
+_TAUGHT = """\
+`messages` is a conversation in OpenAI's shape that ends with an answer of the run's judge, a model
+that returns text. It read the prompt with the hint that the agent's own answer had earned; the hint
+is not in `messages`. Nobody has checked the answers. Train on the last message only.
+"""
 _PREFERENCE = """\
 `prompt`, `chosen` and `rejected` are messages in OpenAI's shape; the last two contain one message.
 `source` says where the preference is from: `correction`, somebody's corrected answer against the
@@ -47,12 +52,17 @@ _FOOT = """
 `session_id` name the turn in the records. Whoever asks to be forgotten there must be forgotten here
 too: find the rows by `session_id`{and_more}.
 """
+_KINDS: dict[Dataset, tuple[str, str]] = {
+    "sft": ("Answers that needed no correction", _SFT),
+    "taught": ("Answers that a text model gave with the hint in view", _TAUGHT),
+    "preference": ("Preferences between answers", _PREFERENCE),
+}
 
 
 def card(kind: Dataset, rows: int) -> str:
     """The text of README.md."""
-    title = "Answers that needed no correction" if kind == "sft" else "Preferences between answers"
-    tag = "sft" if kind == "sft" else "preference"
+    title, text = _KINDS[kind]
+    tag = "preference" if kind == "preference" else "sft"
     head = _HEAD.format(title=title, rows=rows, kind=kind, tag=tag)
-    foot = _FOOT.format(and_more="" if kind == "sft" else " and `rejected_session_id`")
-    return head + (_SFT if kind == "sft" else _PREFERENCE) + foot
+    foot = _FOOT.format(and_more=" and `rejected_session_id`" if kind == "preference" else "")
+    return head + text + foot

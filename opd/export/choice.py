@@ -21,6 +21,10 @@ class LeftOut(StrEnum):
     NEEDED_CORRECTION = "needed_correction"
     NEGATIVE_FEEDBACK = "negative_feedback"
     NOT_TEXT = "not_text"
+    # For what a text model teaches
+    NEEDED_NO_CORRECTION = "needed_no_correction"
+    CALLS_A_TOOL = "calls_a_tool"
+    NOT_ANSWERED = "not_answered"
     # For preferences
     NO_PAIR = "no_pair"
     AMBIGUOUS_CORRECTION = "ambiguous_correction"
@@ -37,6 +41,9 @@ WORDS: dict[LeftOut, str] = {
     LeftOut.NEEDED_CORRECTION: "a vote or a corrected answer says that they were wrong",
     LeftOut.NEGATIVE_FEEDBACK: "the newest score is below the middle of its scale",
     LeftOut.NOT_TEXT: "they contain more than text and function calls",
+    LeftOut.NEEDED_NO_CORRECTION: "no vote gave a hint for them",
+    LeftOut.CALLS_A_TOOL: "they call a tool, and the judge answers in text",
+    LeftOut.NOT_ANSWERED: "the judge gave no answer",
     LeftOut.NO_PAIR: "no corrected answer, and no other answer to their prompt with another score",
     LeftOut.AMBIGUOUS_CORRECTION: "the feedback does not tell where the corrected answer begins",
     LeftOut.REDACTED_CORRECTION: "something was redacted in the corrected answer",
@@ -126,6 +133,26 @@ def why_not_demonstrated(whole: WholeTurn) -> LeftOut | None:
     if turn.feedback_reward is not None and turn.feedback_reward < 0:
         return LeftOut.NEGATIVE_FEEDBACK
     return None
+
+
+def why_not_taught(whole: WholeTurn) -> LeftOut | None:
+    """Why a turn is not answered again by a text model; None if it is: its answer is a text, and
+    the judge gave a hint for it.
+    """
+    turn = whole.turn
+    reason = why_unusable(
+        turn.turn_type,
+        turn.drop_reason,
+        turn.finish_reason,
+        is_held_out=turn.recording is not None and turn.recording.held_out,
+    )
+    if reason is not None:
+        return reason
+    if whole.verdict is None:
+        return LeftOut.NOT_JUDGED
+    if whole.verdict.hint is None:
+        return LeftOut.NEEDED_NO_CORRECTION
+    return LeftOut.CALLS_A_TOOL if turn.response.get("tool_calls") else None
 
 
 def _is_corrected(whole: WholeTurn) -> bool:

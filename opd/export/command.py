@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from rich.console import Console
 
+from judge.votes.calls import judge_client
 from opd.commands.near_names import near_sessions
 from opd.commands.records import Outcome
 from opd.export.choice import WORDS
@@ -20,6 +21,8 @@ from opd.export.folder import new_folder
 from opd.export.jsonl import encode
 from opd.export.request import Dataset, ExportRequest
 from opd.export.rows import FORMAT, VERSION
+from opd.export.taught import Taught, asking
+from opd.processes.judge import judge_config
 from opd.report.progress import ProgressBar
 from opd.run.config import RunConfig
 from opd.run.recorded_run import load_recorded
@@ -32,6 +35,12 @@ from records.store import Store
 from rollout_bridge.rendering.fingerprint import renderer_fingerprint
 from rollout_bridge.rendering.rendering import Rendering
 from trainer.errors import StartupError
+
+_WANTED: dict[Dataset, str] = {
+    "sft": "answers that needed no correction",
+    "taught": "answers to correct",
+    "preference": "preferences",
+}
 
 
 def export(config_file: Path, out: Path, request: ExportRequest) -> Outcome:
@@ -50,7 +59,7 @@ def export(config_file: Path, out: Path, request: ExportRequest) -> Outcome:
 
         async def work(store: Store) -> None:
             if request.dataset is not None:
-                await _dataset(store, folder, request, request.dataset, outcome)
+                await _dataset(store, folder, request, request.dataset, config, outcome)
             else:
                 await _files(store, folder, request, renderer, outcome)
 
@@ -125,7 +134,12 @@ async def _files(
 
 
 async def _dataset(
-    store: Store, folder: Path, request: ExportRequest, kind: Dataset, outcome: Outcome
+    store: Store,
+    folder: Path,
+    request: ExportRequest,
+    kind: Dataset,
+    config: RunConfig,
+    outcome: Outcome,
 ) -> None:
     rows = DatasetFolder(folder, kind, _marks(store.config.redaction))
     if kind == "sft":
@@ -133,6 +147,14 @@ async def _dataset(
         with _bar("sessions", total) as shown:
             async for _ in read_sessions(store, request.wanted, rows.read_session):
                 shown.advance()
+    elif kind == "taught":
+        judge = judge_config(config)
+        async with judge_client(judge) as client:
+            taught = Taught(rows, asking(client, judge))
+            with _bar("sessions", await num_sessions(store, request.wanted)) as shown:
+                async for _ in read_sessions(store, request.wanted, taught.read_session):
+                    await taught.answer()
+                    shown.advance()
     else:
         with _bar("turns with feedback") as shown:
             await at_one_moment(
@@ -142,10 +164,9 @@ async def _dataset(
     left_out = [f"{number} left out: {WORDS[reason]}" for reason, number in rows.left_out.items()]
     if not rows.num_rows:
         why = f" ({'; '.join(left_out)})" if left_out else ""
-        wanted = "answers that needed no correction"
         if kind == "preference":
-            wanted, why = "preferences", f"{why}: they come from feedback (docs/feedback.md)"
-        raise StartupError(f"the records contain no {wanted} that could be chosen{why}")
+            why = f"{why}: they come from feedback (docs/feedback.md)"
+        raise StartupError(f"the records contain no {_WANTED[kind]} that could be chosen{why}")
     outcome.lines.append(f"{rows.num_rows} rows")
     outcome.lines += left_out
 

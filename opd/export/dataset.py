@@ -43,7 +43,7 @@ class DatasetFolder:
         self._kind: Dataset = kind
         self._marks = marks
         (folder / FILE).parent.mkdir()
-        table = columns.SFT if kind == "sft" else columns.PREFERENCE
+        table = columns.PREFERENCE if kind == "preference" else columns.SFT
         self._rows = ParquetRows(folder / FILE, table)
         self.left_out: Counter[LeftOut] = Counter()
 
@@ -60,8 +60,8 @@ class DatasetFolder:
     def read_session(self, connection: Connection, session: SessionHeader) -> None:
         """Add the good answers of a session."""
         names = [place.turn_id for place in places(connection, session.session_id)]
-        for whole in _wholes(connection, names):
-            self._add(why_not_demonstrated(whole) or sft_row(whole.turn))
+        for whole in wholes(connection, names):
+            self.add(why_not_demonstrated(whole) or sft_row(whole.turn))
 
     def read_preferences(
         self, connection: Connection, wanted: Wanted, on_done: Callable[[int, int], None]
@@ -79,7 +79,7 @@ class DatasetFolder:
             if reason is None:
                 usable.append(turn)
             else:
-                self._add(reason)
+                self.add(reason)
         num_done = len(rated) - len(usable)
         for turns in by_prompt(usable):
             self._add_prompt(connection, turns)
@@ -92,17 +92,18 @@ class DatasetFolder:
         if not isinstance(pair, LeftOut):
             in_pair = [turn.turn_id for turn in pair]
             best, worst = whole_turns(connection, in_pair)
-            self._add(scored_row(best.turn, worst.turn))
-        for whole in _wholes(connection, [turn.turn_id for turn in turns]):
+            self.add(scored_row(best.turn, worst.turn))
+        for whole in wholes(connection, [turn.turn_id for turn in turns]):
             answer = correction_of(whole, self._marks)
             if not isinstance(answer, LeftOut):
-                self._add(corrected_row(whole.turn, answer))
+                self.add(corrected_row(whole.turn, answer))
             elif answer is LeftOut.NO_PAIR and isinstance(pair, LeftOut):
-                self._add(pair)
+                self.add(pair)
             elif whole.turn.turn_id not in in_pair:
-                self._add(answer)
+                self.add(answer)
 
-    def _add(self, row: Row | LeftOut) -> None:
+    def add(self, row: Row | LeftOut) -> None:
+        """Write a row, or count why there is none."""
         if isinstance(row, LeftOut):
             self.left_out[row] += 1
         else:
@@ -153,6 +154,6 @@ def _names(turn: TurnRecord) -> Row:
     }
 
 
-def _wholes(connection: Connection, turn_ids: Sequence[str]) -> Iterator[WholeTurn]:
+def wholes(connection: Connection, turn_ids: Sequence[str]) -> Iterator[WholeTurn]:
     for part in chunks(turn_ids, TURNS_AT_A_TIME):
         yield from whole_turns(connection, part)

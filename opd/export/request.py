@@ -13,7 +13,7 @@ from trainer.errors import StartupError
 
 What: TypeAlias = Literal["sessions", "votes", "hints", "samples"]
 FileFormat: TypeAlias = Literal["jsonl", "parquet"]
-Dataset: TypeAlias = Literal["sft", "preference"]
+Dataset: TypeAlias = Literal["sft", "taught", "preference"]
 T = TypeVar("T")
 
 

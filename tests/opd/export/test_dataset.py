@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import yaml
 
 from opd.export.choice import ALLOWED, WORDS, LeftOut
 from opd.export.messages import NotText, plain_messages
+from opd.run import config as run_config
 from records.feedback.feedback import Feedback
 from records.messages import Message
 from records.names import DropReason, TurnState, TurnType
@@ -291,3 +296,79 @@ def test_a_message_keeps_its_text_its_calls_and_nothing_else() -> None:
 def test_a_message_that_is_more_is_refused(message: Message) -> None:
     with pytest.raises(NotText):
         plain_messages([message])
+
+
+@contextmanager
+def text_model(answers: Sequence[str | None]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server that gives these answers, None for a refusal; yields its address and what it was
+    asked.
+    """
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            answer = answers[len(asked) - 1]
+            message = {"role": "assistant", "content": answer}
+            body = json.dumps({"choices": [{"message": message}]}).encode()
+            self.send_response(200 if answer is not None else 400)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_text_model_answers_again_with_the_hint_in_view(a_run: ARun, tmp_path: Path) -> None:
+    async def work(store: Store) -> list[str]:
+        taught = [await judged(store, 1, 1) for _ in range(2)]
+        await judged(store, -1)
+        await judged(store, 1, tools=TOOLS, response=CALL)
+        await recorded(store)
+        return taught
+
+    names = a_run.fill(work)
+    with text_model([" 21 C. ", None]) as (url, asked):
+        values = run_config.load(a_run.config_file).model_dump(mode="json", exclude_none=True)
+        values["judge"] |= {"base_url": url, "api_key": "secret"}
+        values["judge"]["loop"]["concurrency"] = 1
+        run_config.save(run_config.build(values), a_run.config_file)
+        result = a_run.export("--dataset", "taught")
+    assert result.exit_code == 0, result.output
+    for reason in ("NEEDED_NO_CORRECTION", "CALLS_A_TOOL", "NOT_ANSWERED", "NOT_JUDGED"):
+        assert f"1 left out: {WORDS[LeftOut[reason]]}" in result.output
+    [row] = opened(a_run.out, tmp_path / "cache")
+    assert row["turn_id"] in names
+    assert [message["content"] for message in row["messages"]] == [USER["content"], "21 C."]
+    hint = a_verdict("any").hint
+    assert hint is not None
+    assert len(asked) == 2
+    for one in asked:
+        assert one["messages"][-1]["content"].startswith(USER["content"])
+        assert one["messages"][-1]["content"].endswith(hint)
+    assert hint not in (a_run.out / "README.md").read_text()
+
+
+def test_a_text_model_that_answers_nothing_is_said(sqlite_run: ARun) -> None:
+    async def work(store: Store) -> str:
+        return await judged(store, 1)
+
+    sqlite_run.fill(work)
+    with text_model([""]) as (url, _):
+        values = run_config.load(sqlite_run.config_file).model_dump(mode="json", exclude_none=True)
+        values["judge"] |= {"base_url": url, "api_key": "secret"}
+        run_config.save(run_config.build(values), sqlite_run.config_file)
+        result = sqlite_run.export("--dataset", "taught")
+    assert result.exit_code == 2
+    assert "no answers to correct that could be chosen" in result.output
+    assert "the judge gave no answer" in result.output
