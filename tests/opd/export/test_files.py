@@ -263,7 +263,7 @@ def test_forgetting_leaves_it_out_and_names_the_folder_that_holds_it(sqlite_run:
         (["--format", "csv"], "--format: 'csv' is not one of jsonl, parquet"),
         (["--state", "done"], "--state: 'done' is not one of awaiting_next_state"),
         (["--since", "monday"], "--since: 'monday' is not a date"),
-        (["--dataset", "rlhf"], "--dataset: 'rlhf' is not one of sft, preference"),
+        (["--dataset", "rlhf"], "--dataset: 'rlhf' is not one of sft, taught, preference"),
         (["--dataset", "sft", "--state", "trained"], "a data set chooses its turns itself"),
     ],
 )
