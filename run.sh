@@ -29,6 +29,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   test        the tests; options and files go to pytest:  ./run.sh test tests/judge --durations 30
   reliability whole runs with killed processes and a flooded endpoint; takes minutes
   learning    whole runs that train until something is learned; takes minutes
+              (--short: an endpoint that learns from objections, and the guard)
   check       ruff, pyright, import-linter, then the tests  (--static: without the tests)
   lock        rebuild constraints.txt from pyproject.toml: every package with its hashes
   audit       known vulnerabilities of the pinned packages, and what could not be audited
@@ -129,6 +130,7 @@ run_tests() {
 # Whole runs of several processes each, two at a time; those that look at the clock come last, alone.
 run_whole_runs() {
     local folders=(tests/reliability tests/integration)
+    if [ "${2:-}" = --short ]; then folders=(tests/reliability); fi
     local together=(-n 2 --dist load --maxschedchunk 1)
     .venv/bin/python -m pytest "${together[@]}" -m "$1 and not alone" "${folders[@]}"
     if [ "$1" = long ]; then .venv/bin/python -m pytest -m "long and alone" "${folders[@]}"; fi
@@ -157,7 +159,10 @@ case "$command" in
     test) run_tests "$@" ;;
     reliability | learning)
         [ "$command" = learning ] && marker=learning || marker=long
-        if [ $# -eq 0 ]; then run_whole_runs "$marker"; exit; fi
+        if [ "$marker $*" = "learning --short" ] || [ $# -eq 0 ]; then
+            run_whole_runs "$marker" "$@"
+            exit
+        fi
         exec .venv/bin/python -m pytest -m "$marker" tests/reliability tests/integration "$@"
         ;;
     check)
