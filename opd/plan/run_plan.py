@@ -19,7 +19,7 @@ from opd.plan.memory import (
     server_parts,
     trainer_parts,
 )
-from opd.plan.shape import ModelShape
+from opd.plan.shape import ModelShape, shape_of
 from opd.run.config import EngineConfig, RunConfig
 from trainer.config import HeldDtype, LoraConfig
 
@@ -63,6 +63,7 @@ def plan_of(
     """What the processes of `config` take on this machine. `held`: the dtype of frozen weights.
 
     A server that the run did not start takes its memory elsewhere or, with `servers`, on the GPU.
+    Raises ConfigError for a further teacher whose configuration does not state its sizes.
     """
     limits = [
         one.embedded.context_length
@@ -76,6 +77,9 @@ def plan_of(
             parts += engine_parts(name, uses, shape, engine.embedded, load)
         elif servers:
             parts += server_parts(shape, uses, load)
+    for name, group in config.teachers.items():
+        teacher, other = f"teacher {name}", shape_of(group.embedded.model)
+        parts += engine_parts(teacher, teacher, other, group.embedded, load) * group.replicas
     parts += trainer_parts(shape, config.trainer, held, load)
     others = (("endpoint", ENDPOINT), ("judge", JUDGE), ("command", COMMAND))
     parts += [Part(process=name, what="program", size=float(size)) for name, size in others]

@@ -49,13 +49,12 @@ def serve_line(config: RunConfig) -> str:
     sizes. Raises StartupError if the weights are larger than this machine's memory.
     """
     memory = memory_of_machine()
-    try:
-        shape = shape_of(config.model)
-    except ConfigError as error:
-        return f"memory: not estimated ({error})"
     held = held_dtype(config.model, config.trainer.base_dtype)
     here = "" if memory is None else f" of {gibibytes(memory)}"
-    plan = plan_of(config, shape, held, USUAL_LOAD)
+    try:
+        plan = plan_of(config, shape_of(config.model), held, USUAL_LOAD)
+    except ConfigError as error:
+        return f"memory: not estimated ({error})"
     weights = sum(part.size for part in plan.parts if part.is_needed and not part.on_gpu)
     if memory is not None and weights > memory:
         raise StartupError(

@@ -6,7 +6,7 @@ machine and the model determine: free ports, the context length, the address of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +86,9 @@ def resolve(
     return _judged_by_frozen_engine(values, length)
 
 
-def _with_teachers(values: dict[str, Any]) -> dict[str, Any]:
+def _with_teachers(
+    values: dict[str, Any], ports_for: Callable[[int], Sequence[int]] = free_ports
+) -> dict[str, Any]:
     """The same, with ports for the teachers that the run starts, among those that score.
 
     Raises ConfigError for a wrong section.
@@ -101,7 +103,7 @@ def _with_teachers(values: dict[str, Any]) -> dict[str, Any]:
             place = ".".join(map(str, first["loc"]))
             raise ConfigError(f"teachers.{name}.{place}: {first['msg']}") from None
         missing = group.replicas - len(group.ports)
-        ports = [*group.ports[: group.replicas], *free_ports(max(missing, 0))]
+        ports = [*group.ports[: group.replicas], *ports_for(max(missing, 0))]
         teachers[name] = {"ports": ports}
         urls[name] = group.model_copy(update={"ports": ports}).urls
     if not teachers:
@@ -129,6 +131,7 @@ def as_planned(
     """
     model_facts(model)
     values = _laid_over(single_machine(model, Path("runs/plan")), file, overrides)
+    values = _with_teachers(values, lambda count: range(1, count + 1))
     given = run_config.merge(recipe(_width(model), _trains_all_weights(values)), values)
     return _as_given(_shared_where_possible(given, model))
 

@@ -45,6 +45,10 @@ def test_what_is_larger_takes_more() -> None:
     assert total("trainer.gradient_checkpointing=false") > usual
     assert total(load=replace(USUAL_LOAD, context=8192)) > usual
     assert total(load=replace(USUAL_LOAD, requests=1)) < usual
+    one = total(f"teachers.other.embedded.model={LAB}", "scoring.routes.tools.run=other")
+    two = total(f"teachers.other.embedded.model={LAB}", "teachers.other.replicas=2")
+    assert two - one == pytest.approx(one - usual)
+    assert one > usual
     # Weights in float32 for the engine, in bfloat16 for the trainer.
     assert usual > QWEN_4B.num_parameters * 6
 
