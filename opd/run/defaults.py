@@ -68,6 +68,7 @@ def resolve(
     check_model(model)
     for group in given.teachers.values():
         check_model(group.embedded.model)
+        model_facts(group.embedded.model, is_served_here=True)
     renderer = _named_renderer(model, values)
     length, model_type = model_facts(model, is_served_here=_is_served_here(given))
     if renderer is None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, select
 
 from records.outcomes.rows import OutcomeRow
 from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow, VerdictRow
+from records.training.equal_prompts import EqualPrompt
 from records.types import PastAnswer, PromptHistory
 
 MOST = 256
@@ -36,16 +37,6 @@ class HistoryWindow:
     values: bool = False
 
 
-class _Prompt(NamedTuple):
-    """What equal prompts have in common: messages and tools of one scope, and the number of tokens,
-    because a template may render the same messages in two ways.
-    """
-
-    node_id: str
-    toolset_hash: str | None
-    length: int
-
-
 def load_histories(
     connection: Connection,
     rows: Mapping[str, Row[Any]],
@@ -62,7 +53,7 @@ def load_histories(
         return {}
     oldest, batch = max(known) - window.versions, frozenset(rows)
     prompts = {
-        turn_id: _Prompt(row.prompt_node_id, row.toolset_hash, lengths[turn_id])
+        turn_id: EqualPrompt(row.prompt_node_id, row.toolset_hash, lengths[turn_id])
         for turn_id, row in rows.items()
     }
     found = {
@@ -74,7 +65,7 @@ def load_histories(
 
 def _history(
     connection: Connection,
-    prompt: _Prompt,
+    prompt: EqualPrompt,
     oldest: int,
     window: HistoryWindow,
     batch: frozenset[str],
@@ -90,7 +81,7 @@ def _history(
     )
 
 
-def _rewarded(prompt: _Prompt, *, by_outcome: bool) -> Select[*tuple[Any, ...]]:
+def _rewarded(prompt: EqualPrompt, *, by_outcome: bool) -> Select[*tuple[Any, ...]]:
     """The policy's own rewarded answers to a prompt."""
     reward = OutcomeRow.value if by_outcome else VerdictRow.reward
     return (
@@ -111,9 +102,7 @@ def _rewarded(prompt: _Prompt, *, by_outcome: bool) -> Select[*tuple[Any, ...]]:
         .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
         .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
         .where(
-            TurnRow.prompt_node_id == prompt.node_id,
-            TurnRow.toolset_hash.is_not_distinct_from(prompt.toolset_hash),
-            TokensRow.prompt_length == prompt.length,
+            prompt.is_of_turn(),
             TurnRow.newest_version.is_not(None),
             TurnRow.distribution_modified.is_(None),
             reward.is_not(None),

@@ -7,7 +7,7 @@ prompt tokens, in one scope. It only reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, select
 
@@ -17,6 +17,7 @@ from records.outcomes.rows import OutcomeRow, OutcomeSource
 from records.outcomes.values import values_of
 from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow
 from records.tables.sql import rows_in
+from records.training.equal_prompts import EqualPrompt
 from records.training.prompt_history import MOST
 from records.types import PastSession, SessionOutcome
 
@@ -40,19 +41,6 @@ _STARTS = (
 _NOT_TO_TRAIN = (DropReason.RECORD_ONLY, DropReason.FORGOTTEN, DropReason.SENSITIVE)
 
 
-class _Start(NamedTuple):
-    """What equal tasks have in common; message nodes belong to one scope."""
-
-    node_id: str
-    toolset_hash: str | None
-    length: int
-
-    @property
-    def key(self) -> str:
-        """As one text."""
-        return f"{self.node_id}:{self.toolset_hash or ''}:{self.length}"
-
-
 def load_sessions(
     connection: Connection,
     rows: Mapping[str, Row[Any]],
@@ -67,13 +55,13 @@ def load_sessions(
     session_ids = list(dict.fromkeys(row.session_id for row in rows.values()))
     outcomes = outcomes_of(connection, session_ids)
     worth = values_of(connection, session_ids) if values else {}
-    starts: dict[str, _Start] = {}
+    starts: dict[str, EqualPrompt] = {}
     for row in rows_in(connection, _STARTS, session_ids):
         starts.setdefault(
-            row.session_id, _Start(row.prompt_node_id, row.toolset_hash, row.prompt_length)
+            row.session_id, EqualPrompt(row.prompt_node_id, row.toolset_hash, row.prompt_length)
         )
     known = [row.newest_version for row in rows.values() if row.newest_version is not None]
-    past: dict[_Start, tuple[PastSession, ...]] = {}
+    past: dict[EqualPrompt, tuple[PastSession, ...]] = {}
     if versions is not None and known:
         past = {
             start: _past(connection, start, max(known) - versions, session_ids)
@@ -94,7 +82,7 @@ def load_sessions(
 
 
 def _past(
-    connection: Connection, start: _Start, oldest: int, batch: Sequence[str]
+    connection: Connection, start: EqualPrompt, oldest: int, batch: Sequence[str]
 ) -> tuple[PastSession, ...]:
     rows = connection.execute(
         _attempts(start)
@@ -117,16 +105,14 @@ def _past(
     return tuple(found.values())[:MOST]
 
 
-def _attempts(start: _Start) -> Select[str, int | None, float | None]:
+def _attempts(start: EqualPrompt) -> Select[str, int | None, float | None]:
     """First turns of the sessions at a task whose outcome is known, with it."""
     return (
         select(TurnRow.session_id, TurnRow.newest_version.label("version"), OutcomeRow.value)
         .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
         .join(OutcomeRow, OutcomeRow.session_id == TurnRow.session_id)
         .where(
-            TurnRow.prompt_node_id == start.node_id,
-            TurnRow.toolset_hash.is_not_distinct_from(start.toolset_hash),
-            TokensRow.prompt_length == start.length,
+            start.is_of_turn(),
             TurnRow.parent_turn_id.is_(None),
             TurnRow.turn_type == TurnType.MAIN,
             OutcomeRow.value.is_not(None),
@@ -142,7 +128,7 @@ def recorded_pass_rate(connection: Connection, session_id: str) -> float | None:
     first = connection.execute(_STARTS, {"values": [session_id]}).first()
     if first is None:
         return None
-    start = _Start(first.prompt_node_id, first.toolset_hash, first.prompt_length)
+    start = EqualPrompt(first.prompt_node_id, first.toolset_hash, first.prompt_length)
     rows = connection.execute(
         _attempts(start)
         .where(OutcomeRow.source == OutcomeSource.RECORDING)
