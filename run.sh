@@ -37,7 +37,8 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   docs        the documentation as a site in build/site, with every link checked
   bench       the benchmarks, one after another
   sglang      the engine contract and a short lab run on real SGLang, on this machine's CPU
-              (sglang serve: one server, until Ctrl-C)
+              (--model FOLDER: a model of your own learns there, through adapters;
+              sglang serve: one server, until Ctrl-C)
   clients     agents and SDKs of other projects against the endpoint:
               ./run.sh clients [NAME...] [--short]
   replay      learn from recorded sessions:  ./run.sh replay FILE|DIR... [--votes FILE]
