@@ -1,8 +1,8 @@
 """`./run.sh sglang --model FOLDER`: a model of your own learns on one real SGLang server.
 
 `opd serve` with `configs/one_gpu.toml`, in float32 on this CPU: one server answers for policy and
-teacher, and each new version reaches it as an adapter, without merging and without a pause. People of
-`benchmarks.real_model` object to answers that are longer than one sentence.
+teacher, and each new version reaches it as an adapter, without merging and without a pause. The
+people of `benchmarks.real_model` object to answers that are longer than one sentence.
 """
 
 from __future__ import annotations
