@@ -148,7 +148,9 @@ class ScoringConfig(BaseModel):
         for name, given in value.items():
             urls = urls_in(given)
             if not name or not urls or not all(re.match(r"https?://\S+$", url) for url in urls):
-                raise ValueError(f"teacher {name!r} needs a name and base URLs, got {given!r}")
+                raise ValueError(
+                    f"teacher {name!r} needs a name and a base URL, or several, got {given!r}"
+                )
             if len(set(urls)) < len(urls):
                 raise ValueError(f"teacher {name!r} names an engine twice: {given!r}")
         return value

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable
 
-ROUNDS = 20
+ROUNDS = 60
 
 
 def growth(few: Callable[[], object], many: Callable[[], object], *, below: float) -> float:
