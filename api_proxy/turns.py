@@ -71,12 +71,11 @@ class ProxyDeps:
     changes the engine's weights; in `metrics_folder`, other processes of the run write their
     metrics; `hold` is where the trainer's schedule may hold generation, None where it never does.
     `waiting` is what turns wait for; None: only the idle timeout is known. `routes` choose teachers
-    for turns. `hint_versions` reads,
-    in a thread, what was measured for a hint; None: not known here. `teacher` answers hinted
-    prompts when a page asks for it; None: it cannot be asked. `run_status` reads the status of the
-    whole run, as `opd status --json` prints it; None: not known here. `curves` reads, in a thread,
-    what the run measured step by step, and `why_stopped` why training has stopped, None while it
-    goes on.
+    for turns. `hint_versions` reads, in a thread, what was measured for a hint; None: not known
+    here. `teacher` answers hinted prompts when a page asks for it; None: it cannot be asked.
+    `run_status` reads the status of the whole run, as `opd status --json` prints it; None: not
+    known here. `curves` reads, in a thread, what the run measured step by step, and `why_stopped`
+    why training has stopped, None while it goes on.
     """
 
     store: Store

@@ -89,10 +89,13 @@ class Usage(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeReply:
-    """The text of a reply, without its reasoning, and its cost if the server reports it."""
+    """The text of a reply, without its reasoning, and its cost if the server reports it. `is_cut`:
+    it ended at its token limit.
+    """
 
     text: str
     usage: Usage | None
+    is_cut: bool = False
 
 
 class _Message(BaseModel):
@@ -101,6 +104,7 @@ class _Message(BaseModel):
 
 class _Choice(BaseModel):
     message: _Message
+    finish_reason: str | None = None
 
 
 class _Whole(BaseModel):
@@ -214,7 +218,7 @@ class JudgeCall:
     async def _streamed(self, response: httpx.Response) -> JudgeReply:
         text: list[str] = []
         usage = None
-        is_finished = False
+        is_finished = is_cut = False
         async for line in response.aiter_lines():
             data = line.removeprefix("data:").strip()
             if data in (line, _DONE):  # an empty line, a comment, the end
@@ -228,9 +232,10 @@ class JudgeCall:
                 content = choice.delta.get("content")
                 text += [content] if isinstance(content, str) else []
                 is_finished |= choice.finish_reason is not None
+                is_cut |= choice.finish_reason == "length"
         if not is_finished:
             raise JudgeCallError("connection failed: the reply broke off", retryable=True)
-        return JudgeReply(text="".join(text), usage=usage)
+        return JudgeReply(text="".join(text), usage=usage, is_cut=is_cut)
 
 
 def _whole(content: bytes) -> JudgeReply:
@@ -238,7 +243,12 @@ def _whole(content: bytes) -> JudgeReply:
         reply = _Whole.model_validate_json(content)
     except ValidationError as error:
         raise JudgeCallError(f"unreadable reply: {content[:200]!r}", retryable=False) from error
-    return JudgeReply(text=reply.choices[0].message.content or "", usage=reply.usage)
+    [choice, *_] = reply.choices
+    return JudgeReply(
+        text=choice.message.content or "",
+        usage=reply.usage,
+        is_cut=choice.finish_reason == "length",
+    )
 
 
 def _chunk(data: str) -> _Chunk:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from records.feedback.feedback import corrected_answer
-from records.names import DropReason, TurnType
+from records.names import DropReason, TurnState, TurnType
 from records.reading.rated import RatedTurn
 from records.reading.whole_turns import WholeTurn
+from records.turns.recording import RecordingKind
 
 
 class LeftOut(StrEnum):
@@ -24,6 +25,8 @@ class LeftOut(StrEnum):
     # For what a text model teaches
     NEEDED_NO_CORRECTION = "needed_no_correction"
     CALLS_A_TOOL = "calls_a_tool"
+    HINT_NOT_USED = "hint_not_used"
+    REPEATS_A_PROMPT = "repeats_a_prompt"
     NOT_ANSWERED = "not_answered"
     # For preferences
     NO_PAIR = "no_pair"
@@ -43,7 +46,9 @@ WORDS: dict[LeftOut, str] = {
     LeftOut.NOT_TEXT: "they contain more than text and function calls",
     LeftOut.NEEDED_NO_CORRECTION: "no vote gave a hint for them",
     LeftOut.CALLS_A_TOOL: "they call a tool, and the judge answers in text",
-    LeftOut.NOT_ANSWERED: "the judge gave no answer",
+    LeftOut.HINT_NOT_USED: "their hint was rejected, ended, or waits for a person",
+    LeftOut.REPEATS_A_PROMPT: "they answer the prompt of a recorded turn again",
+    LeftOut.NOT_ANSWERED: "the judge gave no whole answer",
     LeftOut.NO_PAIR: "no corrected answer, and no other answer to their prompt with another score",
     LeftOut.AMBIGUOUS_CORRECTION: "the feedback does not tell where the corrected answer begins",
     LeftOut.REDACTED_CORRECTION: "something was redacted in the corrected answer",
@@ -90,6 +95,16 @@ ALLOWED = frozenset(
     }
 )
 """Turns with these reasons could not train this run; their text is still usable."""
+
+
+_HINT_NOT_USED = frozenset(
+    {
+        DropReason.HINT_REJECTED,
+        DropReason.HINT_AGREES,
+        DropReason.HINT_ENDED,
+        DropReason.REVIEW_REJECTED,
+    }
+)
 
 
 def why_unusable(
@@ -152,6 +167,10 @@ def why_not_taught(whole: WholeTurn) -> LeftOut | None:
         return LeftOut.NOT_JUDGED
     if whole.verdict.hint is None:
         return LeftOut.NEEDED_NO_CORRECTION
+    if turn.state is TurnState.REVIEWING or turn.drop_reason in _HINT_NOT_USED:
+        return LeftOut.HINT_NOT_USED
+    if turn.recording is not None and turn.recording.kind is RecordingKind.RESAMPLED:
+        return LeftOut.REPEATS_A_PROMPT
     return LeftOut.CALLS_A_TOOL if turn.response.get("tool_calls") else None
 
 

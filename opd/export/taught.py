@@ -48,7 +48,7 @@ def lesson_of(whole: WholeTurn) -> Lesson | LeftOut:
 
 
 def asking(client: AsyncOpenAI, config: JudgeConfig) -> Ask:
-    """Asks the judge for an answer in text. Raises JudgeCallError."""
+    """Asks the judge for an answer in text; "" if it was cut. Raises JudgeCallError."""
     limit = asyncio.Semaphore(config.loop.concurrency)
 
     async def ask(messages: Sequence[Message]) -> str:
@@ -56,7 +56,9 @@ def asking(client: AsyncOpenAI, config: JudgeConfig) -> Ask:
             call = JudgeCall(
                 client=client, messages=cast("list[dict[str, str]]", messages), config=config
             )
-            return (await call.reply()).text.strip()
+            reply = await call.reply()
+        # An example that is cut would teach to stop early.
+        return "" if reply.is_cut else reply.text.strip()
 
     return ask
 

@@ -96,13 +96,22 @@ def _with_teachers(
     """
     teachers: dict[str, Any] = {}
     urls: dict[str, Any] = {}
-    for name, given in values.get("teachers", {}).items():
+    sections = values.get("teachers", {})
+    if not isinstance(sections, dict):
+        return values  # the check of the whole names it
+    scoring = values.get("scoring", {}).get("teachers", {})
+    for name, given in sections.items():
         try:
             group = TeacherGroup.model_validate(given)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
             raise ConfigError(f"teachers.{name}.{place}: {first['msg']}") from None
+        if name in scoring and scoring[name] != group.urls:
+            raise ConfigError(
+                f"scoring.teachers.{name}: the run starts a teacher of this name "
+                f"(teachers.{name}): give one of them another name"
+            )
         missing = group.replicas - len(group.ports)
         ports = [*group.ports[: group.replicas], *ports_for(max(missing, 0))]
         teachers[name] = {"ports": ports}

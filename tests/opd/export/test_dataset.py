@@ -298,6 +298,9 @@ def test_a_message_that_is_more_is_refused(message: Message) -> None:
         plain_messages([message])
 
 
+CUT = "It is"
+
+
 @contextmanager
 def text_model(answers: Sequence[str | None]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A server that gives these answers, None for a refusal; yields its address and what it was
@@ -310,7 +313,8 @@ def text_model(answers: Sequence[str | None]) -> Iterator[tuple[str, list[dict[s
             asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             answer = answers[len(asked) - 1]
             message = {"role": "assistant", "content": answer}
-            body = json.dumps({"choices": [{"message": message}]}).encode()
+            ended = "length" if answer == CUT else "stop"
+            body = json.dumps({"choices": [{"message": message, "finish_reason": ended}]}).encode()
             self.send_response(200 if answer is not None else 400)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -334,6 +338,9 @@ def test_a_text_model_answers_again_with_the_hint_in_view(a_run: ARun, tmp_path:
         taught = [await judged(store, 1, 1) for _ in range(2)]
         await judged(store, -1)
         await judged(store, 1, tools=TOOLS, response=CALL)
+        rejected = await judged(store, 1)
+        await claimed(store, TurnState.SCORING)
+        assert await store.drop(OWNER, rejected, DropReason.HINT_AGREES)
         await recorded(store)
         return taught
 
@@ -345,7 +352,13 @@ def test_a_text_model_answers_again_with_the_hint_in_view(a_run: ARun, tmp_path:
         run_config.save(run_config.build(values), a_run.config_file)
         result = a_run.export("--dataset", "taught")
     assert result.exit_code == 0, result.output
-    for reason in ("NEEDED_NO_CORRECTION", "CALLS_A_TOOL", "NOT_ANSWERED", "NOT_JUDGED"):
+    for reason in (
+        "NEEDED_NO_CORRECTION",
+        "CALLS_A_TOOL",
+        "NOT_ANSWERED",
+        "NOT_JUDGED",
+        "HINT_NOT_USED",
+    ):
         assert f"1 left out: {WORDS[LeftOut[reason]]}" in result.output
     [row] = opened(a_run.out, tmp_path / "cache")
     assert row["turn_id"] in names
@@ -364,11 +377,11 @@ def test_a_text_model_that_answers_nothing_is_said(sqlite_run: ARun) -> None:
         return await judged(store, 1)
 
     sqlite_run.fill(work)
-    with text_model([""]) as (url, _):
+    with text_model([CUT]) as (url, _):
         values = run_config.load(sqlite_run.config_file).model_dump(mode="json", exclude_none=True)
         values["judge"] |= {"base_url": url, "api_key": "secret"}
         run_config.save(run_config.build(values), sqlite_run.config_file)
         result = sqlite_run.export("--dataset", "taught")
     assert result.exit_code == 2
     assert "no answers to correct that could be chosen" in result.output
-    assert "the judge gave no answer" in result.output
+    assert "the judge gave no whole answer" in result.output

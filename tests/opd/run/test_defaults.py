@@ -175,6 +175,7 @@ def test_teachers_that_the_run_starts_have_ports_and_score(tmp_path: Path) -> No
         ("teachers.math.replicas=2", "teachers.math.embedded: Field required"),
         ("teachers.math.embedded.model=nowhere", "nowhere"),
         ("scoring.routes.tools.run=math", "no teacher is called 'math'"),
+        ("teachers=5", "teachers"),
     ],
 )
 def test_teachers_that_cannot_be_started_are_refused(
@@ -182,3 +183,9 @@ def test_teachers_that_cannot_be_started_are_refused(
 ) -> None:
     with pytest.raises(StartupError, match=message):
         resolved(tmp_path, override)
+
+
+def test_a_name_for_a_teacher_here_and_one_elsewhere_is_refused(tmp_path: Path) -> None:
+    words = [f"teachers.math.embedded.model={MODEL}", "scoring.teachers.math=http://10.0.0.1:1"]
+    with pytest.raises(ConfigError, match=r"scoring.teachers.math: the run starts a teacher"):
+        resolved(tmp_path, *words)
