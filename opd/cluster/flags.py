@@ -124,11 +124,13 @@ def _optimiser_flags(config: RunConfig) -> list[Flag]:
     trainer, cluster = config.trainer, config.cluster
     assert cluster is not None
     beta1, beta2 = trainer.adam_betas
+    # slime counts steps, the configuration versions.
+    steps = trainer.epochs_per_batch
     flags: list[Flag] = [
         ("--optimizer", "adam"),
         ("--lr", f"{trainer.learning_rate:g}"),
         ("--lr-decay-style", trainer.lr_decay_style),
-        ("--lr-warmup-iters", str(trainer.warmup_steps)),
+        ("--lr-warmup-iters", str(trainer.warmup_steps * steps)),
         ("--adam-beta1", f"{beta1:g}"),
         ("--adam-beta2", f"{beta2:g}"),
         ("--adam-eps", f"{trainer.adam_eps:g}"),
@@ -138,7 +140,8 @@ def _optimiser_flags(config: RunConfig) -> list[Flag]:
         ("--seed", str(trainer.seed + 1)),
     ]
     if trainer.lr_decay_style != "constant":
-        flags.append(("--lr-decay-iters", str(trainer.max_steps)))
+        assert trainer.max_steps is not None
+        flags.append(("--lr-decay-iters", str(trainer.max_steps * steps)))
     if cluster.optimizer_offload:
         flags += [
             ("--optimizer-cpu-offload",),

@@ -50,14 +50,15 @@ class TurnTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFacts:
-    """The batch of one training step: its turns, rows with turns, policy tokens, and turns that
-    an engine scored.
+    """A batch: its turns, rows with turns, policy tokens, turns that an engine scored, and how many
+    steps are taken on it.
     """
 
     turns: tuple[TurnTraits, ...]
     num_rows: int
     num_tokens: int
     num_taught: int
+    num_steps: int = 1
 
     def without_histories(self) -> BatchFacts:
         """Small enough to be sent to every rank."""
@@ -121,12 +122,15 @@ class RowCarrier:
 
 
 def build(
-    samples: Sequence[ReadySample], rows: Sequence[PackedSequence], version_gaps: Sequence[int]
+    samples: Sequence[ReadySample],
+    rows: Sequence[PackedSequence],
+    version_gaps: Sequence[int],
+    num_steps: int = 1,
 ) -> list[RowCarrier]:
-    """A carrier for each of `rows`, which together contain every sample of one training step once;
-    rows without spans are allowed.
+    """A carrier for each of `rows`, which together contain every sample of a batch once; rows
+    without spans are allowed. `num_steps` are taken on the batch; one if it has no samples.
 
-    `version_gaps` are updates between the sampling of each sample and this step. Raises ValueError
+    `version_gaps` are updates between the sampling of each sample and this batch. Raises ValueError
     for a sample that is missing, duplicated, or whose tokens are not those of its span.
     """
     placed = sorted(span.turn for row in rows for span in row.spans)
@@ -140,6 +144,8 @@ def build(
         num_rows=sum(bool(row.spans) for row in rows),
         num_tokens=sum(len(sample.response_ids) for sample in samples),
         num_taught=sum(bool(np.isfinite(sample.teacher_logprobs).all()) for sample in samples),
+        # Each step without turns would let Adam's momentum move the weights once more.
+        num_steps=num_steps if samples else 1,
     )
     return [
         RowCarrier(

@@ -69,6 +69,7 @@ class HindsightDataSource:
             batch.samples,
             batch.version_gaps,
             min_rows=self._settings.min_rows,
+            num_steps=self._settings.steps_per_batch,
             experts_shape=self._experts_shape,
         )
         return rows, batch.metrics | {
@@ -147,10 +148,12 @@ def generate_rollout(
 
 
 def convert_samples(args: Any, samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """slime's train data. All rows are one step: args.global_batch_size becomes their number.
+    """slime's train data: all rows as often as steps are taken on them, one step after the other.
 
-    `rollout_mask_sums` [rows] counts the policy tokens of the rollout that a row belongs to. Rows
-    of this project have their carriers in `prompt`; each is a rollout of its own.
+    slime makes a step of every `args.global_batch_size` distinct rollout ids, so that becomes their
+    number in one step, and the rows of each step have ids of their own. `rollout_mask_sums` [rows]
+    counts the policy tokens of the rollout that a row belongs to. Rows of this project have their
+    carriers in `prompt`; each is a rollout of its own.
     """
     rollout_ids = [
         sample.index if sample.rollout_id is None else sample.rollout_id for sample in samples
@@ -185,7 +188,20 @@ def convert_samples(args: Any, samples: Sequence[Sample]) -> dict[str, list[Any]
             train_data[key] = values
         elif any(present):
             raise ValueError(f"{key}: {sum(present)} of {len(samples)} samples have it; all must")
-    return train_data
+    return _for_each_step(train_data)
+
+
+def _for_each_step(train_data: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The rows once for each step on them, with new rollout ids."""
+    carriers = train_data.get("prompt", ())
+    number = carriers[0].batch.num_steps if carriers else 1
+    if number == 1:
+        return train_data
+    ids = train_data["rollout_ids"]
+    shift = max(ids) + 1
+    repeated = {key: values * number for key, values in train_data.items()}
+    repeated["rollout_ids"] = [one + step * shift for step in range(number) for one in ids]
+    return repeated
 
 
 def log_rollout(

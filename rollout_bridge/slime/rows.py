@@ -1,4 +1,4 @@
-"""The rows that a step of slime trains on: merged turns, and padding if there are too few.
+"""The rows of a batch that slime trains on: merged turns, and padding if there are too few.
 
 A row counts as its turns, because its carrier describes the batch. It knows no slime and no store.
 """
@@ -37,6 +37,7 @@ def train_rows(
     version_gaps: Sequence[int],
     *,
     min_rows: int,
+    num_steps: int = 1,
     experts_shape: tuple[int, int] | None = None,
 ) -> list[TrainRow]:
     """Rows that together contain every sample once; a multiple of `min_rows` (1 if that is 0).
@@ -49,7 +50,7 @@ def train_rows(
     # slime rounds the number of micro-batches up to such a multiple, and each needs a row.
     step = max(min_rows, 1)
     sequences += [padding] * (-(-max(len(sequences), 1) // step) * step - len(sequences))
-    carriers = build(samples, sequences, version_gaps)
+    carriers = build(samples, sequences, version_gaps, num_steps)
     return [
         TrainRow(
             ids=sequence.ids,

@@ -35,7 +35,8 @@ def main(folder: Path, rank: int, slime_root: Path) -> None:
     args = arguments(trainer, own, loss_type=job["loss_type"], max_tokens=40)
     policy.model.zero_grad(set_to_none=True)
     start = load(Path(job["start"])).freeze().model if trainer.beta_kl > 0 else None
-    result = run_step(args, train_data(args, samples, rows, gaps), policy.model, start)
+    data = train_data(args, samples, rows, gaps, trainer.epochs_per_batch)
+    result = run_step(args, data, policy.model, start)
     found = {
         "gradients": result.gradients,
         "metrics": result.metrics,

@@ -17,6 +17,7 @@ from tests.slime.training import StepResult, arguments, prepare_process, run_ste
 from tests.trainer.slime.batches import samples_of
 from tests.trainer.tiny import load, save_model
 from trainer.config import TrainerConfig
+from trainer.step.update import Updater
 
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(900)]
 
@@ -60,6 +61,33 @@ def stepped(
     data = convert_samples(args, [row_sample(row, index) for index, row in enumerate(rows)])
     assert args.global_batch_size == len(rows)
     return run_step(args, data, load(model_folder).model, None)
+
+
+def test_four_steps_on_a_batch_end_at_the_embedded_trainers_weights(
+    samples: list[ReadySample], model_folder: Path, tmp_path: Path
+) -> None:
+    from rollout_bridge.slime.rollout import convert_samples, row_sample
+
+    config = TrainerConfig.model_validate(
+        {"tensorboard": False, "beta_kl": 0.0, "epochs_per_batch": 4}
+        | {"learning_rate": 1e-2, "adam_eps": 1e-3}
+    )
+    args = arguments(config, tmp_path, max_tokens=40)
+    rows = train_rows(samples, [0] * len(samples), min_rows=4, num_steps=4)
+    data = convert_samples(args, [row_sample(row, index) for index, row in enumerate(rows)])
+    assert args.global_batch_size == len(rows) == 4
+    assert data["rollout_ids"] == list(range(16))
+    policy, twin, start = load(model_folder), load(model_folder), load(model_folder)
+    result = run_step(args, data, policy.model, None, config)
+    assert len(result.advantages) == 16
+    Updater(twin, None, config).update(samples, 0)
+    moved = 0.0
+    for one, other, was in zip(
+        *(model.trainable_parameters() for model in (policy, twin, start)), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
+        moved = max(moved, float((other - was).detach().abs().max()))
+    assert moved > 1e-2
 
 
 @pytest.mark.parametrize("name", CONFIGS)

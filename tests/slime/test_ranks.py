@@ -50,6 +50,8 @@ CASES: dict[str, tuple[dict[str, int], dict[str, Any], dict[str, Any]]] = {
         {"objective": {"normalise": True, "reward_coef": 1.0, "reward_baseline": "step"}},
         {"merged": True},
     ),
+    "data_two_steps": ({"data": 2}, {"epochs_per_batch": 2}, {}),
+    "context_two_steps": ({"context": 2}, {"epochs_per_batch": 2}, {"merged": True}),
 }
 
 
@@ -109,6 +111,8 @@ def test_ranks_together_take_the_embedded_trainers_step(name, slime_root, tmp_pa
     totals = updater.accumulate(updater.preparation.prepare(samples, gaps, rows))
     # Tensor ranks hold parts of one gradient; the others are averaged by Megatron.
     copies = 1 if "tensor" in sizes else len(found)
+    # Nothing steps here: gradients of equal steps add up.
+    copies *= config.epochs_per_batch
     for key, parameter in policy.model.named_parameters():
         together = sum(one["gradients"][key] for one in found) / copies
         assert parameter.grad is not None

@@ -160,6 +160,31 @@ class _NoOptimizer:
         return True, float("nan"), None
 
 
+class _AdamW:
+    """In the place of Megatron's: the optimiser and the clipping of the embedded trainer."""
+
+    def __init__(self, model: nn.Module, trainer: TrainerConfig) -> None:
+        self.parameters = [one for one in model.parameters() if one.requires_grad]
+        self.grad_clip = trainer.grad_clip
+        self.inner = torch.optim.AdamW(
+            self.parameters,
+            lr=trainer.learning_rate,
+            betas=trainer.adam_betas,
+            eps=trainer.adam_eps,
+            weight_decay=trainer.weight_decay,
+        )
+
+    def zero_grad(self) -> None:
+        """Of the step before."""
+        self.inner.zero_grad()
+
+    def step(self) -> tuple[bool, float, None]:
+        """Successful, with the gradient norm."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
+        self.inner.step()
+        return True, float(norm), None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What slime did with a batch: advantages by row (those of this rank), its training metrics,
@@ -263,10 +288,12 @@ def train_data(
     samples: Sequence[ReadySample],
     sequences: Sequence[PackedSequence],
     version_gaps: Sequence[int],
+    num_steps: int = 1,
 ) -> dict[str, Any]:
     """What the convert hook gives slime for these rows."""
-    carriers = build(samples, sequences, version_gaps)
-    args.global_batch_size = len(carriers)
+    args.global_batch_size = len(sequences)
+    carriers = build(samples, sequences, version_gaps, num_steps) * num_steps
+    sequences = [*sequences] * num_steps
     masks = [carrier.loss_mask() for carrier in carriers]
     return {
         "tokens": [sequence.ids.tolist() for sequence in sequences],
@@ -288,8 +315,11 @@ def run_step(
     data: dict[str, Any],
     model: nn.Module,
     reference: nn.Module | None,
+    stepping: TrainerConfig | None = None,
 ) -> StepResult:
-    """One training step of slime on `data`; gradients of `model` are this rank's."""
+    """slime's training on `data`; gradients of `model` are this rank's, those of the last step.
+    `stepping`: the settings of an optimiser that moves the weights; None: they stay.
+    """
     from megatron.core import mpu
     from slime.backends.megatron_utils import loss as slime_loss
     from slime.backends.megatron_utils import model as slime_model
@@ -327,18 +357,23 @@ def run_step(
         train_metric_utils.log_rollout_data(0, args, rollout_data)
         for one in iterator:
             one.reset()
-        (num_micro_batches,) = rollout_data["num_microbatches"]
-        metrics, _ = slime_model.train_one_step(
-            args,
-            0,
-            0,
-            iterator,
-            [packed],
-            _NoOptimizer(),
-            scheduler,
-            num_micro_batches,
-            rollout_data["global_batch_sizes"][0],
+        optimizer = _NoOptimizer() if stepping is None else _AdamW(model, stepping)
+        steps = zip(
+            rollout_data["num_microbatches"], rollout_data["global_batch_sizes"], strict=True
         )
+        metrics, num_micro_batches = {}, 0
+        for number, (num_micro_batches, size) in enumerate(steps):
+            metrics, _ = slime_model.train_one_step(
+                args,
+                0,
+                number,
+                iterator,
+                [packed],
+                optimizer,
+                scheduler,
+                num_micro_batches,
+                size,
+            )
     assert mpu.is_pipeline_last_stage()
     return StepResult(
         # slime packs rows in an order of its own.

@@ -4,6 +4,9 @@ Everything that depends on the whole batch is settled here, before slime's first
 turns compare by reward, statistics of the gap, what correction removes (and so what the loss
 divides by), the guards. Ranks exchange a few numbers per token once.
 
+Where several steps are taken on a batch, slime has its rows once for each; all of them share what
+is settled here.
+
 At this point slime gives no log-probs at temperatures other than 1. A turn that was sampled at
 another one is corrected in the loss hook; if a rule rejects it as a whole, it still counts in
 denominators that count turns or rows.
@@ -34,7 +37,15 @@ from trainer.slime.batch_metrics import BatchReport, batch_metrics
 from trainer.slime.checks import RankFigures, check_taught, take_carriers
 from trainer.slime.ranks import Ranks
 from trainer.slime.row_states import compared, device_of, new_step, row_states
-from trainer.slime.rows import RowBatch, Step, attach, joined, parted, row_batch
+from trainer.slime.rows import (
+    RowBatch,
+    Step,
+    attach,
+    following,
+    joined,
+    parted,
+    row_batch,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +69,8 @@ def prepare(
     together, NonFiniteError and DistillationOffError as the embedded trainer does.
     """
     carriers = take_carriers(rollout_data)
+    every_log_probs = rollout_data["rollout_log_probs"]
+    rollout_data = _of_one_step(rollout_data, len(carriers))
     step = new_step(rollout_data, carriers, trainer)
     states = row_states(args, rollout_data, carriers, step)
     local = row_batch(states, rollout_data["loss_masks"], device_of(rollout_data))
@@ -71,13 +84,34 @@ def prepare(
     check_taught(report.metrics)
     if args.loss_type == "policy_loss":
         advantages_BT = advantages_BT * _row_scale(args, rollout_data, local, weights_BT, step)
-    for values, state in zip(rollout_data["rollout_log_probs"], states, strict=True):
-        attach(values, state)
+    steps = _all_steps(step, carriers[0].batch.num_steps)
+    places = [(one, state) for one in steps for state in states]
+    for values, (one, state) in zip(every_log_probs, places, strict=True):
+        attach(values, following(state, one))
+    advantages = parted(local.rows(advantages_BT), states, ranks)
     return RankAdvantages(
-        advantages=parted(local.rows(advantages_BT), states, ranks),
+        advantages=[values.clone() for _ in steps for values in advantages],
         metrics=report.metrics,
         warnings=report.warnings,
     )
+
+
+def _of_one_step(rollout_data: dict[str, Any], num_rows: int) -> dict[str, Any]:
+    """slime's data of the rows of the first step on a batch."""
+    by_row = ("loss_masks", "log_probs", "response_lengths", "total_lengths")
+    by_row += ("rollout_log_probs", "rollout_mask_sums")
+    given = {key: rollout_data.get(key) for key in by_row}
+    return rollout_data | {
+        key: values[:num_rows] for key, values in given.items() if values is not None
+    }
+
+
+def _all_steps(first: Step, number: int) -> list[Step]:
+    """The steps on a batch; they share what the first one notes of the policy before it."""
+    later = [
+        replace(first, number=place, seen=set(), gradient_tokens=0) for place in range(1, number)
+    ]
+    return [first, *later]
 
 
 def _settle(

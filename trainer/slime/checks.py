@@ -27,8 +27,8 @@ class RankFigures(NamedTuple):
 
 
 def take_carriers(rollout_data: dict[str, Any]) -> list[RowCarrier]:
-    """The carriers of this rank's rows, checked against slime's own keys, and removed from these,
-    as slime's log cannot handle them.
+    """The carriers of this rank's rows in one step on the batch, checked against slime's own keys,
+    and removed from these, as slime's log cannot handle them.
     """
     carriers = rollout_data.pop("prompt", None)
     lengths, totals = rollout_data["response_lengths"], rollout_data["total_lengths"]
@@ -37,15 +37,31 @@ def take_carriers(rollout_data: dict[str, Any]) -> list[RowCarrier]:
             "slime's rollout data have no carrier per row: set "
             "--custom-convert-samples-to-train-data-path to this project's"
         )
-    if len(rollout_data["num_microbatches"]) != 1:
+    steps, planned = len(rollout_data["num_microbatches"]), carriers[0].batch.num_steps
+    if steps != planned:
         raise ValueError(
-            f"slime makes {len(rollout_data['num_microbatches'])} steps of one batch; its "
-            "global_batch_size must be the number of distinct rollout ids, so that it is one"
+            f"slime makes {steps} steps of one batch, and {planned} were planned; its "
+            "global_batch_size must be the number of distinct rollout ids of one of them"
         )
     for place, carrier in enumerate(carriers):
         mask = rollout_data["loss_masks"][place]
         _check_row(carrier, rollout_data["tokens"][place], mask, lengths[place], totals[place])
-    return carriers
+    return _of_each_step(carriers, steps)
+
+
+def _of_each_step(carriers: Sequence[RowCarrier], steps: int) -> list[RowCarrier]:
+    """The carriers of the first step. Raises ValueError unless every step has the same rows on this
+    rank, in one order: the later ones compare with what the first one notes.
+    """
+    number = len(carriers) // steps
+    first = [[turn.index for turn in one.turns] for one in carriers[:number]]
+    for step in range(steps):
+        rows = carriers[step * number : (step + 1) * number]
+        if [[turn.index for turn in one.turns] for one in rows] != first:
+            raise ValueError(
+                f"slime gave step {step + 1} of {steps} on a batch other rows, or in another order"
+            )
+    return list(carriers[:number])
 
 
 def _check_row(

@@ -10,7 +10,7 @@ Shapes: R tokens of a row's response, r those of them on this rank; B rows, T co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from torch import Tensor
 from trainer.batch.correction import Correction
 from trainer.batch.teach import TeachingPlan
 from trainer.batch.token_batch import Assembled, BatchContext, assemble
+from trainer.batch.turn_scores import TurnScores, split_turns
+from trainer.batch.views import TurnView
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError
 from trainer.model.token_states import TokenLogprobs
@@ -42,9 +44,10 @@ def micro_batch_loss(
     rows = row_batch(states, batch["loss_masks"], logits.device)
     now = _logprobs(args, batch, logits, rows, ranks)
     reference_BT = _reference(batch, rows, ranks)
+    before = _before(rows, now, step)
     context = BatchContext(
-        views=rows.views,
-        before=None,
+        views=rows.views if before is None else _with_old_supports(rows.views, before),
+        before=before,
         correction=Correction(step.trainer.correction.settings()),
         whole=None,
         statistics=step.statistics,
@@ -60,6 +63,37 @@ def micro_batch_loss(
         result.loss * scale,
         {name: value.detach() * scale for name, value in metrics.items()},
     )
+
+
+def _before(rows: RowBatch, now: TokenLogprobs, step: Step) -> list[TurnScores] | None:
+    """The policy's scores of each view before the first step on the batch; None in that step, whose
+    own are these. Raises ValueError where it did not see a row.
+    """
+    if step.number == 0:
+        scores = split_turns(now, rows.batch)
+        place = 0
+        for state in rows.states:
+            end = place + len(state.views)
+            step.before[state.index] = tuple(scores[view] for view in range(place, end))
+            place = end
+        return None
+    missing = [state.index for state in rows.states if state.index not in step.before]
+    if missing:
+        raise ValueError(
+            f"step {step.number + 1} on a batch has the rows {missing}, which this rank did not "
+            "see in the first one"
+        )
+    return [score for state in rows.states for score in step.before[state.index]]
+
+
+def _with_old_supports(views: Sequence[TurnView], before: Sequence[TurnScores]) -> list[TurnView]:
+    """The views with the policy's scores of the teacher's likeliest tokens as they were before."""
+    return [
+        view
+        if view.support is None
+        else replace(view, support=replace(view.support, old=scores.support))
+        for view, scores in zip(views, before, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,6 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
             "slime does not hold the weights of earlier steps besides its own: unset "
             "objective.engine_cap"
         )
-    if trainer.epochs_per_batch != 1:
-        return "slime takes one step on each batch: set trainer.epochs_per_batch = 1"
     if trainer.lora is not None:
         return "slime trains all weights: leave trainer.lora out"
     if trainer.pause_mode == "in_place":

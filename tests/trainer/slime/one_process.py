@@ -93,9 +93,11 @@ def rollout_data(
     model: nn.Module,
     start: nn.Module | None = None,
     version_gaps: Sequence[int] | None = None,
+    num_steps: int = 1,
 ) -> dict[str, Any]:
-    """What slime's trainer has of these rows before it asks for advantages."""
-    carriers = build(samples, rows, version_gaps or [0] * len(samples))
+    """What slime's trainer has of these rows, once for each step, before it asks for advantages."""
+    carriers = build(samples, rows, version_gaps or [0] * len(samples), num_steps) * num_steps
+    num_rows, rows = len(rows), [*rows] * num_steps
     masks = [torch.tensor(carrier.loss_mask(), dtype=torch.int) for carrier in carriers]
     data: dict[str, Any] = {
         "tokens": [torch.from_numpy(row.ids).long() for row in rows],
@@ -105,8 +107,8 @@ def rollout_data(
         "rollout_mask_sums": torch.stack([mask.sum().float() for mask in masks]),
         "rollout_log_probs": [torch.from_numpy(one.rollout_logprobs()) for one in carriers],
         "prompt": carriers,
-        "num_microbatches": [1],
-        "global_batch_sizes": [len(rows)],
+        "num_microbatches": [1] * num_steps,
+        "global_batch_sizes": [num_rows] * num_steps,
     }
     with torch.no_grad():
         data["log_probs"] = log_probs_of(logits_of(model, data["tokens"]), data)
@@ -121,8 +123,15 @@ def step(
     """Advantages, then the loss of each of `batches` (places of rows) backwards, as slime and
     Megatron scale it; metrics as slime reduces them.
     """
+    prepared = prepare(arguments(), data, trainer, OneProcess())
+    return prepared, backward(data, model, batches)
+
+
+def backward(
+    data: dict[str, Any], model: nn.Module, batches: Sequence[Sequence[int]]
+) -> dict[str, float]:
+    """The gradients of one step on these places of rows, and its metrics."""
     args = arguments()
-    prepared = prepare(args, data, trainer, OneProcess())
     size = data["global_batch_sizes"][0]
     metrics: dict[str, float] = {}
     for places in batches:
@@ -132,4 +141,4 @@ def step(
         (loss / size).backward()
         for key, value in values.items():
             metrics[key] = metrics.get(key, 0.0) + float(value) / size
-    return prepared, metrics
+    return metrics

@@ -11,7 +11,14 @@ import torch
 
 from rollout_bridge.merging import PackedSequence, merge_turns
 from tests.trainer.slime.batches import rows_of, samples_of
-from tests.trainer.slime.one_process import OneProcess, arguments, logits_of, rollout_data, step
+from tests.trainer.slime.one_process import (
+    OneProcess,
+    arguments,
+    backward,
+    logits_of,
+    rollout_data,
+    step,
+)
 from tests.trainer.tiny import load, save_model
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
@@ -84,6 +91,74 @@ def test_gradients_are_the_embedded_trainers(name, folders, samples):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=0)
     for key in ("loss", "opd/kl_loss", "kl_loss", "entropy_loss", "rollout_comparable_frac"):
         assert metrics[key] == pytest.approx(wanted[key], abs=1e-5), key
+
+
+SEVERAL_STEPS = {
+    "default": {},
+    "forward_kl": {"objective": {"name": "forward_kl_topk", "topk": 8}},
+    "topk_tail": {"objective": {"name": "topk_tail_reverse_kl", "topk": 8}},
+    "current": {"objective": {"advantage_reference": "current"}},
+    "rejection": {"correction": {"rejections": [{"statistic": "geometric", "upper": 1.1}]}},
+    "behind_tools": {"correction": {"post_tool_upper": 1.01}},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "temperatures"),
+    [
+        *((name, (1.0,)) for name in SEVERAL_STEPS),
+        # Rejected turns of another temperature stay in slime's denominators.
+        *((name, (1.0, 0.6)) for name in SEVERAL_STEPS if name != "rejection"),
+    ],
+)
+def test_four_steps_on_a_batch_end_at_the_embedded_trainers_weights(name, temperatures, folders):
+    config = config_of(
+        beta_kl=0.02, epochs_per_batch=4, learning_rate=1e-2, adam_eps=1e-3, **SEVERAL_STEPS[name]
+    )
+    samples = samples_of(load(folders[0]).freeze(), temperatures=temperatures)
+    policy, start = load(folders[0]), load(folders[1]).freeze()
+    rows = rows_of(samples, merged=True)
+    data = rollout_data(samples, rows, policy.model, start.model, num_steps=4)
+    prepared = prepare(arguments(), data, config, OneProcess())
+    assert len(prepared.advantages) == 4 * len(rows)
+    parameters = policy.trainable_parameters()
+    optimizer = torch.optim.AdamW(
+        parameters,
+        lr=config.learning_rate,
+        betas=config.adam_betas,
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+    )
+    for first in range(0, 4 * len(rows), len(rows)):
+        optimizer.zero_grad()
+        backward(data, policy.model, [[first + 2, first], [first + 1]])
+        torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
+        optimizer.step()
+    twin = load(folders[0])
+    begun = [one.detach().clone() for one in twin.trainable_parameters()]
+    assert Updater(twin, start, config).update(samples, 0, sequences=rows).skipped is None
+    moved = 0.0
+    for one, other, was in zip(parameters, twin.trainable_parameters(), begun, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
+        moved = max(moved, float((other - was).detach().abs().max()))
+    assert moved > 1e-2
+
+
+def test_a_later_step_with_other_rows_is_refused(policy, samples):
+    data = rollout_data(samples, merge_turns(samples), policy.model, num_steps=2)
+    data["prompt"][3:] = data["prompt"][5:2:-1]
+    for key in ("tokens", "loss_masks", "response_lengths", "total_lengths"):
+        data[key][3:] = data[key][5:2:-1]
+    with pytest.raises(ValueError, match="step 2 of 2 on a batch other rows"):
+        prepare(arguments(), data, config_of(epochs_per_batch=2), OneProcess())
+
+
+def test_a_later_step_needs_what_the_first_one_saw(policy, samples):
+    data = rollout_data(samples, merge_turns(samples), policy.model, num_steps=2)
+    prepare(arguments(), data, config_of(epochs_per_batch=2), OneProcess())
+    backward(data, policy.model, [[0, 1]])
+    with pytest.raises(ValueError, match=r"step 2 on a batch has the rows \[2\]"):
+        backward(data, policy.model, [[3, 4], [5]])
 
 
 def test_rows_without_turns_change_nothing(folders, samples):

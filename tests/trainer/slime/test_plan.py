@@ -74,7 +74,6 @@ def test_what_engines_score_can_be_trained_in_slime(values):
             "unset objective.engine_cap",
         ),
         ({"replay_times": 2}, "replay_times = 1"),
-        ({"epochs_per_batch": 2}, "epochs_per_batch = 1"),
         ({"objective": {"reward_coef": 1.0, "reward_kl_coef": 0.1}}, "reward_kl_coef = 0"),
         (
             {

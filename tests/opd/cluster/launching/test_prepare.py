@@ -80,7 +80,6 @@ def test_judge_of_its_own_is_asked_by_its_name() -> None:
         ("trainer.dtype=float32", r"trainer\.dtype: slime computes in bfloat16; remove it"),
         ("trainer.lora.rank=4", r"slime trains all weights"),
         ("trainer.teacher.kind=ema", r"needs a second model in the trainer"),
-        ("trainer.epochs_per_batch=2", r"one step on each batch"),
         ("model=Qwen/Qwen3-4B", r"absolute path of a folder"),
         ("judge.model=big", r"judge\.model: set judge\.base_url too"),
         ("engine_client.routed_experts_topk=8", r"the model chooses 0 experts"),
