@@ -145,12 +145,12 @@ async def _practise_and_guard(
     from opd.guard.starting import guard_worker
     from opd.rehearsal.heartbeat import Heartbeat
     from opd.rehearsal.starting import Connections, rehearsal_worker, source_check
-    from rollout_bridge.engine.types import LESSON_PRIORITY
+    from rollout_bridge.engine.types import FIRST_PRIORITY
 
     asked = judge_config(config)
     async with (
         judge_client(asked) as client,
-        policy_client(config, folder, priority=LESSON_PRIORITY) as policy,
+        policy_client(config, folder, priority=FIRST_PRIORITY) as policy,
         asyncio.TaskGroup() as group,
     ):
         questions = HintQuestions(

@@ -38,6 +38,10 @@ TRAINER_MEMORY = (
 ENGINE_MEMORY = "lower {role}.embedded.kv_cache_gib and {role}.embedded.prefix_cache_gib"
 ENGINE_START_S = 300.0
 """A large model takes minutes to load; a wrong one fails at once."""
+TRAINER_START_S = 1800.0
+"""Then the trainer scores texts on engines that may be busy with agents; a wrong engine fails at
+once.
+"""
 
 
 class Run:
@@ -138,6 +142,7 @@ class Run:
             "train",
             "trainer",
             self._trainer_ready,
+            timeout_s=TRAINER_START_S,
             may_finish=may_finish or self.config.trainer.max_steps is not None,
             environment=heap_environment(os.environ),
             patience=Patience(progress=self._newest_version, remedy=TRAINER_MEMORY),
@@ -183,6 +188,7 @@ class Run:
         name: str,
         ready: Callable[[], Awaitable[bool]],
         *,
+        timeout_s: float = ENGINE_START_S,
         may_finish: bool = False,
         environment: Mapping[str, str] | None = None,
         patience: Patience | None = None,
@@ -192,7 +198,7 @@ class Run:
             name,
             arguments,
             ready,
-            ENGINE_START_S,
+            timeout_s,
             may_finish=may_finish,
             environment=environment,
             patience=patience,

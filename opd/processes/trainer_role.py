@@ -54,6 +54,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
     from opd.report.run_report import write_run_report
     from opd.report.trainer_metrics import TrainerMetrics
     from opd.run.folder import only_trainer
+    from rollout_bridge.engine.types import FIRST_PRIORITY
     from trainer.calibration.calibration_texts import calibration_sequences
     from trainer.step.loop import EmbeddedTrainer
 
@@ -61,8 +62,9 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
         logger.warning("%s", warning)
     rendering = rendering_of(config)
     store = await Store.open(config.store)
-    policy = policy_client(config, folder)
-    frozen = client_of(config, config.frozen)
+    # Traffic of any size leaves calibration its few requests.
+    policy = policy_client(config, folder, priority=FIRST_PRIORITY)
+    frozen = client_of(config, config.frozen, priority=FIRST_PRIORITY)
     async with store, policy, frozen, only_trainer(folder):
         trainer = await EmbeddedTrainer.open(
             store=store,

@@ -102,7 +102,7 @@ def _sampler(engine: EngineClient, **settings: Any) -> PolicySampler:
 
 def seats_of(config: RunConfig) -> Seats:
     """Answers in progress at a time: `rehearsal.share` of the engine's places, which start before
-    waiting requests (LESSON_PRIORITY), so traffic of any size leaves them these, and of an engine
+    waiting requests (FIRST_PRIORITY), so traffic of any size leaves them these, and of an engine
     of the run's own also what nothing else uses of three quarters (SPARE_PRIORITY).
     """
     engine = config.policy

@@ -19,9 +19,9 @@ TopLogprobs = tuple[tuple[int, float], ...]
 """(id, log-prob at the sampling temperature) of the most probable tokens at one position."""
 
 AGENT_PRIORITY = 0
-BACKGROUND_PRIORITY, LESSON_PRIORITY, SPARE_PRIORITY = -1, 1, -2
-"""Priorities of requests that no agent waits for: judge and teacher; rehearsal, whose few requests
-start first; more of rehearsal, for rows that nothing else uses.
+BACKGROUND_PRIORITY, FIRST_PRIORITY, SPARE_PRIORITY = -1, 1, -2
+"""Priorities of requests that no agent waits for: judge and teacher; calibration and rehearsal,
+whose few requests start first; more of rehearsal, for rows that nothing else uses.
 """
 ROUTING_HEADER = "X-SMG-Routing-Key"
 """Header by which SGLang's router, with its policy `manual` or `consistent_hashing`, keeps requests

@@ -68,8 +68,8 @@ class _RunKeys(BaseModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlimeSettings:
     """One run inside slime. `first_version` is the label of the weights that the job starts with;
-    `steps_per_batch` steps are taken on the same rows, a multiple of `min_rows`. `hold_s`: the longest time that
-    generation is held after each batch until its weights are served; None: never.
+    `steps_per_batch` steps are taken on the same rows, a multiple of `min_rows`. `hold_s`: the
+    longest time that generation is held after each batch until its weights are served; None: never.
     """
 
     run_folder: Path
