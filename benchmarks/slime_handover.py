@@ -33,8 +33,11 @@ from records.names import DropReason, TurnState, TurnType
 from records.store import Store
 from records.training.share import Share
 from records.types import CapturedTurn, Score, TurnRecord, Verdict, VersionSpan
+from rollout_bridge.config import RendererConfig
+from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.slime.host import TurnHost
 from rollout_bridge.slime.needs import SampleNeeds
+from rollout_bridge.slime.probes import ProbePlan
 from rollout_bridge.slime.rows import TrainRow, train_rows
 from rollout_bridge.slime.settings import HandoverConfig, SlimeSettings
 
@@ -233,6 +236,7 @@ def _settings(folder: Path, config: StoreConfig, turns: int, first_version: int)
         store=config,
         handover=HandoverConfig(max_wait_s=600.0, poll_interval_s=0.01),
         batch_size=turns,
+        steps_per_batch=1,
         max_staleness=10**6,
         hold_s=None,
         lease_ttl_s=3600.0,
@@ -240,6 +244,15 @@ def _settings(folder: Path, config: StoreConfig, turns: int, first_version: int)
         first_version=first_version,
         needs=SampleNeeds(teacher=True, reward=False, compared=False, top_k=0),
         min_rows=8,
+        # Only `TurnHost.probes` reads it, which nothing here calls.
+        probes=ProbePlan(
+            model="",
+            vocab_size=None,
+            renderer=RendererConfig(),
+            client=EngineClientConfig(),
+            seed=0,
+            bound=1.0,
+        ),
         save_folder=folder,
         is_async_save=False,
     )

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from opd.cluster.architecture import Architecture
+from rollout_bridge.slime.carrier import CALIBRATION_BOUND
 
 RAY_WORKER_PORTS = range(10002, 20000)
 
@@ -127,7 +128,12 @@ class ClusterConfig(_Section):
     routing_replay: Literal["auto", "none", "R2", "R3"] = "auto"
     """For a mixture of experts: whether training uses the experts that the trainer chose before the
     step (R2), or those that the engine chose while it sampled (R3). auto: R3 if these are recorded
-    (`engine_client.routed_experts_topk`), else none, because slime takes one step on each batch.
+    (`engine_client.routed_experts_topk`), else none for one step on a batch
+    (`trainer.epochs_per_batch`), R2 for two or three, R3 for more.
+    """
+    calibration_bound: PositiveFloat = CALIBRATION_BOUND
+    """Nats. When a job starts, its engines and its trainer score the same texts; a mean difference
+    above this ends it. In bfloat16, two implementations differ by 0.01 to 0.05 on average.
     """
     recompute: bool = True
     """Recompute activations in the backward pass: less memory, a third more computation."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from records.messages import Message
 from rollout_bridge.config import RendererConfig
+from rollout_bridge.rendering.calibration_texts import CONVERSATIONS, TOOL_CONVERSATION, TOOLS
 from rollout_bridge.rendering.rendering import Rendering
-from trainer.calibration.calibration_texts import CONVERSATIONS, TOOL_CONVERSATION, TOOLS
 
 FAMILIES = {
     "qwen3": "qwen3",

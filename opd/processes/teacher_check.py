@@ -24,7 +24,7 @@ async def check_teachers(config: RunConfig, rendering: Rendering) -> None:
         return
     # These load torch, which a judge process otherwise does without.
     from opd.models.compatibility import check_teacher
-    from trainer.calibration.calibration_texts import conversation_sequences
+    from rollout_bridge.rendering.calibration_texts import conversation_sequences
 
     sequences = conversation_sequences(rendering)
     for name in scoring.teachers:

@@ -55,7 +55,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
     from opd.report.trainer_metrics import TrainerMetrics
     from opd.run.folder import only_trainer
     from rollout_bridge.engine.types import FIRST_PRIORITY
-    from trainer.calibration.calibration_texts import calibration_sequences
+    from rollout_bridge.rendering.calibration_texts import calibration_sequences
     from trainer.step.loop import EmbeddedTrainer
 
     for warning in run_warnings(config.trainer):

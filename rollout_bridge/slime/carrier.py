@@ -29,6 +29,9 @@ from records.types import (
 )
 from rollout_bridge.merging import PackedSequence, TurnSpan
 
+CALIBRATION_BOUND = 0.1
+"""Nats, for the mean over all probes. In bfloat16, two implementations differ by 0.01 to 0.05."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnTraits:
@@ -51,7 +54,8 @@ class TurnTraits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFacts:
     """A batch: its turns, rows with turns, policy tokens, turns that an engine scored, and how many
-    steps are taken on it.
+    steps are taken on it. `calibration_bound` (nats): some of its rows are probes that engines
+    scored; None: it has none.
     """
 
     turns: tuple[TurnTraits, ...]
@@ -59,6 +63,7 @@ class BatchFacts:
     num_tokens: int
     num_taught: int
     num_steps: int = 1
+    calibration_bound: float | None = None
 
     def without_histories(self) -> BatchFacts:
         """Small enough to be sent to every rank."""
@@ -86,16 +91,23 @@ class CarriedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCarrier:
-    """One row of slime's training data; `num_tokens` is T. A row without turns fills up a step."""
+    """One row of slime's training data; `num_tokens` is T. A row without turns fills up a step, or
+    is a probe with an engine's log-probs [T - 1] of all tokens but the first.
+    """
 
     turns: tuple[CarriedTurn, ...]
     num_tokens: int
     batch: BatchFacts
+    probe: Logprobs | None = None
 
     @property
     def prompt_length(self) -> int:
-        """P: the tokens before the first one that trains; all but one in a row without turns."""
-        return self.turns[0].start if self.turns else self.num_tokens - 1
+        """P: the tokens before the first one that trains; of a row without turns all but the last,
+        of a probe the first.
+        """
+        if self.turns:
+            return self.turns[0].start
+        return self.num_tokens - 1 if self.probe is None else 1
 
     @property
     def response_length(self) -> int:

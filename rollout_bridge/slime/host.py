@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from records.errors import StoreUnavailable
 from records.store import Store
+from rollout_bridge.slime.probes import Probe, score_probes
 from rollout_bridge.slime.settings import SlimeSettings
 from rollout_bridge.slime.source import LeasedTurns, TurnSource
 
@@ -50,6 +51,10 @@ class TurnHost:
     def next_batch(self, rollout_id: int) -> LeasedTurns:
         """See `TurnSource.next_batch`."""
         return self._wait(self._opened().next_batch(rollout_id))
+
+    def probes(self, url: str) -> list[Probe]:
+        """See `score_probes`."""
+        return self._wait(score_probes(self._settings.probes, url))
 
     def checkpointed(self, rollout_id: int) -> None:
         """`TurnSource.checkpointed`; if the store does not answer, the background tries again."""

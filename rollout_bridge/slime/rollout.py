@@ -26,9 +26,11 @@ from slime.observability import logging_utils
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 
+from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.slime.compat import check_slime
-from rollout_bridge.slime.engines import router_urls, write_engines
+from rollout_bridge.slime.engines import POLICY, router_urls, write_engines
 from rollout_bridge.slime.host import TurnHost
+from rollout_bridge.slime.probes import Probe
 from rollout_bridge.slime.rows import TrainRow, train_rows
 from rollout_bridge.slime.settings import SlimeConfigError, is_configured, read_settings
 
@@ -48,13 +50,17 @@ class HindsightDataSource:
         """Raises SlimeConfigError or UnknownSlimeError if samples would be lost."""
         self._args = args
         self._host: TurnHost | None = None
+        self._to_calibrate: str | None = None
+        """The router of engines that were not compared with the trainer yet; None: no more."""
         if not is_configured(args):
             return
         check_slime()
         self._settings = read_settings(args)
-        if urls := router_urls(args):
+        urls = router_urls(args)
+        if urls:
             path = write_engines(self._settings.run_folder, urls)
             logger.info("engines %s written to %s", urls, path)
+        self._to_calibrate = urls.get(POLICY)
         shape = None
         if getattr(args, "use_rollout_routing_replay", False):
             shape = (int(args.num_layers), int(args.moe_router_topk))
@@ -63,6 +69,8 @@ class HindsightDataSource:
 
     def next_rows(self, rollout_id: int) -> tuple[list[TrainRow], dict[str, float]]:
         """The rows of the next step, and metrics about them. See `TurnHost.next_batch`."""
+        # The first thing of all: slime has given the engines the weights that it starts with.
+        probes = self._probes()
         batch = self._running().next_batch(rollout_id)
         started = time.monotonic()
         rows = train_rows(
@@ -71,13 +79,30 @@ class HindsightDataSource:
             min_rows=self._settings.min_rows,
             num_steps=self._settings.steps_per_batch,
             experts_shape=self._experts_shape,
+            probes=probes,
+            calibration_bound=self._settings.probes.bound,
         )
         return rows, batch.metrics | {
             "handover/rows": sum(not row.is_padding for row in rows),
             "handover/padding_rows": sum(row.is_padding for row in rows),
             "handover/tokens": sum(len(row.ids) for row in rows),
             "handover/merge_s": time.monotonic() - started,
+            "handover/probes": len(probes),
         }
+
+    def _probes(self) -> list[Probe]:
+        """What the engines make of the calibration's texts, once in a job's life."""
+        url, self._to_calibrate = self._to_calibrate, None
+        if url is None:
+            return []
+        if self._experts_shape is not None:
+            logger.warning("engines are not calibrated: scores come without the experts to replay")
+            return []
+        try:
+            return self._running().probes(url)
+        except (EngineError, ValueError) as error:
+            logger.warning("engines are not calibrated: %s", error)
+            return []
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         """Nothing: turns leave the store only as a step's batch, through `generate_rollout`."""

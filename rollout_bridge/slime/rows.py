@@ -6,13 +6,14 @@ A row counts as its turns, because its carrier describes the batch. It knows no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from records.types import Experts, Ids, ReadySample
 from rollout_bridge.merging import PackedSequence, merge_turns
 from rollout_bridge.slime.carrier import RowCarrier, build, row_experts
+from rollout_bridge.slime.probes import Probe
 
 PADDING_IDS = 2
 """Tokens of a row without turns: one to predict from, one that is masked."""
@@ -28,8 +29,8 @@ class TrainRow:
 
     @property
     def is_padding(self) -> bool:
-        """Whether it contains no turn."""
-        return not self.carrier.turns
+        """Whether it contains neither a turn nor a probe."""
+        return not self.carrier.turns and self.carrier.probe is None
 
 
 def train_rows(
@@ -39,18 +40,28 @@ def train_rows(
     min_rows: int,
     num_steps: int = 1,
     experts_shape: tuple[int, int] | None = None,
+    probes: Sequence[Probe] = (),
+    calibration_bound: float | None = None,
 ) -> list[TrainRow]:
     """Rows that together contain every sample once; a multiple of `min_rows` (1 if that is 0).
 
-    Rows without turns come after the others. With `experts_shape` (layers, experts per token) every
-    row has its routed experts. Raises ValueError for a sample without them, or of another shape.
+    Rows without turns come after the others, `probes` first. With `experts_shape` (layers, experts
+    per token) every row has its routed experts. Raises ValueError for a sample without them, or of
+    another shape.
     """
     sequences = merge_turns(samples)
+    first_probe = len(sequences)
+    sequences += [PackedSequence(ids=probe.ids, spans=()) for probe in probes]
     padding = PackedSequence(ids=np.zeros(PADDING_IDS, dtype=np.int32), spans=())
     # slime rounds the number of micro-batches up to such a multiple, and each needs a row.
     step = max(min_rows, 1)
     sequences += [padding] * (-(-max(len(sequences), 1) // step) * step - len(sequences))
     carriers = build(samples, sequences, version_gaps, num_steps)
+    if probes:
+        facts = replace(carriers[0].batch, calibration_bound=calibration_bound)
+        carriers = [replace(carrier, batch=facts) for carrier in carriers]
+    for place, probe in enumerate(probes, start=first_probe):
+        carriers[place] = replace(carriers[place], probe=probe.logprobs)
     return [
         TrainRow(
             ids=sequence.ids,

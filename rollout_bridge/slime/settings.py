@@ -15,7 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from records.config import StoreConfig
 from records.training.share import Share
+from rollout_bridge.config import RendererConfig
+from rollout_bridge.engine.config import EngineClientConfig
+from rollout_bridge.slime.carrier import CALIBRATION_BOUND
 from rollout_bridge.slime.needs import SampleNeeds
+from rollout_bridge.slime.probes import ProbePlan
 
 
 class SlimeConfigError(ValueError):
@@ -57,12 +61,24 @@ class _TrainerKeys(BaseModel):
         return 0 if self.schedule == "sync" else self.steps_off or self.max_staleness
 
 
+class _ClusterKeys(BaseModel):
+    """The part of the run's section [cluster] that this side reads."""
+
+    # Older configurations lack it.
+    calibration_bound: float = CALIBRATION_BOUND
+
+
 class _RunKeys(BaseModel):
     """The sections of a resolved configuration that are read here."""
 
     store: StoreConfig
     trainer: _TrainerKeys
     handover: HandoverConfig = Field(default_factory=HandoverConfig)
+    model: str
+    seed: int = 0
+    renderer: RendererConfig = Field(default_factory=RendererConfig)
+    engine_client: EngineClientConfig = Field(default_factory=EngineClientConfig)
+    cluster: _ClusterKeys = Field(default_factory=_ClusterKeys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +100,7 @@ class SlimeSettings:
     first_version: int
     needs: SampleNeeds
     min_rows: int
+    probes: ProbePlan
     save_folder: Path
     is_async_save: bool
 
@@ -122,6 +139,14 @@ def read_settings(args: Any) -> SlimeSettings:
         first_version=getattr(args, "update_weight_start_version", 0) + 1,
         needs=_read_needs(args),
         min_rows=min_rows(args),
+        probes=ProbePlan(
+            model=run.model,
+            vocab_size=getattr(args, "vocab_size", None),
+            renderer=run.renderer,
+            client=run.engine_client,
+            seed=run.seed,
+            bound=run.cluster.calibration_bound,
+        ),
         save_folder=Path(args.save),
         is_async_save=bool(getattr(args, "async_save", False)),
     )

@@ -27,7 +27,7 @@ PRELOADED = (
     "opd.processes.proxy_role",
     "opd.processes.trainer_role",
     "trainer.step.loop",
-    "trainer.calibration.calibration_texts",
+    "rollout_bridge.rendering.calibration_texts",
     "opd.replay.work",
     "api_proxy.app",
     "api_proxy.server.server",

@@ -10,12 +10,16 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import tomli_w
 
 from rollout_bridge.slime.rows import train_rows
 from rollout_bridge.slime.settings import SlimeConfigError
-from tests.rollout_bridge.slime.runs import slime_args
+from tests.examples.shipped import MODEL
+from tests.rollout_bridge.slime.runs import run_values, slime_args
+from tests.rollout_bridge.slime.test_host import four_ready, on_store
 from tests.trainer.tiny import conversation
 
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(600)]
@@ -55,6 +59,42 @@ def test_what_cannot_work_is_refused_in_one_line(plugin: Any, source: Any, tmp_p
         plugin.generate_rollout(args, 0, empty)
     with pytest.raises(SlimeConfigError, match="--num-rollout"):
         plugin.HindsightDataSource(slime_args(tmp_path, num_rollout=None))
+
+
+def test_the_first_batch_brings_what_the_engines_make_of_fixed_texts(
+    plugin: Any, lab_engine: str, tmp_path: Path
+) -> None:
+    values = run_values(tmp_path, renderer={"name": "qwen3", "enable_thinking": False})
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(values | {"model": str(MODEL)}))
+    address = urlsplit(lab_engine)
+    routers = {"policy": (address.hostname, address.port)}
+    source = plugin.HindsightDataSource(slime_args(tmp_path, sglang_model_routers=routers))
+    try:
+        source.load()
+        for number, rollout_id in ((6, 0), (0, 1)):
+            on_store(tmp_path, four_ready)
+            rows, metrics = source.next_rows(rollout_id)
+            assert metrics["handover/probes"] == number
+            assert sum(row.carrier.probe is not None for row in rows) == number
+            assert (rows[0].carrier.batch.calibration_bound is None) == (number == 0)
+    finally:
+        source.close()
+
+
+def test_engines_that_cannot_score_them_are_said_and_turns_go_on(
+    plugin: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = plugin.HindsightDataSource(
+        slime_args(tmp_path, sglang_model_routers={"policy": ("127.0.0.1", 9)})
+    )
+    try:
+        source.load()
+        on_store(tmp_path, four_ready)
+        _, metrics = source.next_rows(0)
+    finally:
+        source.close()
+    assert metrics["handover/probes"] == 0
+    assert "engines are not calibrated: " in caplog.text
 
 
 def test_slime_can_neither_take_turns_past_the_rollout_function_nor_add_any(source: Any) -> None:

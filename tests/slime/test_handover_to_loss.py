@@ -8,15 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from records.types import ReadySample
+from rollout_bridge.slime.probes import Probe
 from rollout_bridge.slime.rows import train_rows
 from tests.slime.training import StepResult, arguments, prepare_process, run_step
 from tests.trainer.slime.batches import samples_of
 from tests.trainer.tiny import load, save_model
+from trainer.calibration.calibrate import own_logprobs
 from trainer.config import TrainerConfig
+from trainer.errors import CalibrationError
 from trainer.step.update import Updater
 
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(900)]
@@ -88,6 +92,31 @@ def test_four_steps_on_a_batch_end_at_the_embedded_trainers_weights(
         torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
         moved = max(moved, float((other - was).detach().abs().max()))
     assert moved > 1e-2
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+def test_probes_of_the_engines_are_compared_with_slimes_forward_pass(
+    is_off: bool, samples: list[ReadySample], model_folder: Path, tmp_path: Path
+) -> None:
+    from rollout_bridge.slime.rollout import convert_samples, row_sample
+
+    config = TrainerConfig.model_validate({"tensorboard": False, "beta_kl": 0.0})
+    args = arguments(config, tmp_path, max_tokens=40)
+    policy = load(model_folder)
+    score = own_logprobs(policy, torch.device("cpu"))
+    texts = [np.arange(3, 3 + length, dtype=np.int32) for length in (2, 30)]
+    probes = [Probe(ids=ids, logprobs=score(ids) + 0.5 * is_off) for ids in texts]
+    rows = train_rows(samples, [0] * len(samples), min_rows=1, probes=probes, calibration_bound=0.1)
+    data = convert_samples(args, [row_sample(row, index) for index, row in enumerate(rows)])
+    if is_off:
+        with pytest.raises(CalibrationError, match="on average over 30 tokens"):
+            run_step(args, data, policy.model, None)
+        return
+    result = run_step(args, data, policy.model, None)
+    assert result.rollout["calibration/mean"] < result.rollout["calibration/max"] < 1e-5
+    plain = stepped("custom_loss", samples, 1, model_folder, tmp_path)
+    for key, wanted in plain.gradients.items():
+        torch.testing.assert_close(result.gradients[key], wanted, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -34,6 +34,7 @@ from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.policy_gradient import advantages as policy_advantages
 from trainer.slime.agreement import agree, before_step
 from trainer.slime.batch_metrics import BatchReport, batch_metrics
+from trainer.slime.calibration import compare_probes
 from trainer.slime.checks import RankFigures, check_taught, take_carriers
 from trainer.slime.ranks import Ranks
 from trainer.slime.row_states import compared, device_of, new_step, row_states
@@ -74,7 +75,9 @@ def prepare(
     step = new_step(rollout_data, carriers, trainer)
     states = row_states(args, rollout_data, carriers, step)
     local = row_batch(states, rollout_data["loss_masks"], device_of(rollout_data))
-    rows = before_step(local, joined(rollout_data["log_probs"], states, ranks), trainer)
+    logprobs = joined(rollout_data["log_probs"], states, ranks)
+    calibration = compare_probes(states, logprobs, ranks)
+    rows = before_step(local, logprobs, trainer)
     everything = agree(rows, carriers, step, ranks)
     clean = replace(rows.tokens, statistics=step.statistics)
     weights_BT = _weights(clean, step)
@@ -91,7 +94,7 @@ def prepare(
     advantages = parted(local.rows(advantages_BT), states, ranks)
     return RankAdvantages(
         advantages=[values.clone() for _ in steps for values in advantages],
-        metrics=report.metrics,
+        metrics=report.metrics | calibration,
         warnings=report.warnings,
     )
 

@@ -13,6 +13,7 @@ def run_values(folder: Path, *, rollout_batch_size: int = 4, **sections: Any) ->
     """What the rollout side reads of a resolved configuration; a store on a SQLite file."""
     handover = {"max_wait_s": 0.2, "poll_interval_s": 0.01, "store_patience_s": 5.0}
     values: dict[str, Any] = {
+        "model": "/shared/models/policy",
         "store": {"url": f"sqlite:///{folder / 'records.db'}"},
         "trainer": {
             "rollout_batch_size": rollout_batch_size,

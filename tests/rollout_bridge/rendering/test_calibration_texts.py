@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rollout_bridge.config import RendererConfig
+from rollout_bridge.rendering.calibration_texts import CONVERSATIONS, calibration_sequences
 from rollout_bridge.rendering.rendering import Rendering
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
-from trainer.calibration.calibration_texts import CONVERSATIONS, calibration_sequences
 
 NO_SYSTEM = "{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
 NO_TOOLS = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
