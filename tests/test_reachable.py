@@ -27,7 +27,6 @@ ALLOWED: dict[str, str] = {
     "records.training.reconcile.ReconcileReport": "logged whole",
     "rollout_bridge.config.RendererConfig": "handed whole to the package `renderers`",
     "trainer.objectives.policy.m2po.M2poClip": "golden: moments beside the clip that a run takes",
-    "trainer.calibration.calibrate.Calibration": "written whole into the run folder",
     "trainer.calibration.calibrate.EngineNoise": "written whole into the run folder",
 }
 """A definition, a class with its fields, or a module with all that it has; and why it stays."""
