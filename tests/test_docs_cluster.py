@@ -1,0 +1,93 @@
+"""docs/cluster.md, against the launch: what its table calls refused is refused, the rest is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from opd.cluster.flag_check import REPOSITORY
+from opd.cluster.launching.prepare import resolve
+from opd.cluster.plan import make_plan
+from trainer.errors import StartupError
+
+RUN = Path("/shared/runs/x")
+ONE = REPOSITORY / "configs" / "qwen3_4b.toml"
+TEACHER = "trainer.teacher.kind=frozen"
+REWARDS = ("judge.reward=verdict", "trainer.objective.reward_coef=1.0")
+OUTCOMES = ("judge.reward=outcome", "trainer.objective.reward_outcome=only")
+REFUSED: dict[str, tuple[str, ...]] = {
+    "trainer.lora": ("trainer.lora.rank=8",),
+    "trainer.teacher.kind": (TEACHER,),
+    "overlap_topk": (
+        "trainer.objective={name = 'overlap_topk'}",
+        TEACHER,
+        "judge.selection=shortest_first",
+        "trainer.beta_kl=0.0",
+    ),
+    'support_of = "student"': (
+        "trainer.objective={name = 'self_distillation', support_of = 'student'}",
+        TEACHER,
+        "trainer.beta_kl=0.0",
+    ),
+    "side_samples": ("trainer.objective={name = 'side_samples'}", "trainer.beta_kl=0.0"),
+    'objective.surrogate = "m2po"': (
+        "trainer.objective.surrogate=m2po",
+        "trainer.correction.mode=bypass",
+    ),
+    "correction.batch_normalize": ("trainer.correction.batch_normalize=true",),
+    "objective.reward_kl_coef": (*REWARDS, "trainer.objective.reward_kl_coef=0.1"),
+    "objective.engine_cap": (
+        "trainer.objective={surrogate = 'decoupled', engine_cap = 2.0}",
+        "trainer.correction.importance_level=none",
+    ),
+    "trainer.replay_times": ("trainer.replay_times=2",),
+    'reward_baseline = "process"': (
+        *OUTCOMES,
+        "verifier.source=examples.tool_lab.users:verify",
+        "verifier.continuations=4",
+        "trainer.objective.reward_coef=1.0",
+        "trainer.objective.reward_baseline=process",
+    ),
+    "objective.length_warmup_steps": (
+        *REWARDS,
+        "trainer.objective.length_penalty=uniform",
+        "trainer.objective.length_warmup_steps=3",
+    ),
+    "trainer.noise_floor_factor": ("trainer.noise_floor_factor=5.0",),
+    "rehearsal.enabled": ("rehearsal.enabled=true",),
+    "guard.canaries": ("guard.canaries=/shared/canaries.jsonl",),
+}
+"""What the table names -> overrides that ask for it."""
+
+
+def named() -> list[str]:
+    """The code in the table's first column, in its order."""
+    text = (REPOSITORY / "docs" / "cluster.md").read_text(encoding="utf-8")
+    table = text.split("| setting | why slime cannot do it |")[1].split("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    return [one for cell in cells for one in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_the_table_names_what_is_tried_here() -> None:
+    assert named() == list(REFUSED)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_table_names_is_refused(name: str) -> None:
+    with pytest.raises(StartupError, match="slime"):
+        make_plan(ONE, list(REFUSED[name]), RUN)
+
+
+def test_several_steps_on_a_batch_are_not_refused() -> None:
+    plan = make_plan(ONE, ["trainer.epochs_per_batch=4", "trainer.warmup_steps=3"], RUN)
+    assert ("--lr-warmup-iters", "12") in plan.sections["optimiser"]
+
+
+def test_the_bound_of_the_calibration_is_the_clusters() -> None:
+    config = resolve(ONE, ["cluster.calibration_bound=0.3"], RUN)[0]
+    assert config.cluster is not None
+    assert config.cluster.calibration_bound == 0.3
+    with pytest.raises(StartupError, match=r"set cluster\.calibration_bound"):
+        make_plan(ONE, ["trainer.calibration_bound=0.3"], RUN)
