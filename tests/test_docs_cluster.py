@@ -10,6 +10,7 @@ import pytest
 from opd.cluster.flag_check import REPOSITORY
 from opd.cluster.launching.prepare import resolve
 from opd.cluster.plan import make_plan
+from opd.cluster.show import describe
 from trainer.errors import StartupError
 
 RUN = Path("/shared/runs/x")
@@ -83,6 +84,7 @@ def test_what_the_table_names_is_refused(name: str) -> None:
 def test_several_steps_on_a_batch_are_not_refused() -> None:
     plan = make_plan(ONE, ["trainer.epochs_per_batch=4", "trainer.warmup_steps=3"], RUN)
     assert ("--lr-warmup-iters", "12") in plan.sections["optimiser"]
+    assert "steps on a batch: 4" in describe(plan)
 
 
 def test_the_bound_of_the_calibration_is_the_clusters() -> None:

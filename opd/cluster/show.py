@@ -58,6 +58,9 @@ def describe(plan: LaunchPlan) -> str:
     ]
     for name, engines in plan.layout.engines.items():
         lines.append(f"{name}: {len(engines)} engines of {engines[0].gpus} GPUs")
+    steps = plan.config.trainer.epochs_per_batch
+    if steps > 1:
+        lines.append(f"steps on a batch: {steps} (trainer.epochs_per_batch)")
     if plan.routing is not None:
         replay, why = plan.routing
         lines.append(f"routing replay: {replay} ({why})")
