@@ -1,13 +1,14 @@
 """How old samples may be, and what several side samples per position are worth, by objective.
 
-    python -m benchmarks.staleness [--steps 12] [--staleness 0 1 2 4 8] [--seeds 0]
+    python -m benchmarks.staleness [--steps 24] [--staleness 0 1 2 4 8] [--seeds 0]
 
 The tool lab's model, in this process: each step trains on turns that the weights of `staleness`
-steps before sampled, with the start under a hint as the teacher. Success is measured on names that
-never trained, after the last step. The reverse KL is estimated from side samples that the sampling
-weights drew; its advantage uses the log-probs of the learner (recomputed) or of those weights
-(stored). The forward KL is that over the teacher's likeliest tokens. Then the variance of the
-gradient over redrawn side samples, against their number m. One JSON file and one picture in OUT.
+steps before sampled, with the start under a hint as the teacher. After the last step, on names that
+never trained: success, and how far the policy still is from the teacher (reverse KL in nats per
+token, on the policy's own answers). The reverse KL that trains is estimated from side samples that
+the sampling weights drew; its advantage uses the log-probs of the learner (recomputed) or of those
+weights (stored). The forward KL is that over the teacher's likeliest tokens. Then the variance of
+the gradient over redrawn side samples, against their number m. OUT gets a JSON file and a picture.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--batch", type=int, default=24, help="turns of a step")
-    parser.add_argument("--rate", type=float, default=3e-5, help="learning rate")
+    parser.add_argument("--rate", type=float, default=3e-4, help="learning rate")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--n", type=int, default=256, help="answers measured for each point")
@@ -80,10 +81,13 @@ def main() -> None:
                 key = f"{name}|{staleness}|{seed}"
                 if key not in results["points"]:
                     started = time.monotonic()
-                    rate = Lesson(name, given, seed).learned(staleness)
-                    results["points"][key] = [rate.hits, rate.count]
+                    lesson = Lesson(name, given, seed)
+                    lesson.learn(staleness)
+                    rate, far = lesson.success(), lesson.distance()
+                    results["points"][key] = {"hits": rate.hits, "count": rate.count, "kl": far}
                     path.write_text(json.dumps(results, indent=1))
-                    say(f"{key}: {rate.shown} ({time.monotonic() - started:.0f} s)")
+                    took = time.monotonic() - started
+                    say(f"{key}: {rate.shown}, {far:.4f} nats from the teacher ({took:.0f} s)")
     if not results["variance"]:
         results["variance"] = variances(given)
         path.write_text(json.dumps(results, indent=1))
@@ -112,15 +116,14 @@ class Lesson:
         self.generator = LocalGenerator.load(str(MODEL))
         self.rng = random.Random(f"staleness-{seed}")
 
-    def learned(self, staleness: int) -> Rate:
-        """Success after all steps, on samples that are `staleness` steps old."""
+    def learn(self, staleness: int) -> None:
+        """All steps, on samples that are `staleness` steps old."""
         weights = deque([self._weights()], maxlen=staleness + 1)
         for step in range(self.given.steps):
             gap = len(weights) - 1
-            samples = self.turns(weights[0], step - gap)
+            samples = self.with_side_samples(self.turns(weights[0], step - gap, self.given.batch))
             self.updater.update(samples, step, version_gaps=[gap] * len(samples))
             weights.append(self._weights())
-        return self.success()
 
     def success(self) -> Rate:
         """How often the policy shows the preference unasked."""
@@ -131,11 +134,26 @@ class Lesson:
         )
         return rates[f"success_{KIND}"]
 
-    def turns(self, weights: dict[str, Tensor], version: int) -> list[ReadySample]:
-        """A batch that these weights sample, with the log-probs and side samples that they give."""
+    def distance(self) -> float:
+        """Mean log pi - log q per token of the policy's own answers to new requests, in nats."""
+        self.rng = random.Random(f"distance-{self.seed}")
+        torch.manual_seed(2000 + self.seed)
+        turns = self.turns(self._weights(), 0, self.given.n)
+        hinted = [one.teachings[0].hinted_prompt_ids for one in turns]
+        responses = [one.response_ids for one in turns]
+        teacher = self.updater.teacher
+        assert teacher is not None
+        scores = score_responses(
+            teacher, hinted, responses, max_tokens=4096, device=self.policy.device
+        )
+        own = np.concatenate([one.rollout_logprobs for one in turns])
+        return float(own.mean() - torch.cat([one.logprobs for one in scores]).mean())
+
+    def turns(self, weights: dict[str, Tensor], version: int, number: int) -> list[ReadySample]:
+        """Turns that these weights sample, with their log-probs; the sampler then has them."""
         self.sampler.model.load_state_dict(weights)
         self.generator.model.load_state_dict(weights)
-        pairs = [hinted_pair(self.rng, KIND) for _ in range(self.given.batch)]
+        pairs = [hinted_pair(self.rng, KIND) for _ in range(number)]
         rendering = self.generator.rendering
         prompts, hinted = (
             [rendering.prompt_ids(one.messages, one.tools) for one in requests]
@@ -165,7 +183,7 @@ class Lesson:
                     hint="hint", created_at=0.0, teachings=(teaching,),
                 )
             )  # fmt: skip
-        return self.with_side_samples(samples)
+        return samples
 
     def with_side_samples(self, samples: Sequence[ReadySample]) -> list[ReadySample]:
         """The same, with new side samples of the sampling weights if the objective has any."""
@@ -185,7 +203,7 @@ def variances(given: argparse.Namespace) -> dict[str, float]:
     for number in SAMPLES:
         OBJECTIVES["variance"] = {"name": "side_samples", "samples": number}
         lesson = Lesson("variance", given, seed=0)
-        turns = lesson.turns(lesson.policy.model.state_dict(), 0)
+        turns = lesson.turns(lesson.policy.model.state_dict(), 0, given.batch)
         gradients = []
         for _ in range(given.redraws):
             lesson.updater.accumulate(
@@ -196,23 +214,29 @@ def variances(given: argparse.Namespace) -> dict[str, float]:
         found[str(number)] = float(torch.stack(gradients).double().var(dim=0).sum())
         say(f"m = {number}: variance {found[str(number)]:.3g}")
     del OBJECTIVES["variance"]
+    if found[str(SAMPLES[0])] == 0:
+        raise SystemExit("all draws were the same: raise --redraws or --batch")
     return found
 
 
-def rates_of(results: dict[str, Any], name: str, staleness: int) -> Rate:
-    """All seeds of a point together."""
-    counts = [
-        point for key, point in results["points"].items() if key.startswith(f"{name}|{staleness}|")
-    ]
-    return Rate(hits=sum(hits for hits, _ in counts), count=sum(count for _, count in counts))
+def points(results: dict[str, Any], name: str, staleness: int) -> tuple[Rate, list[float]]:
+    """Success of all seeds together, and each one's distance."""
+    start = f"{name}|{staleness}|"
+    found = [point for key, point in results["points"].items() if key.startswith(start)]
+    hits, counts = (sum(point[key] for point in found) for key in ("hits", "count"))
+    return Rate(hits=hits, count=counts), [point["kl"] for point in found]
 
 
 def table(results: dict[str, Any], stalenesses: Sequence[int]) -> str:
-    """Both results as Markdown."""
-    lines = ["| objective | " + " | ".join(f"staleness {one}" for one in stalenesses) + " |"]
+    """All results as Markdown."""
+    lines = ["| success; nats from the teacher | "]
+    lines[0] += " | ".join(f"staleness {one}" for one in stalenesses) + " |"
     lines.append("|" + "---|" * (len(stalenesses) + 1))
     for name in OBJECTIVES:
-        cells = [rates_of(results, name, staleness).shown for staleness in stalenesses]
+        cells = []
+        for staleness in stalenesses:
+            rate, distances = points(results, name, staleness)
+            cells.append(f"{rate.shown}; {np.mean(distances):.4f}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     one = results["variance"]["1"]
     lines += ["", "| m | " + " | ".join(results["variance"]) + " |"]
@@ -222,18 +246,23 @@ def table(results: dict[str, Any], stalenesses: Sequence[int]) -> str:
 
 
 def draw(results: dict[str, Any], stalenesses: Sequence[int], path: Path) -> None:
-    """Success against staleness, and variance against m."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    """Success and distance against staleness, variance against m."""
+    figure = Figure(figsize=(14, 4), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
     for name in OBJECTIVES:
-        rates = [rates_of(results, name, staleness) for staleness in stalenesses]
+        found = [points(results, name, staleness) for staleness in stalenesses]
+        rates = [rate for rate, _ in found]
         below = [rate.value - rate.interval[0] for rate in rates]
         above = [rate.interval[1] - rate.value for rate in rates]
         values = [rate.value for rate in rates]
-        left.errorbar(stalenesses, values, yerr=[below, above], marker="o", capsize=3, label=name)
+        left.errorbar(stalenesses, values, yerr=[below, above], marker="o", capsize=3)
+        distances = [float(np.mean(each)) for _, each in found]
+        middle.plot(stalenesses, distances, marker="o", label=name)
     left.set(xlabel="staleness (policy versions)", ylabel="success", ylim=(0, 1.02))
     left.set_title("Success after equal steps", loc="left")
-    left.legend(loc="lower left", fontsize=8)
+    middle.set(xlabel="staleness (policy versions)", ylabel="nats per token", yscale="log")
+    middle.set_title("Distance from the teacher", loc="left")
+    middle.legend(fontsize=8)
     numbers = [int(one) for one in results["variance"]]
     shares = [value / results["variance"]["1"] for value in results["variance"].values()]
     right.loglog(numbers, shares, marker="o", label="measured")
