@@ -260,7 +260,7 @@ def draw(results: dict[str, Any], stalenesses: Sequence[int], path: Path) -> Non
         middle.plot(stalenesses, distances, marker="o", label=name)
     left.set(xlabel="staleness (policy versions)", ylabel="success", ylim=(0, 1.02))
     left.set_title("Success after equal steps", loc="left")
-    middle.set(xlabel="staleness (policy versions)", ylabel="nats per token", yscale="log")
+    middle.set(xlabel="staleness (policy versions)", ylabel="nats per token")
     middle.set_title("Distance from the teacher", loc="left")
     middle.legend(fontsize=8)
     numbers = [int(one) for one in results["variance"]]
