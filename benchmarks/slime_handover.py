@@ -236,7 +236,7 @@ def _settings(folder: Path, config: StoreConfig, turns: int, first_version: int)
         store=config,
         handover=HandoverConfig(max_wait_s=600.0, poll_interval_s=0.01),
         batch_size=turns,
-        steps_per_batch=1,
+        epochs_per_batch=1,
         max_staleness=10**6,
         hold_s=None,
         lease_ttl_s=3600.0,

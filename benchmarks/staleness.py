@@ -81,7 +81,7 @@ def main() -> None:
                 key = f"{name}|{staleness}|{seed}"
                 if key not in results["points"]:
                     started = time.monotonic()
-                    lesson = Lesson(name, given, seed)
+                    lesson = Lesson(OBJECTIVES[name], given, seed)
                     lesson.learn(staleness)
                     rate, far = lesson.success(), lesson.distance()
                     results["points"][key] = {"hits": rate.hits, "count": rate.count, "kl": far}
@@ -98,7 +98,7 @@ def main() -> None:
 class Lesson:
     """A policy that learns one preference from stale turns."""
 
-    def __init__(self, name: str, given: argparse.Namespace, seed: int) -> None:
+    def __init__(self, objective: dict[str, Any], given: argparse.Namespace, seed: int) -> None:
         self.given = given
         self.seed = seed
         self.config = TrainerConfig.model_validate(
@@ -107,7 +107,7 @@ class Lesson:
                 "beta_kl": 0.0,
                 "learning_rate": given.rate,
                 "teacher": {"kind": "frozen"},
-                "objective": OBJECTIVES[name],
+                "objective": objective,
             }
         )
         torch.manual_seed(seed)
@@ -201,8 +201,7 @@ def variances(given: argparse.Namespace) -> dict[str, float]:
     """m -> the summed variance of the gradient over redrawn side samples of one batch."""
     found = {}
     for number in SAMPLES:
-        OBJECTIVES["variance"] = {"name": "side_samples", "samples": number}
-        lesson = Lesson("variance", given, seed=0)
+        lesson = Lesson({"name": "side_samples", "samples": number}, given, seed=0)
         turns = lesson.turns(lesson.policy.model.state_dict(), 0, given.batch)
         gradients = []
         for _ in range(given.redraws):
@@ -213,7 +212,6 @@ def variances(given: argparse.Namespace) -> dict[str, float]:
             gradients.append(torch.cat([one.flatten() for one in parts if one is not None]))
         found[str(number)] = float(torch.stack(gradients).double().var(dim=0).sum())
         say(f"m = {number}: variance {found[str(number)]:.3g}")
-    del OBJECTIVES["variance"]
     if found[str(SAMPLES[0])] == 0:
         raise SystemExit("all draws were the same: raise --redraws or --batch")
     return found

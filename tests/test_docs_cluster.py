@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "trainer.replay_times": ("trainer.replay_times=2",),
     'reward_baseline = "process"': (
         *OUTCOMES,
-        "verifier.source=examples.tool_lab.users:verify",
+        "verifier.source=my_checks:booked",
         "verifier.continuations=4",
         "trainer.objective.reward_coef=1.0",
         "trainer.objective.reward_baseline=process",

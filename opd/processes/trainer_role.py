@@ -54,7 +54,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
     from opd.report.run_report import write_run_report
     from opd.report.trainer_metrics import TrainerMetrics
     from opd.run.folder import only_trainer
-    from rollout_bridge.engine.types import FIRST_PRIORITY
+    from rollout_bridge.engine.types import AGENT_PRIORITY, FIRST_PRIORITY
     from rollout_bridge.rendering.calibration_texts import calibration_sequences
     from trainer.step.loop import EmbeddedTrainer
 
@@ -75,7 +75,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
             owner=owner_name("trainer"),
             rehearsal=config.rehearsal if config.rehearsal.enabled else None,
             guarded=config.guard.is_on,
-            teacher=_engine_teacher(config, frozen),
+            teacher=_engine_teacher(config, frozen.at(AGENT_PRIORITY)),
         )
         try:
             sequences = calibration_sequences(

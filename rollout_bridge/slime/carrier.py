@@ -53,16 +53,16 @@ class TurnTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFacts:
-    """A batch: its turns, rows with turns, policy tokens, turns that an engine scored, and how many
-    steps are taken on it. `calibration_bound` (nats): some of its rows are probes that engines
-    scored; None: it has none.
+    """A batch: its turns, rows with turns, policy tokens, turns that an engine scored, and its
+    epochs: how many steps are taken on it. `calibration_bound` (nats): some of its rows are probes
+    that engines scored; None: it has none.
     """
 
     turns: tuple[TurnTraits, ...]
     num_rows: int
     num_tokens: int
     num_taught: int
-    num_steps: int = 1
+    epochs: int = 1
     calibration_bound: float | None = None
 
     def without_histories(self) -> BatchFacts:
@@ -137,10 +137,10 @@ def build(
     samples: Sequence[ReadySample],
     rows: Sequence[PackedSequence],
     version_gaps: Sequence[int],
-    num_steps: int = 1,
+    epochs: int = 1,
 ) -> list[RowCarrier]:
     """A carrier for each of `rows`, which together contain every sample of a batch once; rows
-    without spans are allowed. `num_steps` are taken on the batch; one if it has no samples.
+    without spans are allowed. `epochs` steps are taken on the batch; one if it has no samples.
 
     `version_gaps` are updates between the sampling of each sample and this batch. Raises ValueError
     for a sample that is missing, duplicated, or whose tokens are not those of its span.
@@ -157,7 +157,7 @@ def build(
         num_tokens=sum(len(sample.response_ids) for sample in samples),
         num_taught=sum(bool(np.isfinite(sample.teacher_logprobs).all()) for sample in samples),
         # Each step without turns would let Adam's momentum move the weights once more.
-        num_steps=num_steps if samples else 1,
+        epochs=epochs if samples else 1,
     )
     return [
         RowCarrier(

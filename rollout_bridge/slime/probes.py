@@ -19,16 +19,19 @@ from rollout_bridge.rendering.rendering import Rendering
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """ids [T] and the engine's log-probs [T - 1] of ids[1:], at temperature 1."""
+    """ids [T] and the engine's log-probs [T - 1] of ids[1:], at temperature 1; `bound` is that of
+    the whole calibration, for the mean |engine - trainer| in nats.
+    """
 
     ids: Ids
     logprobs: Logprobs
+    bound: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePlan:
-    """How a job is calibrated; `bound` is for the mean |engine - trainer| in nats. Ids are below
-    `vocab_size`, the rows of the model's head (None: not known).
+    """How a job is calibrated; for `bound` see `Probe`. Ids are below `vocab_size`, the rows of the
+    model's head (None: not known).
     """
 
     model: str
@@ -49,5 +52,6 @@ async def score_probes(plan: ProbePlan, url: str) -> list[Probe]:
     async with EngineClient(url, config=plan.client) as engine:
         scores = await asyncio.gather(*(engine.score(ids, 1) for ids in sequences))
     return [
-        Probe(ids=ids, logprobs=logprobs) for ids, logprobs in zip(sequences, scores, strict=True)
+        Probe(ids=ids, logprobs=logprobs, bound=plan.bound)
+        for ids, logprobs in zip(sequences, scores, strict=True)
     ]

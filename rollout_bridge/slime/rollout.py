@@ -26,7 +26,7 @@ from slime.observability import logging_utils
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 
-from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.engine.errors import EngineUnavailable
 from rollout_bridge.slime.compat import check_slime
 from rollout_bridge.slime.engines import POLICY, router_urls, write_engines
 from rollout_bridge.slime.host import TurnHost
@@ -77,10 +77,9 @@ class HindsightDataSource:
             batch.samples,
             batch.version_gaps,
             min_rows=self._settings.min_rows,
-            num_steps=self._settings.steps_per_batch,
+            epochs=self._settings.epochs_per_batch,
             experts_shape=self._experts_shape,
             probes=probes,
-            calibration_bound=self._settings.probes.bound,
         )
         return rows, batch.metrics | {
             "handover/rows": sum(not row.is_padding for row in rows),
@@ -91,7 +90,10 @@ class HindsightDataSource:
         }
 
     def _probes(self) -> list[Probe]:
-        """What the engines make of the calibration's texts, once in a job's life."""
+        """What the engines make of the calibration's texts, once in a job's life.
+
+        Raises ValueError for a renderer that does not load, EngineProtocolError and EngineRejected.
+        """
         url, self._to_calibrate = self._to_calibrate, None
         if url is None:
             return []
@@ -100,7 +102,8 @@ class HindsightDataSource:
             return []
         try:
             return self._running().probes(url)
-        except (EngineError, ValueError) as error:
+        except EngineUnavailable as error:
+            # A job takes long to start; one whose engines give wrong answers ends.
             logger.warning("engines are not calibrated: %s", error)
             return []
 
@@ -219,7 +222,7 @@ def convert_samples(args: Any, samples: Sequence[Sample]) -> dict[str, list[Any]
 def _for_each_step(train_data: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """The rows once for each step on them, with new rollout ids."""
     carriers = train_data.get("prompt", ())
-    number = carriers[0].batch.num_steps if carriers else 1
+    number = carriers[0].batch.epochs if carriers else 1
     if number == 1:
         return train_data
     ids = train_data["rollout_ids"]

@@ -38,10 +38,9 @@ def train_rows(
     version_gaps: Sequence[int],
     *,
     min_rows: int,
-    num_steps: int = 1,
+    epochs: int = 1,
     experts_shape: tuple[int, int] | None = None,
     probes: Sequence[Probe] = (),
-    calibration_bound: float | None = None,
 ) -> list[TrainRow]:
     """Rows that together contain every sample once; a multiple of `min_rows` (1 if that is 0).
 
@@ -56,9 +55,9 @@ def train_rows(
     # slime rounds the number of micro-batches up to such a multiple, and each needs a row.
     step = max(min_rows, 1)
     sequences += [padding] * (-(-max(len(sequences), 1) // step) * step - len(sequences))
-    carriers = build(samples, sequences, version_gaps, num_steps)
+    carriers = build(samples, sequences, version_gaps, epochs)
     if probes:
-        facts = replace(carriers[0].batch, calibration_bound=calibration_bound)
+        facts = replace(carriers[0].batch, calibration_bound=probes[0].bound)
         carriers = [replace(carrier, batch=facts) for carrier in carriers]
     for place, probe in enumerate(probes, start=first_probe):
         carriers[place] = replace(carriers[place], probe=probe.logprobs)

@@ -45,7 +45,7 @@ class _TrainerKeys(BaseModel):
     """The part of the run's section [trainer] that samples depend on."""
 
     rollout_batch_size: int
-    epochs_per_batch: int = 1
+    epochs_per_batch: int
     # Older configurations lack them.
     max_share: float = Share().most
     max_share_wait_s: float = Share().wait_s
@@ -75,16 +75,16 @@ class _RunKeys(BaseModel):
     trainer: _TrainerKeys
     handover: HandoverConfig = Field(default_factory=HandoverConfig)
     model: str
-    seed: int = 0
-    renderer: RendererConfig = Field(default_factory=RendererConfig)
-    engine_client: EngineClientConfig = Field(default_factory=EngineClientConfig)
+    seed: int
+    renderer: RendererConfig
+    engine_client: EngineClientConfig
     cluster: _ClusterKeys = Field(default_factory=_ClusterKeys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlimeSettings:
     """One run inside slime. `first_version` is the label of the weights that the job starts with;
-    `steps_per_batch` steps are taken on the same rows, a multiple of `min_rows`. `hold_s`: the
+    `epochs_per_batch` steps are taken on the same rows, a multiple of `min_rows`. `hold_s`: the
     longest time that generation is held after each batch until its weights are served; None: never.
     """
 
@@ -92,7 +92,7 @@ class SlimeSettings:
     store: StoreConfig
     handover: HandoverConfig
     batch_size: int
-    steps_per_batch: int
+    epochs_per_batch: int
     max_staleness: int
     hold_s: float | None
     lease_ttl_s: float
@@ -130,7 +130,7 @@ def read_settings(args: Any) -> SlimeSettings:
         store=run.store,
         handover=run.handover,
         batch_size=run.trainer.rollout_batch_size,
-        steps_per_batch=run.trainer.epochs_per_batch,
+        epochs_per_batch=run.trainer.epochs_per_batch,
         max_staleness=run.trainer.staleness_bound,
         hold_s=run.trainer.max_hold_s if run.trainer.schedule == "sync" else None,
         lease_ttl_s=run.trainer.lease_ttl_s,

@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 import tomli_w
 
+from rollout_bridge.engine.errors import EngineRejected
 from rollout_bridge.slime.rows import train_rows
 from rollout_bridge.slime.settings import SlimeConfigError
 from tests.examples.shipped import MODEL
@@ -61,40 +64,64 @@ def test_what_cannot_work_is_refused_in_one_line(plugin: Any, source: Any, tmp_p
         plugin.HindsightDataSource(slime_args(tmp_path, num_rollout=None))
 
 
+def source_at(plugin: Any, folder: Path, url: str, renderer: str = "qwen3") -> Any:
+    """The data source of a job with the lab's model, whose engines are at `url`."""
+    values = run_values(folder, renderer={"name": renderer, "enable_thinking": False})
+    (folder / "config.toml").write_text(tomli_w.dumps(values | {"model": str(MODEL)}))
+    address = urlsplit(url)
+    routers = {"policy": (address.hostname, address.port)}
+    source = plugin.HindsightDataSource(slime_args(folder, sglang_model_routers=routers))
+    source.load()
+    on_store(folder, four_ready)
+    return source
+
+
 def test_the_first_batch_brings_what_the_engines_make_of_fixed_texts(
     plugin: Any, lab_engine: str, tmp_path: Path
 ) -> None:
-    values = run_values(tmp_path, renderer={"name": "qwen3", "enable_thinking": False})
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(values | {"model": str(MODEL)}))
-    address = urlsplit(lab_engine)
-    routers = {"policy": (address.hostname, address.port)}
-    source = plugin.HindsightDataSource(slime_args(tmp_path, sglang_model_routers=routers))
+    source = source_at(plugin, tmp_path, lab_engine)
     try:
-        source.load()
         for number, rollout_id in ((6, 0), (0, 1)):
-            on_store(tmp_path, four_ready)
             rows, metrics = source.next_rows(rollout_id)
             assert metrics["handover/probes"] == number
             assert sum(row.carrier.probe is not None for row in rows) == number
-            assert (rows[0].carrier.batch.calibration_bound is None) == (number == 0)
+            assert rows[0].carrier.batch.calibration_bound == (0.1 if number else None)
+            on_store(tmp_path, four_ready)
     finally:
         source.close()
 
 
-def test_engines_that_cannot_score_them_are_said_and_turns_go_on(
+def test_engines_that_do_not_answer_are_said_and_turns_go_on(
     plugin: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = plugin.HindsightDataSource(
-        slime_args(tmp_path, sglang_model_routers={"policy": ("127.0.0.1", 9)})
-    )
+    source = source_at(plugin, tmp_path, "http://127.0.0.1:9")
     try:
-        source.load()
-        on_store(tmp_path, four_ready)
         _, metrics = source.next_rows(0)
     finally:
         source.close()
     assert metrics["handover/probes"] == 0
     assert "engines are not calibrated: " in caplog.text
+
+
+def test_engines_that_do_not_know_what_they_are_asked_end_the_job(
+    plugin: Any, tmp_path: Path
+) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        source = source_at(plugin, tmp_path, f"http://127.0.0.1:{server.server_port}")
+        try:
+            with pytest.raises(EngineRejected, match="404"):
+                source.next_rows(0)
+        finally:
+            source.close()
+            server.shutdown()
 
 
 def test_slime_can_neither_take_turns_past_the_rollout_function_nor_add_any(source: Any) -> None:

@@ -77,7 +77,7 @@ def test_four_steps_on_a_batch_end_at_the_embedded_trainers_weights(
         | {"learning_rate": 1e-2, "adam_eps": 1e-3}
     )
     args = arguments(config, tmp_path, max_tokens=40)
-    rows = train_rows(samples, [0] * len(samples), min_rows=4, num_steps=4)
+    rows = train_rows(samples, [0] * len(samples), min_rows=4, epochs=4)
     data = convert_samples(args, [row_sample(row, index) for index, row in enumerate(rows)])
     assert args.global_batch_size == len(rows) == 4
     assert data["rollout_ids"] == list(range(16))
@@ -105,8 +105,13 @@ def test_probes_of_the_engines_are_compared_with_slimes_forward_pass(
     policy = load(model_folder)
     score = own_logprobs(policy, torch.device("cpu"))
     texts = [np.arange(3, 3 + length, dtype=np.int32) for length in (2, 30)]
-    probes = [Probe(ids=ids, logprobs=score(ids) + 0.5 * is_off) for ids in texts]
-    rows = train_rows(samples, [0] * len(samples), min_rows=1, probes=probes, calibration_bound=0.1)
+    probes = [Probe(ids=ids, logprobs=score(ids) + 0.5 * is_off, bound=0.1) for ids in texts]
+    rows = train_rows(
+        samples,
+        [0] * len(samples),
+        min_rows=1,
+        probes=probes,
+    )
     data = convert_samples(args, [row_sample(row, index) for index, row in enumerate(rows)])
     if is_off:
         with pytest.raises(CalibrationError, match="on average over 30 tokens"):

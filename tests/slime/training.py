@@ -288,12 +288,12 @@ def train_data(
     samples: Sequence[ReadySample],
     sequences: Sequence[PackedSequence],
     version_gaps: Sequence[int],
-    num_steps: int = 1,
+    epochs: int = 1,
 ) -> dict[str, Any]:
     """What the convert hook gives slime for these rows."""
     args.global_batch_size = len(sequences)
-    carriers = build(samples, sequences, version_gaps, num_steps) * num_steps
-    sequences = [*sequences] * num_steps
+    carriers = build(samples, sequences, version_gaps, epochs) * epochs
+    sequences = [*sequences] * epochs
     masks = [carrier.loss_mask() for carrier in carriers]
     return {
         "tokens": [sequence.ids.tolist() for sequence in sequences],

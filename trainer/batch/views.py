@@ -94,6 +94,18 @@ def view_turns(
     return [replace(view, sampling=one) for view, one in zip(views, sampling, strict=True)]
 
 
+def remember_supports(views: Sequence[TurnView], before: Sequence[TurnScores]) -> list[TurnView]:
+    """The views, where they have supports, with the student's scores of these before the first of
+    several steps.
+    """
+    return [
+        view
+        if view.support is None
+        else replace(view, support=replace(view.support, old=scores.support))
+        for view, scores in zip(views, before, strict=True)
+    ]
+
+
 def view_turn(
     sample: ReadySample,
     taught: Taught,

@@ -38,15 +38,7 @@ from trainer.slime.calibration import compare_probes
 from trainer.slime.checks import RankFigures, check_taught, take_carriers
 from trainer.slime.ranks import Ranks
 from trainer.slime.row_states import compared, device_of, new_step, row_states
-from trainer.slime.rows import (
-    RowBatch,
-    Step,
-    attach,
-    following,
-    joined,
-    parted,
-    row_batch,
-)
+from trainer.slime.rows import RowBatch, Step, attach, joined, parted, row_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +79,10 @@ def prepare(
     check_taught(report.metrics)
     if args.loss_type == "policy_loss":
         advantages_BT = advantages_BT * _row_scale(args, rollout_data, local, weights_BT, step)
-    steps = _all_steps(step, carriers[0].batch.num_steps)
+    steps = _steps(step, carriers[0].batch.epochs)
     places = [(one, state) for one in steps for state in states]
     for values, (one, state) in zip(every_log_probs, places, strict=True):
-        attach(values, following(state, one))
+        attach(values, replace(state, step=one))
     advantages = parted(local.rows(advantages_BT), states, ranks)
     return RankAdvantages(
         advantages=[values.clone() for _ in steps for values in advantages],
@@ -109,12 +101,9 @@ def _of_one_step(rollout_data: dict[str, Any], num_rows: int) -> dict[str, Any]:
     }
 
 
-def _all_steps(first: Step, number: int) -> list[Step]:
+def _steps(settled: Step, epochs: int) -> list[Step]:
     """The steps on a batch; they share what the first one notes of the policy before it."""
-    later = [
-        replace(first, number=place, seen=set(), gradient_tokens=0) for place in range(1, number)
-    ]
-    return [first, *later]
+    return [replace(settled, epoch=epoch, seen=set()) for epoch in range(epochs)]
 
 
 def _settle(

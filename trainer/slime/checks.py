@@ -37,7 +37,7 @@ def take_carriers(rollout_data: dict[str, Any]) -> list[RowCarrier]:
             "slime's rollout data have no carrier per row: set "
             "--custom-convert-samples-to-train-data-path to this project's"
         )
-    steps, planned = len(rollout_data["num_microbatches"]), carriers[0].batch.num_steps
+    steps, planned = len(rollout_data["num_microbatches"]), carriers[0].batch.epochs
     if steps != planned:
         raise ValueError(
             f"slime makes {steps} steps of one batch, and {planned} were planned; its "
@@ -53,11 +53,12 @@ def _of_each_step(carriers: Sequence[RowCarrier], steps: int) -> list[RowCarrier
     """The carriers of the first step. Raises ValueError unless every step has the same rows on this
     rank, in one order: the later ones compare with what the first one notes.
     """
-    number = len(carriers) // steps
-    first = [[turn.index for turn in one.turns] for one in carriers[:number]]
+    rows = [(one.num_tokens, [turn.index for turn in one.turns]) for one in carriers]
+    number, rest = divmod(len(rows), steps)
+    if rest:
+        raise ValueError(f"slime gave {len(rows)} rows for {steps} equal steps on a batch")
     for step in range(steps):
-        rows = carriers[step * number : (step + 1) * number]
-        if [[turn.index for turn in one.turns] for one in rows] != first:
+        if rows[step * number : (step + 1) * number] != rows[:number]:
             raise ValueError(
                 f"slime gave step {step + 1} of {steps} on a batch other rows, or in another order"
             )

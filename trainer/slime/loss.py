@@ -10,7 +10,7 @@ Shapes: R tokens of a row's response, r those of them on this rank; B rows, T co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from trainer.batch.correction import Correction
 from trainer.batch.teach import TeachingPlan
 from trainer.batch.token_batch import Assembled, BatchContext, assemble
 from trainer.batch.turn_scores import TurnScores, split_turns
-from trainer.batch.views import TurnView
+from trainer.batch.views import remember_supports
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError
 from trainer.model.token_states import TokenLogprobs
@@ -46,7 +46,7 @@ def micro_batch_loss(
     reference_BT = _reference(batch, rows, ranks)
     before = _before(rows, now, step)
     context = BatchContext(
-        views=rows.views if before is None else _with_old_supports(rows.views, before),
+        views=rows.views if before is None else remember_supports(rows.views, before),
         before=before,
         correction=Correction(step.trainer.correction.settings()),
         whole=None,
@@ -69,7 +69,9 @@ def _before(rows: RowBatch, now: TokenLogprobs, step: Step) -> list[TurnScores] 
     """The policy's scores of each view before the first step on the batch; None in that step, whose
     own are these. Raises ValueError where it did not see a row.
     """
-    if step.number == 0:
+    if rows.states[0].carrier.batch.epochs == 1:
+        return None
+    if step.epoch == 0:
         scores = split_turns(now, rows.batch)
         place = 0
         for state in rows.states:
@@ -80,20 +82,10 @@ def _before(rows: RowBatch, now: TokenLogprobs, step: Step) -> list[TurnScores] 
     missing = [state.index for state in rows.states if state.index not in step.before]
     if missing:
         raise ValueError(
-            f"step {step.number + 1} on a batch has the rows {missing}, which this rank did not "
+            f"step {step.epoch + 1} on a batch has the rows {missing}, which this rank did not "
             "see in the first one"
         )
     return [score for state in rows.states for score in step.before[state.index]]
-
-
-def _with_old_supports(views: Sequence[TurnView], before: Sequence[TurnScores]) -> list[TurnView]:
-    """The views with the policy's scores of the teacher's likeliest tokens as they were before."""
-    return [
-        view
-        if view.support is None
-        else replace(view, support=replace(view.support, old=scores.support))
-        for view, scores in zip(views, before, strict=True)
-    ]
 
 
 @dataclass(frozen=True, slots=True)

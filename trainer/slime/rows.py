@@ -36,7 +36,7 @@ class Step:
     """One training step on this rank; what all its micro-batches share.
 
     `scale` undoes the division that slime makes by its number of rollouts. `comparable_share` is
-    the share of the loss, under its reduction, whose rollout log-probs can be compared. `number`
+    the share of the loss, under its reduction, whose rollout log-probs can be compared. `epoch`
     counts the steps on the same batch, from 0; `before` has the scores by view of each row before
     the first of them, which that step notes for the others. The rest says whether the distillation
     term has a gradient: rows seen, tokens with one, sum of |A|.
@@ -49,7 +49,7 @@ class Step:
     num_rows: int
     comparable_share: float
     advantage_sum: float
-    number: int = 0
+    epoch: int = 0
     before: dict[int, tuple[TurnScores, ...]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     gradient_tokens: int = 0
@@ -67,11 +67,6 @@ class RowState:
     total_length: int
     response_length: int
     step: Step
-
-
-def following(state: RowState, step: Step) -> RowState:
-    """The same row in a later step on the same batch."""
-    return replace(state, step=step)
 
 
 def attach(values: Tensor, state: RowState) -> None:

@@ -7,7 +7,7 @@ The student is the one before the step. It takes no step, and everything it give
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from trainer.batch.correction import Correction
 from trainer.batch.sampling_scores import Older, by_sampling_weights
 from trainer.batch.teach import TeachingPlan, TurnSupport
 from trainer.batch.turn_scores import TurnScores, score_batches
-from trainer.batch.views import TurnView, view_turns
+from trainer.batch.views import TurnView, remember_supports, view_turns
 from trainer.config import TrainerConfig
 from trainer.model.policy import Policy
 from trainer.model.token_states import LogprobModel
@@ -177,10 +177,7 @@ class BatchPreparation:
         scores = score_batches(
             self.policy, batches, support_ids=[support_of(view).ids for view in views]
         )
-        return [
-            replace(view, support=replace(support_of(view), old=score.support))
-            for view, score in zip(views, scores, strict=True)
-        ]
+        return remember_supports(views, scores)
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:

@@ -14,9 +14,13 @@ def run_values(folder: Path, *, rollout_batch_size: int = 4, **sections: Any) ->
     handover = {"max_wait_s": 0.2, "poll_interval_s": 0.01, "store_patience_s": 5.0}
     values: dict[str, Any] = {
         "model": "/shared/models/policy",
+        "seed": 0,
+        "renderer": {"name": "qwen3"},
+        "engine_client": {},
         "store": {"url": f"sqlite:///{folder / 'records.db'}"},
         "trainer": {
             "rollout_batch_size": rollout_batch_size,
+            "epochs_per_batch": 1,
             "max_staleness": 4,
             "lease_ttl_s": 600.0,
         },

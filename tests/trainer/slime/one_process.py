@@ -93,11 +93,11 @@ def rollout_data(
     model: nn.Module,
     start: nn.Module | None = None,
     version_gaps: Sequence[int] | None = None,
-    num_steps: int = 1,
+    epochs: int = 1,
 ) -> dict[str, Any]:
     """What slime's trainer has of these rows, once for each step, before it asks for advantages."""
-    carriers = build(samples, rows, version_gaps or [0] * len(samples), num_steps) * num_steps
-    num_rows, rows = len(rows), [*rows] * num_steps
+    carriers = build(samples, rows, version_gaps or [0] * len(samples), epochs) * epochs
+    num_rows, rows = len(rows), [*rows] * epochs
     masks = [torch.tensor(carrier.loss_mask(), dtype=torch.int) for carrier in carriers]
     data: dict[str, Any] = {
         "tokens": [torch.from_numpy(row.ids).long() for row in rows],
@@ -107,8 +107,8 @@ def rollout_data(
         "rollout_mask_sums": torch.stack([mask.sum().float() for mask in masks]),
         "rollout_log_probs": [torch.from_numpy(one.rollout_logprobs()) for one in carriers],
         "prompt": carriers,
-        "num_microbatches": [1] * num_steps,
-        "global_batch_sizes": [num_rows] * num_steps,
+        "num_microbatches": [1] * epochs,
+        "global_batch_sizes": [num_rows] * epochs,
     }
     with torch.no_grad():
         data["log_probs"] = log_probs_of(logits_of(model, data["tokens"]), data)

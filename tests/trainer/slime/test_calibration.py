@@ -58,7 +58,7 @@ async def test_an_engine_with_the_trainers_weights_passes_and_another_does_not(
     probes = await score_probes(PLAN, lab_engine)
     assert [len(one.logprobs) for one in probes] == [len(one.ids) - 1 for one in probes]
     assert len(probes) == 6
-    rows = train_rows([], [], min_rows=4, probes=probes, calibration_bound=PLAN.bound)
+    rows = train_rows([], [], min_rows=4, probes=probes)
     assert [row.is_padding for row in rows] == [False] * 6 + [True] * 2
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     args = arguments(vocab_size=model.config.vocab_size)
@@ -87,12 +87,14 @@ def test_probes_change_no_gradient_and_count_as_no_turns(folder) -> None:
         policy = load(folder)
         samples = samples_of(policy)
         probes = [
-            Probe(ids=np.arange(2 + length, dtype=np.int32), logprobs=np.zeros(1 + length, "f4"))
+            Probe(
+                ids=np.arange(2 + length, dtype=np.int32),
+                logprobs=np.zeros(1 + length, "f4"),
+                bound=1e3,
+            )
             for length in range(number)
         ]
-        rows = train_rows(
-            samples, [0] * len(samples), min_rows=1, probes=probes, calibration_bound=1e3
-        )
+        rows = train_rows(samples, [0] * len(samples), min_rows=1, probes=probes)
         data = data_of(rows, policy.model)
         prepared = prepare(arguments(), data, CONFIG, OneProcess())
         assert ("calibration/mean" in prepared.metrics) == (number > 0)
@@ -105,8 +107,8 @@ def test_probes_change_no_gradient_and_count_as_no_turns(folder) -> None:
 
 def test_a_score_that_is_not_finite_and_probes_that_got_lost_are_errors(folder) -> None:
     policy = load(folder)
-    probe = Probe(ids=np.arange(5, dtype=np.int32), logprobs=np.full(4, np.nan, "f4"))
-    rows = train_rows([], [], min_rows=1, probes=[probe], calibration_bound=1.0)
+    probe = Probe(ids=np.arange(5, dtype=np.int32), logprobs=np.full(4, np.nan, "f4"), bound=1.0)
+    rows = train_rows([], [], min_rows=1, probes=[probe])
     with pytest.raises(CalibrationError, match="by nan nats"):
         prepare(arguments(), data_of(rows, policy.model), CONFIG, OneProcess())
     lost = [replace(row, carrier=replace(row.carrier, probe=None)) for row in rows]

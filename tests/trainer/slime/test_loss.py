@@ -118,7 +118,7 @@ def test_four_steps_on_a_batch_end_at_the_embedded_trainers_weights(name, temper
     samples = samples_of(load(folders[0]).freeze(), temperatures=temperatures)
     policy, start = load(folders[0]), load(folders[1]).freeze()
     rows = rows_of(samples, merged=True)
-    data = rollout_data(samples, rows, policy.model, start.model, num_steps=4)
+    data = rollout_data(samples, rows, policy.model, start.model, epochs=4)
     prepared = prepare(arguments(), data, config, OneProcess())
     assert len(prepared.advantages) == 4 * len(rows)
     parameters = policy.trainable_parameters()
@@ -145,7 +145,7 @@ def test_four_steps_on_a_batch_end_at_the_embedded_trainers_weights(name, temper
 
 
 def test_a_later_step_with_other_rows_is_refused(policy, samples):
-    data = rollout_data(samples, merge_turns(samples), policy.model, num_steps=2)
+    data = rollout_data(samples, merge_turns(samples), policy.model, epochs=2)
     data["prompt"][3:] = data["prompt"][5:2:-1]
     for key in ("tokens", "loss_masks", "response_lengths", "total_lengths"):
         data[key][3:] = data[key][5:2:-1]
@@ -154,7 +154,7 @@ def test_a_later_step_with_other_rows_is_refused(policy, samples):
 
 
 def test_a_later_step_needs_what_the_first_one_saw(policy, samples):
-    data = rollout_data(samples, merge_turns(samples), policy.model, num_steps=2)
+    data = rollout_data(samples, merge_turns(samples), policy.model, epochs=2)
     prepare(arguments(), data, config_of(epochs_per_batch=2), OneProcess())
     backward(data, policy.model, [[0, 1]])
     with pytest.raises(ValueError, match=r"step 2 on a batch has the rows \[2\]"):
