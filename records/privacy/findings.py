@@ -7,7 +7,7 @@ is and with its JSON escapes undone (records/privacy/escapes.py). It does not kn
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from records.config import Mode, RedactionConfig
@@ -61,32 +61,37 @@ class Finder:
         self._allowed = frozenset(config.allow)
         self._detectors: dict[str, Detector] | None = None
 
-    def find(self, text: str) -> tuple[list[Finding], list[Finding]]:
-        """What is to be redacted and what is to be marked, each in order and without overlaps."""
+    def find(
+        self, text: str, pause: Callable[[], None] = lambda: None
+    ) -> tuple[list[Finding], list[Finding]]:
+        """What is to be redacted and what is to be marked, each in order and without overlaps.
+
+        `pause` is called again and again: there others may come first.
+        """
         found: list[Finding] = []
         readings = Readings(text)
         for reading in readings:
-            spans = self._spans(reading)
-            found += [
-                Finding(*readings.origin(start, end), kind, reading[start:end])
-                for start, end, kind in spans
-            ]
+            for start, end, kind in self._spans(reading, pause):
+                found.append(Finding(*readings.origin(start, end), kind, reading[start:end]))
+                pause()
         order = list(self.modes)
         cut = [one for one in found if self.modes[one.kind] == "redact"]
         marked = [one for one in found if self.modes[one.kind] == "mark"]
         return merged(cut, order), merged(marked, order)
 
-    def _spans(self, text: str) -> Iterable[tuple[int, int, str]]:
+    def _spans(self, text: str, pause: Callable[[], None]) -> Iterable[tuple[int, int, str]]:
         if self._detectors is None:
             known = detectors(self._config.patterns, self._config.phone_region)
             self._detectors = {kind: known[kind] for kind in self.modes if kind in known}
         view = View(text)
-        return [
-            (start, end, kind)
-            for kind, detector in self._detectors.items()
-            for start, end in detector(view)
-            if start < end and not self._is_allowed(text[start:end])
-        ]
+        found = []
+        for kind, detector in self._detectors.items():
+            pause()
+            for start, end in detector(view):
+                pause()
+                if start < end and not self._is_allowed(text[start:end]):
+                    found.append((start, end, kind))
+        return found
 
     def _is_allowed(self, text: str) -> bool:
         return bool(self._allowed) and (text in self._allowed or digest(text) in self._allowed)

@@ -24,6 +24,7 @@ from records.names import DropReason
 from records.privacy.detectors import TOO_LONG
 from records.privacy.findings import Finder, digest
 from records.privacy.json_walk import Texts, num_chars
+from records.privacy.turnstile import Turnstile
 from records.tables.columns import content_hash
 from records.types import CapturedTurn, TurnIdentity
 
@@ -62,6 +63,7 @@ class Redactor:
         self._known: OrderedDict[str, _Looked] = OrderedDict()
         self._known_chars = 0
         self._lock = Lock()
+        self._searching = Turnstile()
         self.on_found: Callable[[str, Mode, int], None] = lambda kind, mode, number: None
 
     @property
@@ -127,7 +129,8 @@ class Redactor:
             if known is not None:
                 self._known.move_to_end(key)
                 return known
-        looked = self._look(value)
+        with self._searching:
+            looked = self._look(value)
         with self._lock:
             self._keep(key, looked)
         for kind, number in looked.found.items():
@@ -147,7 +150,7 @@ class Redactor:
             found = Counter({TOO_LONG: 1})
             return _Looked(clean=_left_of(value), found=found, first=(TOO_LONG, "", ""))
         texts = Texts(value)
-        cut, marked = self._finder.find(texts.joined)
+        cut, marked = self._finder.find(texts.joined, self._searching.pause)
         found = Counter(finding.kind for finding in (*cut, *marked))
         if not cut:
             return _Looked(found=found)

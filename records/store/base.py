@@ -29,8 +29,10 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 
 _READ_ATTEMPTS = 2
-_REDACTION_THREADS = 2
-"""Few, so that long searches of texts do not take the threads that others need."""
+REDACTION_THREADS = 8
+"""They take turns: one searches at a time (records/privacy/turnstile.py). Several, so that a short
+text need not wait until a long one is done.
+"""
 
 
 def _writer(config: StoreConfig) -> GroupWriter:
@@ -67,7 +69,7 @@ class StoreBase:
         self.last_lesson_scopes: dict[LessonState, str] = {}
         """The same for lessons."""
         self.redactor = Redactor(config.redaction)
-        self._redacting = ThreadPoolExecutor(_REDACTION_THREADS, "redaction")
+        self._redacting = ThreadPoolExecutor(REDACTION_THREADS, "redaction")
         self.readers = readers(config)
         self.writer = _writer(config)
 

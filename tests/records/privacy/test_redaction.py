@@ -17,6 +17,7 @@ from records.privacy.findings import digest
 from records.privacy.redaction import Redactor
 from records.spill.spilled import Addition, decode, encode, redacted
 from records.store import Store
+from records.store.base import REDACTION_THREADS
 from tests.linear_time import growth
 from tests.records.builders import SCOPE, a_session, a_turn, following
 
@@ -199,15 +200,19 @@ async def test_what_is_cancelled_before_it_began_never_begins(store: Store) -> N
         began.append(number)
         assert go_on.wait(30)
 
-    tasks = [asyncio.create_task(store.redact(work, number)) for number in range(6)]
-    while len(began) < 2:
+    tasks = [
+        asyncio.create_task(store.redact(work, number)) for number in range(REDACTION_THREADS + 4)
+    ]
+    *begun, one, two, three, last = tasks
+    while len(began) < REDACTION_THREADS:
         await asyncio.sleep(0.01)
-    for task in tasks[2:5]:
+    cancelled = [one, two, three]
+    for task in cancelled:
         task.cancel()
-    await asyncio.wait(tasks[2:5])
+    await asyncio.wait(cancelled)
     go_on.set()
-    await asyncio.gather(tasks[0], tasks[1], tasks[5])
-    assert sorted(began) == [0, 1, 5]
+    await asyncio.gather(*begun, last)
+    assert sorted(began) == [*range(REDACTION_THREADS), REDACTION_THREADS + 3]
 
 
 def test_finders_may_overlap_and_are_one() -> None:
