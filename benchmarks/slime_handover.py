@@ -31,7 +31,7 @@ from sqlalchemy.engine import make_url
 from records.config import StoreConfig
 from records.names import DropReason, TurnState, TurnType
 from records.store import Store
-from records.training.share import Share
+from records.training.share import LessonShares, Share
 from records.types import CapturedTurn, Score, TurnRecord, Verdict, VersionSpan
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.config import EngineClientConfig
@@ -241,6 +241,9 @@ def _settings(folder: Path, config: StoreConfig, turns: int, first_version: int)
         hold_s=None,
         lease_ttl_s=3600.0,
         share=Share(),
+        rehearsal=None,
+        lesson_shares=LessonShares(),
+        is_pipelined=True,
         first_version=first_version,
         needs=SampleNeeds(teacher=True, reward=False, compared=False, top_k=0),
         min_rows=8,

@@ -379,6 +379,10 @@ class ReadySample:
         return min(span.version for span in self.version_spans)
 
 
+START = "start"
+"""The checkpoint of a version that was not trained: the weights that the run began with."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyVersion:
     """One published state of the policy: 0 is the start weights, each trained step adds one.

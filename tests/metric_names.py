@@ -21,9 +21,9 @@ from opd.report.trainer_metrics import TrainerMetrics
 from records.hints.types import HintStatus
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.store import Store
+from rollout_bridge.rehearsal.journal import PooledRow
 from rollout_bridge.scoring.scoring_metrics import ScoringMetrics
-from tests.trainer.rehearsal.test_journal import GAP, a_row
-from trainer.rehearsal.journal import PooledRow
+from tests.rollout_bridge.rehearsal.test_journal import GAP, a_row
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 INTRODUCTION = """# Metrics

@@ -14,7 +14,7 @@ from opd.cluster.show import describe
 from trainer.errors import StartupError
 
 RUN = Path("/shared/runs/x")
-ONE = REPOSITORY / "configs" / "qwen3_4b.toml"
+ONE = REPOSITORY / "configs" / "qwen3_8b.toml"
 TEACHER = "trainer.teacher.kind=frozen"
 REWARDS = ("judge.reward=verdict", "trainer.objective.reward_coef=1.0")
 OUTCOMES = ("judge.reward=outcome", "trainer.objective.reward_outcome=only")
@@ -57,7 +57,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "trainer.objective.length_warmup_steps=3",
     ),
     "trainer.noise_floor_factor": ("trainer.noise_floor_factor=5.0",),
-    "rehearsal.enabled": ("rehearsal.enabled=true",),
     "guard.canaries": ("guard.canaries=/shared/canaries.jsonl",),
 }
 """What the table names -> overrides that ask for it."""
@@ -93,3 +92,26 @@ def test_the_bound_of_the_calibration_is_the_clusters() -> None:
     assert config.cluster.calibration_bound == 0.3
     with pytest.raises(StartupError, match=r"set cluster\.calibration_bound"):
         make_plan(ONE, ["trainer.calibration_bound=0.3"], RUN)
+
+
+def test_lessons_are_not_refused_and_make_slime_take_one_step_after_another() -> None:
+    asked = ["rehearsal.enabled=true", "trainer.schedule=async", "trainer.lesson_hold_weight=2.0"]
+    plan = make_plan(ONE, asked, RUN)
+    assert any(word.endswith("/train.py") for word in plan.commands.submit)
+    assert {flag[0] for flag in plan.sections["objective"]} >= {
+        "--rollout-data-postprocess-path",
+        "--custom-megatron-before-train-step-hook-path",
+    }
+    assert "lessons: while a hint is practised" in describe(plan)
+    plain = make_plan(ONE, ["trainer.schedule=async"], RUN)
+    assert any(word.endswith("/train_async.py") for word in plain.commands.submit)
+    assert "lessons" not in describe(plain)
+
+
+def test_lessons_with_the_engines_routing_are_refused() -> None:
+    moe = REPOSITORY / "configs" / "qwen3_30b_a3b.toml"
+    asked = ["rehearsal.enabled=true", "trainer.epochs_per_batch=4"]
+    with pytest.raises(StartupError, match=r"set cluster\.routing_replay = R2"):
+        make_plan(moe, [*asked, "engine_client.routed_experts_topk=8"], RUN)
+    plan = make_plan(moe, [*asked, "cluster.routing_replay=R2"], RUN)
+    assert "routing replay: R2" in describe(plan)

@@ -26,8 +26,8 @@ from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.hold_file import HoldFile
 from rollout_bridge.engine.served import ServedFile
 from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.stop_order import read_stop, why_stopped
 from trainer.errors import StartupError
-from trainer.schedule.stop_order import read_stop, why_stopped
 
 
 async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any]:

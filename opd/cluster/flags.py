@@ -30,7 +30,7 @@ def slime_flags(
         "GPUs": _gpu_flags(config, layout),
         "checkpoints": _checkpoint_flags(config, paths),
         "samples": _sample_flags(config, model, paths),
-        "objective": hook_flags(config.trainer),
+        "objective": hook_flags(config.trainer, rehearses=config.rehearsal.enabled),
         "optimiser": _optimiser_flags(config),
         "computation": _computation_flags(config, model),
         "further": _words(cluster.extra_flags),

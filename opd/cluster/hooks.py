@@ -5,7 +5,7 @@ from __future__ import annotations
 from opd.cluster.architecture import Flag
 from trainer.config import TrainerConfig
 from trainer.errors import ConfigError
-from trainer.slime.plan import loss_flags, slime_supports
+from trainer.slime.plan import loss_flags, rate_flags, slime_supports
 
 ROLLOUT = "rollout_bridge.slime.rollout"
 
@@ -27,9 +27,9 @@ def rollout_flags() -> list[Flag]:
     ]
 
 
-def hook_flags(trainer: TrainerConfig) -> list[Flag]:
-    """Advantages, loss and correction."""
-    return loss_flags(trainer)
+def hook_flags(trainer: TrainerConfig, *, rehearses: bool) -> list[Flag]:
+    """Advantages, loss and correction; the rate, if hints are practised."""
+    return [*loss_flags(trainer), *(rate_flags() if rehearses else [])]
 
 
 def hook_paths(flags: list[Flag]) -> list[str]:

@@ -23,6 +23,7 @@ from opd.cluster.routing import RoutingReplay, routing_problem, routing_replay
 from opd.run import config as run_config
 from opd.run.checks import run_warnings
 from opd.run.config import RunConfig
+from rollout_bridge.slime.settings import is_pipelined
 from trainer.errors import ConfigError
 
 
@@ -112,7 +113,8 @@ def make_plan(file: Path, overrides: list[str], run: Path) -> LaunchPlan:
 
 def driver_of(config: RunConfig) -> str:
     """slime's training script: one step after another, or the next batch prepared during a step."""
-    return "train.py" if config.trainer.schedule == "sync" else "train_async.py"
+    pipelined = is_pipelined(config.trainer.schedule, rehearses=config.rehearsal.enabled)
+    return "train_async.py" if pipelined else "train.py"
 
 
 def commands(config: RunConfig, paths: Paths, sections: Sections) -> Commands:

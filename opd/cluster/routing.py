@@ -40,6 +40,11 @@ def routing_problem(config: RunConfig, *, is_moe: bool) -> str | None:
     if not is_moe:
         return None
     replay, why = routing_replay(config)
+    if replay == "R3" and config.rehearsal.enabled:
+        return (
+            f"routing replay R3 ({why}) needs the experts that the engine chose, and lessons are "
+            "stored without them: set cluster.routing_replay = R2, or rehearsal.enabled = false"
+        )
     if replay != "R3" and config.engine_client.routed_experts_topk:
         return (
             f"routing replay {replay} ({why}) does not use the experts that "

@@ -61,6 +61,13 @@ def describe(plan: LaunchPlan) -> str:
     steps = plan.config.trainer.epochs_per_batch
     if steps > 1:
         lines.append(f"steps on a batch: {steps} (trainer.epochs_per_batch)")
+    if plan.config.rehearsal.enabled:
+        trainer = plan.config.trainer
+        counter, keep = trainer.lesson_shares.of(trainer.rollout_batch_size)
+        lines.append(
+            f"lessons: while a hint is practised, {counter} of {trainer.rollout_batch_size} samples "
+            f"preserve open wishes and {keep} everything else (rehearsal.enabled)"
+        )
     if plan.routing is not None:
         replay, why = plan.routing
         lines.append(f"routing replay: {replay} ({why})")

@@ -17,8 +17,8 @@ from opd.run.start_checks import check_store
 from records.hints.texts import measuring_texts, usable
 from records.hints.types import Hint, HintPrompt, HintSource, HintState, HintStatus, PromptKind
 from records.store import Store
+from rollout_bridge.rehearsal.journal import last_row
 from trainer.errors import StartupError
-from trainer.rehearsal.journal import last_row
 
 T = TypeVar("T")
 

@@ -19,13 +19,13 @@ from opd.evaluation.attempts import Progress, ServedPolicy, gather_counted, samp
 from records.names import TurnState
 from records.store import Store
 from records.types import Ids, TurnRecord
+from rollout_bridge.bootstrap import Estimate, mean_estimate
 from rollout_bridge.engine.errors import EngineLogprobError
 from rollout_bridge.engine.types import SamplingParams
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.hinting import HintingError, as_requested, hinted_prompt_ids
 from rollout_bridge.scoring.scoring import check_scores
 from rollout_bridge.scoring.teachers import FrozenTeacher, Teachers
-from trainer.bootstrap import Estimate, mean_estimate
 from trainer.errors import StartupError
 
 UNKNOWN_TEACHER = "unknown_teacher"

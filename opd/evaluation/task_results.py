@@ -13,7 +13,7 @@ from api_proxy.measured import Curve
 from opd.evaluation.figures.beta_binomial import Fit
 from opd.evaluation.figures.estimates import AdaptivePasses, Paired, Passes
 from opd.evaluation.figures.pass_at_k import mean_pass_at_k
-from trainer.bootstrap import Estimate
+from rollout_bridge.bootstrap import Estimate
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 """Title, header and rows."""

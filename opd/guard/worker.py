@@ -18,10 +18,10 @@ from opd.guard.limits import breaches
 from opd.guard.metrics import GuardMetrics
 from opd.rehearsal.policy_sampler import PolicySampler
 from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.stop_order import StopOrder, read_stop, stop_and_serve
 from rollout_bridge.worker import ServiceUnavailable
 from trainer.guard.checks import Checked, add_check, read_checks
 from trainer.schedule.rollback_order import order_rollback
-from trainer.schedule.stop_order import StopOrder, read_stop, stop_and_serve
 
 logger = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
     from opd.status.command import with_health
     from opd.status.facts import read_now
     from rollout_bridge.engine.hold_file import HoldFile
-    from trainer.schedule.stop_order import why_stopped
+    from rollout_bridge.stop_order import why_stopped
 
     async with await Store.open(config.store) as store:
         await refuse_open_door(config, store, config_file)

@@ -11,7 +11,7 @@ from opd.rehearsal.saying import MEASURED_WHERE_IT_TRAINS, MOST_HINTS, HintFigur
 from records.hints.types import Hint, HintStatus, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.reading.drop_words import BLOCK_WORDS, LESSON_WORDS
-from trainer.rehearsal.journal import VersionRow, read_rows
+from rollout_bridge.rehearsal.journal import VersionRow, read_rows
 
 _SHOWN = 50
 _CURVES = 8

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from records.hints.types import Hint, HintStatus
 from records.lessons.names import LessonKind, LessonState
-from trainer.rehearsal.estimates import summed
-from trainer.rehearsal.journal import ObedienceRow, VersionRow, last_row
-from trainer.rehearsal.last_line import METRICS_FILE, last_line
-from trainer.schedule.stop_order import read_stop
+from rollout_bridge.rehearsal.estimates import summed
+from rollout_bridge.rehearsal.journal import ObedienceRow, VersionRow, last_row
+from rollout_bridge.rehearsal.last_line import METRICS_FILE, last_line
+from rollout_bridge.stop_order import read_stop
 
 MOST_HINTS = 1000
 _SHOWN_HINTS = 3

@@ -48,11 +48,11 @@ from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.types import NewLesson
 from records.training.share import LessonShares
 from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.rehearsal.config import RehearsalConfig
+from rollout_bridge.rehearsal.journal import Journal, VersionRow
+from rollout_bridge.rehearsal.recovery import shares_after
+from rollout_bridge.stop_order import order_stop, read_stop
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
-from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.journal import Journal, VersionRow
-from trainer.rehearsal.recovery import shares_after
-from trainer.schedule.stop_order import order_stop, read_stop
 
 logger = logging.getLogger(__name__)
 

@@ -37,8 +37,8 @@ from records.reading.replay_status import ReplayStatus
 from records.store import Store
 from rollout_bridge.rendering.fingerprint import renderer_fingerprint
 from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.stop_order import read_stop
 from trainer.errors import StartupError
-from trainer.schedule.stop_order import read_stop
 
 if TYPE_CHECKING:
     from opd.evaluation.gap import Gap, HintedCase

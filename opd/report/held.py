@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_bridge.engine.hold_file import HoldFile
-from trainer.rehearsal.last_line import METRICS_FILE, last_line
+from rollout_bridge.rehearsal.last_line import METRICS_FILE, last_line
 
 _ENDED = "hold/ended_"
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from api_proxy.measured import HintVersion
-from trainer.rehearsal.journal import FILE, VersionRow
+from rollout_bridge.rehearsal.journal import FILE, VersionRow
 
 _MOST_BYTES = 4 * 2**20
 """Read from the end, so that a page that somebody waits for does not read a long run from its

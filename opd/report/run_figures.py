@@ -18,9 +18,9 @@ from prometheus_client.registry import Collector
 from records.hints.types import HintStatus, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.store import Store
-from trainer.rehearsal.figures import figures
-from trainer.rehearsal.journal import VersionRow, last_row
-from trainer.rehearsal.last_line import METRICS_FILE, last_line
+from rollout_bridge.rehearsal.figures import figures
+from rollout_bridge.rehearsal.journal import VersionRow, last_row
+from rollout_bridge.rehearsal.last_line import METRICS_FILE, last_line
 
 _READ_EVERY_S = 60.0
 _OBEDIENCE = ("value", "low", "high", "before", "floor")

@@ -16,7 +16,7 @@ from opd.report.run_summary import write_run_summary
 from records.reading.drop_words import DROP_WORDS
 from records.store import Store
 from rollout_bridge.rendering.rendering import Rendering
-from trainer.schedule.stop_order import why_stopped
+from rollout_bridge.stop_order import why_stopped
 
 EXAMPLES = 3
 """Turns that the page shows."""

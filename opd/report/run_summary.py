@@ -18,8 +18,8 @@ from records.hints.types import Hint
 from records.lessons.names import LessonKind
 from records.reading.drop_words import DROP_WORDS, LESSON_WORDS
 from records.store import Store
-from trainer.rehearsal.journal import VersionRow, read_rows
-from trainer.schedule.stop_order import why_stopped
+from rollout_bridge.rehearsal.journal import VersionRow, read_rows
+from rollout_bridge.stop_order import why_stopped
 
 FILE = "summary.json"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.rehearsal.last_line import METRICS_FILE
+from rollout_bridge.rehearsal.last_line import METRICS_FILE
 
 
 class StepLines:

@@ -7,11 +7,11 @@ from __future__ import annotations
 from judge.config import JudgeConfig, RewardKind
 from records.training.outcome_rewards import OutcomeReward
 from rollout_bridge.config import ScoringConfig
+from rollout_bridge.rehearsal.config import RehearsalConfig
 from trainer.config import TrainerConfig
 from trainer.config_checks import leaves_stale_uncorrected, lessons_problem
 from trainer.objectives.options import HOW_TO_PROVIDE, HindsightOpd, Need, unmet_needs
 from trainer.objectives.validation import check_kl_terms, check_loss_mode
-from trainer.rehearsal.config import RehearsalConfig
 
 
 def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig) -> None:

@@ -30,12 +30,12 @@ from rollout_bridge.config import RendererConfig, ScoringConfig
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.engine.keys import EngineKeys, read_key_file
+from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.slime.settings import HandoverConfig
 from trainer.config import TrainerConfig
 from trainer.correction_config import BESIDE_PRESET
 from trainer.errors import ConfigError
 from trainer.objectives.options import OBJECTIVE_NAMES
-from trainer.rehearsal.config import RehearsalConfig
 
 MadeBy: TypeAlias = Literal["serve", "replay", "lab", "slime"]
 

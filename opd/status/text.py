@@ -9,7 +9,7 @@ from api_proxy.pages.words import span
 from opd.status.facts import Now, tokens_per_accepted
 from opd.status.health import findings
 from records.names import TurnState
-from trainer.rehearsal.figures import figures
+from rollout_bridge.rehearsal.figures import figures
 
 _WIDTH = 96
 _MOST_REASONS = 4

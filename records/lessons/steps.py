@@ -74,9 +74,23 @@ def train(
     """leased -> trained, with what the step made of each. Raises StoreConflict for one that is not
     leased.
     """
-    if not results:
-        return
-    lesson_ids = [result.turn_id for result in results]
+    if results:
+        mark_trained(connection, version, [result.turn_id for result in results], now)
+        connection.execute(
+            insert(table_of(LessonSampleRow)), [_sample_row(one, version, now) for one in results]
+        )
+
+
+def mark_trained(
+    connection: Connection,
+    version: int,
+    lesson_ids: Sequence[str],
+    now: float,
+    *conditions: ColumnElement[bool],
+) -> None:
+    """leased -> trained. Raises StoreConflict for one that is not leased, or does not meet the
+    conditions.
+    """
     forgotten = [
         lesson_id
         for part in chunks(lesson_ids)
@@ -89,19 +103,20 @@ def train(
     num_trained = sum(
         connection.execute(
             update(LessonRow)
-            .where(LessonRow.lesson_id.in_(part), LessonRow.state == LessonState.LEASED)
+            .where(
+                LessonRow.lesson_id.in_(part),
+                LessonRow.state == LessonState.LEASED,
+                *conditions,
+            )
             .values(**_trained(version, now))
         ).rowcount
         for part in chunks(lesson_ids)
     )
-    if num_trained != len(results):
+    if num_trained != len(lesson_ids):
         raise StoreConflict(
-            f"step {version} trained {len(results)} lessons, but only {num_trained} of them "
+            f"step {version} trained {len(lesson_ids)} lessons, but only {num_trained} of them "
             "are leased"
         )
-    connection.execute(
-        insert(table_of(LessonSampleRow)), [_sample_row(one, version, now) for one in results]
-    )
     erase(connection, forgotten)  # its text was deleted during the step
 
 

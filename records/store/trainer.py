@@ -122,18 +122,24 @@ class TrainerStore(StoreBase):
         )
 
     async def commit_handed_over(
-        self, *, owner: str, version: PolicyVersion, turn_ids: Sequence[str]
+        self,
+        *,
+        owner: str,
+        version: PolicyVersion,
+        turn_ids: Sequence[str],
+        lesson_ids: Sequence[str] = (),
     ) -> None:
         """A step that another process took on the leases of `owner`: leased -> trained.
 
-        What training did with each turn is not kept. One transaction; the same step again changes
-        nothing. Raises StoreConflict if the version number is taken or a turn is not leased by
-        `owner`.
+        What training did with each turn or lesson is not kept. One transaction; the same step again
+        changes nothing. Raises StoreConflict if the version number is taken or a turn or lesson is
+        not leased by `owner`.
         """
         await self.write(
             training.commit_handed_over_op,
             version=version,
             turn_ids=turn_ids,
+            lesson_ids=lesson_ids,
             owner=owner,
             now=self._clock(),
         )
@@ -179,6 +185,12 @@ class TrainerStore(StoreBase):
     async def latest_version(self) -> PolicyVersion | None:
         """The newest version that is not abandoned."""
         return await self.read(training.latest_version)
+
+    async def is_start(self, version: int) -> bool:
+        """Whether a version has the weights of the start: version 0, or on a cluster the number
+        under which a job serves them.
+        """
+        return await self.read(training.is_start, version=version)
 
     async def untrained(self, most: int) -> Untrained:
         """How many live turns may train, counted up to `most` in each state."""

@@ -39,7 +39,7 @@ from records.training.outcome_rewards import OutcomeRewards
 from records.training.repeats import has_score, num_repeatable, repeat_no_more, to_trained
 from records.training.share import UNCAPPED, LessonShares, Share
 from records.turns.recording import RecordingKind
-from records.types import PolicyVersion, SampleResult
+from records.types import START, PolicyVersion, SampleResult
 
 
 def ready_count(
@@ -267,17 +267,22 @@ def commit_handed_over_op(
     connection: Connection,
     version: PolicyVersion,
     turn_ids: Sequence[str],
+    lesson_ids: Sequence[str],
     owner: str,
     now: float,
 ) -> None:
-    """Insert the version of a step that another process took; its turns: leased -> trained.
+    """Insert the version of a step that another process took; its turns and lessons: leased ->
+    trained.
 
     The same step again changes nothing. Raises StoreConflict if the version number is taken or a
-    turn is not leased by `owner`.
+    turn or lesson is not leased by `owner`.
     """
-    if _new_version(connection, version):
-        _leased_to_trained(connection, version.version, turn_ids, now, TurnRow.claim_owner == owner)
-        hint_versions.trained(connection, version.version, turn_ids)
+    if not _new_version(connection, version):
+        return
+    _leased_to_trained(connection, version.version, turn_ids, now, TurnRow.claim_owner == owner)
+    steps.mark_trained(connection, version.version, lesson_ids, now, LessonRow.claim_owner == owner)
+    hint_ids = steps.hints_of(connection, lesson_ids)
+    hint_versions.trained(connection, version.version, turn_ids, hint_ids)
 
 
 def _new_version(connection: Connection, version: PolicyVersion) -> bool:
@@ -386,6 +391,12 @@ def newest_versions(connection: Connection, limit: int) -> list[PolicyVersion]:
         select(PolicyVersionRow.__table__).order_by(PolicyVersionRow.version.desc()).limit(limit)
     )
     return [PolicyVersion(**row._mapping) for row in rows]
+
+
+def is_start(connection: Connection, version: int) -> bool:
+    """Whether a version has the weights of the start."""
+    made = select(PolicyVersionRow.checkpoint).where(PolicyVersionRow.version == version)
+    return version == 0 or connection.scalar(made) == START
 
 
 def latest_version(connection: Connection) -> PolicyVersion | None:

@@ -28,6 +28,7 @@ from records.types import (
     SessionOutcome,
 )
 from rollout_bridge.merging import PackedSequence, TurnSpan
+from rollout_bridge.rehearsal.mix import LIVE, kind_of
 
 CALIBRATION_BOUND = 0.1
 """Nats, for the mean over all probes. In bfloat16, two implementations differ by 0.01 to 0.05."""
@@ -37,7 +38,8 @@ CALIBRATION_BOUND = 0.1
 class TurnTraits:
     """The traits by which turns are compared; every trainer rank has those of the whole batch.
 
-    `prompt_key` is equal for equal prompts of one scope, `num_tokens` are the response's.
+    `prompt_key` is equal for equal prompts of one scope, `num_tokens` are the response's; `kind` is
+    `live`, or that of a lesson.
     """
 
     turn_id: str
@@ -49,13 +51,14 @@ class TurnTraits:
     history: PromptHistory = NO_HISTORY
     session_id: str = ""
     session: SessionOutcome = UNKNOWN_OUTCOME
+    kind: str = LIVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFacts:
     """A batch: its turns, rows with turns, policy tokens, turns that an engine scored, and its
-    epochs: how many steps are taken on it. `calibration_bound` (nats): some of its rows are probes
-    that engines scored; None: it has none.
+    epochs: how many steps are taken on it. `rate` is the factor of their learning rate.
+    `calibration_bound` (nats): some of its rows are probes that engines scored; None: it has none.
     """
 
     turns: tuple[TurnTraits, ...]
@@ -63,6 +66,7 @@ class BatchFacts:
     num_tokens: int
     num_taught: int
     epochs: int = 1
+    rate: float = 1.0
     calibration_bound: float | None = None
 
     def without_histories(self) -> BatchFacts:
@@ -138,9 +142,11 @@ def build(
     rows: Sequence[PackedSequence],
     version_gaps: Sequence[int],
     epochs: int = 1,
+    rate: float = 1.0,
 ) -> list[RowCarrier]:
     """A carrier for each of `rows`, which together contain every sample of a batch once; rows
-    without spans are allowed. `epochs` steps are taken on the batch; one if it has no samples.
+    without spans are allowed. `epochs` steps are taken on the batch; one if it has no samples;
+    `rate` is the factor of their learning rate.
 
     `version_gaps` are updates between the sampling of each sample and this batch. Raises ValueError
     for a sample that is missing, duplicated, or whose tokens are not those of its span.
@@ -158,6 +164,7 @@ def build(
         num_taught=sum(bool(np.isfinite(sample.teacher_logprobs).all()) for sample in samples),
         # Each step without turns would let Adam's momentum move the weights once more.
         epochs=epochs if samples else 1,
+        rate=rate,
     )
     return [
         RowCarrier(
@@ -204,6 +211,7 @@ def _facts(sample: ReadySample) -> TurnTraits:
         history=sample.history,
         session_id=sample.session_id,
         session=sample.session,
+        kind=kind_of(sample),
     )
 
 

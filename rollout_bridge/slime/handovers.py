@@ -1,4 +1,5 @@
-"""Which turns each step of a slime job was given: small files that outlive store and job.
+"""Which turns and lessons each step of a slime job was given: small files that outlive store and
+job.
 
 A record is written when turns are handed over, before slime trains on them, and names its parent by
 the hash of its bytes. slime's own checkpoint then decides: the chain that ends at the record of its
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from records.store import Store
-from records.types import PolicyVersion
+from records.types import START, PolicyVersion
 
 FORMAT = 1
 FOLDER = "handovers"
@@ -29,8 +30,9 @@ class HandoverError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """`step`: rollout `rollout_id` was given `turn_ids`, and training on them makes `version`.
-    `start`: a job began with the weights after rollout `rollout_id` and calls them `version`.
+    """`step`: rollout `rollout_id` was given `turn_ids` and `lesson_ids`, and training on them
+    makes `version`. `start`: a job began with the weights after rollout `rollout_id` and calls them
+    `version`.
 
     `staleness` is aligned with `turn_ids`: steps since each was sampled.
     """
@@ -43,6 +45,7 @@ class Handover:
     turn_ids: tuple[str, ...]
     staleness: tuple[int, ...]
     created_at: float
+    lesson_ids: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.turn_ids) != len(self.staleness):
@@ -51,6 +54,9 @@ class Handover:
     def to_bytes(self) -> bytes:
         """The file's content; the same record gives the same bytes."""
         content = {"format": FORMAT, **asdict(self)}
+        if not self.lesson_ids:
+            # Records that were written before there were lessons have the same bytes, and hash.
+            del content["lesson_ids"]
         return json.dumps(content, sort_keys=True).encode() + b"\n"
 
     @property
@@ -65,7 +71,7 @@ class Handover:
             parent_version=self.parent_version,
             # Megatron names its folders by the iteration, which slime counts as rollouts.
             checkpoint=(
-                "start" if self.rollout_id < 0 else str(checkpoints / f"iter_{self.rollout_id:07d}")
+                START if self.rollout_id < 0 else str(checkpoints / f"iter_{self.rollout_id:07d}")
             ),
             manifest_hash=self.hash,
             created_at=self.created_at,
@@ -155,6 +161,7 @@ def _read(path: Path) -> Handover:
             raise HandoverError(f"{path}: unknown format")
         content["turn_ids"] = tuple(content["turn_ids"])
         content["staleness"] = tuple(content["staleness"])
+        content["lesson_ids"] = tuple(content.get("lesson_ids", ()))
         return Handover(**content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise HandoverError(f"{path}: not a readable record: {error}") from error

@@ -48,9 +48,10 @@ class HeldSteps:
         async with self._lock:
             for owner, step in self._steps.items():
                 held = await self._store.extend_leases(owner, self._settings.lease_ttl_s)
-                if held != len(step.turn_ids):
+                given = len(step.turn_ids) + len(step.lesson_ids)
+                if held != given:
                     raise StoreConflict(
-                        f"version {step.version} was given {len(step.turn_ids)} turns, but only "
+                        f"version {step.version} was given {given} turns and lessons, but only "
                         f"{held} are still leased to it: another trainer works on this store; "
                         "stop it"
                     )
@@ -82,7 +83,10 @@ class HeldSteps:
                 if step.rollout_id <= on_disk:
                     version = step.policy_version(self._settings.save_folder)
                     await self._store.commit_handed_over(
-                        owner=owner, version=version, turn_ids=step.turn_ids
+                        owner=owner,
+                        version=version,
+                        turn_ids=step.turn_ids,
+                        lesson_ids=step.lesson_ids,
                     )
                     del self._steps[owner]
 

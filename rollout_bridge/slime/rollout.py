@@ -78,6 +78,7 @@ class HindsightDataSource:
             batch.version_gaps,
             min_rows=self._settings.min_rows,
             epochs=self._settings.epochs_per_batch,
+            rate=batch.rate,
             experts_shape=self._experts_shape,
             probes=probes,
         )

@@ -39,6 +39,7 @@ def train_rows(
     *,
     min_rows: int,
     epochs: int = 1,
+    rate: float = 1.0,
     experts_shape: tuple[int, int] | None = None,
     probes: Sequence[Probe] = (),
 ) -> list[TrainRow]:
@@ -55,7 +56,7 @@ def train_rows(
     # slime rounds the number of micro-batches up to such a multiple, and each needs a row.
     step = max(min_rows, 1)
     sequences += [padding] * (-(-max(len(sequences), 1) // step) * step - len(sequences))
-    carriers = build(samples, sequences, version_gaps, epochs)
+    carriers = build(samples, sequences, version_gaps, epochs, rate)
     if probes:
         facts = replace(carriers[0].batch, calibration_bound=probes[0].bound)
         carriers = [replace(carrier, batch=facts) for carrier in carriers]

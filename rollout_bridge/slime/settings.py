@@ -14,9 +14,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from records.config import StoreConfig
-from records.training.share import Share
+from records.training.share import LessonShares, Share
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.config import EngineClientConfig
+from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.slime.carrier import CALIBRATION_BOUND
 from rollout_bridge.slime.needs import SampleNeeds
 from rollout_bridge.slime.probes import ProbePlan
@@ -54,11 +55,25 @@ class _TrainerKeys(BaseModel):
     schedule: str = "async"
     steps_off: int | None = None
     max_hold_s: float = 300.0
+    lesson_counter_share: float = LessonShares().counter
+    lesson_keep_share: float = LessonShares().keep
+    lesson_wait_s: float = LessonShares().wait_s
+    hint_wait_s: float = LessonShares().hold_s
 
     @property
     def staleness_bound(self) -> int:
         """See `trainer.config.TrainerConfig.staleness_bound`."""
         return 0 if self.schedule == "sync" else self.steps_off or self.max_staleness
+
+    @property
+    def lesson_shares(self) -> LessonShares:
+        """See `trainer.config.TrainerConfig.lesson_shares`."""
+        return LessonShares(
+            counter=self.lesson_counter_share,
+            keep=self.lesson_keep_share,
+            wait_s=self.lesson_wait_s,
+            hold_s=self.hint_wait_s,
+        )
 
 
 class _ClusterKeys(BaseModel):
@@ -79,6 +94,7 @@ class _RunKeys(BaseModel):
     renderer: RendererConfig
     engine_client: EngineClientConfig
     cluster: _ClusterKeys = Field(default_factory=_ClusterKeys)
+    rehearsal: RehearsalConfig = Field(default_factory=RehearsalConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +102,8 @@ class SlimeSettings:
     """One run inside slime. `first_version` is the label of the weights that the job starts with;
     `epochs_per_batch` steps are taken on the same rows, a multiple of `min_rows`. `hold_s`: the
     longest time that generation is held after each batch until its weights are served; None: never.
+    `rehearsal`: batches contain lessons, by `lesson_shares`; None: they do not.
+    `is_pipelined`: the next batch is asked for before the weights of the last one are served.
     """
 
     run_folder: Path
@@ -97,6 +115,9 @@ class SlimeSettings:
     hold_s: float | None
     lease_ttl_s: float
     share: Share
+    rehearsal: RehearsalConfig | None
+    lesson_shares: LessonShares
+    is_pipelined: bool
     first_version: int
     needs: SampleNeeds
     min_rows: int
@@ -135,6 +156,9 @@ def read_settings(args: Any) -> SlimeSettings:
         hold_s=run.trainer.max_hold_s if run.trainer.schedule == "sync" else None,
         lease_ttl_s=run.trainer.lease_ttl_s,
         share=Share(most=run.trainer.max_share, wait_s=run.trainer.max_share_wait_s),
+        rehearsal=run.rehearsal if run.rehearsal.enabled else None,
+        lesson_shares=run.trainer.lesson_shares,
+        is_pipelined=is_pipelined(run.trainer.schedule, rehearses=run.rehearsal.enabled),
         # slime continues to count from this number before it first sends weights to the engines.
         first_version=getattr(args, "update_weight_start_version", 0) + 1,
         needs=_read_needs(args),
@@ -150,6 +174,13 @@ def read_settings(args: Any) -> SlimeSettings:
         save_folder=Path(args.save),
         is_async_save=bool(getattr(args, "async_save", False)),
     )
+
+
+def is_pipelined(schedule: str, *, rehearses: bool) -> bool:
+    """Whether slime prepares the next batch during a step (train_async.py). Not with `sync`, and
+    not if hints are practised: a batch depends on the measurement of the version before it.
+    """
+    return schedule != "sync" and not rehearses
 
 
 def min_rows(args: Any) -> int:

@@ -21,6 +21,7 @@ from uuid import uuid4
 import numpy as np
 
 from records.errors import StoreUnavailable
+from records.lessons.names import LessonDrop
 from records.names import DropReason, TurnState
 from records.store import Store
 from records.training.reconcile import ReconcileReport
@@ -28,6 +29,7 @@ from records.training.share import UNCAPPED
 from records.training.staleness import oldest_allowed, steps_since
 from records.types import PolicyVersion, ReadySample
 from rollout_bridge.engine.hold_file import HoldOrder, HoldWriter
+from rollout_bridge.rehearsal.mix import LessonMix, counts_by_kind
 from rollout_bridge.slime.handovers import (
     Handover,
     HandoverError,
@@ -37,6 +39,7 @@ from rollout_bridge.slime.handovers import (
 )
 from rollout_bridge.slime.leases import HeldSteps
 from rollout_bridge.slime.settings import SlimeConfigError, SlimeSettings
+from rollout_bridge.stop_order import why_stopped
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +51,13 @@ _CLOCK_SKEW_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedTurns:
-    """The turns of one step, and how many steps old each is. A batch without turns only lets a
-    weight update and a checkpoint through.
+    """The turns and lessons of one step, how many steps old each is, and the factor of its learning
+    rate. A batch without any only lets a weight update and a checkpoint through.
     """
 
     samples: list[ReadySample]
     version_gaps: list[int]
+    rate: float
     metrics: dict[str, float]
 
 
@@ -88,8 +92,12 @@ class TurnSource:
         self._steps: list[int] = []
         """Versions that count as trained steps, oldest first."""
         self._held = HeldSteps(store, settings)
+        self._lessons = LessonMix(
+            store, settings.lesson_shares, settings.run_folder, settings.rehearsal
+        )
         self._resumed_at = clock()
         self._hold = HoldWriter(settings.run_folder)
+        self._stopped: str | None = None
 
     @property
     def version(self) -> int:
@@ -131,7 +139,8 @@ class TurnSource:
         )
         chain.append(start)
         links = [(self._policy_version(record), record.turn_ids) for record in chain]
-        report = await self._patiently(lambda: self._store.reconcile(links))
+        lessons = [(self._policy_version(record), record.lesson_ids) for record in chain]
+        report = await self._patiently(lambda: self._store.reconcile(links, lessons))
         await asyncio.to_thread(self._log.write, start)
         self._tip, self._steps = start, step_versions(chain)
         self._resumed_at = self._clock()
@@ -157,7 +166,9 @@ class TurnSource:
         waited_s = time.monotonic() - started
         await self._record(rollout_id, owner, samples, gaps)
         metrics = await self._metrics(samples, gaps, tally, waited_s)
-        return LeasedTurns(samples=samples, version_gaps=gaps, metrics=metrics)
+        return LeasedTurns(
+            samples=samples, version_gaps=gaps, rate=self._lessons.rate(), metrics=metrics
+        )
 
     def _begin_hold(self) -> None:
         """With `trainer.schedule` sync, generation waits for the weights of this batch."""
@@ -216,6 +227,11 @@ class TurnSource:
                 if silent_since is not None:
                     # The failed attempt may have leased turns although its answer was lost.
                     await self._store.release_leases(owner)
+                if await self._must_wait():
+                    if is_late and self._update_may_wait():
+                        return []
+                    await asyncio.sleep(handover.poll_interval_s)
+                    continue
                 samples += await self._lease(owner, wanted - len(samples), is_late, tally)
             except StoreUnavailable as error:
                 samples = []
@@ -232,48 +248,76 @@ class TurnSource:
                 logger.info("no ready turn for %.0f s; still waiting", waited_s)
             await asyncio.sleep(handover.poll_interval_s)
 
+    async def _must_wait(self) -> bool:
+        """Whether nothing may train yet: there is a stop order, or the newest version has still to
+        be measured.
+        """
+        why = why_stopped(self._settings.run_folder)
+        if why is not None and why != self._stopped:
+            logger.error("training stops: %s; it goes on once RUN/stop is removed", why)
+        self._stopped = why
+        return why is not None or await self._lessons.awaits_measurement(self.version)
+
     def _update_may_wait(self) -> bool:
         """Whether the last step had turns: train_async.py updates the engines, and writes a
-        checkpoint, only after the next batch has arrived. train.py (`sync`) has already done both.
+        checkpoint, only after the next batch has arrived. train.py has already done both.
         """
-        return self._settings.hold_s is None and bool(self._newest().turn_ids)
+        return self._settings.is_pipelined and bool(self._newest().turn_ids)
 
     async def _lease(
         self, owner: str, wanted: int, is_late: bool, tally: _Tally
     ) -> list[ReadySample]:
-        """`wanted` usable turns or, if it is late, as many as there are; else none."""
+        """`wanted` usable turns or, if it is late, as many as there are; else none. A batch with
+        lessons is whole or not at all: what they preserve would otherwise be lost.
+        """
+        rehearses = self._settings.rehearsal is not None
+        is_late = is_late and not (rehearses and await self._store.is_practising())
         outcomes = self._settings.needs.outcomes
         if outcomes is not None:
             await self._store.drop_without_outcome(outcomes)
-        ready = await self._store.ready_count(outcomes)
-        if ready < (1 if is_late else wanted):
+        turns = await self._store.ready_count(outcomes)
+        least = 1 if is_late else wanted
+        if turns + await self._lessons.num_ready() < least:
             return []
         # A turn whose lease ran out while the store was down still belongs to a step.
         await self._held.extend()
-        tally.expired += await self._store.expire_stale(
-            oldest_allowed=oldest_allowed(self._steps, self._settings.max_staleness)
-        )
-        ready = await self._store.ready_count(outcomes)
-        count = min(wanted, ready)
-        if count < (1 if is_late else wanted):
+        oldest = oldest_allowed(self._steps, self._settings.max_staleness)
+        tally.expired += await self._store.expire_stale(oldest_allowed=oldest)
+        await self._store.expire_lessons(oldest_allowed=self.version)
+        turns = await self._store.ready_count(outcomes)
+        count = min(wanted, turns + await self._lessons.num_ready())
+        if is_late:
+            count = min(count, turns)
+        if count < least:
             return []
         leased = await self._store.lease(
             owner=owner,
             count=count,
             ttl_s=self._settings.lease_ttl_s,
             share=UNCAPPED if is_late else self._settings.share,
+            lessons=self._lessons.shares(is_full=turns >= wanted, finishes=False),
             history=self._settings.needs.history,
             outcomes=outcomes,
         )
+        if leased:
+            self._lessons.leased()
         usable = []
         for sample in leased:
             self._check_labels(sample)
             reason = self._unusable(sample)
             if reason is None:
                 usable.append(sample)
-            elif await self._store.drop(owner, sample.turn_id, reason):
+            elif await self._drop(owner, sample, reason):
                 tally.dropped[reason] += 1
+        if rehearses and len(usable) < len(leased):
+            await self._store.release_leases(owner)
+            return []
         return usable
+
+    async def _drop(self, owner: str, sample: ReadySample, reason: DropReason) -> bool:
+        if sample.lesson is None:
+            return await self._store.drop(owner, sample.turn_id, reason)
+        return await self._store.drop_lesson(owner, sample.turn_id, LessonDrop(reason.value))
 
     def _unusable(self, sample: ReadySample) -> DropReason | None:
         """Why the run's objective cannot train on a sample; None if it can."""
@@ -301,15 +345,18 @@ class TurnSource:
         self, rollout_id: int, owner: str, samples: Sequence[ReadySample], gaps: Sequence[int]
     ) -> None:
         tip = self._newest()
+        turns = [pair for pair in zip(samples, gaps, strict=True) if pair[0].lesson is None]
+        lessons = [sample for sample in samples if sample.lesson is not None]
         record = Handover(
             kind="step",
             version=tip.version + 1,
             parent_version=tip.version,
             parent_hash=tip.hash,
             rollout_id=rollout_id,
-            turn_ids=tuple(sample.turn_id for sample in samples),
-            staleness=tuple(gaps),
+            turn_ids=tuple(sample.turn_id for sample, _ in turns),
+            staleness=tuple(gap for _, gap in turns),
             created_at=self._clock(),
+            lesson_ids=tuple(sample.turn_id for sample in lessons),
         )
         await asyncio.to_thread(self._log.write, record)
         self._tip = record
@@ -337,7 +384,7 @@ class TurnSource:
     ) -> dict[str, float]:
         """Metrics of this batch; a mean over nothing is left out."""
         metrics: dict[str, float] = {
-            "handover/turns": len(samples),
+            "handover/turns": sum(sample.lesson is None for sample in samples),
             "handover/is_full": float(len(samples) == self._settings.batch_size),
             "handover/is_refresh": float(not samples),
             "handover/wait_s": waited_s,
@@ -348,6 +395,7 @@ class TurnSource:
         }
         metrics |= {f"handover/dropped_{reason}": count for reason, count in tally.dropped.items()}
         if samples:
+            metrics |= await self._lessons.metrics(samples) | counts_by_kind(samples)
             metrics["handover/staleness_mean"] = float(np.mean(gaps))
             metrics["handover/staleness_max"] = max(gaps)
         return metrics

@@ -430,6 +430,7 @@ def _replaced(inputs: Case) -> dict[str, Any]:
                 eligible=bool(eligible),
                 version_gap=0,
                 options=options,
+                hold_weight=1.0,
             )
             for used, teacher, eligible in zip(
                 kept, inputs["teacher_log_probs"], inputs["eligible"], strict=True

@@ -27,12 +27,12 @@ from records.lessons.names import LessonKind
 from records.store import Store
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.served import ServedFile
+from rollout_bridge.rehearsal.config import RehearsalConfig
+from rollout_bridge.rehearsal.journal import read_rows
 from rollout_bridge.rendering.rendering import Rendering
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
 from tests.opd.rehearsal import lab
-from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.journal import read_rows
 from trainer.step.loop import EmbeddedTrainer
 
 STEPS = 16

@@ -25,10 +25,10 @@ from records.hints.types import Examination, HintStatus
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.store import Store
 from rollout_bridge.engine.keys import ensure_key_file
+from rollout_bridge.rehearsal.journal import Journal, MeasuredHint, PooledRow
 from tests.examples.shipped import MODEL
 from tests.records.hints.test_memory import objected
-from tests.trainer.rehearsal.test_journal import GAP, a_row
-from trainer.rehearsal.journal import Journal, MeasuredHint, PooledRow
+from tests.rollout_bridge.rehearsal.test_journal import GAP, a_row
 
 POOLED = PooledRow(value=0.9, low=0.8, high=0.95, count=64, before=0.98, floor=0.93, passed=True)
 

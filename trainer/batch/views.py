@@ -113,7 +113,7 @@ def view_turn(
     eligible: bool,
     version_gap: int,
     options: ObjectiveOptions,
-    hold_weight: float = 1.0,
+    hold_weight: float,
 ) -> TurnView:
     """The view of one turn, on the device of its teacher's scores; `hold_weight` applies to lessons
     that hold the policy to the start.

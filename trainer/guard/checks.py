@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from trainer.rehearsal.last_line import last_line
+from rollout_bridge.rehearsal.last_line import last_line
 
 FILE = "guard.jsonl"
 

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from rollout_bridge.stop_order import STOP_FILE, read_stop
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.publishing.adapter_publish import AdapterPublisher
 from trainer.publishing.publish import PublishedWeights, Publisher
-from trainer.schedule.stop_order import STOP_FILE, read_stop
 
 logger = logging.getLogger(__name__)
 

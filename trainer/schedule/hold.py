@@ -21,8 +21,8 @@ from records.queue.freshness import Untrained
 from records.store import Store
 from records.training.staleness import admit
 from rollout_bridge.engine.hold_file import HoldOrder, HoldWriter
+from rollout_bridge.stop_order import STOP_FILE
 from trainer.config import TrainerConfig
-from trainer.schedule.stop_order import STOP_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rollout_bridge.rehearsal.mix import LIVE
 from rollout_bridge.slime.carrier import BatchFacts
 from trainer.batch.correction import Correction, CorrectionRows
 
@@ -51,8 +52,11 @@ def batch_metrics(
     tokens: float,
     num_nonfinite: float,
 ) -> BatchReport:
-    """Metrics of the whole batch; the same keys for every batch, NaN where nothing was measured."""
+    """Metrics of the whole batch, NaN where nothing was measured; the same keys for every batch,
+    except that one with lessons has the gap of each kind that it contains.
+    """
     corrected = _corrected(turns, correction)
+    by_kind = _gaps_by_kind(turns, facts)
     names = ("adv", "adv_squared", "adv_positive", "gap_abs", "tokens_with_teacher")
     sums = {name: sum(moment[name] for moment in moments) for name in names}
     taught = sums["tokens_with_teacher"]
@@ -80,8 +84,24 @@ def batch_metrics(
         "batch/turns": float(number),
         "batch/tokens": tokens,
         "batch/sequences": float(facts.num_rows),
+        **by_kind,
     }
     return BatchReport(metrics=metrics, warnings=corrected.warnings)
+
+
+def _gaps_by_kind(turns: Sequence[TurnFigures], facts: BatchFacts) -> dict[str, float]:
+    """As `trainer.step.lessons.lesson_metrics`: the mean |teacher - policy| of the tokens of each
+    kind that have a teacher, in nats. Empty for a batch without lessons.
+    """
+    kinds = [facts.turns[turn.index].kind for turn in turns]
+    if all(kind == LIVE for kind in kinds):
+        return {}
+    gaps: dict[str, list[Tensor]] = {}
+    for kind, turn in zip(kinds, turns, strict=True):
+        gap = (turn.teacher - turn.old)[turn.opd_valid > 0].abs()
+        gaps.setdefault(kind, []).append(gap[torch.isfinite(gap)].double())
+    means = {kind: torch.cat(found) for kind, found in gaps.items()}
+    return {f"lessons/gap_{kind}": float(gap.mean()) for kind, gap in means.items() if len(gap)}
 
 
 def _corrected(turns: Sequence[TurnFigures], correction: Correction) -> BatchReport:

@@ -4,6 +4,11 @@
     --custom-loss-function-path       trainer.slime.hooks.loss_hook     with --loss-type custom_loss
     --custom-tis-function-path        trainer.slime.hooks.tis_hook      with --loss-type policy_loss
 
+and, if hints are practised, for steps at a smaller rate:
+
+    --rollout-data-postprocess-path              trainer.slime.hooks.postprocess_hook
+    --custom-megatron-before-train-step-hook-path  trainer.slime.hooks.before_step_hook
+
 What they compute is the embedded trainer's: the objectives are the same functions, and so are
 their options, which `args.hindsight_config` (RUN/config.toml) names. `plan.py` says what runs
 here and which flags go with it.
@@ -26,8 +31,12 @@ from trainer.slime.correction import correction_weights
 from trainer.slime.loss import micro_batch_loss
 from trainer.slime.plan import check_args
 from trainer.slime.ranks import MegatronRanks
+from trainer.slime.rate import BatchRate, Scheduler
 
 logger = logging.getLogger(__name__)
+
+_RATE = BatchRate()
+"""Of the batch that this process trains on."""
 
 
 def advantage_hook(args: Any, rollout_data: dict[str, Any]) -> None:
@@ -38,7 +47,10 @@ def advantage_hook(args: Any, rollout_data: dict[str, Any]) -> None:
     trainer = _trainer(args)
     check_args(args, trainer)
     ranks = MegatronRanks()
+    carriers = rollout_data.get("prompt")
     prepared = prepare(args, rollout_data, trainer, ranks)
+    assert carriers, "they were taken out"
+    _RATE.note(carriers)
     if ranks.is_first:
         for warning in prepared.warnings:
             logger.warning("%s", warning)
@@ -50,6 +62,27 @@ def advantage_hook(args: Any, rollout_data: dict[str, Any]) -> None:
     for name, value in prepared.metrics.items():
         # slime averages lists over ranks; every rank has the batch's value.
         rollout_data[name] = [value]
+
+
+def postprocess_hook(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
+    """Pipeline stages that see no advantages read the batch's rate here; the last one already has,
+    and has taken the carriers out.
+    """
+    carriers = rollout_data.pop("prompt", None)
+    if carriers:
+        _RATE.note(carriers)
+
+
+def before_step_hook(
+    args: Any,
+    rollout_id: int,
+    step_id: int,
+    model: Any,
+    optimizer: Any,
+    opt_param_scheduler: Scheduler,
+) -> None:
+    """Sets the learning rate of a step."""
+    _RATE.apply(opt_param_scheduler)
 
 
 def loss_hook(

@@ -133,6 +133,14 @@ def policy_loss_supports(trainer: TrainerConfig) -> str | None:
     return None
 
 
+def rate_flags() -> list[Flag]:
+    """slime's flags for steps at a smaller rate, if hints are practised."""
+    return [
+        ("--rollout-data-postprocess-path", f"{HOOKS}.postprocess_hook"),
+        ("--custom-megatron-before-train-step-hook-path", f"{HOOKS}.before_step_hook"),
+    ]
+
+
 def loss_flags(trainer: TrainerConfig, loss_type: LossType = "custom_loss") -> list[Flag]:
     """slime's flags for advantages, loss and rollout correction.
 

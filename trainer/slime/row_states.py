@@ -80,7 +80,7 @@ def row_states(
         max_tokens=0,
         device=device,
     )
-    views_of = _viewer(carriers[0].batch, plan)
+    views_of = _viewer(carriers[0].batch, plan, step.trainer.lesson_hold_weight)
     states = []
     lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
     for index, (carrier, (total, response)) in enumerate(zip(carriers, lengths, strict=True)):
@@ -98,7 +98,9 @@ def row_states(
     return states
 
 
-def _viewer(facts: BatchFacts, plan: TeachingPlan) -> Callable[[CarriedTurn], TurnView]:
+def _viewer(
+    facts: BatchFacts, plan: TeachingPlan, hold_weight: float
+) -> Callable[[CarriedTurn], TurnView]:
     """A function that makes the view of a turn of this batch."""
     turns = compared(facts)
     rewards = reward_advantages(turns, plan.options)
@@ -114,7 +116,13 @@ def _viewer(facts: BatchFacts, plan: TeachingPlan) -> Callable[[CarriedTurn], Tu
         taught = teach([turn.sample], plan, None)[0]
         place = turn.index
         return view_turn(
-            turn.sample, taught, rewards[place], eligible[place], turn.version_gap, plan.options
+            turn.sample,
+            taught,
+            rewards[place],
+            eligible[place],
+            turn.version_gap,
+            plan.options,
+            hold_weight,
         )
 
     return view

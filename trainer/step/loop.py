@@ -27,6 +27,9 @@ from records.store import Store
 from records.training.staleness import steps_since
 from records.types import Ids, ReadySample
 from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.rehearsal.config import RehearsalConfig
+from rollout_bridge.rehearsal.mix import LessonMix
+from rollout_bridge.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
 from trainer.batch.engine_tokens import TokenScorer, scored_by_engine
 from trainer.calibration.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.calibration.self_check import self_check
@@ -46,11 +49,8 @@ from trainer.model.heap import give_back
 from trainer.model.token_states import LogprobModel
 from trainer.publishing.merged import MergedFolders
 from trainer.publishing.publication import Publication, PublishingEngine, choose_publication
-from trainer.rehearsal.config import RehearsalConfig
 from trainer.schedule.hold import Holds
-from trainer.schedule.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
 from trainer.step.leasing import Leasing
-from trainer.step.lessons import LessonMix
 from trainer.step.metrics import MetricsLog
 from trainer.step.report import (
     StepReport,
@@ -102,7 +102,7 @@ class EmbeddedTrainer:
         self.checkpoints = checkpoints
         self.updater = updater
         self.owner = owner
-        self._lessons = LessonMix(store, config, run_folder, rehearsal)
+        self._lessons = LessonMix(store, config.lesson_shares, run_folder, rehearsal)
         self._publication = publication
         self.publisher = publication.publisher
         self._versions = Versions(

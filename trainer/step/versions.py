@@ -16,6 +16,7 @@ from pathlib import Path
 
 from records.store import Store
 from records.types import ReadySample, SampleResult
+from rollout_bridge.stop_order import serve_newest
 from trainer.checkpoints.checkpoint import Checkpoints, can_go_on_from
 from trainer.checkpoints.manifest import Manifest
 from trainer.checkpoints.restore import go_back, in_thread
@@ -27,7 +28,6 @@ from trainer.publishing.publication import Publication
 from trainer.publishing.publish import PublishedWeights
 from trainer.publishing.served import Served
 from trainer.schedule.rollback_order import read_rollback, remove_rollback
-from trainer.schedule.stop_order import serve_newest
 from trainer.step.update import Updater
 
 logger = logging.getLogger(__name__)

@@ -33,11 +33,6 @@ _NOT_IN_SLIME = {
     "engine_check_interval_s": "slime sends the weights itself",
     "calibration_bound": "in bfloat16 only the mean can be bounded: set cluster.calibration_bound",
     "noise_floor_factor": "slime cannot skip the step of a batch that teaches only noise",
-    "lesson_counter_share": "slime trains no lessons",
-    "lesson_keep_share": "slime trains no lessons",
-    "lesson_hold_weight": "slime trains no lessons",
-    "lesson_wait_s": "slime trains no lessons",
-    "hint_wait_s": "slime trains no lessons",
     "poll_interval_s": "that is handover.poll_interval_s",
 }
 
@@ -88,13 +83,9 @@ def _refuse(values: dict[str, Any]) -> None:
         problems.append(
             "teachers: the job's further teachers are in cluster.teachers; move it there"
         )
-    if _section(values, "rehearsal").get("enabled"):
-        problems.append(
-            "rehearsal.enabled: slime cannot train lessons yet, only turns; set it to false"
-        )
     if "canaries" in _section(values, "guard"):
         problems.append(
-            "guard.canaries: slime's versions are not checked yet; remove it, and compare "
+            "guard.canaries: slime cannot go back to an older version; remove it, and compare "
             "checkpoints with opd eval"
         )
     judge = _section(values, "judge")

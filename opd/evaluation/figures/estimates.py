@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from opd.evaluation.figures.beta_binomial import Fit, fit_beta_binomial
 from opd.evaluation.figures.pass_at_k import pass_at_k
-from trainer.bootstrap import Estimate, mean_estimate
+from rollout_bridge.bootstrap import Estimate, mean_estimate
 
 TaskCounts = Mapping[str, tuple[int, int]]
 """(c, n) by task: successes and samples."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from records.hints.types import Hint, HintStatus
-from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Gap, PooledObedience
+from rollout_bridge.rehearsal.config import RehearsalConfig
+from rollout_bridge.rehearsal.estimates import Gap, PooledObedience
 
 NOTHING = 1e-3
 """Nats per token; a first gap this small has nothing to teach, and a tenth of it cannot be

@@ -20,8 +20,8 @@ from opd.rehearsal.policy_sampler import PolicySampler
 from opd.rehearsal.preparing.prompt_check import followed_at
 from records.hints.types import HintPrompt
 from records.types import TurnRecord
+from rollout_bridge.rehearsal.estimates import Gap, MeasuredAnswer, Obedience, gap_of
 from rollout_bridge.together import all_or_none
-from trainer.rehearsal.estimates import Gap, MeasuredAnswer, Obedience, gap_of
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,8 @@ from opd.rehearsal.preparing.preparing import PreparedHint
 from records.hints.types import Hint, HintStatus
 from records.lessons.names import LessonDrop
 from records.types import TurnRecord
-from rollout_bridge.together import all_or_none, both
-from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import (
+from rollout_bridge.rehearsal.config import RehearsalConfig
+from rollout_bridge.rehearsal.estimates import (
     Gap,
     Obedience,
     PooledObedience,
@@ -26,7 +25,7 @@ from trainer.rehearsal.estimates import (
     pooled,
     summed,
 )
-from trainer.rehearsal.journal import (
+from rollout_bridge.rehearsal.journal import (
     GapRow,
     Journal,
     MeasuredHint,
@@ -34,8 +33,9 @@ from trainer.rehearsal.journal import (
     PooledRow,
     VersionRow,
 )
-from trainer.rehearsal.recovery import deep_falls
-from trainer.schedule.stop_order import StopOrder
+from rollout_bridge.rehearsal.recovery import deep_falls
+from rollout_bridge.stop_order import StopOrder
+from rollout_bridge.together import all_or_none, both
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ class Review:
         """
         config = self._config
         given_up = await self._store.versions_given_up()
+        is_start = await self._store.is_start(version)
         self._rows = lineage(self._journal.rows, given_up, before=version)
         lists = [_wishes(one) for one in hints]
         count = max(config.obedience_samples, _LEAST_OF_A_HINT * sum(map(bool, lists)))
@@ -148,7 +149,8 @@ class Review:
             unmeasured=tuple(
                 one.hint.hint_id for one in hints if config.without_counter and not one.open_wishes
             ),
-            failure=_why_failed(version, latest, together),
+            is_start=is_start,
+            failure=None if is_start else _why_failed(latest, together),
         )
         self._rows.append(row)
         falls = deep_falls(self._rows, config.obedience_floor)
@@ -229,7 +231,7 @@ class Review:
             for one in self._rows
             if one.failure is None
             and one.pooled is not None
-            and (one.pooled.passed or one.version == 0)
+            and (one.pooled.passed or one.has_start_weights)
         ]
         back = f"version {passed[-1]} was the last that passed" if passed else "none has passed"
         return StopOrder(
@@ -321,14 +323,12 @@ def lineage(
     return [newest[version] for version in sorted(newest)]
 
 
-def _why_failed(
-    version: int, latest: Sequence[Obedience], together: PooledObedience | None
-) -> str | None:
-    """Why training stops at a version, by open wishes at the `latest` ones; None: it goes on.
-    Version 0 is the start: if it falls short, that is chance.
+def _why_failed(latest: Sequence[Obedience], together: PooledObedience | None) -> str | None:
+    """Why training stops at a version, by open wishes at the `latest` ones; None: it goes on. Not
+    for the start: if it falls short, that is chance.
     """
     all_ = summed(latest)
-    if version == 0 or all_ is None:
+    if all_ is None:
         return None
     if not all_.is_judged:
         return (

@@ -17,8 +17,8 @@ from opd.rehearsal.preparing.preparing import HintPreparation, PreparedHint
 from records.hints.types import ENDED_STATUSES, Hint
 from records.messages import Message
 from records.types import TurnRecord
+from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.together import all_or_none
-from trainer.rehearsal.config import RehearsalConfig
 
 logger = logging.getLogger(__name__)
 

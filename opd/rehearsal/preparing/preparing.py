@@ -29,8 +29,8 @@ from records.hints.memory import MAX_TEXTS
 from records.hints.texts import measuring_texts, usable
 from records.hints.types import Hint, HintPrompt, HintSource, PromptKind, RehearsalBlock
 from records.types import TurnRecord
+from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.together import all_or_none
-from trainer.rehearsal.config import RehearsalConfig
 
 logger = logging.getLogger(__name__)
 

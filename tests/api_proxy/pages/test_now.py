@@ -20,13 +20,13 @@ from opd.status.facts import read_now
 from records.errors import StoreUnavailable
 from records.names import TurnState
 from records.store import Store
+from rollout_bridge.rehearsal.journal import Journal, PooledRow
 from tests.api_proxy.conftest import Clock, Door
 from tests.api_proxy.pages.conftest import Login
 from tests.api_proxy.pages.hostile import HOSTILE, assert_harmless
 from tests.records.builders import a_session, turn_in
 from tests.records.hints.test_memory import objected
-from tests.trainer.rehearsal.test_journal import a_row
-from trainer.rehearsal.journal import Journal, PooledRow
+from tests.rollout_bridge.rehearsal.test_journal import a_row
 
 NOW = "/v1/runs/current/now"
 RunStatus = Callable[[], Awaitable[dict[str, Any]]]

@@ -14,12 +14,12 @@ from api_proxy.measured import Curve
 from api_proxy.pages.plots import HEIGHT, WIDTH, svg
 from opd.report.curves import training_curves
 from records.store import Store
+from rollout_bridge.rehearsal.journal import Journal
 from tests.api_proxy.conftest import Curves, Door
 from tests.api_proxy.pages.conftest import Login
 from tests.api_proxy.pages.hostile import HOSTILE, assert_harmless
 from tests.records.builders import a_version
-from tests.trainer.rehearsal.test_journal import a_row
-from trainer.rehearsal.journal import Journal
+from tests.rollout_bridge.rehearsal.test_journal import a_row
 
 PATH = "/v1/runs/current/training"
 

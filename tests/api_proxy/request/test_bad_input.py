@@ -14,9 +14,9 @@ import pytest
 from records.errors import StoreUnavailable
 from records.names import TurnState
 from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
+from rollout_bridge.stop_order import StopOrder, order_stop, why_stopped
 from tests.api_proxy.conftest import WEATHER, Door
 from tests.records.looking import list_turns
-from trainer.schedule.stop_order import StopOrder, order_stop, why_stopped
 
 USER = {"role": "user", "content": "hi"}
 

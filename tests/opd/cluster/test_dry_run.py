@@ -65,7 +65,7 @@ def test_launch_without_slime_is_refused_before_anything_is_written(tmp_path: Pa
 def test_the_schedule_chooses_the_driver(schedule: str, driver: str, tmp_path: Path) -> None:
     overrides = [*NOWHERE, f"trainer.schedule={schedule}"]
     overrides += ["trainer.steps_off=1"] if schedule == "step_off" else []
-    plan = make_plan(REPOSITORY / "configs" / "qwen3_4b.toml", overrides, tmp_path / "run")
+    plan = make_plan(REPOSITORY / "configs" / "qwen3_8b.toml", overrides, tmp_path / "run")
     assert f"/nowhere/slime/{driver}" in plan.commands.submit
 
 

@@ -13,10 +13,10 @@ from opd.cli.app import app
 from opd.run import config as run_config
 from records.hints.types import Examination, HintPrompt, HintState
 from records.store import Store
+from rollout_bridge.rehearsal.journal import Journal, ObedienceRow
 from tests.opd.rehearsal.builders import a_prompt
 from tests.records.hints.test_memory import objected
-from tests.trainer.rehearsal.test_journal import a_row
-from trainer.rehearsal.journal import Journal, ObedienceRow
+from tests.rollout_bridge.rehearsal.test_journal import a_row
 
 
 def opd(config_file: Path, command: str, *arguments: object) -> Result:

@@ -10,8 +10,8 @@ import numpy as np
 from records.hints.types import Hint, HintPrompt, HintSource, HintStatus, PromptKind
 from records.names import TurnState, TurnType
 from records.types import TurnRecord, VersionSpan
-from trainer.rehearsal.estimates import Obedience
-from trainer.rehearsal.journal import ObedienceRow, VersionRow
+from rollout_bridge.rehearsal.estimates import Obedience
+from rollout_bridge.rehearsal.journal import ObedienceRow, VersionRow
 
 HINT_TEXT = "Give temperatures in Celsius."
 

@@ -13,10 +13,10 @@ from opd.rehearsal.needs import RehearsalStore
 from opd.rehearsal.preparing.keeping import Keeping
 from records.hints.types import Hint, HintStatus
 from records.types import TurnRecord
+from rollout_bridge.rehearsal.config import RehearsalConfig
+from rollout_bridge.rehearsal.estimates import Gap
+from rollout_bridge.rehearsal.journal import Journal
 from tests.opd.rehearsal.builders import a_hint, a_state
-from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Gap
-from trainer.rehearsal.journal import Journal
 
 ENDED = a_hint("h0", status=HintStatus.DELETED, trained_since=1, first_gap=1.0)
 
@@ -33,6 +33,9 @@ class Records:
 
     async def lesson_counts(self) -> dict:
         return {}
+
+    async def is_start(self, version: int) -> bool:
+        return version == 0
 
     async def versions_given_up(self) -> set[int]:
         return set()

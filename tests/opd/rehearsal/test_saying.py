@@ -2,11 +2,11 @@ from opd.rehearsal.reported import learning_curves, objections_per_100
 from opd.rehearsal.saying import LearningLine, Progress, shown_hints, shown_learning
 from records.hints.types import HintStatus, RehearsalBlock
 from records.lessons.names import LessonKind, LessonState
+from rollout_bridge.rehearsal.figures import figures
+from rollout_bridge.rehearsal.journal import Journal, ObedienceRow, PooledRow
+from rollout_bridge.stop_order import StopOrder, order_stop
 from tests.opd.rehearsal.builders import a_hint
-from tests.trainer.rehearsal.test_journal import a_row
-from trainer.rehearsal.figures import figures
-from trainer.rehearsal.journal import Journal, ObedienceRow, PooledRow
-from trainer.schedule.stop_order import StopOrder, order_stop
+from tests.rollout_bridge.rehearsal.test_journal import a_row
 
 POOLED = PooledRow(value=0.97, low=0.94, high=0.99, count=256, before=0.98, floor=0.93, passed=True)
 

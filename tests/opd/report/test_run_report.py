@@ -9,10 +9,10 @@ from records.config import StoreConfig
 from records.names import DropReason
 from records.reading.drop_words import DROP_WORDS
 from records.store import Store
+from rollout_bridge.rehearsal.journal import GapRow, Journal, VersionRow
+from rollout_bridge.stop_order import StopOrder, order_stop
 from tests.records.hints.test_memory import objected
 from tests.trainer.tiny import conversation, make_ready
-from trainer.rehearsal.journal import GapRow, Journal, VersionRow
-from trainer.schedule.stop_order import StopOrder, order_stop
 
 
 class Letters:

@@ -24,11 +24,11 @@ from opd.status.facts import Endpoint, Now, Queue, read_run
 from opd.status.health import LATE_AFTER_S, SILENT_AFTER_S, findings
 from records.names import TurnState
 from records.store import Store
+from rollout_bridge.rehearsal.journal import Journal, PooledRow
+from rollout_bridge.stop_order import StopOrder, order_stop
 from tests.records.builders import a_session, a_verdict, a_vote, turn_in
 from tests.records.hints.test_memory import objected
-from tests.trainer.rehearsal.test_journal import a_row
-from trainer.rehearsal.journal import Journal, PooledRow
-from trainer.schedule.stop_order import StopOrder, order_stop
+from tests.rollout_bridge.rehearsal.test_journal import a_row
 
 
 def status(config_file: Path, *options: str) -> Result:

@@ -127,3 +127,11 @@ async def test_the_next_job_counts_on_from_every_label_that_was_used(tmp_path: P
 def test_each_turn_has_a_staleness() -> None:
     with pytest.raises(ValueError, match="one staleness per turn"):
         a_record(1, 0, None, staleness=())
+
+
+def test_a_record_without_lessons_is_what_it_was_before_there_were_any(log: HandoverLog) -> None:
+    [start, step] = written(log, first := a_start(1, -1, None), a_record(2, 0, first))
+    assert b"lesson" not in step.to_bytes()
+    third = a_record(3, 1, step, lesson_ids=("lesson-1", "lesson-2"))
+    written(log, third)
+    assert log.chain(1) == [start, step, third]

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from opd.report.held import held_line, held_summary
 from records.names import DropReason, TurnState
 from rollout_bridge.engine.hold_file import HoldFile, HoldOrder, HoldWriter
+from rollout_bridge.stop_order import StopOrder, order_stop
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.step.test_loop import BATCH, opened, samples, until
 from tests.trainer.tiny import make_ready, states
 from trainer.config import TrainerConfig
-from trainer.schedule.stop_order import StopOrder, order_stop
 
 
 class SlowEngine(LocalEngine):

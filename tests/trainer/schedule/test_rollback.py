@@ -5,6 +5,7 @@ import torch
 
 from records.database import fail_points
 from records.names import TurnState
+from rollout_bridge.stop_order import read_stop
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.step.test_loop import (
     BATCH,
@@ -19,7 +20,6 @@ from trainer.checkpoints.manifest import Manifest, withdrawn
 from trainer.config import LoraConfig
 from trainer.errors import CheckpointError
 from trainer.schedule.rollback_order import order_rollback, read_rollback
-from trainer.schedule.stop_order import read_stop
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from records.lessons.names import LessonKind
+from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence, merge_turns
 from tests.trainer.slime.batches import rows_of, samples_of
 from tests.trainer.slime.one_process import (
@@ -74,9 +76,22 @@ def tiny_data(policy, samples, **changes: Any) -> dict[str, Any]:
     return rollout_data(samples, merge_turns(samples), policy.model) | changes
 
 
+LESSONS = (None, LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP)
+
+
+def with_lessons(samples: list[ReadySample]) -> list[ReadySample]:
+    """Every kind, one after the other; they are merged into rows like turns."""
+    return [
+        replace(sample, lesson=LESSONS[place % len(LESSONS)])
+        for place, sample in enumerate(samples)
+    ]
+
+
+@pytest.mark.parametrize("lessons", [False, True], ids=["turns", "lessons"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gradients_are_the_embedded_trainers(name, folders, samples):
+def test_gradients_are_the_embedded_trainers(name, lessons, folders, samples):
     config = config_of(beta_kl=0.02, **CONFIGS[name])
+    samples = with_lessons(samples) if lessons else samples
     policy, start = load(folders[0]), load(folders[1]).freeze()
     rows = rows_of(samples, merged=True)
     data = rollout_data(samples, rows, policy.model, start.model)
@@ -100,6 +115,7 @@ SEVERAL_STEPS = {
     "current": {"objective": {"advantage_reference": "current"}},
     "rejection": {"correction": {"rejections": [{"statistic": "geometric", "upper": 1.1}]}},
     "behind_tools": {"correction": {"post_tool_upper": 1.01}},
+    "lessons": {"objective": {"name": "topk_tail_reverse_kl", "topk": 8}},
 }
 
 
@@ -116,6 +132,7 @@ def test_four_steps_on_a_batch_end_at_the_embedded_trainers_weights(name, temper
         beta_kl=0.02, epochs_per_batch=4, learning_rate=1e-2, adam_eps=1e-3, **SEVERAL_STEPS[name]
     )
     samples = samples_of(load(folders[0]).freeze(), temperatures=temperatures)
+    samples = with_lessons(samples) if name == "lessons" else samples
     policy, start = load(folders[0]), load(folders[1]).freeze()
     rows = rows_of(samples, merged=True)
     data = rollout_data(samples, rows, policy.model, start.model, epochs=4)
@@ -353,3 +370,18 @@ def test_policy_loss_refuses_what_it_would_get_wrong(policy, samples):
     args = arguments(loss_type="policy_loss", use_kl_loss=False, entropy_coef=0.0)
     with pytest.raises(ValueError, match=r"sampled at temperature 0\.6"):
         prepare(args, tiny_data(policy, heated), config_of(), OneProcess())
+
+
+def test_lessons_are_reported_by_kind_as_in_the_embedded_trainer(folders, samples):
+    config, mixed = config_of(), with_lessons(samples)
+    policy = load(folders[0])
+    data = rollout_data(mixed, rows_of(mixed, merged=True), policy.model)
+    metrics = prepare(arguments(), data, config, OneProcess()).metrics
+    wanted = Updater(load(folders[0]), None, config).update(mixed, 0).metrics
+    gaps = [key for key in wanted if key.startswith("lessons/gap_")]
+    assert sorted(gaps) == [f"lessons/gap_{kind}" for kind in ("counter", "hint", "keep", "live")]
+    for key in gaps:
+        assert metrics[key] == pytest.approx(wanted[key], abs=1e-6), key
+    data = rollout_data(samples, rows_of(samples, merged=True), policy.model)
+    metrics = prepare(arguments(), data, config, OneProcess()).metrics
+    assert not [key for key in metrics if key.startswith("lessons/")]

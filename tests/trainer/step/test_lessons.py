@@ -19,17 +19,17 @@ from records.lessons.types import LessonSample, LessonScore, NewLesson
 from records.names import TurnState
 from records.store import Store
 from records.types import VersionSpan
+from rollout_bridge.rehearsal.config import RehearsalConfig
+from rollout_bridge.rehearsal.journal import Journal
 from tests.records.looking import list_turns
 from tests.records.new_store import new_store
+from tests.rollout_bridge.rehearsal.test_journal import a_row
 from tests.trainer.local_engine import LocalEngine
-from tests.trainer.rehearsal.test_journal import a_row
 from tests.trainer.step.test_loop import samples, settings
 from tests.trainer.tiny import VOCAB, load, make_ready, states
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.errors import StartupError
-from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.journal import Journal
 from trainer.step.leasing import FINISH_FILE
 from trainer.step.loop import EmbeddedTrainer
 from trainer.step.update import Updater
@@ -179,7 +179,7 @@ async def practised(store: Store) -> str:
 async def test_a_step_waits_for_the_measurement_of_the_version_before_it(
     folder, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("trainer.step.lessons.SAY_EVERY_S", 0.05)
+    monkeypatch.setattr("rollout_bridge.rehearsal.mix.SAY_EVERY_S", 0.05)
     journal = Journal(tmp_path)
     journal.add(a_row(0))
     options = {"lesson_wait_s": 0.0}

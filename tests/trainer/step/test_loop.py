@@ -13,6 +13,7 @@ from records.names import DropReason, TurnState
 from records.store import Store
 from records.training.prompt_history import HistoryWindow
 from rollout_bridge.engine.served import ServedFile
+from rollout_bridge.stop_order import StopOrder, order_stop
 from tests.records.new_store import new_store
 from tests.trainer.guard.test_checks import a_check
 from tests.trainer.local_engine import LocalEngine
@@ -22,7 +23,6 @@ from trainer.config import LoraConfig, TrainerConfig
 from trainer.errors import CheckpointError, TrainerError
 from trainer.guard.checks import add_check
 from trainer.schedule.rollback_order import order_rollback
-from trainer.schedule.stop_order import StopOrder, order_stop
 from trainer.step.loop import EmbeddedTrainer
 
 BATCH = 4

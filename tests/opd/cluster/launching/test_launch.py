@@ -64,7 +64,7 @@ def test_files_of_a_launch_are_written_and_old_addresses_are_gone(tmp_path: Path
     custom = json.loads(second.paths.custom_yaml.read_text())
     assert custom == {
         "hindsight_config": str(first.paths.config),
-        "hindsight_needs": {"teacher": True, "reward": False, "compared": False, "top_k": 0},
+        "hindsight_needs": {"teacher": True, "reward": False, "compared": False, "top_k": 8},
         "update_weight_start_version": 41,
     }
 

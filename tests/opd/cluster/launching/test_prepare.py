@@ -14,7 +14,8 @@ from opd.run.config import RunConfig
 from tests.opd.cluster.examples import NOWHERE, plan_of
 from trainer.errors import ConfigError, StartupError
 
-ONE = REPOSITORY / "configs" / "qwen3_4b.toml"
+CONFIGS = REPOSITORY / "configs"
+ONE = CONFIGS / "qwen3_8b.toml"
 TWO = REPOSITORY / "configs" / "qwen3_8b_two_nodes.toml"
 MOE = REPOSITORY / "configs" / "qwen3_30b_a3b.toml"
 
@@ -85,14 +86,17 @@ def test_judge_of_its_own_is_asked_by_its_name() -> None:
         ("engine_client.routed_experts_topk=8", r"the model chooses 0 experts"),
         ("cluster.ray.port=12000", r"port 12000: Ray's workers use the ports 10002 to 19999"),
         ("cluster.frozen_base_port=15000", r"choose one from 20000 up"),
-        ("trainer.rollout_batch_size=1", r"less than the 2 copies of the model"),
-        ("rehearsal.enabled=true", "slime cannot train lessons yet"),
-        ("trainer.lesson_keep_share=0.5", "slime trains no lessons"),
     ],
 )
 def test_refusals_name_the_key_and_what_to_do(override: str, reason: str) -> None:
     with pytest.raises(StartupError, match=reason):
         make_plan(ONE, [override], Path("/shared/runs/x"))
+
+
+def test_a_batch_smaller_than_the_copies_of_the_model_is_refused() -> None:
+    smaller = ["trainer.rollout_batch_size=1", "rehearsal.enabled=false"]
+    with pytest.raises(StartupError, match=r"less than the 2 copies of the model"):
+        make_plan(CONFIGS / "qwen3_4b.toml", smaller, Path("/shared/runs/x"))
 
 
 def test_experts_that_are_replayed_are_those_that_the_model_chooses() -> None:

@@ -2,9 +2,9 @@ import pytest
 
 from opd.rehearsal.measuring.fate import fate_of
 from records.hints.types import HintStatus
+from rollout_bridge.rehearsal.config import RehearsalConfig
+from rollout_bridge.rehearsal.estimates import Gap, PooledObedience, Rate
 from tests.opd.rehearsal.builders import a_hint
-from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Gap, PooledObedience, Rate
 
 CONFIG = RehearsalConfig(max_steps=10)
 

@@ -15,10 +15,10 @@ from opd.rehearsal.measuring.measuring import Wish, wishes_in_turn
 from opd.rehearsal.measuring.review import Review, obedience_of
 from opd.rehearsal.preparing.preparing import PreparedHint
 from records.hints.types import HintPrompt, HintStatus
+from rollout_bridge.rehearsal.config import RehearsalConfig
+from rollout_bridge.rehearsal.estimates import Gap, Obedience, is_obedient
+from rollout_bridge.rehearsal.journal import Journal, ObedienceRow
 from tests.opd.rehearsal.builders import a_hint, a_prompt, a_state, a_version, asked
-from trainer.rehearsal.config import RehearsalConfig
-from trainer.rehearsal.estimates import Gap, Obedience, is_obedient
-from trainer.rehearsal.journal import Journal, ObedienceRow
 
 CONFIG = RehearsalConfig()
 
@@ -93,6 +93,9 @@ class Nothing:
 
     lesson_counts = counts
 
+    async def is_start(self, version: int) -> bool:
+        return version == 0
+
     async def versions_given_up(self) -> set[int]:
         return set()
 
@@ -154,6 +157,9 @@ class Abandoned(Nothing):
 
     def __init__(self, *versions: int) -> None:
         self.versions = versions
+
+    async def is_start(self, version: int) -> bool:
+        return version == 0
 
     async def versions_given_up(self) -> set[int]:
         return set(self.versions)

@@ -14,9 +14,9 @@ from opd.rehearsal.preparing.keeping import Keeping, kinds_in_turn, step_kind
 from opd.rehearsal.preparing.preparing import HintPreparation, PreparedHint
 from records.hints.types import Hint, HintStatus
 from records.types import TurnRecord
+from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.worker import ServiceUnavailable
 from tests.opd.rehearsal.builders import a_hint, a_state
-from trainer.rehearsal.config import RehearsalConfig
 
 
 def calling(*names: str) -> dict[str, Any]:

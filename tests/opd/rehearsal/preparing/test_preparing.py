@@ -15,8 +15,8 @@ from opd.rehearsal.policy_sampler import PolicySampler
 from opd.rehearsal.preparing.preparing import HintPreparation
 from records.hints.types import Hint, HintPrompt, HintSource, HintState, RehearsalBlock
 from records.types import TurnRecord
+from rollout_bridge.rehearsal.config import RehearsalConfig
 from tests.opd.rehearsal.builders import a_hint, a_prompt, a_source, a_state
-from trainer.rehearsal.config import RehearsalConfig
 
 OBJECTED, JUDGED = 10.0, 100.0
 HINT = a_hint(first_gap=0.5, created_at=JUDGED)

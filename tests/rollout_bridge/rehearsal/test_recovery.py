@@ -5,8 +5,8 @@ smaller.
 import pytest
 
 from records.training.share import LessonShares
+from rollout_bridge.rehearsal.recovery import deep_falls, rate_after, shares_after
 from tests.opd.rehearsal.builders import a_version, asked
-from trainer.rehearsal.recovery import deep_falls, rate_after, shares_after
 
 SHARES = LessonShares()
 

@@ -1,5 +1,5 @@
 from records.hints.types import HintStatus
-from trainer.rehearsal.journal import (
+from rollout_bridge.rehearsal.journal import (
     FILE,
     GapRow,
     Journal,
@@ -73,5 +73,5 @@ def test_the_newest_row_is_read_again_when_the_file_has_grown(tmp_path, monkeypa
     for version in range(3):
         journal.add(a_row(version))
         assert newest.read() == a_row(version)
-    monkeypatch.setattr("trainer.rehearsal.journal.last_row", None)
+    monkeypatch.setattr("rollout_bridge.rehearsal.journal.last_row", None)
     assert newest.read() == a_row(2)

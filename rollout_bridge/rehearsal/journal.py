@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from records.hints.types import HintStatus
-from trainer.rehearsal.estimates import Gap, Obedience, PooledObedience
-from trainer.rehearsal.last_line import last_line
+from rollout_bridge.rehearsal.estimates import Gap, Obedience, PooledObedience
+from rollout_bridge.rehearsal.last_line import last_line
 
 FILE = "rehearsal.jsonl"
 
@@ -116,7 +116,7 @@ class VersionRow(_Row):
     versions that lost many open wishes (`recovery.py`); `failure` says why training does not go on
     from here. With `rehearsal.without_counter`: `unguarded_of` is obedience measured with texts
     that also train, for hints without one that only measures; `unmeasured` are hints without any
-    text.
+    text; `is_start`: the weights are those of the start.
     """
 
     time: float
@@ -134,7 +134,13 @@ class VersionRow(_Row):
     unguarded_of: dict[str, ObedienceRow] = {}
     unmeasured: tuple[str, ...] = ()
     deep_falls: int = 0
+    is_start: bool = False
     failure: str | None = None
+
+    @property
+    def has_start_weights(self) -> bool:
+        """Whether nothing was trained yet; rows of earlier releases have no `is_start`."""
+        return self.is_start or self.version == 0
 
 
 class Journal:

@@ -1,4 +1,4 @@
-from trainer.schedule.stop_order import StopOrder, order_stop, read_stop
+from rollout_bridge.stop_order import StopOrder, order_stop, read_stop
 
 
 def test_an_order_says_why_and_what_serves(tmp_path):

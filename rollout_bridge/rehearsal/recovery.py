@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from records.training.share import LessonShares
-from trainer.rehearsal.estimates import is_obedient
-from trainer.rehearsal.journal import VersionRow
+from rollout_bridge.rehearsal.estimates import is_obedient
+from rollout_bridge.rehearsal.journal import VersionRow
 
 _DEEP = 2.0
 """A fall is deep if this many times as much is lost as `rehearsal.obedience_floor` allows. Smaller
@@ -51,9 +51,9 @@ def rate_after(row: VersionRow | None, floor: float) -> float:
 
 
 def _is_fallen(row: VersionRow, floor: float) -> bool:
-    """Whether a version lost open wishes. Version 0 is the start: it falls short only by chance,
-    and its counter-lessons have no gradient except rounding errors.
+    """Whether a version lost open wishes. The start falls short only by chance, and its
+    counter-lessons have no gradient except rounding errors.
     """
-    if row.version == 0 or row.obedience is None:
+    if row.has_start_weights or row.obedience is None:
         return False
     return not is_obedient(row.obedience.obedience(), floor)

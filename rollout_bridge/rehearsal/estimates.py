@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from records.types import Logprobs
-from trainer.bootstrap import mean_estimate
+from rollout_bridge.bootstrap import mean_estimate
 
 _Z = 1.96
 _ENOUGH_STATES = 3

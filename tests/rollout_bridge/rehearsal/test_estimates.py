@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.rehearsal.estimates import MeasuredAnswer, Obedience, Rate, gap_of, pooled
+from rollout_bridge.rehearsal.estimates import MeasuredAnswer, Obedience, Rate, gap_of, pooled
 
 
 def answers(*of_states):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from records.hints.types import HintStatus
-from trainer.rehearsal.journal import MeasuredHint, VersionRow
+from rollout_bridge.rehearsal.journal import MeasuredHint, VersionRow
 
 
 def figures(row: VersionRow | None) -> dict[str, float]:

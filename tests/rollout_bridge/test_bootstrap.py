@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.bootstrap import Interval, mean_estimate
+from rollout_bridge.bootstrap import Interval, mean_estimate
 
 
 def test_equal_seeds_give_equal_intervals_around_the_mean() -> None:
