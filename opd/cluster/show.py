@@ -63,9 +63,10 @@ def describe(plan: LaunchPlan) -> str:
         lines.append(f"steps on a batch: {steps} (trainer.epochs_per_batch)")
     if plan.config.rehearsal.enabled:
         trainer = plan.config.trainer
-        counter, keep = trainer.lesson_shares.of(trainer.rollout_batch_size)
+        size = trainer.rollout_batch_size
+        counter, keep = trainer.lesson_shares.of(size)
         lines.append(
-            f"lessons: while a hint is practised, {counter} of {trainer.rollout_batch_size} samples "
+            f"lessons: while a hint is practised, {counter} of {size} samples "
             f"preserve open wishes and {keep} everything else (rehearsal.enabled)"
         )
     if plan.routing is not None:
