@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tests.shared_statements  # noqa: F401
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
 

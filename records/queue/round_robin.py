@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, ScalarSelect, Subquery, case, select
-from sqlalchemy.orm import aliased
 
 from records.names import TurnState
 from records.tables.models import Base, TurnRow
+from records.tables.sql import table_of
 from records.turns.recording import REPLAY_PRIORITY
 
 T = TypeVar("T")
@@ -97,13 +98,22 @@ def ring_of_scopes(
     return list(dict.fromkeys(scopes))[:limit]
 
 
+@cache
+def _row_of(model: type[Base]) -> Any:
+    """The columns of a row of the ring. Made once: an alias has a copy of each column, which takes
+    longer than the lookup.
+    """
+    return table_of(model).alias().c
+
+
 def _ring(
     model: type[R],
     waits: Callable[[type[R]], Sequence[ColumnElement[bool]]],
     after: str | None,
 ) -> Subquery:
+    row = _row_of(model)
+
     def next_scope(bound: Callable[[Any], ColumnElement[bool]]) -> ScalarSelect[str]:
-        row: Any = aliased(model)
         conditions = [*waits(row), bound(row)]
         statement = select(row.scope).where(*conditions).order_by(row.scope).limit(1)
         return statement.scalar_subquery()

@@ -28,7 +28,7 @@ from records.types import (
     SessionOutcome,
 )
 from rollout_bridge.merging import PackedSequence, TurnSpan
-from rollout_bridge.rehearsal.mix import LIVE, kind_of
+from rollout_bridge.rehearsal.kinds import LIVE, kind_of
 
 CALIBRATION_BOUND = 0.1
 """Nats, for the mean over all probes. In bfloat16, two implementations differ by 0.01 to 0.05."""

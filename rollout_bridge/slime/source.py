@@ -29,7 +29,8 @@ from records.training.share import UNCAPPED
 from records.training.staleness import oldest_allowed, steps_since
 from records.types import PolicyVersion, ReadySample
 from rollout_bridge.engine.hold_file import HoldOrder, HoldWriter
-from rollout_bridge.rehearsal.mix import LessonMix, counts_by_kind
+from rollout_bridge.rehearsal.kinds import counts_by_kind
+from rollout_bridge.rehearsal.mix import LessonMix
 from rollout_bridge.slime.handovers import (
     Handover,
     HandoverError,

@@ -16,7 +16,7 @@ from records.types import ReadySample
 from rollout_bridge.slime.probes import Probe
 from rollout_bridge.slime.rows import train_rows
 from tests.slime.training import StepResult, arguments, prepare_process, run_step
-from tests.trainer.slime.batches import samples_of
+from tests.trainer.slime.batches import samples_of, with_lessons
 from tests.trainer.tiny import load, save_model
 from trainer.calibration.calibrate import own_logprobs
 from trainer.config import TrainerConfig
@@ -67,8 +67,9 @@ def stepped(
     return run_step(args, data, load(model_folder).model, None)
 
 
+@pytest.mark.parametrize("rate", [None, 1.0, 0.5], ids=["turns", "lessons", "after a fall"])
 def test_four_steps_on_a_batch_end_at_the_embedded_trainers_weights(
-    samples: list[ReadySample], model_folder: Path, tmp_path: Path
+    rate: float | None, samples: list[ReadySample], model_folder: Path, tmp_path: Path
 ) -> None:
     from rollout_bridge.slime.rollout import convert_samples, row_sample
 
@@ -76,15 +77,16 @@ def test_four_steps_on_a_batch_end_at_the_embedded_trainers_weights(
         {"tensorboard": False, "beta_kl": 0.0, "epochs_per_batch": 4}
         | {"learning_rate": 1e-2, "adam_eps": 1e-3}
     )
-    args = arguments(config, tmp_path, max_tokens=40)
-    rows = train_rows(samples, [0] * len(samples), min_rows=4, epochs=4)
+    args = arguments(config, tmp_path, max_tokens=40, rehearses=rate is not None)
+    samples = samples if rate is None else with_lessons(samples)
+    rows = train_rows(samples, [0] * len(samples), min_rows=4, epochs=4, rate=rate or 1.0)
     data = convert_samples(args, [row_sample(row, index) for index, row in enumerate(rows)])
     assert args.global_batch_size == len(rows) == 4
     assert data["rollout_ids"] == list(range(16))
     policy, twin, start = load(model_folder), load(model_folder), load(model_folder)
     result = run_step(args, data, policy.model, None, config)
     assert len(result.advantages) == 16
-    Updater(twin, None, config).update(samples, 0)
+    Updater(twin, None, config).update(samples, 0, rate=rate or 1.0)
     moved = 0.0
     for one, other, was in zip(
         *(model.trainable_parameters() for model in (policy, twin, start)), strict=True

@@ -77,6 +77,8 @@ def launched(
         overrides = {
             "model": MODEL,
             "trainer.rollout_batch_size": 8,
+            # The job stands in for train_async.py.
+            "rehearsal.enabled": "false",
             "cluster.python": python,
             "cluster.slime_root": tree,
             "cluster.megatron_root": megatron_root,

@@ -29,7 +29,7 @@ from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence
 from rollout_bridge.slime.carrier import build
 from trainer.config import TrainerConfig
-from trainer.slime.plan import LossType, loss_flags
+from trainer.slime.plan import LossType, loss_flags, rate_flags
 
 STUBS = Path(__file__).with_name("stubs")
 
@@ -184,6 +184,30 @@ class _AdamW:
         self.inner.step()
         return True, float(norm), None
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """As Megatron's scheduler sets their rates."""
+        return self.inner.param_groups
+
+
+def _scheduler(optimizer: _AdamW, trainer: TrainerConfig) -> Any:
+    """Megatron's own, at a constant rate."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=trainer.learning_rate,
+        min_lr=0.0,
+        lr_warmup_steps=0,
+        lr_decay_steps=1,
+        lr_decay_style="constant",
+        start_wd=trainer.weight_decay,
+        end_wd=trainer.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+    )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
@@ -204,6 +228,7 @@ def arguments(
     *,
     loss_type: LossType = "custom_loss",
     max_tokens: int = 4096,
+    rehearses: bool = False,
     **changes: Any,
 ) -> Namespace:
     """slime's arguments for `trainer`: its defaults, and the flags of the launch."""
@@ -251,6 +276,7 @@ def arguments(
         opd_type=None,
         recompute_loss_function=False,
         rollout_batch_size=1,
+        rollout_data_postprocess_path=None,
         rollout_temperature=1.0,
         rollout_top_p=1.0,
         save_debug_train_data=None,
@@ -271,7 +297,7 @@ def arguments(
         vocab_size=64,
         wandb_always_use_train_step=False,
     )
-    for flag, *values in loss_flags(trainer, loss_type):
+    for flag, *values in [*loss_flags(trainer, loss_type), *(rate_flags() if rehearses else [])]:
         name = flag.removeprefix("--").replace("-", "_")
         assert hasattr(args, name), name
         old = getattr(args, name)
@@ -325,6 +351,7 @@ def run_step(
     from slime.backends.megatron_utils import model as slime_model
     from slime.backends.megatron_utils.data import get_data_iterator
     from slime.observability import train_metric_utils
+    from slime.utils.misc import load_function
 
     rollout_data = _of_this_rank(args, data)
     iterator = get_data_iterator(rollout_data)
@@ -344,7 +371,6 @@ def run_step(
     def note(_: Any, values: dict[str, float], **__: Any) -> None:
         logged.update(values)
 
-    scheduler = types.SimpleNamespace(step=lambda increment: None)
     with (
         _Cpu(),
         mock.patch.object(slime_model, "get_args", return_value=args),
@@ -357,7 +383,12 @@ def run_step(
         train_metric_utils.log_rollout_data(0, args, rollout_data)
         for one in iterator:
             one.reset()
-        optimizer = _NoOptimizer() if stepping is None else _AdamW(model, stepping)
+        optimizer, scheduler = _NoOptimizer(), types.SimpleNamespace(step=lambda increment: None)
+        if stepping is not None:
+            optimizer = _AdamW(model, stepping)
+            scheduler = _scheduler(optimizer, stepping)
+        if args.rollout_data_postprocess_path is not None:
+            load_function(args.rollout_data_postprocess_path)(args, 0, rollout_data)
         steps = zip(
             rollout_data["num_microbatches"], rollout_data["global_batch_sizes"], strict=True
         )

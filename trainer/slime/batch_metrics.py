@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_bridge.rehearsal.mix import LIVE
+from rollout_bridge.rehearsal.kinds import LIVE
 from rollout_bridge.slime.carrier import BatchFacts
 from trainer.batch.correction import Correction, CorrectionRows
 

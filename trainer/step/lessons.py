@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from records.lessons.names import LessonKind
 from records.types import ReadySample
-from rollout_bridge.rehearsal.mix import counts_by_kind, kind_of
+from rollout_bridge.rehearsal.kinds import counts_by_kind, kind_of
 from trainer.batch.statistics import BatchTotals
 
 

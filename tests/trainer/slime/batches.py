@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from records.lessons.names import LessonKind
 from records.types import ReadySample, Teaching
 from rollout_bridge.merging import PackedSequence, merge_turns
 from tests.rollout_bridge.separate import separate_turns
@@ -19,6 +20,7 @@ from trainer.model.policy import Policy
 TOP_K = 8
 TEACHER_GAP = 0.7
 ENGINE_GAP = 0.3
+LESSONS = (None, LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP)
 
 
 def samples_of(policy: Policy, *, temperatures: Sequence[float] = (1.0,)) -> list[ReadySample]:
@@ -33,6 +35,14 @@ def samples_of(policy: Policy, *, temperatures: Sequence[float] = (1.0,)) -> lis
         for index, turn in enumerate(turns)
     ]
     return [_scored(turn, index, policy) for index, turn in enumerate(heated)]
+
+
+def with_lessons(samples: list[ReadySample]) -> list[ReadySample]:
+    """Every kind, one after the other; they are merged into rows like turns."""
+    return [
+        replace(sample, lesson=LESSONS[place % len(LESSONS)])
+        for place, sample in enumerate(samples)
+    ]
 
 
 def rows_of(samples: Sequence[ReadySample], *, merged: bool) -> list[PackedSequence]:

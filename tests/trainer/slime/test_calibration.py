@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.engine.errors import EngineError
-from rollout_bridge.slime.probes import Probe, ProbePlan, score_probes
+from rollout_bridge.slime.probe_scores import score_probes
+from rollout_bridge.slime.probes import Probe, ProbePlan
 from rollout_bridge.slime.rows import TrainRow, train_rows
 from tests.examples.shipped import MODEL
 from tests.trainer.slime.batches import samples_of

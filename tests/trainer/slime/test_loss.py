@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from records.lessons.names import LessonKind
-from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence, merge_turns
-from tests.trainer.slime.batches import rows_of, samples_of
+from tests.trainer.slime.batches import rows_of, samples_of, with_lessons
 from tests.trainer.slime.one_process import (
     OneProcess,
     arguments,
@@ -74,17 +72,6 @@ def config_of(**values: Any) -> TrainerConfig:
 
 def tiny_data(policy, samples, **changes: Any) -> dict[str, Any]:
     return rollout_data(samples, merge_turns(samples), policy.model) | changes
-
-
-LESSONS = (None, LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP)
-
-
-def with_lessons(samples: list[ReadySample]) -> list[ReadySample]:
-    """Every kind, one after the other; they are merged into rows like turns."""
-    return [
-        replace(sample, lesson=LESSONS[place % len(LESSONS)])
-        for place, sample in enumerate(samples)
-    ]
 
 
 @pytest.mark.parametrize("lessons", [False, True], ids=["turns", "lessons"])
