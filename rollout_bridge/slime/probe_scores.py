@@ -8,6 +8,7 @@ from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.rendering.calibration_texts import calibration_sequences
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.slime.probes import Probe, ProbePlan
+from rollout_bridge.together import all_or_none
 
 
 async def score_probes(plan: ProbePlan, url: str) -> list[Probe]:
@@ -18,7 +19,7 @@ async def score_probes(plan: ProbePlan, url: str) -> list[Probe]:
     rendering = await asyncio.to_thread(Rendering.load, plan.model, plan.renderer)
     sequences = calibration_sequences(rendering, plan.seed, plan.vocab_size)
     async with EngineClient(url, config=plan.client) as engine:
-        scores = await asyncio.gather(*(engine.score(ids, 1) for ids in sequences))
+        scores = await all_or_none([engine.score(ids, 1) for ids in sequences])
     return [
         Probe(ids=ids, logprobs=logprobs, bound=plan.bound)
         for ids, logprobs in zip(sequences, scores, strict=True)
