@@ -115,3 +115,10 @@ def test_lessons_with_the_engines_routing_are_refused() -> None:
         make_plan(moe, [*asked, "engine_client.routed_experts_topk=8"], RUN)
     plan = make_plan(moe, [*asked, "cluster.routing_replay=R2"], RUN)
     assert "routing replay: R2" in describe(plan)
+
+
+def test_curves_go_where_the_run_asks() -> None:
+    flags = make_plan(ONE, ["trainer.wandb=hindsight"], RUN).sections["samples"]
+    assert ("--wandb-project", "hindsight") in flags
+    assert ("--wandb-group", RUN.name) in flags
+    assert ("--use-wandb",) not in make_plan(ONE, [], RUN).sections["samples"]

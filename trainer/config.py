@@ -251,6 +251,10 @@ class TrainerConfig(BaseModel):
     """Pause between two such attempts, doubled each time."""
     tensorboard: bool = True
     """Write metrics for TensorBoard in addition to the JSON lines."""
+    wandb: str | None = Field(default=None, min_length=1)
+    """Project of Weights & Biases that gets the metrics, too. The package `wandb` is not installed
+    with this one.
+    """
 
     @field_validator("objective", mode="before")
     @classmethod

@@ -108,6 +108,9 @@ def _sample_flags(config: RunConfig, model: Architecture | None, paths: Paths) -
     ]
     if trainer.tensorboard:
         flags += [("--use-tensorboard",), ("--tb-project-name", paths.run.name)]
+    if trainer.wandb is not None:
+        flags += [("--use-wandb",), ("--wandb-project", trainer.wandb)]
+        flags += [("--wandb-group", paths.run.name), ("--wandb-dir", str(paths.run))]
     if model is not None and model.is_moe:
         flags += _REPLAY_FLAGS[routing_replay(config)[0]]
     return flags

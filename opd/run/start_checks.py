@@ -16,7 +16,9 @@ from opd.run.devices import check_device
 from records.config import StoreConfig
 from records.database.opening import check_readable, check_unlocked
 from records.spill.spill import SpillFile
+from trainer.config import TrainerConfig
 from trainer.errors import StartupError
+from trainer.step.metrics import check_wandb
 
 
 def check_start(config: RunConfig, *, serves: bool) -> None:
@@ -27,6 +29,7 @@ def check_start(config: RunConfig, *, serves: bool) -> None:
     check_store(config.store)
     check_canaries(config.guard)
     check_verifier(config.verifier)
+    check_curves(config.trainer)
     if serves and config.store.spill_path.parent.is_dir():  # else a new run's, like the store
         check_spill(config.store)
 
@@ -56,6 +59,12 @@ def check_verifier(verifier: VerifierConfig) -> None:
     why = asyncio.run(why_not_found(verifier.source))
     if why is not None:
         raise StartupError(f"verifier.source: {verifier.source} cannot be called: {why}")
+
+
+def check_curves(trainer: TrainerConfig) -> None:
+    """Raise StartupError if metrics are to go where nothing is installed that sends them."""
+    if trainer.wandb is not None:
+        check_wandb()
 
 
 def check_store(config: StoreConfig) -> None:

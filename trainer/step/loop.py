@@ -117,7 +117,7 @@ class EmbeddedTrainer:
         )
         self._engines = engines
         self._thread = thread
-        self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard)
+        self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard, wandb=config.wandb)
         size = config.turns_per_step(with_lessons=rehearsal is not None)
         self._holds = Holds(
             store, config, run_folder, batch_size=size, version=self.manifest.version
