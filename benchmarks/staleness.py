@@ -1,6 +1,6 @@
 """How old samples may be, and what several side samples per position are worth, by objective.
 
-    python -m benchmarks.staleness [--steps 24] [--staleness 0 1 2 4 8] [--seeds 0]
+    python -m benchmarks.staleness [--steps 16] [--staleness 0 1 2 4 8] [--seeds 0]
 
 The tool lab's model, in this process: each step trains on turns that the weights of `staleness`
 steps before sampled, with the start under a hint as the teacher. After the last step, on names that
@@ -61,12 +61,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--batch", type=int, default=24, help="turns of a step")
-    parser.add_argument("--rate", type=float, default=3e-4, help="learning rate")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--n", type=int, default=256, help="answers measured for each point")
+    parser.add_argument("--n", type=int, default=128, help="answers measured for each point")
     parser.add_argument("--redraws", type=int, default=24, help="gradients for each variance")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/staleness"))
@@ -250,8 +250,9 @@ def draw(results: dict[str, Any], stalenesses: Sequence[int], path: Path) -> Non
     for name in OBJECTIVES:
         found = [points(results, name, staleness) for staleness in stalenesses]
         rates = [rate for rate, _ in found]
-        below = [rate.value - rate.interval[0] for rate in rates]
-        above = [rate.interval[1] - rate.value for rate in rates]
+        # Of 0 or all hits, rounding puts an end of the interval beyond the value.
+        below = [max(rate.value - rate.interval[0], 0.0) for rate in rates]
+        above = [max(rate.interval[1] - rate.value, 0.0) for rate in rates]
         values = [rate.value for rate in rates]
         left.errorbar(stalenesses, values, yerr=[below, above], marker="o", capsize=3)
         distances = [float(np.mean(each)) for _, each in found]

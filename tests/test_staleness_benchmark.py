@@ -18,7 +18,8 @@ def results() -> dict:
     for place, name in enumerate(OBJECTIVES):
         for staleness in STALENESS:
             for seed in (0, 1):
-                hits = 100 - 10 * place - 5 * staleness - seed
+                # The first has all hits, as a policy that has learned.
+                hits = 100 - 10 * place - 5 * staleness - (seed if place else 0)
                 found[f"{name}|{staleness}|{seed}"] = {
                     "hits": hits,
                     "count": 100,
