@@ -169,6 +169,10 @@ def job_environment(cluster: ClusterConfig, paths: Paths) -> dict[str, str]:
         # Megatron's overlap of computation and communication relies on one queue.
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "TENSORBOARD_DIR": str(paths.tensorboard),
+        # slime's own calls: without these they would send what it prints, and code.
+        "WANDB_CONSOLE": "off",
+        "WANDB_DISABLE_CODE": "true",
+        "WANDB_DISABLE_GIT": "true",
         **cluster.env,
     }
 

@@ -1,5 +1,9 @@
 """Steps that slime was given but no checkpoint contains yet: their leases, and when they end.
 
+If hints are practised, a step ends once its weights are served: the next lessons are made when none
+is leased, and its version is measured, so the store must know it. A job that loses it marks it as
+abandoned when it resumes.
+
 Each step has its own owner, so that a lease whose answer was lost can be given back alone.
 """
 
@@ -20,7 +24,9 @@ _HOLD_INTERVAL_S = 60.0
 
 
 class HeldSteps:
-    """The steps of a job between their handover and the checkpoint that contains them."""
+    """The steps of a job between their handover and the checkpoint that contains them, or with
+    lessons their serving.
+    """
 
     def __init__(self, store: Store, settings: SlimeSettings) -> None:
         self._store = store
@@ -28,6 +34,7 @@ class HeldSteps:
         self._steps: dict[str, Handover] = {}
         """By the owner of their leases."""
         self._saved_rollout = -1
+        self._served_rollout = -1
         self._lock = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -64,6 +71,12 @@ class HeldSteps:
         self._saved_rollout = max(self._saved_rollout, rollout_id)
         await self._mark()
 
+    async def served(self, rollout_id: int) -> None:
+        """The engines serve the weights of rollout `rollout_id`. Raises StoreUnavailable."""
+        if self._settings.rehearsal is not None:
+            self._served_rollout = max(self._served_rollout, rollout_id)
+            await self._mark()
+
     async def keep(self) -> None:
         """Extend leases and mark what checkpoints contain, now and then, until cancelled.
 
@@ -78,9 +91,9 @@ class HeldSteps:
 
     async def _mark(self) -> None:
         async with self._lock:
-            on_disk = self._rollout_on_disk()
+            done = max(self._rollout_on_disk(), self._served_rollout)
             for owner, step in list(self._steps.items()):
-                if step.rollout_id <= on_disk:
+                if step.rollout_id <= done:
                     version = step.policy_version(self._settings.save_folder)
                     await self._store.commit_handed_over(
                         owner=owner,

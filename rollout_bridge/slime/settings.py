@@ -141,6 +141,11 @@ def read_settings(args: Any) -> SlimeSettings:
     path = Path(args.hindsight_config)
     run = _read_run(path)
     _check_flags(args, run.trainer.rollout_batch_size)
+    if run.rehearsal.enabled and getattr(args, "use_rollout_routing_replay", False):
+        raise SlimeConfigError(
+            "--use-rollout-routing-replay: lessons are stored without the experts that it needs; "
+            "remove it, or set rehearsal.enabled = false"
+        )
     if run.trainer.lease_ttl_s < 2 * run.handover.max_wait_s:
         raise SlimeConfigError(
             f"{path}: handover.max_wait_s = {run.handover.max_wait_s:g} must be at most half of "

@@ -158,6 +158,7 @@ class TurnSource:
         """
         # train.py asks for a batch once the engines have the weights of the one before it.
         self.end_hold()
+        await self._patiently(lambda: self._held.served(rollout_id - 1))
         started = time.monotonic()
         owner = f"{self._job}-{rollout_id}-{self.version + 1}"
         tally = _Tally()
@@ -229,6 +230,7 @@ class TurnSource:
                     # The failed attempt may have leased turns although its answer was lost.
                     await self._store.release_leases(owner)
                 if await self._must_wait():
+                    silent_since = None
                     if is_late and self._update_may_wait():
                         return []
                     await asyncio.sleep(handover.poll_interval_s)
@@ -396,7 +398,11 @@ class TurnSource:
         }
         metrics |= {f"handover/dropped_{reason}": count for reason, count in tally.dropped.items()}
         if samples:
-            metrics |= await self._lessons.metrics(samples) | counts_by_kind(samples)
+            metrics |= counts_by_kind(samples)
+            try:
+                metrics |= await self._lessons.metrics(samples)
+            except StoreUnavailable as error:
+                logger.warning("a batch without the metrics of lessons: %s", error)
             metrics["handover/staleness_mean"] = float(np.mean(gaps))
             metrics["handover/staleness_max"] = max(gaps)
         return metrics

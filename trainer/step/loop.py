@@ -375,7 +375,7 @@ class EmbeddedTrainer:
         """Give leases back and close files; the store and the engine clients are the caller's."""
         await self.store.release_leases(self.owner)
         await self.publisher.close()
-        self._metrics.close()
+        await asyncio.to_thread(self._metrics.close)
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _with_side_samples(

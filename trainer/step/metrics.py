@@ -4,22 +4,28 @@ no metric by name.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
+import logging
 import math
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.errors import StartupError
 
+logger = logging.getLogger(__name__)
+
 STEP = "trainer/step"
 """The axis of the curves in Weights & Biases, whose own steps cannot go back after a restart."""
 
 
+_UPLOAD_S = 60.0
+"""How long the end of a run waits for what is not uploaded yet; `wandb sync` sends the rest."""
 _ONLY_NUMBERS: dict[str, Any] = {
     "console": "off",
+    "finish_timeout": _UPLOAD_S,
     "quiet": True,
     "save_code": False,
     "disable_code": True,
@@ -30,7 +36,7 @@ _ONLY_NUMBERS: dict[str, Any] = {
     "x_disable_machine_info": True,
     "x_save_requirements": False,
 }
-"""Neither what the program prints, nor code, packages or facts of the machine are sent."""
+"""Besides, neither what the program prints, nor code, packages or facts of the machine are sent."""
 
 
 class MetricsLog:
@@ -96,16 +102,17 @@ class _WeightsAndBiases:
         import wandb
 
         path = folder.resolve()
+        self._is_broken = False
         try:
             self._run = wandb.init(
                 project=project,
                 name=path.name,
-                id=hashlib.sha256(str(path).encode()).hexdigest()[:16],
+                id=_own_id(path / "wandb" / "id"),
                 resume="allow",
                 dir=str(path),
                 settings=wandb.Settings(**_ONLY_NUMBERS),
             )
-        except wandb.Error as error:
+        except Exception as error:  # theirs have no common class
             message = " ".join(str(error).split())
             raise StartupError(
                 f"trainer.wandb: {message}; set WANDB_API_KEY, or WANDB_MODE=offline to upload "
@@ -115,17 +122,35 @@ class _WeightsAndBiases:
         self._run.define_metric("*", step_metric=STEP)
 
     def add(self, numbers: Mapping[str, float], step: int) -> None:
-        self._run.log({**numbers, STEP: step})
+        self._do("take a step's numbers", lambda: self._run.log({**numbers, STEP: step}))
 
     def close(self) -> None:
-        self._run.finish()
+        self._do("end", self._run.finish)
+
+    def _do(self, what: str, call: Callable[[], object]) -> None:
+        """Training goes on without curves, and the JSON lines have the same numbers."""
+        if self._is_broken:
+            return
+        try:
+            call()
+        except Exception as error:  # of a process of theirs that was killed, for example
+            self._is_broken = True
+            logger.error("Weights & Biases did not %s and gets no more: %s", what, error)
+
+
+def _own_id(path: Path) -> str:
+    """The run's id in Weights & Biases: made once, and kept in its folder."""
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(secrets.token_hex(8) + "\n", encoding="utf-8")
+    return path.read_text(encoding="utf-8").strip()
 
 
 def check_wandb() -> None:
     """Raise StartupError without their package, which is not installed with this one."""
     if importlib.util.find_spec("wandb") is None:
         raise StartupError(
-            "trainer.wandb: the package wandb is not installed; pip install 'wandb>=0.22,<1', or "
+            "trainer.wandb: the package wandb is not installed; pip install 'wandb>=0.31,<1', or "
             "remove trainer.wandb"
         )
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import tomli_w
 
+from records.errors import StoreUnavailable
 from records.hints.types import Examination
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.names import TurnState
 from records.store import Store
 from rollout_bridge.rehearsal.journal import Journal
 from rollout_bridge.slime.handovers import HandoverLog
-from rollout_bridge.slime.settings import read_settings
+from rollout_bridge.slime.settings import SlimeConfigError, read_settings
 from rollout_bridge.slime.source import LeasedTurns, TurnSource
 from rollout_bridge.stop_order import STOP_FILE, StopOrder, order_stop
 from tests.records.builders import state_of, turn_in
@@ -240,3 +241,86 @@ def test_the_shares_of_lessons_are_the_embedded_trainers(tmp_path: Path) -> None
     (tmp_path / "config.toml").write_text(tomli_w.dumps(values))
     found = read_settings(slime_args(tmp_path)).lesson_shares
     assert found == TrainerConfig(lesson_wait_s=7.0).lesson_shares
+
+
+async def test_a_step_ends_once_its_weights_are_served(run: Run) -> None:
+    """Long before a checkpoint: the next lessons are made when none is leased."""
+    source = await run.job()
+    [first] = await run.ready(1, **sampled_at(1))
+    trained = await lessons_for(run, 1)
+    await source.next_batch(0)
+    waiting = asyncio.create_task(source.next_batch(1))
+    await still_waits(waiting)
+    assert await state_of(run.store, first) is TurnState.TRAINED
+    assert {await lesson_state(run.store, one) for one in trained} == {LessonState.TRAINED}
+    assert await run.store.lesson_counts() == {}
+    assert (await run.store.latest_version()).version == 2
+    [second] = await run.ready(1, **sampled_at(2))
+    await lessons_for(run, 2)
+    assert second in {sample.turn_id for sample in (await waiting).samples}
+    # A checkpoint that comes later changes nothing; a job that lost it gives everything back.
+    await source.checkpointed(0)
+    await run.job(-1, 3)
+    assert await run.states([first, second]) == [TurnState.READY] * 2
+    assert {await lesson_state(run.store, one) for one in trained} == {LessonState.DROPPED}
+    assert await run.store.versions_given_up() >= {2}
+
+
+async def test_without_lessons_turns_are_trained_by_a_checkpoint_alone(run: Run) -> None:
+    values = run_values(run.folder, trainer=SCHEDULE, rehearsal={"enabled": False})
+    (run.folder / "config.toml").write_text(tomli_w.dumps(values))
+    source = await run.job()
+    turn_ids = await run.ready(8, **sampled_at(1))
+    await source.next_batch(0)
+    await source.next_batch(1)
+    assert await run.states(turn_ids) == [TurnState.LEASED] * 8
+
+
+async def test_a_batch_that_was_handed_over_needs_no_metrics(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await run.job()
+    await run.ready(1, **sampled_at(1))
+    await lessons_for(run, 1)
+
+    async def down(samples: object) -> dict[str, float]:
+        raise StoreUnavailable("down")
+
+    monkeypatch.setattr(source._lessons, "metrics", down)
+    batch = await source.next_batch(0)
+    assert batch.metrics["lessons/hint"] == 1
+    assert "lessons/ready_hint" not in batch.metrics
+
+
+async def test_an_outage_ends_with_the_first_answer(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a measurement takes afterwards, the store was not silent."""
+    source = await run.job()
+    await run.ready(3, **sampled_at(1))
+    await practised(run.store)
+    must_wait, released = source._must_wait, []
+    release = run.store.release_leases
+
+    async def fails_once() -> bool:
+        monkeypatch.setattr(source, "_must_wait", must_wait)
+        raise StoreUnavailable("down for a moment")
+
+    async def counted(owner: str) -> int:
+        released.append(owner)
+        return await release(owner)
+
+    monkeypatch.setattr(source, "_must_wait", fails_once)
+    monkeypatch.setattr(run.store, "release_leases", counted)
+    waiting = asyncio.create_task(source.next_batch(0))
+    await still_waits(waiting)
+    measured(run, 1)
+    assert len((await waiting).samples) == 4
+    assert len(released) == 1, "what the failed attempt may have leased"
+
+
+def test_lessons_with_the_engines_routing_are_refused(tmp_path: Path) -> None:
+    values = run_values(tmp_path, rehearsal={"enabled": True})
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(values))
+    with pytest.raises(SlimeConfigError, match="--use-rollout-routing-replay"):
+        read_settings(slime_args(tmp_path, use_rollout_routing_replay=True))

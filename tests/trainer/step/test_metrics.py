@@ -82,6 +82,23 @@ def test_weights_and_biases_get_the_same_numbers_as_one_run(tmp_path, monkeypatc
     assert "wandb" not in capfd.readouterr().out
 
 
+def test_training_goes_on_where_weights_and_biases_fail(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    log = MetricsLog(tmp_path / "mine", tensorboard=False, wandb="hindsight")
+    [curves] = log._curves
+
+    def killed(values: object) -> None:
+        raise ConnectionResetError("its process is gone")
+
+    monkeypatch.setattr(curves._run, "log", killed)
+    for step in (1, 2):
+        log.write({"loss": 1.0}, step)
+    log.close()
+    assert len((tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert caplog.text.count("Weights & Biases did not take a step's numbers") == 1
+    curves._run.finish()
+
+
 _WITHOUT_KEY = """
 import sys
 from pathlib import Path
