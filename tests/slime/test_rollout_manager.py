@@ -14,6 +14,7 @@ import tomli_w
 from records.config import StoreConfig
 from records.names import TurnState
 from records.store import Store
+from tests.examples.shipped import MODEL
 from tests.records.builders import a_session, a_turn, following, turn_in
 from tests.rollout_bridge.slime.runs import run_values
 
@@ -25,7 +26,15 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    values = run_values(tmp_path, rollout_batch_size=4, handover={"max_wait_s": 1.0})
+    # Its router has no engines, so the calibration is asked for and left out.
+    values = run_values(
+        tmp_path,
+        rollout_batch_size=4,
+        handover={"max_wait_s": 1.0},
+        renderer={"name": "qwen3", "enable_thinking": False},
+        engine_client={"attempts": 1},
+    )
+    values["model"] = str(MODEL)
     (tmp_path / "config.toml").write_text(tomli_w.dumps(values))
     return tmp_path
 
