@@ -20,7 +20,7 @@ _first: dict[str, tuple[Dialect, dict[Any, Any]]] = {}
 def _share(connection: Any) -> None:
     """Once it has connected, an engine's dialect knows its server."""
     engine = connection.engine
-    dialect, compiled = _first.setdefault(engine.dialect.name, (engine.dialect, {}))
+    dialect, compiled = _first.setdefault(engine.dialect.driver, (engine.dialect, {}))
     if "compiled_cache" not in engine.get_execution_options():
         engine.dialect = dialect
         engine.update_execution_options(compiled_cache=compiled)

@@ -288,22 +288,23 @@ class TurnSource:
         tally.expired += await self._store.expire_stale(oldest_allowed=oldest)
         await self._store.expire_lessons(oldest_allowed=self.version)
         turns = await self._store.ready_count(outcomes)
-        count = min(wanted, turns + await self._lessons.num_ready())
-        if is_late:
-            count = min(count, turns)
-        if count < least:
-            return []
-        leased = await self._store.lease(
-            owner=owner,
-            count=count,
-            ttl_s=self._settings.lease_ttl_s,
-            share=UNCAPPED if is_late else self._settings.share,
-            lessons=self._lessons.shares(is_full=turns >= wanted, finishes=False),
-            history=self._settings.needs.history,
-            outcomes=outcomes,
-        )
-        if leased:
-            self._lessons.leased()
+        counts = [wanted] if turns + await self._lessons.num_ready() >= wanted else []
+        if is_late and 0 < turns < wanted:
+            counts.append(turns)
+        leased: list[ReadySample] = []
+        for count in counts:
+            leased = await self._store.lease(
+                owner=owner,
+                count=count,
+                ttl_s=self._settings.lease_ttl_s,
+                share=UNCAPPED if is_late else self._settings.share,
+                lessons=self._lessons.shares(is_full=turns >= wanted, finishes=False),
+                history=self._settings.needs.history,
+                outcomes=outcomes,
+            )
+            if leased:
+                self._lessons.leased()
+                break
         usable = []
         for sample in leased:
             self._check_labels(sample)

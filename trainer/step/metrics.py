@@ -19,8 +19,6 @@ logger = logging.getLogger(__name__)
 
 STEP = "trainer/step"
 """The axis of the curves in Weights & Biases, whose own steps cannot go back after a restart."""
-
-
 _UPLOAD_S = 60.0
 """How long the end of a run waits for what is not uploaded yet; `wandb sync` sends the rest."""
 _ONLY_NUMBERS: dict[str, Any] = {
@@ -36,7 +34,7 @@ _ONLY_NUMBERS: dict[str, Any] = {
     "x_disable_machine_info": True,
     "x_save_requirements": False,
 }
-"""Besides, neither what the program prints, nor code, packages or facts of the machine are sent."""
+"""Sends neither what the program prints, nor code, packages or facts of the machine."""
 
 
 class MetricsLog:
@@ -142,7 +140,9 @@ def _own_id(path: Path) -> str:
     """The run's id in Weights & Biases: made once, and kept in its folder."""
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        path.write_text(secrets.token_hex(8) + "\n", encoding="utf-8")
+        partial = path.with_suffix(".partial")
+        partial.write_text(secrets.token_hex(8) + "\n", encoding="utf-8")
+        partial.replace(path)
     return path.read_text(encoding="utf-8").strip()
 
 

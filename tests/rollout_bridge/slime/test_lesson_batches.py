@@ -324,3 +324,13 @@ def test_lessons_with_the_engines_routing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(tomli_w.dumps(values))
     with pytest.raises(SlimeConfigError, match="--use-rollout-routing-replay"):
         read_settings(slime_args(tmp_path, use_rollout_routing_replay=True))
+
+
+async def test_what_ended_hints_taught_is_undone_however_late_it_is(run: Run) -> None:
+    """Nothing is practised and no agent works: a batch is of keep-lessons alone."""
+    source = await run.job()
+    waiting = asyncio.create_task(source.next_batch(0))
+    await still_waits(waiting)  # longer than `max_wait_s`
+    lessons = await ready_lessons(run.store, KEEP, 4, version=1)
+    async with asyncio.timeout(20):
+        assert {sample.turn_id for sample in (await waiting).samples} == set(lessons)
