@@ -11,6 +11,7 @@ from opd.cluster.flag_check import REPOSITORY
 from opd.cluster.launching.prepare import resolve
 from opd.cluster.plan import make_plan
 from opd.cluster.show import describe
+from opd.run.recipe import recipe
 from trainer.errors import StartupError
 
 RUN = Path("/shared/runs/x")
@@ -122,3 +123,14 @@ def test_curves_go_where_the_run_asks() -> None:
     assert ("--wandb-project", "hindsight") in flags
     assert ("--wandb-group", RUN.name) in flags
     assert ("--use-wandb",) not in make_plan(ONE, [], RUN).sections["samples"]
+
+
+def test_the_first_example_is_the_recipe_of_serve_for_full_weights() -> None:
+    config, model, _ = resolve(REPOSITORY / "configs" / "qwen3_4b.toml", [], RUN)
+    assert model is not None
+    wanted = recipe(model.hidden_size, full_weights=True)
+    for section, values in wanted.items():
+        found = getattr(config, section).model_dump()
+        for key, value in values.items():
+            shown = {name: found[key][name] for name in value} if key == "objective" else found[key]
+            assert shown == value, f"{section}.{key}"

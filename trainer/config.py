@@ -354,12 +354,7 @@ class TrainerConfig(BaseModel):
     @property
     def lesson_shares(self) -> LessonShares:
         """How much of a batch lessons fill while hints are rehearsed."""
-        return LessonShares(
-            counter=self.lesson_counter_share,
-            keep=self.lesson_keep_share,
-            wait_s=self.lesson_wait_s,
-            hold_s=self.hint_wait_s,
-        )
+        return LessonShares.of_settings(self)
 
     def turns_per_step(self, *, with_lessons: bool) -> int:
         """The most turns that a step takes: with lessons, the counter- and keep-lessons fill the

@@ -8,10 +8,8 @@ samples; votes at 0.6, like the judge's.
 from __future__ import annotations
 
 import inspect
-import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from examples.tool_lab.cases import (
     Case,
@@ -28,6 +26,7 @@ from examples.tool_lab.cases import (
 )
 from examples.tool_lab.preferences import TRAINED_KINDS
 from examples.tool_lab.questions import QUESTIONS
+from rollout_bridge.rehearsal import estimates
 
 Generate = Callable[
     [list[GenerationRequest], float], Sequence[Message] | Awaitable[Sequence[Message]]
@@ -39,27 +38,8 @@ GROUPS = ("success", "other_skills", "contrary", "hints", "judge", "questions")
 JUDGES = ("judge", "questions")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """`hits` of `count` answers pass; `low` and `high` are the Wilson 95% interval."""
-
-    hits: int
-    count: int
-
-    @property
-    def value(self) -> float:
-        """The share of passes. Raises ValueError without answers: a rate of nothing is not 0."""
-        if self.count == 0:
-            raise ValueError("no answers to take a rate of")
-        return self.hits / self.count
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's 95% interval for the underlying probability."""
-        z, n, p = 1.96, self.count, self.value
-        centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-        half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-        return max(0.0, centre - half), min(1.0, centre + half)
+class Rate(estimates.Rate):
+    """A measured rate as the lab writes it."""
 
     @property
     def shown(self) -> str:

@@ -61,9 +61,7 @@ class Finder:
         self._allowed = frozenset(config.allow)
         self._detectors: dict[str, Detector] | None = None
 
-    def find(
-        self, text: str, pause: Callable[[], None] = lambda: None
-    ) -> tuple[list[Finding], list[Finding]]:
+    def find(self, text: str, pause: Callable[[], None]) -> tuple[list[Finding], list[Finding]]:
         """What is to be redacted and what is to be marked, each in order and without overlaps.
 
         `pause` is called again and again: there others may come first.

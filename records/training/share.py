@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,19 @@ class Share:
 UNCAPPED = Share(most=1.0, wait_s=0.0)
 
 
+class LessonSettings(Protocol):
+    """The settings of a trainer that say how many lessons a batch contains."""
+
+    @property
+    def lesson_counter_share(self) -> float: ...
+    @property
+    def lesson_keep_share(self) -> float: ...
+    @property
+    def lesson_wait_s(self) -> float: ...
+    @property
+    def hint_wait_s(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonShares:
     """How much of a batch are counter- and keep-lessons; the rest is hinted: ready turns first,
@@ -45,6 +59,16 @@ class LessonShares:
     hold_s: float = 600.0
     alone: bool = False
     hinted: bool = True
+
+    @classmethod
+    def of_settings(cls, settings: LessonSettings) -> LessonShares:
+        """As a trainer's section has them."""
+        return cls(
+            counter=settings.lesson_counter_share,
+            keep=settings.lesson_keep_share,
+            wait_s=settings.lesson_wait_s,
+            hold_s=settings.hint_wait_s,
+        )
 
     def of(self, count: int, *, has_counter: bool = True, has_keep: bool = True) -> tuple[int, int]:
         """(counter-lessons, keep-lessons) in a batch of `count`; with `hinted`, at least one place

@@ -65,16 +65,6 @@ class _TrainerKeys(BaseModel):
         """See `trainer.config.TrainerConfig.staleness_bound`."""
         return 0 if self.schedule == "sync" else self.steps_off or self.max_staleness
 
-    @property
-    def lesson_shares(self) -> LessonShares:
-        """See `trainer.config.TrainerConfig.lesson_shares`."""
-        return LessonShares(
-            counter=self.lesson_counter_share,
-            keep=self.lesson_keep_share,
-            wait_s=self.lesson_wait_s,
-            hold_s=self.hint_wait_s,
-        )
-
 
 class _ClusterKeys(BaseModel):
     """The part of the run's section [cluster] that this side reads."""
@@ -162,7 +152,7 @@ def read_settings(args: Any) -> SlimeSettings:
         lease_ttl_s=run.trainer.lease_ttl_s,
         share=Share(most=run.trainer.max_share, wait_s=run.trainer.max_share_wait_s),
         rehearsal=run.rehearsal if run.rehearsal.enabled else None,
-        lesson_shares=run.trainer.lesson_shares,
+        lesson_shares=LessonShares.of_settings(run.trainer),
         is_pipelined=is_pipelined(run.trainer.schedule, rehearses=run.rehearsal.enabled),
         # slime continues to count from this number before it first sends weights to the engines.
         first_version=getattr(args, "update_weight_start_version", 0) + 1,
