@@ -6,7 +6,8 @@ Agents take `--pause-s` seconds between two turns, for thinking and tools. For e
 seed it prints the time until the updates were done, the staleness of trained samples, the turns
 that went stale, for how long generation was held, and success on names that never trained. A run
 that did not reach its updates within `--max-seconds` is marked. Every run is the lab's own command;
-results are in OUT/SCHEDULE-SEED. `--set` and `--lab=WORD` (repeatable) are passed to each run.
+results are in OUT/SCHEDULE-SEED, a picture in OUT/schedules.svg. `--set` and `--lab=WORD`
+(repeatable) are passed to each run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from opd.report.curves import metric_rows
 
@@ -53,6 +56,7 @@ def main() -> None:
             print("  ".join(rows[-1]), flush=True)
     print()
     print(table(rows))
+    draw(rows[1:], given.out / "schedules.svg")
 
 
 def schedules(steps_off: Sequence[int]) -> dict[str, list[str]]:
@@ -106,6 +110,37 @@ def table(rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+def draw(rows: Sequence[Sequence[str]], path: Path) -> None:
+    """Time, staleness and success of each run, side by side."""
+    names = [f"{row[0]}, seed {row[1]}" for row in rows]
+    numbers = {
+        heading: [float("nan") if row[place] == "-" else float(row[place]) for row in rows]
+        for place, heading in enumerate(HEADINGS)
+        if heading not in ("schedule", "seed", "updates")
+    }
+    figure = Figure(figsize=(13, 0.9 + 0.45 * len(rows)), layout="constrained")
+    panels = (
+        ("seconds per update", {"": numbers["per update"]}),
+        ("staleness of what trained, versions", {"max": numbers["max"]}),
+        ("success", {"before": numbers["success before"], "after": numbers["after"]}),
+    )
+    for axes, (title, series) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+        height = 0.8 / len(series)
+        for place, (label, values) in enumerate(series.items()):
+            ys = [row + place * height for row in range(len(rows))]
+            axes.barh(ys, values, height=height * 0.9, align="edge", label=label)
+        if title.startswith("staleness"):
+            middle = [row + 0.4 for row in range(len(rows))]
+            axes.scatter(numbers["staleness mean"], middle, color="black", zorder=3, label="mean")
+        if len(series) > 1 or title.startswith("staleness"):
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, frameon=False)
+        axes.set_title(title, loc="left")
+        axes.set_yticks([row + 0.4 for row in range(len(rows))], names)
+    figure.axes[0].invert_yaxis()
+    figure.savefig(path)
+    print(f"drawn: {path}")
 
 
 if __name__ == "__main__":

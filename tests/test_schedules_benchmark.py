@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.schedules import HEADINGS, row_of, schedules, table
+from benchmarks.schedules import HEADINGS, draw, row_of, schedules, table
 from examples.tool_lab.__main__ import app
 
 
@@ -48,6 +48,8 @@ def test_a_row_says_what_a_run_measured(tmp_path: Path) -> None:
     row = row_of("step_off_1", 3, tmp_path)
     assert row == ("step_off_1", "3", "2", "60", "30.0", "0.25", "1", "7", "12", "0.05", "0.95")
     assert table([HEADINGS, row]).splitlines()[0].startswith("schedule    seed  updates")
+    draw([row], tmp_path / "one.svg")
+    assert "step_off_1, seed 3" in (tmp_path / "one.svg").read_text()
 
 
 def test_a_run_without_a_step_has_no_figures(tmp_path: Path) -> None:

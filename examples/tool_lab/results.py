@@ -21,6 +21,7 @@ from examples.tool_lab.learning import LearningState
 from examples.tool_lab.measure import as_numbers
 from opd.rehearsal.reported import learning_tables
 from opd.report.curves import metric_rows, training_curves
+from opd.report.health import health_tables
 from opd.report.page import write_report
 from opd.report.run_report import example_turns
 from opd.report.run_summary import run_summary
@@ -122,6 +123,7 @@ async def save_results(
                 [(name, str(number)) for name, number in summary["dropped"].items()],
             ),
             *await learning_tables(store, folder),
+            *health_tables(rows),
             (
                 "Where the time went",
                 ("phase", "seconds"),

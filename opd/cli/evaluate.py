@@ -20,7 +20,10 @@ def evaluate(
     ] = "latest",
     against: Annotated[
         str | None,
-        typer.Option(help="Version to compare with, on the same tasks; with recorded: start."),
+        typer.Option(
+            help="Version to compare with, on the same tasks, or several: start,4,8; with "
+            "recorded: start."
+        ),
     ] = None,
     suite: Annotated[
         str | None,
@@ -72,7 +75,7 @@ def evaluate(
         options = EvalOptions(
             folder=run_folder,
             version=version,
-            against=against,
+            against=[] if against is None else _names(against),
             suite=suite,
             tasks=tasks,
             samples=samples,
@@ -91,6 +94,16 @@ def evaluate(
         _show(run(options, Console(stderr=True)), as_json)
 
     guarded(measure)
+
+
+def _names(text: str) -> list[str]:
+    """ "start,4" as versions. Raises StartupError."""
+    from trainer.errors import StartupError
+
+    names = [part.strip() for part in text.split(",")]
+    if not all(names):
+        raise StartupError(f"--against {text}: give versions, such as start,4,8")
+    return names
 
 
 def _numbers(text: str) -> list[int]:

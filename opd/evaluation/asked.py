@@ -22,7 +22,7 @@ class EvalOptions:
 
     folder: Path
     version: str = "latest"
-    against: str | None = None
+    against: Sequence[str] = ()
     suite: str | None = None
     tasks: int = 64
     samples: int = 4
@@ -46,9 +46,19 @@ def check_asked(options: EvalOptions) -> RunConfig:
             raise StartupError(f"--out {options.out}: no folder {folder}; create it first")
     config = run_config.load(config_file, options.overrides)
     chosen_ks(options)
+    check_one_against(options, options.suite)
     _check_further_tries(options)
     check_engines(config)
     return config
+
+
+def check_one_against(options: EvalOptions, suite: str | None) -> None:
+    """Raises StartupError if recorded states should compare more than two versions."""
+    if suite == RECORDED and len(options.against) > 1:
+        raise StartupError(
+            f"--against {','.join(options.against)}: recorded states compare two versions; give "
+            "one, or a suite of tasks (--suite)"
+        )
 
 
 def chosen_ks(options: EvalOptions) -> Sequence[int]:

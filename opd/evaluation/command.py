@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +18,23 @@ from typing import Any
 
 from rich.console import Console
 
-from opd.evaluation.asked import NO_FURTHER_TRIES, RECORDED, EvalOptions, check_asked, chosen_ks
+from opd.evaluation.asked import (
+    NO_FURTHER_TRIES,
+    RECORDED,
+    EvalOptions,
+    check_asked,
+    check_one_against,
+    chosen_ks,
+)
 from opd.evaluation.measuring import Evaluation, Measured
-from opd.evaluation.task_results import Table
 from opd.evaluation.tasks import SUITES, SuiteRequest, load_suite
 from opd.evaluation.weights import VersionWeights, find_weights
-from opd.report.page import write_report
+from opd.report.page import Table, write_report
 from opd.run.config import RunConfig
 from rollout_bridge.rendering.rendering import Rendering
 from trainer.errors import StartupError
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,7 @@ def evaluate(options: EvalOptions, console: Console) -> Evaluated:
     suite = options.suite or _default_suite(options.folder, config.model)
     if suite == RECORDED and options.max_samples is not None:
         raise StartupError(NO_FURTHER_TRIES)
+    check_one_against(options, suite)
     evaluation = Evaluation(
         options=options,
         config=config,
@@ -66,13 +74,13 @@ def evaluate(options: EvalOptions, console: Console) -> Evaluated:
             folder=options.folder, model=config.model, tasks=options.tasks, seed=options.seed
         )
         measured = asyncio.run(evaluation.tasks(load_suite(suite, request), ks))
-    version, against = [*evaluation.versions, None][:2]
+    version, *against = evaluation.versions
     values = {
         "format": FORMAT,
         "suite": suite,
         "run": str(options.folder),
         "version": version.version,
-        "against": against.version if against is not None else None,
+        "against": [weights.version for weights in against],
         "weights": {weights.label: weights.path for weights in evaluation.versions},
         "samples": options.samples,
         "max_samples": options.max_samples,
@@ -94,14 +102,15 @@ def _default_suite(folder: Path, model: str) -> str:
 def _versions(
     options: EvalOptions, config: RunConfig, *, is_recorded: bool
 ) -> list[VersionWeights]:
-    against = options.against or ("start" if is_recorded else None)
-    names = [options.version] if against is None else [options.version, against]
+    against = options.against or (["start"] if is_recorded else [])
+    names = [options.version, *against]
     versions = [find_weights(options.folder, config.model, name) for name in names]
-    if len(versions) > 1 and versions[0].version == versions[1].version:
-        raise StartupError(
-            f"version {versions[0].version} would be compared with itself; give another --version "
-            "or --against"
-        )
+    for version, number in Counter(one.version for one in versions).items():
+        if number > 1:
+            raise StartupError(
+                f"version {version} would be compared with itself; give another --version or "
+                "--against"
+            )
     return versions
 
 
@@ -110,6 +119,10 @@ def _rendering(config: RunConfig) -> Rendering:
         return Rendering.load(config.model, config.renderer)
     except ValueError as error:
         raise StartupError(str(error)) from None
+
+
+def _said(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _write(options: EvalOptions, values: dict[str, Any], measured: Measured) -> Evaluated:
@@ -127,7 +140,7 @@ def _write(options: EvalOptions, values: dict[str, Any], measured: Measured) -> 
         "temperature",
         "seed",
     )
-    facts = [(name, str(values[name])) for name in shown if values[name] is not None]
+    facts = [(name, _said(values[name])) for name in shown if values[name] not in (None, [])]
     try:
         path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         write_report(

@@ -27,9 +27,10 @@ from opd.evaluation.figures.estimates import (
 )
 from opd.evaluation.recorded import State
 from opd.evaluation.served import frozen_engine, load, policy_engine
-from opd.evaluation.task_results import Table, TaskResults
+from opd.evaluation.task_results import TaskResults
 from opd.evaluation.tasks import TaskSuite
 from opd.evaluation.weights import VersionWeights
+from opd.report.page import Table
 from opd.report.progress import ProgressBar
 from opd.run.config import RunConfig
 from records.store import Store
@@ -51,8 +52,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One evaluation's parts; `versions` are the one asked for and the one compared with, if
-    any.
+    """One evaluation's parts; `versions` are the one asked for and those compared with; two with
+    recorded states.
     """
 
     options: EvalOptions
@@ -86,12 +87,14 @@ class Evaluation:
             }
             for weights in self.versions
         }
-        paired = None
-        if len(self.versions) > 1:
-            own, other = (counts[weights.version] for weights in self.versions)
-            paired = {
-                metric: compare(own[metric], other[metric], ks, options.seed) for metric in own
+        own = counts[self.versions[0].version]
+        paired = {
+            weights.version: {
+                metric: compare(own[metric], counts[weights.version][metric], ks, options.seed)
+                for metric in own
             }
+            for weights in self.versions[1:]
+        }
         results = TaskResults(
             passes=passes,
             paired=paired,

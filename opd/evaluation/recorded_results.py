@@ -8,7 +8,8 @@ from typing import Any
 
 from api_proxy.measured import Curve
 from opd.evaluation.recorded import WinRate
-from opd.evaluation.task_results import Table, estimate_json, shown
+from opd.evaluation.task_results import estimate_json, shown
+from opd.report.page import Table
 
 
 def as_json(found: WinRate) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from api_proxy.measured import Curve
 from opd.evaluation.figures.beta_binomial import Fit
 from opd.evaluation.figures.estimates import AdaptivePasses, Paired, Passes
 from opd.evaluation.figures.pass_at_k import mean_pass_at_k
+from opd.evaluation.ranking import Ranking, rankings
+from opd.report.page import Table
 from rollout_bridge.bootstrap import Estimate
 
-Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
-"""Title, header and rows."""
 NO_INTERVAL = "no interval"
 _FITTED_BEYOND = (2, 4)
 """The plot extends to these multiples of the samples, by the fitted model."""
@@ -24,13 +24,13 @@ _FITTED_BEYOND = (2, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResults:
-    """Every metric of each version, the requested version first, and of the first minus the second
-    if there are two. `adaptive` contains the headline metrics of each version after further tries
+    """Every metric of each version, the requested version first, and of the first minus each other
+    one, by the other. `adaptive` contains the headline metrics of each version after further tries
     of hard tasks, if there were any.
     """
 
     passes: Mapping[int, Mapping[str, Passes]]
-    paired: Mapping[str, Paired] | None
+    paired: Mapping[int, Mapping[str, Paired]]
     headline: Sequence[str]
     samples: int
     adaptive: Mapping[int, Mapping[str, AdaptivePasses]] | None = None
@@ -38,15 +38,26 @@ class TaskResults:
 
 def as_json(results: TaskResults) -> dict[str, Any]:
     """Everything, counts by task included; an interval that does not exist is null."""
-    compared = results.paired
     return {
         "versions": {
             str(version): {metric: _passes_json(one) for metric, one in passes.items()}
             for version, passes in results.passes.items()
         },
-        "comparison": None
-        if compared is None
-        else {metric: _paired_json(one) for metric, one in compared.items()},
+        "comparisons": {
+            str(other): {metric: _paired_json(one) for metric, one in paired.items()}
+            for other, paired in results.paired.items()
+        },
+        "rankings": [
+            {
+                "metric": one.metric,
+                "k": one.k,
+                "versions": [
+                    {"version": version, "pass_at_k": value} for version, value in one.versions
+                ],
+                "is_fitted": one.is_fitted,
+            }
+            for one in _rankings(results)
+        ],
         "adaptive": None
         if results.adaptive is None
         else {
@@ -57,10 +68,11 @@ def as_json(results: TaskResults) -> dict[str, Any]:
 
 
 def tables(results: TaskResults) -> list[Table]:
-    """pass@k by metric and version; the differences, if two versions were measured."""
+    """pass@k by metric and version; differences and ranks, if there are several versions."""
     found = [_passes_table(results)]
-    if results.paired is not None:
-        found.append(_paired_table(results))
+    found += [_paired_table(results, other) for other in results.paired]
+    if results.paired:
+        found.append(_ranking_table(results))
     if results.adaptive is not None:
         found.append(_adaptive_table(results, results.adaptive))
     return found
@@ -154,9 +166,9 @@ def _passes_table(results: TaskResults) -> Table:
             [metric, str(version), *(_cell(passes[metric].pass_at[k]) for k in ks)]
             for version, passes in results.passes.items()
         ]
-        if results.paired is not None:
-            differences = results.paired[metric].difference_at
-            name = " - ".join(map(str, results.passes))
+        for other, paired in results.paired.items():
+            differences = paired[metric].difference_at
+            name = f"{next(iter(results.passes))} - {other}"
             rows.append([metric, name, *(_cell(differences[k], sign=True) for k in ks)])
     sizes = sorted({len(one.counts) for one in first.values()})
     title = (
@@ -170,18 +182,38 @@ def _cell(estimate: Estimate, *, sign: bool = False) -> str:
     return shown(estimate, sign=sign).replace(" ", "\n", 1)
 
 
-def _paired_table(results: TaskResults) -> Table:
-    assert results.paired is not None
-    version, against = results.passes
+def _paired_table(results: TaskResults, against: int) -> Table:
+    version = next(iter(results.passes))
     rows = [
         [metric, str(one.better), str(one.worse), str(one.equal), f"{one.p_value:.2g}"]
-        for metric, one in results.paired.items()
+        for metric, one in results.paired[against].items()
     ]
     return (
         f"version {version} against version {against}: on how many tasks it passes more often",
         ["metric", "better", "worse", "equal", "p (sign test)"],
         rows,
     )
+
+
+def _rankings(results: TaskResults) -> list[Ranking]:
+    if len(results.passes) < 2:
+        return []
+    return rankings(results.passes, results.headline, results.samples, results.adaptive)
+
+
+def _ranking_table(results: TaskResults) -> Table:
+    found = _rankings(results)
+    at_one = {one.metric: one.order for one in found if one.k == 1}
+    rows = [
+        [
+            one.metric,
+            f"{one.k}{' (fitted)' if one.is_fitted else ''}",
+            ", ".join(f"{version}: {value:.3f}" for version, value in one.versions),
+            "" if one.order == at_one[one.metric] else "other than at k = 1",
+        ]
+        for one in found
+    ]
+    return "versions by pass@k, best first", ["metric", "k", "version: pass@k", "order"], rows
 
 
 def _adaptive_table(

@@ -12,7 +12,8 @@ from opd.evaluation.gap import Gap
 from opd.rehearsal.reported import learning_tables
 from opd.replay.modes import ReplayMode
 from opd.replay.taking_in import ImportReport
-from opd.report.curves import training_curves
+from opd.report.curves import metric_rows, training_curves
+from opd.report.health import health_tables
 from opd.report.page import write_report
 from opd.report.run_report import example_turns
 from records.names import TurnState
@@ -210,6 +211,7 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
             ],
         ),
         *(await learning_tables(store, folder) if "learning" in summary else []),
+        *health_tables(metric_rows(folder)),
         ("Seconds", ("stage", "s"), [(k, f"{v:.1f}") for k, v in summary["seconds"].items()]),
     ]
     path = folder / "report.html"

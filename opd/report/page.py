@@ -23,6 +23,9 @@ from matplotlib.ticker import MaxNLocator
 
 from api_proxy.measured import Curve
 
+Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+"""Title, header and rows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportExample:
@@ -47,11 +50,11 @@ def write_report(
     *,
     title: str,
     facts: Sequence[tuple[str, str]],
-    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]],
+    tables: Sequence[Table],
     curves: Sequence[Curve],
     examples: Sequence[ReportExample] | None,
 ) -> None:
-    """Write the page. `tables` contains (title, header, rows); all text is escaped here.
+    """Write the page. All text is escaped here.
 
     With `examples` None, the page does not show trained turns.
     """

@@ -11,6 +11,7 @@ from pathlib import Path
 from judge.votes.prompts import message_text
 from opd.rehearsal.reported import learning_tables
 from opd.report.curves import metric_rows, training_curves
+from opd.report.health import health_tables
 from opd.report.page import ReportExample, write_report
 from opd.report.run_summary import write_run_summary
 from records.reading.drop_words import DROP_WORDS
@@ -50,6 +51,7 @@ async def write_run_report(folder: Path, title: str, store: Store, rendering: Re
                 [(k.value, str(n), DROP_WORDS[k]) for k, n in drops.items()],
             ),
             *await learning_tables(store, folder),
+            *health_tables(trained),
         ],
         curves=training_curves(folder),
         examples=await example_turns(store, rendering, limit=EXAMPLES),

@@ -388,6 +388,7 @@ class TurnSource:
     ) -> dict[str, float]:
         """Metrics of this batch; a mean over nothing is left out."""
         metrics: dict[str, float] = {
+            "handover/version": self.version,
             "handover/turns": sum(sample.lesson is None for sample in samples),
             "handover/is_full": float(len(samples) == self._settings.batch_size),
             "handover/is_refresh": float(not samples),

@@ -20,6 +20,7 @@ import pytest
 
 from opd.cluster.flag_check import REPOSITORY
 from opd.processes.supervisor import free_ports
+from opd.report.curves import metric_rows
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
 from tests.slime.test_launch_flags import megatron_root, sglang_site  # noqa: F401
@@ -132,6 +133,8 @@ def test_launch_serves_agents_until_the_job_is_done(launched: Launched) -> None:
     (launched.run / "finish").write_text("0")
     assert launched.process.wait(timeout=180) == 0, launched.text()
     assert "the job is done" in launched.text()
+    assert [row["loss"] for row in metric_rows(launched.run)] == [1.0, 0.5]
+    assert f"report: {launched.run / 'report.html'}" in launched.text()
     assert gone(started) == []
     assert oct((launched.run / "ray_token").stat().st_mode & 0o777) == "0o600"
     with pytest.raises(urllib.error.URLError):

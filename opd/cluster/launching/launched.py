@@ -26,11 +26,16 @@ from opd.commands.keys import refuse_open_door
 from opd.processes.run import answers
 from opd.processes.serving import until_stopped
 from opd.processes.supervisor import Supervisor
+from opd.report.cluster_steps import ClusterSteps
+from opd.report.curves import metric_rows
+from opd.report.health import said_warnings
+from opd.report.run_report import write_run_report
 from opd.report.status import status_line
 from opd.run import config as run_config
 from records.database.private_files import private_folder
-from records.errors import StoreUnavailable
+from records.errors import StoreError, StoreUnavailable
 from records.store import Store
+from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.slime.handovers import weight_start_version
 
 STATUS_EVERY_S = 60.0
@@ -78,6 +83,8 @@ class Launch:
         self._ray = Held("Ray", plan.commands.ray_head, logs / "ray.log")
         self._job = Held("slime's job", plan.commands.submit, logs / "slime.log")
         self._children = Supervisor(logs)
+        self._steps = ClusterSteps(plan.paths.run)
+        self._started_at = time.time()
 
     async def run(self) -> None:
         """Start all, follow the job to its end, stop all. Raises for anything that ends early."""
@@ -97,6 +104,7 @@ class Launch:
             await self._children.stop()
             await self._job.stop()
             await self._ray.stop()
+            await self._report()
 
     async def _start_ray(self) -> None:
         cluster = self._plan.cluster
@@ -181,6 +189,7 @@ class Launch:
         try:
             while not any(future.done() for future in watched):
                 self._say(await status_line(self._store))
+                await self._write_steps()
                 await asyncio.wait(
                     watched, timeout=STATUS_EVERY_S, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -194,6 +203,33 @@ class Launch:
         if self._job.status != 0:
             raise self._job.failure(f"ended with status {self._job.status}")
         self._say("the job is done")
+
+    async def _write_steps(self, *, is_end: bool = False) -> None:
+        """What slime has reported goes into metrics.jsonl; its warnings are said. A full disk does
+        not end the job.
+        """
+        try:
+            rows = await asyncio.to_thread(self._steps.update, is_end=is_end)
+        except OSError as error:
+            self._say(f"metrics.jsonl is behind: {error}")
+            return
+        for line in said_warnings([row for row in rows if row["time"] >= self._started_at]):
+            self._say(f"warning: {line}")
+
+    async def _report(self) -> None:
+        """RUN/report.html, if anything was trained."""
+        await self._write_steps(is_end=True)
+        config, run = self._plan.config, self._plan.paths.run
+        if not metric_rows(run):
+            return
+        try:
+            rendering = await asyncio.to_thread(Rendering.load, config.model, config.renderer)
+            title = f"Training {config.model}"
+            path = await write_run_report(run, title, self._store, rendering)
+        except (OSError, ValueError, StoreError) as error:
+            self._say(f"no report: {error}")
+        else:
+            self._say(f"report: {path}")
 
     async def _until(
         self, ready: Callable[[], Awaitable[bool]], timeout_s: float, what: str, *needed: Held

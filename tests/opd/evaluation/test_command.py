@@ -39,7 +39,7 @@ def test_two_versions_on_the_labs_tasks(run_folder: Path, lab_engine: str) -> No
     result = opd_eval(run_folder, *options)
     assert result.exit_code == 0, result.output
     values = json.loads((run_folder / "eval_2.json").read_text())
-    assert (values["suite"], values["version"], values["against"]) == ("lab", 2, 0)
+    assert (values["suite"], values["version"], values["against"]) == ("lab", 2, [0])
     assert (values["k"], values["tasks"]) == ([1, 2], 2 * 7)
     for version in ("2", "0"):
         for one in values["versions"][version].values():
@@ -55,11 +55,21 @@ def test_two_versions_on_the_labs_tasks(run_folder: Path, lab_engine: str) -> No
     assert start["valid_calls"]["pass_at"]["1"]["value"] == 1.0
     assert noise["valid_calls"]["pass_at"]["1"]["value"] == 0.0
     assert start["valid_calls"]["counts"].keys() == noise["valid_calls"]["counts"].keys()
-    paired = values["comparison"]["valid_calls"]
+    paired = values["comparisons"]["0"]["valid_calls"]
     assert (paired["better"], paired["worse"], paired["equal"]) == (0, 2, 0)
     assert paired["difference_at"]["1"]["value"] == -1.0
     assert paired["p_value"] == 0.5
+    ranked = values["rankings"]
+    assert {one["k"] for one in ranked} == {1, 2, 16, 64, 256, 1024}
+    for one in ranked:
+        values_there = [of["pass_at_k"] for of in one["versions"]]
+        assert values_there == sorted(values_there, reverse=True)
+        for of in one["versions"] if one["k"] == 1 else []:
+            measured = values["versions"][str(of["version"])][one["metric"]]["pass_at"]["1"]
+            assert of["pass_at_k"] == measured["value"]
+        assert one["is_fitted"] == (one["k"] > 2)
     page = (run_folder / "eval.html").read_text()
+    assert "versions by pass@k, best first" in page
     assert "pass@k (beyond k = 2: as fitted)" in page
     assert "Example turns" not in page
 
@@ -125,7 +135,7 @@ def test_the_hinted_teacher_prefers_the_start_to_noise(run_folder: Path, lab_eng
     assert result.exit_code == 0, result.output
     assert "states won / lost / even" in result.output
     values = json.loads((run_folder / "eval_recorded_2.json").read_text())
-    assert (values["version"], values["against"]) == (2, 0)
+    assert (values["version"], values["against"]) == (2, [0])
     assert (values["states"], values["sessions"], values["states_trained"]) == (4, 4, 0)
     assert values["left_out"] == {"hinted_prompt_mismatch": 1}
     assert values["win_rate"]["value"] == 0.0
@@ -146,6 +156,12 @@ def test_the_hinted_teacher_prefers_the_start_to_noise(run_folder: Path, lab_eng
         ),
         (["--version", "newest"], "version 'newest': give a number, 'latest' or 'start'"),
         (["--against", "2"], "version 2 would be compared with itself; give another --version or"),
+        (["--against", "start,0"], "version 0 would be compared with itself; give another"),
+        (["--against", "start,,2"], "--against start,,2: give versions, such as start,4,8"),
+        (
+            ["--suite", "recorded", "--against", "start,1"],
+            "--against start,1: recorded states compare two versions; give one, or a suite of",
+        ),
         (["--k", "1,8"], "--k 8: pass@8 needs at least 8 samples of each task, and --samples is 4"),
         (["--k", "0,1"], "--k 0,1: give whole numbers from 1 up, such as 1,2,4"),
         (["--until", "2"], "--until 2: it ends further tries; set --max-samples"),

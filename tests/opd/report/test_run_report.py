@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+from opd.report.health import health_tables, said_warnings
 from opd.report.run_report import write_run_report
 from records.config import StoreConfig
 from records.names import DropReason
@@ -53,7 +55,26 @@ async def test_a_run_is_drawn_from_what_it_left(tmp_path):
     assert "the weights that sampled it were too old" in page, "each reason says why"
     assert page.count("<svg") >= 15
     assert "Mean importance weight" in page
+    assert "Health warnings" not in page
     assert "No turn was trained" in page
+
+
+def test_warnings_are_said_once_for_each_kind_with_the_newest():
+    def row(step: int, **figures: float | None) -> dict[str, Any]:
+        return {"step": step, "skipped": None} | {
+            f"rollout_corr/{name}": value for name, value in figures.items()
+        }
+
+    rows = [row(1, kl=0.3), row(2, kl=None), row(3, kl=0.5, chi2_token=2.0), row(4, kl=0.0)]
+    assert said_warnings(rows) == [
+        "step 3: rollout_corr/kl = 0.5: the policy has moved since it sampled these (2 times since "
+        "the last line)",
+        "step 3: rollout_corr/chi2_token = 2: the distribution has shifted severely",
+    ]
+    [(title, _, content)] = health_tables(rows)
+    assert "opd advise" in title
+    assert [one[1:] for one in content] == [("2", "3"), ("1", "3")]
+    assert health_tables([row(1, kl=0.05)]) == []
 
 
 async def test_a_run_that_has_only_begun_has_a_report_too(tmp_path):
