@@ -8,13 +8,14 @@ because its user says so: the messages that its user first sent after having see
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from api_proxy.linking.lineage import LineageFinder
@@ -80,6 +81,8 @@ class User:
     """Place in the history -> the turn that answered there."""
     followed: dict[str, list[Message] | None] = field(default_factory=dict)
     """What its user sent after each turn."""
+    exchanges: dict[str, str] = field(default_factory=dict)
+    """Prompt and answer of each turn."""
     sessions: set[str] = field(default_factory=set)
     num_said: int = 0
 
@@ -147,6 +150,7 @@ class User:
         answer = {"role": "assistant", "content": text}
         turn, session = await self.endpoint.ask(self.history, answer)
         self.history.append(answer)
+        self.exchanges[turn] = json.dumps(self.history)
         self.turns[len(self.history) - 1] = turn
         self.followed[turn] = None
         self.sessions.add(session)
@@ -197,11 +201,26 @@ def test_distinct_conversations_get_exactly_what_followed(
 
 @SETTINGS
 @given(steps=STEPS)
+@example(
+    steps=[
+        (1, "say", 0, 0),
+        (1, "say", 1, 0),
+        (1, "compact", 1, 0),
+        (1, "forget_middle", 1, 0),
+        (1, "say", 0, 0),
+    ]
+)
 def test_conversations_of_the_same_words_never_get_what_followed_another(
     config: StoreConfig, steps: list[Step]
 ) -> None:
-    """What cannot be told apart may stay without its next state, but gets no other's."""
+    """What cannot be told apart may stay without its next state, but gets no other's.
+
+    Leaving messages out can lead to a prompt that was asked before. If its answer is the same too,
+    the two turns are one exchange, and what followed one of them may go to either.
+    """
     users, found = asyncio.run(outcome(config, steps, is_distinct=False))
     for user in users:
-        for turn, expected in user.followed.items():
-            assert found[turn] in (None, expected)
+        for turn in user.followed:
+            exchange = user.exchanges[turn]
+            equal = [one for one in user.followed if user.exchanges[one] == exchange]
+            assert found[turn] is None or found[turn] in [user.followed[one] for one in equal]
