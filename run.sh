@@ -130,7 +130,7 @@ run_tests() {
 
 # Whole runs of several processes each, two at a time; those that look at the clock come last, alone.
 run_whole_runs() {
-    local folders=(tests/reliability tests/integration)
+    local folders=(tests/reliability tests/integration tests/trainer/step)
     if [ "${2:-}" = --short ]; then folders=(tests/reliability); fi
     local together=(-n 2 --dist load --maxschedchunk 1)
     .venv/bin/python -m pytest "${together[@]}" -m "$1 and not alone" "${folders[@]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +36,19 @@ class Curve:
     step_unit: str = "update"
     marks: Mapping[str, float] = field(default_factory=dict)
     says: str = ""
+
+
+class Curves(Protocol):
+    """What was measured step by step; all of it is read from files, so call it in a thread."""
+
+    def own(self) -> list[Curve]:
+        """Of the run that this endpoint serves."""
+        ...
+
+    def others(self) -> list[str]:
+        """Names of other runs that can be laid over it, newest first."""
+        ...
+
+    def of(self, name: str) -> list[Curve]:
+        """Of another run. Raises KeyError for a name that is not among `others`."""
+        ...

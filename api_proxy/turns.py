@@ -34,7 +34,7 @@ from api_proxy.linking.sessions import Sessions
 from api_proxy.linking.side_turns import Kind, kind_of, rules_of
 from api_proxy.linking.tokens import Prompt, PromptBuilder, TokenCache
 from api_proxy.linking.workers import Workers
-from api_proxy.measured import Curve, HintVersion
+from api_proxy.measured import Curves, HintVersion
 from api_proxy.metrics import ProxyMetrics
 from api_proxy.recording.drop_watch import DropWatch
 from api_proxy.recording.recorder import TurnRecorder
@@ -74,8 +74,8 @@ class ProxyDeps:
     for turns. `hint_versions` reads, in a thread, what was measured for a hint; None: not known
     here. `teacher` answers hinted prompts when a page asks for it; None: it cannot be asked.
     `run_status` reads the status of the whole run, as `opd status --json` prints it; None: not
-    known here. `curves` reads, in a thread, what the run measured step by step, and `why_stopped`
-    why training has stopped, None while it goes on.
+    known here. `curves` is what this run and others measured step by step, and `why_stopped` reads,
+    in a thread, why training has stopped, None while it goes on.
     """
 
     store: Store
@@ -91,7 +91,7 @@ class ProxyDeps:
     hint_versions: Callable[[str], list[HintVersion]] | None = None
     teacher: GeneratingEngine | None = None
     run_status: Callable[[], Awaitable[dict[str, Any]]] | None = None
-    curves: Callable[[], list[Curve]] | None = None
+    curves: Curves | None = None
     why_stopped: Callable[[], str | None] | None = None
 
 

@@ -28,23 +28,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LONG = ("reliability", "integration", "contract")
 """Folders whose files take minutes, the slowest first: so no core is left with one at the end."""
+WHOLE_RUNS = ("reliability", "integration", "step")
+"""Folders in which run.sh looks for tests marked `long` or `learning`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of `LONG` first; each file's tests as they stand.
 
-    Raises UsageError for a test that nothing in run.sh runs: `alone` outside tests/reliability.
+    Raises UsageError for a test that nothing in run.sh runs.
     """
     lost = [item.nodeid for item in items if _is_lost(item)]
     if lost:
-        raise pytest.UsageError(f"tests that run alone belong in tests/reliability: {lost}")
+        raise pytest.UsageError(f"run.sh looks for tests with these marks elsewhere: {lost}")
     places = {folder: place for place, folder in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.parent.name, len(LONG)))
 
 
 def _is_lost(item: pytest.Item) -> bool:
     marked = {mark.name for mark in item.iter_markers()}
-    return "alone" in marked and "long" not in marked and item.path.parent.name != "reliability"
+    if marked & {"long", "learning"}:
+        return item.path.parent.name not in WHOLE_RUNS
+    return "alone" in marked and item.path.parent.name != "reliability"
 
 
 def pytest_collection_finish() -> None:

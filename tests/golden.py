@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -31,13 +32,13 @@ def show(result: FileResult) -> None:
     print(f"  {len(result.cases)} cases, {counts}{f': {result.problem}' if result.problem else ''}")
 
 
-def main() -> int:
-    """Evaluate the files of the command line."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Evaluate the files of the command line, or of `words`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     results: list[FileResult] = []
     unreadable = 0
-    for path in parser.parse_args().files:
+    for path in parser.parse_args(words).files:
         try:
             results.append(run_file(path))
         except (OSError, ValueError, KeyError) as error:

@@ -1,13 +1,12 @@
 """Every golden file agrees with this project's functions, by the command that people run."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.golden import main
 from tests.golden_maps import MAPS, find_map
 from tests.golden_maps.check import Comparison, Deliberate, Outcome
 from tests.golden_maps.garbage import declare
@@ -61,16 +60,14 @@ def test_garbage_at_mask_0_is_held_against_ourselves():
         assert comparison.outcome() is outcome
 
 
-def test_command_says_which_case_disagrees(tmp_path):
+def test_command_says_which_case_disagrees(tmp_path, capsys):
     original = DATA / "golden" / "staleness_limit.json"
     changed = tmp_path / "staleness_limit.json"
     changed.write_text(original.read_text().replace('"max_N_r":4,', '"max_N_r":5,', 1))
-    command = [sys.executable, str(Path(__file__).parent / "golden.py")]
-    good = subprocess.run([*command, str(original)], capture_output=True, text=True, check=False)
-    assert (good.returncode, "0 failed" in good.stdout) == (0, True)
-    bad = subprocess.run([*command, str(changed)], capture_output=True, text=True, check=False)
-    assert bad.returncode == 1
-    assert "DISAGREES" in bad.stdout
+    assert main([str(original)]) == 0
+    assert "0 failed" in capsys.readouterr().out
+    assert main([str(changed)]) == 1
+    assert "DISAGREES" in capsys.readouterr().out
 
 
 def test_a_declared_difference_is_checked_against_our_own_value():

@@ -461,20 +461,6 @@ async def test_a_cell_that_is_there_is_not_measured_again(tmp_path: Path) -> Non
     assert free_folder(tmp_path / "run").name == "run.2"
 
 
-async def test_a_cell_is_a_run_of_serve_from_its_start_to_its_end(tmp_path: Path) -> None:
-    protocol = Protocol(**{**vars_of(PROTOCOL), "quiet_sessions": 1, "n": 2})
-    cell = Cell(kinds=("title",), seed=0, objections=1)
-    made = await measured_cell(cell, protocol, tmp_path)
-    assert made["objecting"]["objections"] == {"title": 1}
-    assert made["quiet"]["objections"] == {}
-    assert made["store"]["version"] == 0
-    # Measuring leaves side turns alone; what people said is waited for and judged.
-    assert made["store"]["drops"]["side_turn"] >= 2 * (2 * 7 + 7)
-    assert made["end"]["wanted_title"][1] == made["start"]["contrary_room"][1] == 2
-    assert table([made]).splitlines()[-1].startswith("| as documented | title | 1 (1 made) | 0 |")
-    assert await measured_cell(cell, protocol, tmp_path) == made
-
-
 def test_an_agent_with_a_memory_keeps_hints_in_its_system_prompt() -> None:
     hints = [{"text": "B.", "status": "active"}, {"text": "C.", "status": "contradicted"}]
     memory = remembered([*hints, {"text": "A.", "status": "active"}])

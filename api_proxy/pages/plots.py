@@ -5,7 +5,7 @@ Reports are drawn by matplotlib, which is too large for the endpoint's process.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup, escape
 
@@ -16,6 +16,8 @@ WIDTH, HEIGHT = 520, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 10, 10, 30
 _COLOURS = 6
 """Colours in the style sheet; further series start over."""
+RUN_LINES = 4
+"""Kinds of lines in the style sheet for other runs."""
 _TICKS = 4
 _FEW = 40
 """Up to this many points are also drawn as dots."""
@@ -23,13 +25,20 @@ _FEW = 40
 Point = tuple[float, float]
 
 
-def svg(curve: Curve) -> Markup:
-    """The curve as an SVG element; missing values are gaps. Without any value, an empty text."""
-    values = [value for series in curve.series.values() for value in _known(series)]
-    if not values or not curve.steps:
+def svg(curve: Curve, others: Mapping[str, Curve] | None = None) -> Markup:
+    """The curve as an SVG element; missing values are gaps. Without any value, an empty text.
+
+    `others`: the same curve of other runs, by name. Each run has its own kind of line.
+    """
+    runs = [("", curve), *(others or {}).items()]
+    values = [
+        value for _, one in runs for series in one.series.values() for value in _known(series)
+    ]
+    steps = [step for _, one in runs for step in one.steps]
+    if not values or not steps:
         return Markup("")
     low, high = _range([*values, *curve.marks.values()])
-    first, last = float(min(curve.steps)), float(max(curve.steps))
+    first, last = float(min(steps)), float(max(steps))
     span_x, span_y = (last - first) or 1.0, high - low
 
     def at(step: float, value: float) -> Point:
@@ -43,18 +52,28 @@ def svg(curve: Curve) -> Markup:
             f'<line class="mark" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}">'
             f"<title>{_text(name)}: {value:.4g}</title></line>"
         )
-    for number, (name, series) in enumerate(curve.series.items()):
-        colour = f"c{number % _COLOURS}"
-        for piece in _pieces(curve.steps, series):
-            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*one) for one in piece))
-            parts.append(f'<polyline class="{colour}" points="{points}"/>')
-            if len(curve.steps) <= _FEW or len(piece) == 1:
-                parts += [_dot(colour, name, one, at(*one), curve) for one in piece]
+    names = series_names(curve, others)
+    for place, (run, one) in enumerate(runs):
+        line = f" run{(place - 1) % RUN_LINES}" if place else ""
+        for series in one.series:
+            kind = f"c{names.index(series) % _COLOURS}{line}"
+            name = f"{run}, {series}" if run else series
+            for piece in _pieces(one.steps, one.series[series]):
+                points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in piece))
+                parts.append(f'<polyline class="{kind}" points="{points}"/>')
+                if len(one.steps) <= _FEW or len(piece) == 1:
+                    parts += [_dot(kind, name, point, at(*point), curve) for point in piece]
     label = f"{curve.title}, {curve.step_unit} {first:g} to {last:g}"
     return Markup(
         f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{_text(label)}">{"".join(parts)}</svg>'
     )
+
+
+def series_names(curve: Curve, others: Mapping[str, Curve] | None = None) -> list[str]:
+    """Names of the series, in the order of their colours: equal names of all runs have one."""
+    runs = [curve, *(others or {}).values()]
+    return list(dict.fromkeys(name for one in runs for name in one.series))
 
 
 def _dot(colour: str, name: str, point: Point, place: Point, curve: Curve) -> str:

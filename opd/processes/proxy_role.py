@@ -40,7 +40,7 @@ def run_proxy(config_file: Path, overrides: list[str], exit_with_parent: bool) -
 async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
     from api_proxy.app import ProxyDeps, create_app
     from api_proxy.server.server import ProxyServer
-    from opd.report.curves import training_curves
+    from opd.report.curves import RunCurves
     from opd.report.hint_versions import hint_versions
     from opd.report.metrics_file import FOLDER
     from opd.status.command import with_health
@@ -73,7 +73,7 @@ async def _serve_proxy(config: RunConfig, config_file: Path) -> None:
                 hint_versions=partial(hint_versions, config_file.parent),
                 teacher=teacher,
                 run_status=run_status,
-                curves=partial(training_curves, config_file.parent),
+                curves=RunCurves(config_file.parent),
                 why_stopped=partial(why_stopped, config_file.parent),
             )
             await ProxyServer(create_app(deps), config.proxy).serve()

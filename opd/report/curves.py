@@ -207,6 +207,36 @@ def training_curves(folder: Path) -> list[Curve]:
     return [*learning_curves(folder), *of_guard, *run_curves(metric_rows(folder))]
 
 
+MOST_OTHERS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RunCurves:
+    """Curves of the run in `folder`, and of those in the folders beside it."""
+
+    folder: Path
+
+    def own(self) -> list[Curve]:
+        """Of this run."""
+        return training_curves(self.folder)
+
+    def others(self) -> list[str]:
+        """Names of the folders, those that trained last first; at most MOST_OTHERS."""
+        own = self.folder.resolve()
+        found = [
+            (path.stat().st_mtime, path.parent.name)
+            for path in own.parent.glob(f"*/{METRICS_FILE}")
+            if path.parent != own
+        ]
+        return [name for _, name in sorted(found, reverse=True)[:MOST_OTHERS]]
+
+    def of(self, name: str) -> list[Curve]:
+        """Of another run. Raises KeyError for a name that is not among `others`."""
+        if name not in self.others():
+            raise KeyError(name)
+        return training_curves(self.folder.resolve().parent / name)
+
+
 def _guard_curves(folder: Path) -> list[Curve]:
     rows = read_checks(folder)
     if not rows:

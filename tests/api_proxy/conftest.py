@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
-from api_proxy.measured import Curve
+from api_proxy.measured import Curves
 from records.store import Store
 from records.types import TurnRecord
 from rollout_bridge.config import RendererConfig
@@ -37,9 +37,6 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
-
-
-Curves = Callable[[], list[Curve]]
 
 
 class Clock:

@@ -89,6 +89,7 @@ def test_nothing_of_the_checkout_is_imported(installed: Path, tmp_path: Path) ->
     assert ROOT not in paths
 
 
+@pytest.mark.long
 def test_the_installed_program_serves_its_own_model(installed: Path, tmp_path: Path) -> None:
     """Migrations, the model's files and the report's template are all in the wheel."""
     [model] = installed.glob("lib/python*/site-packages/examples/tool_lab/model")

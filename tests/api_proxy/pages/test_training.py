@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from api_proxy.measured import Curve
-from api_proxy.pages.plots import HEIGHT, WIDTH, svg
-from opd.report.curves import training_curves
+from api_proxy.measured import Curve, Curves
+from api_proxy.pages.plots import HEIGHT, WIDTH, series_names, svg
+from opd.report.curves import RunCurves
 from records.store import Store
 from rollout_bridge.rehearsal.journal import Journal
-from tests.api_proxy.conftest import Curves, Door
+from tests.api_proxy.conftest import Door
 from tests.api_proxy.pages.conftest import Login
 from tests.api_proxy.pages.hostile import HOSTILE, assert_harmless
 from tests.records.builders import a_version
@@ -25,12 +24,21 @@ PATH = "/v1/runs/current/training"
 
 
 @pytest.fixture
-def curves(tmp_path: Path) -> Curves:
+def mine(tmp_path: Path) -> Path:
+    """The run's folder; other runs are beside it."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def curves(mine: Path) -> Curves:
     """As `opd proxy` hands them over."""
-    return partial(training_curves, tmp_path)
+    return RunCurves(mine)
 
 
 def steps(folder: Path, losses: list[float | None]) -> None:
+    folder.mkdir(exist_ok=True)
     rows = [
         {"step": number, "version": number, "loss": loss}
         for number, loss in enumerate(losses, start=1)
@@ -39,12 +47,10 @@ def steps(folder: Path, losses: list[float | None]) -> None:
     (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
 
 
-async def test_curves_with_a_value_are_shown_and_can_be_narrowed(
-    door: Door, tmp_path: Path
-) -> None:
+async def test_curves_with_a_value_are_shown_and_can_be_narrowed(door: Door, mine: Path) -> None:
     assert "No step has been trained yet." in (await door.client.get("/ui/training")).text
-    steps(tmp_path, [3.0, None, 1.0, 0.5])
-    Journal(tmp_path).add(a_row(3))
+    steps(mine, [3.0, None, 1.0, 0.5])
+    Journal(mine).add(a_row(3))
     found = {one["title"]: one for one in (await door.client.get(PATH)).json()["curves"]}
     assert found["Loss"]["series"]["total"] == [3.0, None, 1.0, 0.5]
     assert found["Gap under each hint"]["over"] == "version"
@@ -59,6 +65,37 @@ async def test_curves_with_a_value_are_shown_and_can_be_narrowed(
         "No step has been trained there." in (await door.client.get("/ui/training?first=90")).text
     )
     assert (await door.client.get("/ui/training?first=x")).status_code == 400
+
+
+async def test_other_runs_are_laid_over_this_one(door: Door, mine: Path) -> None:
+    steps(mine, [3.0, 2.0])
+    assert 'name="run"' not in (await door.client.get("/ui/training")).text
+    steps(mine.parent / "faster", [1.5, 1.0, 0.5])
+    steps(mine.parent / "<b>", [9.0])
+    (mine.parent / "no run").mkdir()
+    found = (await door.client.get(PATH)).json()
+    assert sorted(found["runs"]) == ["<b>", "faster"]
+    assert found["other_runs"] == {}
+    found = (await door.client.get(f"{PATH}?run=faster&first=2")).json()
+    assert [one["title"] for one in found["other_runs"]["faster"]] == ["Loss"]
+    assert found["other_runs"]["faster"][0]["series"]["total"] == [1.0, 0.5]
+    assert found["curves"][0]["series"]["total"] == [2.0]
+    page = (await door.client.get("/ui/training?run=faster&run=%3Cb%3E")).text
+    assert "<option selected>faster</option>" in page
+    assert "<title>update 1, faster, total: 1.5</title>" in page
+    assert page.count('<polyline class="c0 run1"') == 1
+    assert "&lt;b&gt;, total: 9" in page
+    assert "<b>" not in page
+
+
+@pytest.mark.parametrize(
+    "query", ["run=mine", "run=../mine", "run=no+run", "run=a&run=b&run=c&run=d&run=e"]
+)
+async def test_a_run_that_is_not_there_is_refused(door: Door, mine: Path, query: str) -> None:
+    steps(mine, [3.0])
+    reply = await door.client.get(f"{PATH}?{query}")
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "run"
 
 
 async def test_versions_say_what_became_of_them(door: Door, store: Store) -> None:
@@ -92,6 +129,15 @@ def test_missing_values_are_gaps_and_points_stay_inside() -> None:
         x, y = map(float, point.split(","))
         assert 0 <= x <= WIDTH
         assert 0 <= y <= HEIGHT
+
+
+def test_equal_series_of_two_runs_have_one_colour_and_lines_of_their_own() -> None:
+    own = a_curve(a=[1.0, 2.0], b=[3.0, 4.0])
+    other = a_curve(b=[0.0, 1.0, 2.0, 3.0], c=[1.0] * 4)
+    drawn = svg(own, {"other": other})
+    assert re.findall(r'<polyline class="([^"]*)"', drawn) == ["c0", "c1", "c1 run0", "c2 run0"]
+    assert 'aria-label="T, update 0 to 3"' in drawn
+    assert series_names(own, {"other": other}) == ["a", "b", "c"]
 
 
 def test_a_higher_value_stands_higher() -> None:

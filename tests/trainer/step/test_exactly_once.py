@@ -260,6 +260,7 @@ async def test_turns_of_a_lost_checkpoint_are_aged_by_surviving_steps_and_counte
     assert [report["guard/abandoned_turns"] for report in metrics] == [0, BATCH, 0]
 
 
+@pytest.mark.long
 async def test_kill_9_again_and_again(folder, tmp_path, undisturbed):
     async with await Store.open(new_store(tmp_path / "records.db")) as store:
         await make_ready(store, samples(STEPS * BATCH // 2))
