@@ -2,6 +2,8 @@
 # One door to everything: makes its own environment, then runs one command in it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+# Python keeps what it compiled. Otherwise each process of a run compiles the program again.
+export PYTHONDONTWRITEBYTECODE=
 
 usage() {
     cat <<'TEXT'
@@ -27,9 +29,11 @@ usage: ./run.sh [COMMAND] [OPTIONS]
               ./run.sh policy export --run RUN --version N --to FOLDER
   eval        pass@k of a version, or a comparison of two:  ./run.sh eval --run RUN --against start
   test        the tests; options and files go to pytest:  ./run.sh test tests/judge --durations 30
-  reliability whole runs with killed processes and a flooded endpoint; takes minutes
+  reliability whole runs with killed processes, and an endpoint under attack; takes minutes
   learning    whole runs that train until something is learned; takes minutes
               (--short: an endpoint that learns from objections, and the guard)
+  browser     the pages in Chromium, which must be installed (Debian: chromium):
+              ./run.sh browser [--pictures FOLDER]
   check       ruff, pyright, import-linter, then the tests  (--static: without the tests)
   lock        rebuild constraints.txt from pyproject.toml: every package with its hashes
   audit       known vulnerabilities of the pinned packages, and what could not be audited
@@ -118,14 +122,12 @@ static_checks() {
     .venv/bin/lint-imports
 }
 
-# All tests but whole runs on all cores, a file on one of them, in the order of tests/conftest.py;
-# those that look at the clock come last, alone: they are in tests/reliability. With arguments:
-# pytest as it is.
+# All tests but whole runs and those that look at the clock, on all cores, a file on one of them, in
+# the order of tests/conftest.py. With arguments: pytest as it is.
 run_tests() {
     if [ $# -gt 0 ]; then exec .venv/bin/python -m pytest "$@"; fi
     .venv/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder \
-        -m "not alone and not long and not learning"
-    .venv/bin/python -m pytest -m "alone and not long" tests/reliability
+        --ignore tests/browser -m "not alone and not long and not learning"
 }
 
 # Whole runs of several processes each, two at a time; those that look at the clock come last, alone.
@@ -134,7 +136,7 @@ run_whole_runs() {
     if [ "${2:-}" = --short ]; then folders=(tests/reliability); fi
     local together=(-n 2 --dist load --maxschedchunk 1)
     .venv/bin/python -m pytest "${together[@]}" -m "$1 and not alone" "${folders[@]}"
-    if [ "$1" = long ]; then .venv/bin/python -m pytest -m "long and alone" "${folders[@]}"; fi
+    if [ "$1" = long ]; then .venv/bin/python -m pytest -m alone "${folders[@]}"; fi
 }
 
 bench() {
@@ -148,7 +150,7 @@ bench() {
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
-    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | status | doctor | advise | policy | eval | replay | sglang | models | slime | test | reliability | learning | check | lock | audit | sbom | docs | bench | clients) [ $# -eq 0 ] || shift ;;
+    lab | serve | plan | train | judge | proxy | engine | keys | hints | records | status | doctor | advise | policy | eval | replay | sglang | models | slime | test | reliability | learning | check | lock | audit | sbom | docs | bench | clients | browser) [ $# -eq 0 ] || shift ;;
     -*) command=lab ;;
     *) echo "run.sh: unknown command '$command'" >&2; usage >&2; exit 2 ;;
 esac
@@ -177,6 +179,7 @@ case "$command" in
         ;;
     sbom) sbom ;;
     docs) docs ;;
+    browser) exec .venv/bin/python -m pytest tests/browser "$@" ;;
     bench) bench "$@" ;;
     sglang)
         examples/sglang_cpu/install.sh

@@ -4,8 +4,9 @@
 
 A measuring instrument for what runs in front of an engine, because its own times are known. Token i
 of a reply leaves at request + first + i * pace. It has the routes that a proxy needs (streamed or
-not), samples nothing, and ignores sampling parameters. With `--port 0` the operating system chooses
-the port; it is printed when the engine is ready.
+not), samples nothing, and ignores sampling parameters. With the `texts` of its tokens it also
+answers chat completions, for proxies that expect an OpenAI-compatible server. With `--port 0` the
+operating system chooses the port; it is printed when the engine is ready.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ LOGPROB = -0.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
     """Every reply: its ids (the last one is the stop token) and its pace in seconds. Events of a
-    stream carry what is new, or, if not `incremental`, everything so far.
+    stream carry what is new, or, if not `incremental`, everything so far. `texts`: of the ids, for
+    chat completions.
     """
 
     reply_ids: tuple[int, ...]
@@ -34,6 +36,7 @@ class Script:
     pace_s: float
     incremental: bool = True
     context_length: int = 1_000_000
+    texts: tuple[str, ...] = ()
 
 
 class ScriptedEngine:
@@ -52,6 +55,8 @@ class ScriptedEngine:
         app.router.add_get("/model_info", self.model_info)
         app.router.add_get("/server_info", self.server_info)
         app.router.add_get("/v1/models", self.models)
+        if self.script.texts:
+            app.router.add_post("/v1/chat/completions", self.chat)
         return app
 
     async def done(self, request: web.Request) -> web.Response:
@@ -98,6 +103,34 @@ class ScriptedEngine:
             await response.write(b"data: [DONE]\n\n")
         return response
 
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """The script's texts as a chat completion, as chunks or at once."""
+        start = asyncio.get_running_loop().time()
+        body = orjson.loads(await request.read())
+        self.num_requests += 1
+        texts = self.script.texts
+        if not body.get("stream"):
+            await self._wait_for(start, len(texts) - 1)
+            message = {"role": "assistant", "content": "".join(texts)}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            usage = {"prompt_tokens": 1, "completion_tokens": len(texts)}
+            usage["total_tokens"] = 1 + len(texts)
+            reply = _chat("chat.completion", choice) | {"usage": usage}
+            return web.Response(body=orjson.dumps(reply), content_type="application/json")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionResetError):
+            for index, text in enumerate(texts):
+                await self._wait_for(start, index)
+                delta = {"role": "assistant", "content": text} if not index else {"content": text}
+                choice = {"index": 0, "delta": delta, "finish_reason": None}
+                event = orjson.dumps(_chat("chat.completion.chunk", choice))
+                await response.write(b"data: " + event + b"\n\n")
+            choice = {"index": 0, "delta": {}, "finish_reason": "stop"}
+            event = orjson.dumps(_chat("chat.completion.chunk", choice))
+            await response.write(b"data: " + event + b"\n\ndata: [DONE]\n\n")
+        return response
+
     async def _wait_for(self, start: float, index: int) -> None:
         due = start + self.script.first_s + index * self.script.pace_s
         await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
@@ -118,6 +151,16 @@ class ScriptedEngine:
             meta["finish_reason"] = ended if is_whole else {"type": "length", "length": total}
             meta["weight_versions"] = [{"version": VERSION, "start": 0, "end": count}]
         return {"text": "", "output_ids": ids, "meta_info": meta}
+
+
+def _chat(kind: str, choice: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": "chatcmpl-scripted",
+        "object": kind,
+        "created": 1,
+        "model": "scripted",
+        "choices": [choice],
+    }
 
 
 async def serve(script: Script, host: str, port: int) -> None:

@@ -36,6 +36,7 @@ from judge.votes.voting import Ballot
 from records.names import DropReason, TurnState
 from records.queue.freshness import Freshness
 from records.types import TurnRecord, Verdict, Vote
+from rollout_bridge import tracing
 from rollout_bridge.rendering.control_text import ControlTexts
 from rollout_bridge.scoring.fresh_claims import FreshClaims, FreshStore
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
@@ -119,13 +120,15 @@ class JudgeWorker:
         """Vote on one turn and commit the verdict. Raises JudgeUnavailable if no vote got an
         answer.
         """
-        begun = time.monotonic()
+        begun, began = time.monotonic(), time.time()
         recording = turn.recording
         if recording is not None and recording.votes is not None:
-            await self._commit(turn, recorded_ballot(recording.votes), 0, None, RECORDED_VOTES)
+            ballot = recorded_ballot(recording.votes)
+            await self._commit(turn, ballot, 0, None, began, RECORDED_VOTES)
             return
         if recording is not None and self._config.recorded_votes_only:
-            await self._commit(turn, None, 0, DropReason.NO_RECORDED_VOTES, RECORDED_VOTES)
+            reason = DropReason.NO_RECORDED_VOTES
+            await self._commit(turn, None, 0, reason, began, RECORDED_VOTES)
             return
         assert self._client is not None, "process is called by run"
         asked = await ask(
@@ -138,11 +141,11 @@ class JudgeWorker:
         if asked.too_long is not None:
             logger.info("turn %s: %s", turn.turn_id, asked.too_long)
             reason = DropReason.JUDGE_PROMPT_TOO_LONG
-            await self._commit(turn, asked.ballot, asked.num_omitted, reason)
+            await self._commit(turn, asked.ballot, asked.num_omitted, reason, began)
             return
         assert asked.ballot is not None
         self.metrics.cached_tokens.inc(asked.ballot.cached_tokens)
-        await self._commit(turn, asked.ballot, asked.num_omitted, None)
+        await self._commit(turn, asked.ballot, asked.num_omitted, None, began)
         if recording is None and not turn.for_hint_alone:
             self.capacity.judged(time.monotonic() - begun)
 
@@ -161,7 +164,7 @@ class JudgeWorker:
         """Drop a turn that the judge never answered; its failed votes are stored."""
         ballot = error.ballot if isinstance(error, JudgeUnavailable) else None
         num_omitted = error.num_omitted if isinstance(error, JudgeUnavailable) else 0
-        await self._commit(turn, ballot, num_omitted, DropReason.JUDGE_UNAVAILABLE)
+        await self._commit(turn, ballot, num_omitted, DropReason.JUDGE_UNAVAILABLE, time.time())
 
     def _screened(self, turn: TurnRecord, votes: Sequence[Vote]) -> tuple[Vote, ...]:
         # Called in a thread: reading a long next state would hold up the other turns.
@@ -173,6 +176,7 @@ class JudgeWorker:
         ballot: Ballot | None,
         num_omitted: int,
         drop: DropReason | None,
+        began: float,
         judge: str | None = None,
     ) -> None:
         votes = ballot.votes if ballot is not None else ()
@@ -194,8 +198,33 @@ class JudgeWorker:
             if drop is None and turn.for_hint_alone and not (review and verdict.hint):
                 drop = DropReason.HINT_ONLY  # as the store has marked it
             self.metrics.count(verdict, drop)
+            if tracing.is_on():
+                _trace(verdict, drop, began)
         else:
             logger.warning(
                 "turn %s: the claim was lost or feedback came; its verdict is not kept",
                 turn.turn_id,
             )
+
+
+def _trace(verdict: Verdict, drop: DropReason | None, began: float) -> None:
+    """The votes and the verdict as spans, without a word of them."""
+    for vote in verdict.votes:
+        if vote.latency_s is None:
+            continue
+        said: dict[str, str | int | float | bool] = {"opd.vote": vote.index}
+        if vote.score is not None:
+            said["opd.score"] = vote.score
+        if vote.error is not None:
+            said["opd.failed"] = True
+        for name, number in (("input", vote.prompt_tokens), ("output", vote.completion_tokens)):
+            if number is not None:
+                said[f"gen_ai.usage.{name}_tokens"] = number
+        tracing.turn_span(verdict.turn_id, "vote", began, said, began + vote.latency_s)
+    found: dict[str, str | int | float | bool] = {
+        "opd.votes": len(verdict.votes),
+        "opd.accepted": bool(verdict.hint),
+    }
+    if drop is not None:
+        found["opd.drop_reason"] = drop.value
+    tracing.turn_span(verdict.turn_id, "judge", began, found)

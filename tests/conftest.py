@@ -28,8 +28,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LONG = ("reliability", "integration", "contract")
 """Folders whose files take minutes, the slowest first: so no core is left with one at the end."""
+MARKS = {"long", "learning", "alone"}
 WHOLE_RUNS = ("reliability", "integration", "step")
-"""Folders in which run.sh looks for tests marked `long` or `learning`."""
+"""`./run.sh test` leaves out tests with these `MARKS`. Other commands look for them here."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,9 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _is_lost(item: pytest.Item) -> bool:
     marked = {mark.name for mark in item.iter_markers()}
-    if marked & {"long", "learning"}:
-        return item.path.parent.name not in WHOLE_RUNS
-    return "alone" in marked and item.path.parent.name != "reliability"
+    return bool(marked & MARKS) and item.path.parent.name not in WHOLE_RUNS
 
 
 def pytest_collection_finish() -> None:

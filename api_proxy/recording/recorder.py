@@ -36,6 +36,7 @@ from records.names import Consent, TurnType
 from records.spill.spilled import Addition
 from records.store import Store
 from records.types import CapturedTurn
+from rollout_bridge import tracing
 from rollout_bridge.config import TeacherRoutes
 
 logger = logging.getLogger(__name__)
@@ -144,13 +145,17 @@ class TurnRecorder:
                 turn.captured = captured_turn(turn, reply, self._config, self._routes)
             except ValueError as error:  # the engine's spans contradict themselves
                 self._lost(turn, error)
+        if tracing.is_on() and turn.captured is not None:
+            _trace_request(turn, turn.captured, self._config.model_name)
         return self._spawn(self._commit(turn))
 
     async def _commit(self, turn: Turn) -> None:
         if turn.notes is not None:
             await asyncio.wait({turn.notes})
         if turn.captured is not None:
+            began = time.time()
             await self._store_turn(turn, turn.captured)
+            tracing.turn_span(turn.turn_id, "record", began, {"opd.spilled": turn.is_spilled})
         turn.unfinished.discard(turn.turn_id)
         if turn.completion.session_done and not turn.unfinished:
             await self._close(turn)
@@ -296,6 +301,26 @@ def captured_turn(
         user_id=turn.completion.user_id,
         routed_experts=whole_experts(rollout),
     )
+
+
+def _trace_request(turn: Turn, captured: CapturedTurn, model: str) -> None:
+    """Without a word of what was said."""
+    attributes: dict[str, str | int | float | bool] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": model,
+        "gen_ai.response.id": turn.turn_id,
+        "gen_ai.conversation.id": turn.session_id,
+        "gen_ai.usage.input_tokens": len(captured.prompt_ids),
+        "gen_ai.usage.output_tokens": len(captured.response_ids),
+        "opd.turn_type": captured.turn_type.value,
+        "opd.finish_reason": captured.finish_reason,
+    }
+    if captured.version_spans:
+        attributes["opd.version"] = captured.version_spans[-1].version
+    if captured.drop_reason is not None:
+        attributes["opd.drop_reason"] = captured.drop_reason.value
+    ended = turn.created + turn.latency_s
+    tracing.request_span(turn.turn_id, turn.created, ended, attributes, turn.completion.traceparent)
 
 
 def _routed(turn: Turn, routes: TeacherRoutes) -> str | None:

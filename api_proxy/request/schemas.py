@@ -239,6 +239,8 @@ class Completion:
     is_retrievable: bool = False
     prompt_ids: tuple[int, ...] | None = None
     parent_turn_id: str | None = None
+    traceparent: str | None = None
+    """The agent's own trace (W3C Trace Context)."""
     num_bytes: int = 0
     """Of messages and tools together, as JSON."""
     shape: Shape | None = None
@@ -317,6 +319,7 @@ def completion_of(
         session_done=_session_done(headers, fields),
         teacher=_name_in(headers, "X-Teacher", "teacher"),
         source=_name_in(headers, "X-Data-Source", "data_source"),
+        traceparent=headers.get("traceparent"),
         num_bytes=num_bytes,
         shape=shape,
         ignored=ignored,

@@ -15,9 +15,10 @@ from opd.processes.judge import judge_config, judge_control_texts, judge_counter
 from opd.processes.shared import client_of, owner_name, policy_client, rendering_of, with_status
 from opd.processes.teacher_check import check_teachers
 from opd.run.config import RunConfig
-from opd.run.start_checks import check_canaries, check_store, check_verifier
+from opd.run.start_checks import check_canaries, check_store, check_traces, check_verifier
 from records.queue.freshness import Freshness
 from records.store import Store
+from rollout_bridge import tracing
 
 if TYPE_CHECKING:
     from judge.hints.metrics import QuestionMetrics
@@ -42,16 +43,18 @@ def run_judge(
     config = begin(config_file, overrides, exit_with_parent)
     if not exit_with_parent:
         check_store(config.store)
+        check_traces()
         check_canaries(config.guard)
         check_verifier(config.verifier)
-    run_until_stopped(
-        lambda stop: with_status(
-            config,
-            config_file.parent,
-            exit_with_parent,
-            _judge_and_score(config, config_file.parent, stop, rewrite_hint),
+    with tracing.sending("judge"):
+        run_until_stopped(
+            lambda stop: with_status(
+                config,
+                config_file.parent,
+                exit_with_parent,
+                _judge_and_score(config, config_file.parent, stop, rewrite_hint),
+            )
         )
-    )
 
 
 async def _judge_and_score(

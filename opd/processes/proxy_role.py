@@ -15,8 +15,9 @@ from opd.commands.keys import refuse_open_door
 from opd.processes.beginning import begin
 from opd.processes.shared import client_of, policy_client, rendering_of
 from opd.run.config import RunConfig
-from opd.run.start_checks import check_listening, check_spill, check_store
+from opd.run.start_checks import check_listening, check_spill, check_store, check_traces
 from records.store import Store
+from rollout_bridge import tracing
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,10 +32,12 @@ def run_proxy(config_file: Path, overrides: list[str], exit_with_parent: bool) -
     if not exit_with_parent:
         check_listening("proxy", config.proxy.host, config.proxy.port)
         check_store(config.store)
+        check_traces()
     check_spill(config.store)
     from api_proxy.server.event_loop import run
 
-    run(_serve_proxy(config, config_file))
+    with tracing.sending("proxy"):
+        run(_serve_proxy(config, config_file))
 
 
 async def _serve_proxy(config: RunConfig, config_file: Path) -> None:

@@ -17,8 +17,9 @@ from opd.processes.shared import client_of, owner_name, policy_client, rendering
 from opd.run.checks import run_warnings
 from opd.run.config import RunConfig
 from opd.run.devices import check_device
-from opd.run.start_checks import check_store
+from opd.run.start_checks import check_store, check_traces
 from records.store import Store
+from rollout_bridge import tracing
 from trainer.model.model_config import model_vocab_size
 
 if TYPE_CHECKING:
@@ -38,14 +39,16 @@ def run_trainer(config_file: Path, overrides: list[str], exit_with_parent: bool)
         check_device("trainer.device", config.trainer.device)
         check_model(config.model)
         check_store(config.store)
-    run_until_stopped(
-        lambda stop: with_status(
-            config,
-            config_file.parent,
-            exit_with_parent,
-            _train(config, config_file.parent, stop, stays=exit_with_parent),
+        check_traces()
+    with tracing.sending("trainer"):
+        run_until_stopped(
+            lambda stop: with_status(
+                config,
+                config_file.parent,
+                exit_with_parent,
+                _train(config, config_file.parent, stop, stays=exit_with_parent),
+            )
         )
-    )
 
 
 async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays: bool) -> None:

@@ -16,6 +16,7 @@ from opd.run.devices import check_device
 from records.config import StoreConfig
 from records.database.opening import check_readable, check_unlocked
 from records.spill.spill import SpillFile
+from rollout_bridge import tracing
 from trainer.config import TrainerConfig
 from trainer.errors import StartupError
 from trainer.step.metrics import check_wandb
@@ -30,6 +31,7 @@ def check_start(config: RunConfig, *, serves: bool) -> None:
     check_canaries(config.guard)
     check_verifier(config.verifier)
     check_curves(config.trainer)
+    check_traces()
     if serves and config.store.spill_path.parent.is_dir():  # else a new run's, like the store
         check_spill(config.store)
 
@@ -65,6 +67,13 @@ def check_curves(trainer: TrainerConfig) -> None:
     """Raise StartupError if metrics are to go where nothing is installed that sends them."""
     if trainer.wandb is not None:
         check_wandb()
+
+
+def check_traces() -> None:
+    """Raise StartupError for a collector of traces that cannot be sent to."""
+    why = tracing.problem()
+    if why is not None:
+        raise StartupError(why)
 
 
 def check_store(config: StoreConfig) -> None:

@@ -15,6 +15,7 @@ import logging
 import math
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
@@ -26,6 +27,7 @@ from records.names import DropReason, TurnState
 from records.queue.freshness import Freshness
 from records.turns.recording import RecordingKind
 from records.types import UNSCORED, Ids, Logprobs, PolicyScore, Score, TurnRecord
+from rollout_bridge import tracing
 from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.errors import (
     EngineError,
@@ -157,7 +159,7 @@ class ScoringWorker:
         is_recorded = (
             turn.recording is not None and turn.recording.kind is not RecordingKind.RESAMPLED
         )
-        scores, policy = [], None
+        scores, policy, began = [], None, time.time()
         try:
             if is_recorded and self._resampler is not None and turn.candidates:
                 await self._resample(turn, self._resampler)
@@ -168,8 +170,11 @@ class ScoringWorker:
                 scores = await self._scores(turn, teacher)
         except (HintingError, EngineError) as error:
             await self._drop(turn, *fault_of(error))
+            found: tracing.Attributes = {"opd.drop_reason": fault_of(error)[0].value}
         else:
             await self._commit(turn, scores, policy)
+            found = {"opd.teacher": teacher.name, "opd.candidates": len(scores)}
+        tracing.turn_span(turn.turn_id, "score", began, found)
 
     async def give_up(self, turn: TurnRecord, error: ServiceUnavailable) -> None:
         """Drop a turn that the teacher never scored."""

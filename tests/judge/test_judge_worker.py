@@ -14,6 +14,7 @@ from records.store import Store
 from records.types import CapturedTurn, VersionSpan
 from tests.judge.figures import hint_figures
 from tests.records.looking import verdict_of, votes_of
+from tests.spans import kept_spans
 from tests.workers import run_until_left, running, until
 
 POSITIVE = "\\boxed{1}\n[HINT_START]Give temperatures in Celsius.[HINT_END]"
@@ -411,3 +412,18 @@ async def test_hints_wait_for_a_person_where_that_is_asked_for(
     assert turn is not None
     assert turn.state is expected
     assert len(await store.hints()) == (expected is TurnState.SCORING)
+
+
+async def test_votes_and_verdict_are_spans_of_the_turn(store, judge_server, judge_config, reply):
+    judge_server.behave = lambda number, _body: reply.answer([POSITIVE, NEGATIVE][number % 2])
+    with kept_spans() as kept:
+        turn_id = await judging_turn(store)
+        await run_until_left_judging(store, JudgeWorker(store, judge_config(), "judge-1"))
+        *votes, verdict = kept.of_turn(turn_id)
+    assert [vote.name for vote in votes] == ["vote"] * 3
+    assert sorted(vote.attributes["opd.score"] for vote in votes) == [-1, 1, 1]
+    assert {vote.attributes["gen_ai.usage.input_tokens"] for vote in votes} == {11}
+    assert (verdict.name, dict(verdict.attributes)) == (
+        "judge",
+        {"opd.votes": 3, "opd.accepted": True},
+    )

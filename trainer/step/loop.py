@@ -26,6 +26,7 @@ from records.reading.summary import VoteSummary
 from records.store import Store
 from records.training.staleness import steps_since
 from records.types import Ids, ReadySample
+from rollout_bridge import tracing
 from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.rehearsal.mix import LessonMix
@@ -303,7 +304,7 @@ class EmbeddedTrainer:
         versions = self._versions
         if not versions.is_consistent:
             raise TrainerError("an earlier step failed half-way; open the trainer again")
-        started = time.perf_counter()
+        started, began = time.perf_counter(), time.time()
         samples = await self._leasing.batch(versions.chain)
         if samples is None:
             return None
@@ -335,7 +336,10 @@ class EmbeddedTrainer:
         if report.skipped is not None:
             await self._skip(samples, report)
         else:
+            updated = time.perf_counter()
             seconds |= await self._commit(samples, staleness, report)
+            if tracing.is_on():
+                self._trace(samples, began, seconds, updated - leased)
         versions.is_consistent = True
         votes = await self._end_hold()
         self._idle_since = time.perf_counter()
@@ -360,6 +364,27 @@ class EmbeddedTrainer:
             version=None if report.skipped else self.version,
             skipped=report.skipped,
             metrics=metrics,
+        )
+
+    def _trace(
+        self,
+        samples: Sequence[ReadySample],
+        began: float,
+        seconds: Mapping[str, float],
+        update_s: float,
+    ) -> None:
+        parts = {"lease": seconds["seconds/lease"], "update": update_s}
+        parts |= {name: seconds[f"seconds/{name}"] for name in ("checkpoint", "commit", "publish")}
+        turn_ids = [sample.turn_id for sample in samples if sample.lesson is None]
+        tracing.step_spans(
+            turn_ids,
+            began,
+            parts,
+            {
+                "opd.version": self.version,
+                "opd.step": self.manifest.step,
+                "opd.lessons": len(samples) - len(turn_ids),
+            },
         )
 
     async def _end_hold(self) -> VoteSummary:

@@ -31,6 +31,7 @@ from tests.rollout_bridge.fault_teacher import (
     scoring_turn,
 )
 from tests.rollout_bridge.scoring.figures import scoring_figures
+from tests.spans import kept_spans
 from tests.workers import running, until
 
 
@@ -381,3 +382,15 @@ async def test_a_teacher_of_another_version_than_configured_is_refused(
 def test_check_scores(scores, reason):
     problem = check_scores(np.array(scores, dtype=np.float32), 2)
     assert (problem[0] if problem else None) == reason
+
+
+async def test_scoring_is_a_span_of_the_turn(store, client, teacher, rendering):
+    with kept_spans() as kept:
+        turn_id = await scoring_turn(store, rendering)
+        worker = ScoringWorker(store, client, rendering, config(), "scoring-1")
+        await run_until_left_scoring(store, worker)
+        [span] = kept.of_turn(turn_id)
+    assert (span.name, dict(span.attributes)) == (
+        "score",
+        {"opd.teacher": "teacher", "opd.candidates": 1},
+    )

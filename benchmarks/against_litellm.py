@@ -1,0 +1,378 @@
+"""What a request and a streamed token cost this proxy, LiteLLM's and a bare pass-through.
+
+    python -m benchmarks.against_litellm [--rounds 5] [--conversations 40] [--tokens 500]
+
+Each stands in front of the same scripted engine as a process of its own: this one as `opd proxy`
+starts it, storing every turn; LiteLLM's with one worker and no database, in an environment of its
+own (.venv-litellm, made at the first run); the pass-through is aiohttp and forwards bytes. They
+take turns within each round, in random order. The figure is processor time, which does not depend
+on what else runs: of the whole process, its children and threads included. Lower is better; ratios
+are LiteLLM's figure over this one's, with the lowest and highest of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import psutil
+import uvloop
+from aiohttp import web
+from rich.progress import track
+
+from benchmarks.proxy_processes import HEADERS, LAB_MODEL, SYSTEM
+from benchmarks.scripted_engine import Script
+from benchmarks.scripted_engine import serve as serve_scripted
+from opd.processes.supervisor import free_ports
+from opd.run import config as run_config
+from opd.run.config import merge
+from opd.run.defaults import resolve, single_machine
+from rollout_bridge.config import RendererConfig
+from rollout_bridge.rendering.rendering import Rendering
+
+ROOT = Path(__file__).parents[1]
+LITELLM = "litellm[proxy]==1.108.7"
+OURS, THEIRS, BARE = "this proxy", "LiteLLM", "pass-through"
+MODEL = "policy"
+RENDERER = {"name": "qwen3", "enable_thinking": False}
+TURNS = 4
+AT_ONCE = 8
+REPLY_TOKENS = 16
+"""Of a reply in a conversation."""
+START_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """A proxy; `url` up to and including /v1."""
+
+    name: str
+    url: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """Microseconds of processor time per unit, by side and round."""
+
+    what: str
+    by_side: dict[str, list[float]]
+
+
+def main() -> None:
+    """Measure, print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--conversations", type=int, default=40, help="for a side and round")
+    parser.add_argument("--tokens", type=int, default=500, help="of a streamed reply")
+    parser.add_argument("--streams", type=int, default=16, help="for a side and round")
+    given = parser.parse_args()
+    rendering = Rendering.load(str(LAB_MODEL), RendererConfig.model_validate(RENDERER))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        sides = {
+            length: _sides(stack, folder / str(length), rendering, length)
+            for length in (REPLY_TOKENS, given.tokens)
+        }
+        figures = uvloop.run(_measure(sides, given))
+        memory = {side.name: _memory(side.pid) for side in sides[given.tokens]}
+    print(table(figures, memory))
+
+
+def _sides(
+    stack: ExitStack, folder: Path, rendering: Rendering, length: int
+) -> tuple[Side, Side, Side]:
+    """All three in front of an engine whose replies have so many tokens."""
+    [word] = rendering.tokenizer.encode(" sun", add_special_tokens=False)[:1]
+    script = Script(
+        reply_ids=(*[word] * length, rendering.stop_token_ids[0]),
+        texts=(rendering.decode([word]),) * length,
+        first_s=0.02,
+        pace_s=0.005,
+    )
+    engine_port, own_port, their_port, bare_port = free_ports(4)
+    engine = f"http://127.0.0.1:{engine_port}"
+    _forked(stack, _run_engine, script, engine_port)
+    _wait_for(f"{engine}/health")
+    folder.mkdir()
+    own = {"renderer": RENDERER, "policy": {"url": engine}, "proxy": {"port": own_port}}
+    config = resolve(merge(single_machine(str(LAB_MODEL), folder), own), None, [])
+    run_config.save(config, folder / "config.toml")
+    ours = _started(
+        stack,
+        [sys.executable, "-m", "opd.cli.app", "proxy", "--run", str(folder)],
+        folder / "ours.log",
+    )
+    settings = folder / "litellm.yaml"
+    settings.write_text(
+        f"model_list:\n- model_name: {MODEL}\n  litellm_params:\n    model: openai/scripted\n"
+        f"    api_base: {engine}/v1\n    api_key: none\n"
+    )
+    theirs = _started(
+        stack,
+        [
+            *[str(litellm()), "--config", str(settings), "--num_workers", "1"],
+            *["--host", "127.0.0.1", "--port", str(their_port)],
+        ],
+        folder / "litellm.log",
+        # Their list of prices would be fetched from the internet.
+        LITELLM_LOCAL_MODEL_COST_MAP="True",
+        LITELLM_LOG="ERROR",
+    )
+    bare = _forked(stack, _run_pass_through, engine, bare_port)
+    urls = [f"http://127.0.0.1:{port}" for port in (own_port, their_port, bare_port)]
+    for url, path in zip(urls, ("/readyz", "/health/readiness", "/health"), strict=True):
+        _wait_for(url + path)
+    return (
+        Side(name=OURS, url=f"{urls[0]}/v1", pid=ours),
+        Side(name=THEIRS, url=f"{urls[1]}/v1", pid=theirs),
+        Side(name=BARE, url=f"{urls[2]}/v1", pid=bare),
+    )
+
+
+def litellm() -> Path:
+    """Its command, in an environment of its own."""
+    folder = ROOT / ".venv-litellm"
+    command = folder / "bin" / "litellm"
+    if not command.exists():
+        print(f"installing {LITELLM} in {folder}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([str(folder / "bin/pip"), "install", "--quiet", LITELLM], check=True)
+    return command
+
+
+def litellm_version() -> str:
+    """The installed one."""
+    shown = subprocess.run(
+        [str(ROOT / ".venv-litellm/bin/pip"), "show", "litellm"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return next(
+        line.partition(": ")[2] for line in shown.stdout.splitlines() if line.startswith("Version")
+    )
+
+
+async def _measure(
+    sides: dict[int, tuple[Side, Side, Side]], given: argparse.Namespace
+) -> list[Figure]:
+    chats = Figure(
+        what=f"request, conversations of {TURNS} turns of {REPLY_TOKENS} tokens, not streamed",
+        by_side={side.name: [] for side in sides[REPLY_TOKENS]},
+    )
+    streams = Figure(
+        what=f"streamed token, replies of {given.tokens}",
+        by_side={side.name: [] for side in sides[REPLY_TOKENS]},
+    )
+    numbers = _Numbers()
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+
+        async def talk(side: Side) -> None:
+            await _conversation(session, side, next(numbers))
+
+        async def listen(side: Side) -> None:
+            await _stream(session, side, next(numbers), given.tokens)
+
+        for side in (*sides[REPLY_TOKENS], *sides[given.tokens]):
+            await talk(side)  # what only a process's first request does
+        for _ in track(range(given.rounds), description="rounds"):
+            for side in random.sample(sides[REPLY_TOKENS], 3):
+                cost = await _cost(side, given.conversations, talk)
+                chats.by_side[side.name].append(cost / TURNS)
+            for side in random.sample(sides[given.tokens], 3):
+                cost = await _cost(side, given.streams, listen)
+                streams.by_side[side.name].append(cost / given.tokens)
+    return [chats, streams]
+
+
+async def _cost(side: Side, number: int, do: Callable[[Side], Awaitable[None]]) -> float:
+    """Microseconds of processor time for each of `number` units, AT_ONCE at a time."""
+    before = _cpu_s(side.pid)
+    todo = iter(range(number))
+
+    async def work() -> None:
+        for _ in todo:
+            await do(side)
+
+    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    await asyncio.sleep(0.3)  # what is done after an answer counts, too
+    return 1e6 * (_cpu_s(side.pid) - before) / number
+
+
+async def _conversation(session: aiohttp.ClientSession, side: Side, number: int) -> None:
+    messages = [{"role": "system", "content": SYSTEM}]
+    for turn in range(TURNS):
+        messages.append({"role": "user", "content": f"Question {turn} of conversation {number}."})
+        body = orjson.dumps({"model": MODEL, "messages": messages, "max_tokens": REPLY_TOKENS + 1})
+        async with session.post(
+            f"{side.url}/chat/completions", data=body, headers=_HEADERS
+        ) as reply:
+            said = orjson.loads(await reply.read())
+            if reply.status != 200:
+                raise RuntimeError(f"{side.name}: {reply.status}: {said}")
+        messages.append({"role": "assistant", "content": said["choices"][0]["message"]["content"]})
+
+
+async def _stream(session: aiohttp.ClientSession, side: Side, number: int, tokens: int) -> None:
+    messages = [{"role": "user", "content": f"Tell story {number}."}]
+    body = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": tokens + 1}
+    text = ""
+    async with session.post(
+        f"{side.url}/chat/completions", data=orjson.dumps(body), headers=_HEADERS
+    ) as reply:
+        if reply.status != 200:
+            raise RuntimeError(f"{side.name}: {reply.status}: {(await reply.text())[:300]}")
+        async for line in reply.content:
+            if line.startswith(b"data: {"):
+                for choice in orjson.loads(line[6:])["choices"]:
+                    text += choice["delta"].get("content") or ""
+    if text.count("sun") != tokens:
+        raise RuntimeError(f"{side.name}: a reply had {text.count('sun')} tokens, not {tokens}")
+
+
+_HEADERS = HEADERS | {"Authorization": "Bearer any"}
+
+
+class _Numbers:
+    """No two conversations are alike."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def __next__(self) -> int:
+        self._last += 1
+        return self._last
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def _cpu_s(pid: int) -> float:
+    return sum(sum(one.cpu_times()[:2]) for one in _family(pid))
+
+
+def _memory(pid: int) -> float:
+    """Resident MiB."""
+    return sum(one.memory_info().rss for one in _family(pid)) / 2**20
+
+
+def _run_engine(script: Script, port: int) -> None:
+    uvloop.run(serve_scripted(script, "127.0.0.1", port))
+
+
+def _run_pass_through(engine: str, port: int) -> None:
+    uvloop.run(_pass_through(engine, port))
+
+
+async def _pass_through(engine: str, port: int) -> None:
+    async with aiohttp.ClientSession() as session:
+
+        async def forward(request: web.Request) -> web.StreamResponse:
+            body = await request.read()
+            async with session.request(
+                request.method, engine + request.path, data=body, headers=HEADERS
+            ) as theirs:
+                reply = web.StreamResponse(
+                    status=theirs.status, headers={"Content-Type": theirs.content_type}
+                )
+                await reply.prepare(request)
+                async for piece in theirs.content.iter_any():
+                    await reply.write(piece)
+                return reply
+
+        app = web.Application(client_max_size=2**28)
+        app.router.add_route("*", "/{path:.*}", forward)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        await asyncio.Event().wait()
+
+
+def _forked(stack: ExitStack, function: Callable[..., None], *arguments: Any) -> int:
+    process = multiprocessing.get_context("spawn").Process(
+        target=function, args=arguments, daemon=True
+    )
+    process.start()
+    stack.callback(process.join)
+    stack.callback(process.terminate)
+    assert process.pid is not None
+    return process.pid
+
+
+def _started(stack: ExitStack, command: list[str], log: Path, **environment: str) -> int:
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, cwd=ROOT, env=os.environ | environment
+        )
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    return process.pid
+
+
+def _wait_for(url: str) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        try:
+            # Only this machine is asked.
+            if uvloop.run(_is_there(url)):
+                return
+        except (aiohttp.ClientError, TimeoutError):
+            pass
+        time.sleep(0.2)
+    raise RuntimeError(f"{url} did not answer within {START_S:.0f} s")
+
+
+async def _is_there(url: str) -> bool:
+    async with aiohttp.ClientSession() as session, session.get(url) as reply:
+        return reply.status == 200
+
+
+def table(figures: Sequence[Figure], memory: dict[str, float]) -> str:
+    """The figures in Markdown."""
+    lines = [
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"LiteLLM {litellm_version()}, aiohttp {version('aiohttp')}",
+        "",
+        f"| | {OURS} | {THEIRS} | {BARE} | {THEIRS} / {OURS} |",
+        "|---|---|---|---|---|",
+    ]
+    for figure in figures:
+        shown = [
+            f"{statistics.median(figure.by_side[name]):.0f} us" for name in (OURS, THEIRS, BARE)
+        ]
+        ratios = [
+            theirs / ours
+            for ours, theirs in zip(figure.by_side[OURS], figure.by_side[THEIRS], strict=True)
+        ]
+        ratio = f"{statistics.median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f})"
+        lines.append(f"| {figure.what} | {' | '.join(shown)} | {ratio} |")
+    sizes = " | ".join(f"{memory[name]:.0f} MiB" for name in (OURS, THEIRS, BARE))
+    lines.append(f"| resident memory | {sizes} | {memory[THEIRS] / memory[OURS]:.1f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

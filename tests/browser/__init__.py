@@ -1,0 +1,1 @@
+"""Chromium looks at the pages of a run that has learned: ./run.sh browser."""
