@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from rollout_bridge.embedded.model.products import compute_all_fast
 from rollout_bridge.embedded.model.threads import set_threads
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
@@ -35,6 +36,7 @@ def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest)
     torch.manual_seed(config.seed)
     policy = _load_policy(config, checkpoints, manifest)
     set_threads(config.threads, policy.base_model)
+    compute_all_fast()
     reference: StateModel | None = None
     if config.needs_start:
         reference = _start(config, checkpoints, policy)

@@ -20,9 +20,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rollout_bridge.embedded.errors import AdapterRejected
+from rollout_bridge.embedded.model.products import linear
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
@@ -109,7 +109,7 @@ class AdapterLayers:
 
     def _forward_of(self, module: nn.Linear, name: str) -> Callable[[Tensor], Tensor]:
         def forward(x_BTI: Tensor) -> Tensor:
-            out_BTO = functional.linear(x_BTI, module.weight, module.bias)
+            out_BTO = linear(module, x_BTI)
             for adapter, rows in self._plan.groups:
                 layer = adapter.layers.get(name)
                 if layer is None:

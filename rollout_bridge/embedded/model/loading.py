@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.embedded.errors import UnsupportedModel, WeightsRejected
+from rollout_bridge.embedded.model.products import compute_fast
 from rollout_bridge.embedded.model.supported import context_limit, unsupported
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,7 +39,9 @@ def load_model(config: EmbeddedEngineConfig) -> PreTrainedModel:
         raise UnsupportedModel(f"cannot load the model '{config.model}': {error}") from error
     if config.rounds_start:
         _round(model.parameters())
-    return model.to(device).eval()  # type: ignore[arg-type]
+    model = model.to(device).eval()  # type: ignore[arg-type]
+    compute_fast(model)
+    return model
 
 
 def load_tokenizer(config: EmbeddedEngineConfig) -> Any:
