@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -26,7 +27,13 @@ class Kept:
     def of_turn(self, turn_id: str) -> list[ReadableSpan]:
         """Those of a turn's trace."""
         trace_id, _ = tracing.ids_of(turn_id)
-        return [span for span in self.spans if span.context.trace_id == trace_id]
+        return [span for span in self.spans if at(span)[0] == trace_id]
+
+
+def at(span: ReadableSpan) -> tuple[int, int]:
+    """Its trace's id and its own."""
+    assert span.context is not None
+    return span.context.trace_id, span.context.span_id
 
 
 @contextmanager
@@ -35,3 +42,8 @@ def kept_spans() -> Iterator[Kept]:
     kept = Kept()
     with tracing.sending("test", SimpleSpanProcessor(kept.exporter)):
         yield kept
+
+
+def said(span: ReadableSpan) -> dict[str, Any]:
+    """Its attributes."""
+    return dict(span.attributes or {})

@@ -98,7 +98,7 @@ def _key(folder: Path, tenant: str) -> str:
     async def made() -> str:
         config = run_config.load(folder / "config.toml")
         async with await Store.open(config.store) as store:
-            _, secret = await Keys(store).create(
+            _, secret = await Keys(store, time.time).create(
                 actor="test", tenant=tenant, is_admin=tenant == "admin"
             )
             return secret

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Dialog, Page, expect
 
-from records.names import HintStatus, TurnState
+from records.hints.types import HintStatus
+from records.names import TurnState
 from records.reading.browsing import Wanted
 from records.reading.summary import ExampleTurn
 from records.store import Store
@@ -187,7 +188,12 @@ def test_stored_text_runs_nothing(served: Served, looking: Looking) -> None:
     tab = looking()
     page = tab.open("/ui/sessions")
     dialogs: list[str] = []
-    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+
+    def noted(dialog: Dialog) -> None:
+        dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    page.on("dialog", noted)
     page.locator("tbody th a").first.click()
     expect(page.locator("pre", has_text="<script>alert(1)</script>").first).to_be_visible()
     assert page.locator("pre script, pre img").count() == 0

@@ -14,7 +14,7 @@ from records.store import Store
 from records.types import CapturedTurn, VersionSpan
 from tests.judge.figures import hint_figures
 from tests.records.looking import verdict_of, votes_of
-from tests.spans import kept_spans
+from tests.spans import kept_spans, said
 from tests.workers import run_until_left, running, until
 
 POSITIVE = "\\boxed{1}\n[HINT_START]Give temperatures in Celsius.[HINT_END]"
@@ -421,9 +421,9 @@ async def test_votes_and_verdict_are_spans_of_the_turn(store, judge_server, judg
         await run_until_left_judging(store, JudgeWorker(store, judge_config(), "judge-1"))
         *votes, verdict = kept.of_turn(turn_id)
     assert [vote.name for vote in votes] == ["vote"] * 3
-    assert sorted(vote.attributes["opd.score"] for vote in votes) == [-1, 1, 1]
-    assert {vote.attributes["gen_ai.usage.input_tokens"] for vote in votes} == {11}
-    assert (verdict.name, dict(verdict.attributes)) == (
+    assert sorted(said(vote)["opd.score"] for vote in votes) == [-1, 1, 1]
+    assert {said(vote)["gen_ai.usage.input_tokens"] for vote in votes} == {11}
+    assert (verdict.name, said(verdict)) == (
         "judge",
         {"opd.votes": 3, "opd.accepted": True},
     )

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rollout_bridge import tracing
-from tests.spans import kept_spans
+from tests.spans import at, kept_spans
 
 AGENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -21,7 +21,7 @@ def test_all_processes_know_the_trace_of_a_turn() -> None:
     assert (first.name, first.parent, first.attributes) == ("chat", None, {"opd.version": 3})
     assert (first.start_time, first.end_time) == (10_000_000_000, 12_500_000_000)
     assert second.parent is not None
-    assert second.parent.span_id == first.context.span_id == tracing.ids_of("turn-1")[1]
+    assert second.parent.span_id == at(first)[1] == tracing.ids_of("turn-1")[1]
     assert first.resource.attributes["opd.process"] == "test"
 
 
@@ -29,11 +29,11 @@ def test_an_agents_trace_gets_a_span_that_links_to_the_turns() -> None:
     with kept_spans() as kept:
         tracing.request_span("turn-1", 1.0, 2.0, {}, AGENT)
     agents, own = kept.spans
-    assert f"{agents.context.trace_id:032x}" == AGENT.split("-")[1]
+    assert f"{at(agents)[0]:032x}" == AGENT.split("-")[1]
     assert agents.parent is not None
     assert f"{agents.parent.span_id:016x}" == AGENT.split("-")[2]
     assert [link.context.trace_id for link in agents.links] == [tracing.ids_of("turn-1")[0]]
-    assert [link.context.span_id for link in own.links] == [agents.context.span_id]
+    assert [link.context.span_id for link in own.links] == [at(agents)[1]]
     assert own.parent is None
 
 
@@ -54,12 +54,12 @@ def test_a_step_links_to_its_turns_and_is_in_their_traces() -> None:
         tracing.ids_of(turn_id)[0] for turn_id in ("a", "b")
     }
     parts = [span for span in kept.spans if span.name in ("update", "publish")]
-    assert [span.parent and span.parent.span_id for span in parts] == [step.context.span_id] * 2
+    assert [span.parent and span.parent.span_id for span in parts] == [at(step)[1]] * 2
     assert parts[0].end_time == parts[1].start_time
     for turn_id in ("a", "b"):
         [trained] = kept.of_turn(turn_id)
         assert trained.attributes == {"opd.version": 4}
-        assert [link.context.span_id for link in trained.links] == [step.context.span_id]
+        assert [link.context.span_id for link in trained.links] == [at(step)[1]]
 
 
 def test_nothing_is_made_unless_a_collector_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from tests.rollout_bridge.fault_teacher import (
     scoring_turn,
 )
 from tests.rollout_bridge.scoring.figures import scoring_figures
-from tests.spans import kept_spans
+from tests.spans import kept_spans, said
 from tests.workers import running, until
 
 
@@ -390,7 +390,7 @@ async def test_scoring_is_a_span_of_the_turn(store, client, teacher, rendering):
         worker = ScoringWorker(store, client, rendering, config(), "scoring-1")
         await run_until_left_scoring(store, worker)
         [span] = kept.of_turn(turn_id)
-    assert (span.name, dict(span.attributes)) == (
+    assert (span.name, said(span)) == (
         "score",
         {"opd.teacher": "teacher", "opd.candidates": 1},
     )

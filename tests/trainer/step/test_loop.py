@@ -15,7 +15,7 @@ from records.training.prompt_history import HistoryWindow
 from rollout_bridge.engine.served import ServedFile
 from rollout_bridge.stop_order import StopOrder, order_stop
 from tests.records.new_store import new_store
-from tests.spans import kept_spans
+from tests.spans import kept_spans, said
 from tests.trainer.guard.test_checks import a_check
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.tiny import VOCAB, conversation, make_ready, random_sequences, save_model, states
@@ -428,7 +428,7 @@ async def test_a_step_is_a_span_in_the_trace_of_each_of_its_turns(folder, tmp_pa
             await make_ready(store, samples(2))
             assert await trainer.step() is not None
         [step] = [span for span in kept.spans if span.name == "step" and span.parent is None]
-        assert (step.attributes["opd.version"], len(step.links)) == (1, BATCH)
+        assert (said(step)["opd.version"], len(step.links)) == (1, BATCH)
         parts = [span.name for span in kept.spans if span.parent == step.context]
         assert parts == ["lease", "update", "checkpoint", "commit", "publish"]
         assert [span.name for span in kept.of_turn("s0-1")] == ["step"]
