@@ -122,11 +122,12 @@ static_checks() {
     .venv/bin/lint-imports
 }
 
-# All tests but whole runs and those that look at the clock, on all cores, a file on one of them, in
-# the order of tests/conftest.py. With arguments: pytest as it is.
+# All tests but whole runs and those that look at the clock, on all cores, a file in one process, in
+# the order of tests/conftest.py. Tests wait a quarter of their time, so there is a process more than
+# cores. With arguments: pytest as it is.
 run_tests() {
     if [ $# -gt 0 ]; then exec .venv/bin/python -m pytest "$@"; fi
-    .venv/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder \
+    .venv/bin/python -m pytest -n $(($(nproc) + 1)) --dist loadfile --no-loadscope-reorder \
         --ignore tests/browser -m "not alone and not long and not learning"
 }
 

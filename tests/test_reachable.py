@@ -21,11 +21,13 @@ ALLOWED: dict[str, str] = {
     "records.reading.explaining.Explanation": "printed whole, as JSON",
     "api_proxy.measured.HintVersion": "written whole into a reply",
     "api_proxy.pages.tokens.Signal": "shown by a template",
+    "api_proxy.pages.training._Drawn": "shown by a template",
     "opd.evaluation.gap.Gap": "written whole into a report",
     "opd.evaluation.tasks.Check": "of PromptTask",
     "opd.evaluation.tasks.PromptTask": "for suites that people bring: docs/evaluation.md",
     "records.training.reconcile.ReconcileReport": "logged whole",
     "rollout_bridge.config.RendererConfig": "handed whole to the package `renderers`",
+    "rollout_bridge.tracing._TurnIds": "asked by OpenTelemetry's SDK",
     "trainer.objectives.policy.m2po.M2poClip": "golden: moments beside the clip that a run takes",
     "trainer.calibration.calibrate.EngineNoise": "written whole into the run folder",
 }

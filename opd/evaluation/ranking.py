@@ -47,7 +47,12 @@ def rankings(
     for metric in metrics:
         for k in ks:
             values = {
-                version: _value(of[metric], k, samples, adaptive and adaptive[version].get(metric))
+                version: _value(
+                    of[metric],
+                    k,
+                    samples,
+                    None if adaptive is None else adaptive[version].get(metric),
+                )
                 for version, of in passes.items()
             }
             ranked = sorted(values.items(), key=lambda pair: -pair[1])

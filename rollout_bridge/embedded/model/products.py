@@ -32,7 +32,7 @@ def compute_fast(model: nn.Module) -> None:
 
 def compute_all_fast() -> None:
     """Let this process use the faster library for all products of float32, gradients included."""
-    matmul: Any = torch.backends.mkldnn.matmul
+    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
     if not _is_faster() or not hasattr(matmul, "fp32_precision"):
         return
     before = matmul.fp32_precision
