@@ -20,7 +20,7 @@ from records.keys import hash_of, parsed
 router = APIRouter()
 
 _FILES = Path(__file__).parent / "static"
-_STATIC = {"pages.css": "text/css", "pages.js": "text/javascript"}
+_STATIC = {"pages.css": "text/css", "pages.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _MOST_BYTES = 8192
 """For a form: a key or a token, and little else."""
 _FOREIGN = (

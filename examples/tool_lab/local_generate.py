@@ -21,6 +21,7 @@ from examples.tool_lab.cases import GenerationRequest, Message
 from examples.tool_lab.evaluate import GROUPS, evaluate, table
 from examples.tool_lab.preferences import TRAINABLE_KINDS
 from rollout_bridge.config import RendererConfig
+from rollout_bridge.embedded.model.products import compute_fast
 from rollout_bridge.rendering.rendering import Rendering
 
 RENDERER = RendererConfig(name="qwen3", enable_thinking=False)
@@ -47,8 +48,9 @@ class LocalGenerator:
         """Model (as float32) and tokenizer of a local folder."""
         # A progress bar for a model that loads in a moment only clutters the output.
         transformers_logging.disable_progress_bar()
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        return cls(model.eval(), Rendering.load(path, RENDERER), **settings)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        compute_fast(model)
+        return cls(model, Rendering.load(path, RENDERER), **settings)
 
     def __call__(self, requests: Sequence[GenerationRequest], temperature: float) -> list[Message]:
         """One response for each request, in order; prompts of similar length share a batch."""

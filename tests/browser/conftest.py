@@ -1,6 +1,6 @@
 """A short run of the tool lab, served again behind keys, and a browser that looks at its pages.
 
-Everything is real: the lab's command, `opd serve`, its store, and Debian's Chromium.
+Everything is real: the lab's command, the run's processes, its store, and Debian's Chromium.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -64,10 +64,11 @@ class Served:
 
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of the lab that took a few steps."""
+    """The folder of a run of the lab that took a few steps; some hints wait for a person."""
     folder = tmp_path_factory.mktemp("runs") / "lab"
     command = [sys.executable, "-m", "examples.tool_lab", "--run", str(folder)]
     command += ["--updates", "3", "--eval-samples", "16", "--max-seconds", "240"]
+    command += ["--set", "judge.review=sampled", "--set", "judge.review_share=0.3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     other = folder.parent / "other"
@@ -78,20 +79,35 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def served(learned: Path) -> Iterator[Served]:
-    """The run goes on as `opd serve`; hints now wait for a person."""
+    """The run's engine, which is also the teacher, and its endpoint."""
     port = free_ports(1)[0]
     keys = {name: _key(learned, name) for name in ("admin", "acme")}
-    command = [sys.executable, "-m", "opd.cli.app", "serve", "--run", str(learned)]
-    command += ["--port", str(port), "--set", "judge.review=all"]
-    with (learned.parent / "serve.log").open("w+") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait_for(url, process, Path(log.name))
-            yield Served(url=url, folder=learned, keys=keys)
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=120)
+    commands = {
+        "engine": ["engine", "--role", "policy"],
+        "proxy": ["proxy", "--set", f"proxy.port={port}"],
+    }
+    with ExitStack() as stack:
+        for name, words in commands.items():
+            log = learned.parent / f"{name}.log"
+            command = [sys.executable, "-m", "opd.cli.app", *words, "--run", str(learned)]
+            process = stack.enter_context(_running(command, log))
+            if name == "engine":
+                engine = run_config.load(learned / "config.toml").policy.base_url
+                _wait_for(f"{engine}/health", process, log)
+            else:
+                _wait_for(f"http://127.0.0.1:{port}/readyz", process, log)
+        yield Served(url=f"http://127.0.0.1:{port}", folder=learned, keys=keys)
+
+
+@contextmanager
+def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=120)
 
 
 def _key(folder: Path, tenant: str) -> str:
@@ -111,7 +127,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         try:
-            if httpx.get(f"{url}/healthz", timeout=2).status_code == 200:
+            if httpx.get(url, timeout=2).status_code == 200:
                 return
         except httpx.TransportError:
             pass
@@ -151,7 +167,7 @@ class Looker:
             self.problems.append(f"console: {message.text}")
 
     def _on_request(self, request: playwright.Request) -> None:
-        if not request.url.startswith(self.url + "/ui/"):
+        if not request.url.startswith(f"{self.url}/ui"):
             self.problems.append(f"request of another address: {request.url}")
 
     def _on_response(self, response: playwright.Response) -> None:
@@ -173,6 +189,10 @@ def looking(served: Served, browser: playwright.Browser) -> Iterator[Callable[..
         page.get_by_label("API key").fill(served.keys[tenant])
         page.get_by_role("button", name="Log in").click()
         page.wait_for_url("**/ui/now")
+        # The form itself comes with 401.
+        one.problems = [
+            problem for problem in one.problems if "401" not in problem and "favicon" not in problem
+        ]
         return one
 
     yield opened

@@ -12,7 +12,6 @@ import pytest
 from openai import OpenAI
 from playwright.sync_api import Dialog, Page, expect
 
-from records.hints.types import HintStatus
 from records.names import TurnState
 from records.reading.browsing import Wanted
 from records.reading.summary import ExampleTurn
@@ -106,9 +105,9 @@ def test_a_turn_shows_each_token_with_its_numbers(looking: Looking, example: Exa
     largest = max(range(tokens.count()), key=lambda at: abs(example.sample.advantages[at]))
     said = page.locator("output.token")
     tokens.nth(largest).click()
-    number = re.search(r"advantage ([^,;\n]+)", said.inner_text(), re.IGNORECASE)
+    number = re.search(r"Advantage: (-?[\d.]+)", said.inner_text())
     assert number is not None
-    shown = float(number[1].split()[0].replace("\N{MINUS SIGN}", "-"))
+    shown = float(number[1])
     assert shown == pytest.approx(float(example.sample.advantages[largest]), rel=0.01)
     page.locator(".tokens").focus()
     before = said.inner_text()
@@ -133,7 +132,7 @@ def test_memory_leads_to_a_hint_and_its_source(served: Served, looking: Looking)
 
     page = looking().open("/ui/memory")
     assert page.locator("article h2").all_inner_texts() == served.read(texts)
-    page.locator("article h2 a").first.click()
+    page.locator("article", has=page.locator("blockquote")).locator("h2 a").first.click()
     expect(page.get_by_role("heading", name="Where it came from")).to_be_visible()
     page.locator("article a", has_text="turn").first.click()
     page.wait_for_url("**/ui/turns/**")
@@ -150,37 +149,22 @@ def test_training_draws_curves_and_lays_another_run_over_them(looking: Looking) 
 
 
 def test_a_person_decides_on_a_hint(served: Served, looking: Looking) -> None:
-    one = looking()
-    page = one.open("/ui/review")
-    client = OpenAI(base_url=f"{served.url}/v1", api_key=served.keys["acme"])
-    messages: list[dict[str, object]] = [
-        {"role": "user", "content": "What is the weather in Oslo?"}
-    ]
-    reply = client.chat.completions.create(model="policy", messages=messages)  # type: ignore[arg-type]
-    messages.append(reply.choices[0].message.model_dump(exclude_none=True))
-    messages.append({"role": "user", "content": "No. Please use Celsius, not Fahrenheit."})
-    client.chat.completions.create(model="policy", messages=messages)  # type: ignore[arg-type]
-
     async def waiting(store: Store) -> int:
         return (await store.counts())[TurnState.REVIEWING]
 
-    for _ in range(120):
-        if served.read(waiting):
-            break
-        page.wait_for_timeout(500)
-    page.reload()
+    before = served.read(waiting)
+    assert before > 0
+    page = looking().open("/ui/review")
     article = page.locator("article").first
-    expect(article).to_contain_text("Please use Celsius")
-    article.get_by_label("The hint, as the policy should learn it").fill("Use Celsius.")
+    turn = article.locator("h2 a").get_attribute("href")
+    article.get_by_label("The hint, as the policy should learn it").fill("Use Celsius, always.")
     article.get_by_role("button", name="Approve").click()
     expect(page.locator("main")).to_contain_text("1 edited")
-
-    async def learned(store: Store) -> list[str]:
-        hints = await store.hints(limit=50)
-        return [one.text for one in hints if one.status is not HintStatus.DELETED]
-
-    page.wait_for_timeout(1000)
-    assert "Use Celsius." in served.read(learned)
+    assert served.read(waiting) == before - 1
+    assert turn is not None
+    page.goto(served.url + turn)
+    expect(page.locator("main")).to_contain_text("edited it on")
+    expect(page.locator("main")).to_contain_text("Hint: Use Celsius, always.")
 
 
 def test_stored_text_runs_nothing(served: Served, looking: Looking) -> None:
@@ -217,11 +201,14 @@ def test_the_keyboard_reaches_everything(looking: Looking) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     reached = set()
-    for _ in range(20):
+    for _ in range(30):
         page.keyboard.press("Tab")
+        where = page.evaluate("document.activeElement.tagName")
+        if where == "BODY":
+            break
         reached.add(page.evaluate("document.activeElement.textContent.trim()"))
         ring = "getComputedStyle(document.activeElement).outlineStyle"
-        assert page.evaluate(ring) != "none"
+        assert page.evaluate(ring) != "none", where
     assert {"Now", "Memory", "Review", "Training", "Show"} <= reached
 
 

@@ -115,6 +115,6 @@ async def test_pages_allow_no_script_but_their_own(door: Door) -> None:
     assert " style=" not in page.text
     assert "<style" not in page.text
     assert re.findall(r"<script[^>]*>", page.text) == ['<script src="/ui/static/pages.js" defer>']
-    for name in ("pages.css", "pages.js"):
+    for name in ("pages.css", "pages.js", "icon.svg"):
         assert (await door.client.get(f"/ui/static/{name}")).status_code == 200
     assert (await door.client.get("/ui/static/..%2fmemory.py")).status_code == 404
