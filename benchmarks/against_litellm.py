@@ -93,7 +93,8 @@ def main() -> None:
             length: _sides(stack, folder / str(length), rendering, length)
             for length in (REPLY_TOKENS, given.tokens)
         }
-        figures = uvloop.run(_measure(sides, given))
+        expected = "".join(reply(rendering, given.tokens)[1])
+        figures = uvloop.run(_measure(sides, given, expected))
         memory = {side.name: _memory(side.pid) for side in sides[given.tokens]}
     print(table(figures, memory))
 
@@ -102,10 +103,10 @@ def _sides(
     stack: ExitStack, folder: Path, rendering: Rendering, length: int
 ) -> tuple[Side, Side, Side]:
     """All three in front of an engine whose replies have so many tokens."""
-    [word] = rendering.tokenizer.encode(" sun", add_special_tokens=False)[:1]
+    ids, texts = reply(rendering, length)
     script = Script(
-        reply_ids=(*[word] * length, rendering.stop_token_ids[0]),
-        texts=(rendering.decode([word]),) * length,
+        reply_ids=(*ids, rendering.stop_token_ids[0]),
+        texts=texts,
         first_s=0.02,
         pace_s=0.005,
     )
@@ -137,16 +138,29 @@ def _sides(
         # Their list of prices would be fetched from the internet.
         LITELLM_LOCAL_MODEL_COST_MAP="True",
         LITELLM_LOG="ERROR",
+        # Neither side asks for a key.
+        LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY="true",
     )
     bare = _forked(stack, _run_pass_through, engine, bare_port)
     urls = [f"http://127.0.0.1:{port}" for port in (own_port, their_port, bare_port)]
-    for url, path in zip(urls, ("/readyz", "/health/readiness", "/health"), strict=True):
-        _wait_for(url + path)
+    paths = ("/readyz", "/health/readiness", "/health")
+    logs = (folder / "ours.log", folder / "litellm.log", None)
+    for url, path, log in zip(urls, paths, logs, strict=True):
+        _wait_for(url + path, log)
     return (
         Side(name=OURS, url=f"{urls[0]}/v1", pid=ours),
         Side(name=THEIRS, url=f"{urls[1]}/v1", pid=theirs),
         Side(name=BARE, url=f"{urls[2]}/v1", pid=bare),
     )
+
+
+def reply(rendering: Rendering, length: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Ids and their texts. Neighbours differ: LiteLLM ends a stream that repeats itself."""
+    words = [
+        rendering.tokenizer.encode(word, add_special_tokens=False)[0] for word in ("sun", "in")
+    ]
+    ids = tuple(words[place % 2] for place in range(length))
+    return ids, tuple(rendering.decode([token]) for token in ids)
 
 
 def litellm() -> Path:
@@ -174,7 +188,7 @@ def litellm_version() -> str:
 
 
 async def _measure(
-    sides: dict[int, tuple[Side, Side, Side]], given: argparse.Namespace
+    sides: dict[int, tuple[Side, Side, Side]], given: argparse.Namespace, expected: str
 ) -> list[Figure]:
     chats = Figure(
         what=f"request, conversations of {TURNS} turns of {REPLY_TOKENS} tokens, not streamed",
@@ -192,7 +206,7 @@ async def _measure(
             await _conversation(session, side, next(numbers))
 
         async def listen(side: Side) -> None:
-            await _stream(session, side, next(numbers), given.tokens)
+            await _stream(session, side, next(numbers), given.tokens, expected)
 
         for side in (*sides[REPLY_TOKENS], *sides[given.tokens]):
             await talk(side)  # what only a process's first request does
@@ -234,7 +248,9 @@ async def _conversation(session: aiohttp.ClientSession, side: Side, number: int)
         messages.append({"role": "assistant", "content": said["choices"][0]["message"]["content"]})
 
 
-async def _stream(session: aiohttp.ClientSession, side: Side, number: int, tokens: int) -> None:
+async def _stream(
+    session: aiohttp.ClientSession, side: Side, number: int, tokens: int, expected: str
+) -> None:
     messages = [{"role": "user", "content": f"Tell story {number}."}]
     body = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": tokens + 1}
     text = ""
@@ -247,8 +263,8 @@ async def _stream(session: aiohttp.ClientSession, side: Side, number: int, token
             if line.startswith(b"data: {"):
                 for choice in orjson.loads(line[6:])["choices"]:
                     text += choice["delta"].get("content") or ""
-    if text.count("sun") != tokens:
-        raise RuntimeError(f"{side.name}: a reply had {text.count('sun')} tokens, not {tokens}")
+    if text != expected:
+        raise RuntimeError(f"{side.name}: a reply of {len(text)} characters, not {len(expected)}")
 
 
 _HEADERS = HEADERS | {"Authorization": "Bearer any"}
@@ -332,7 +348,7 @@ def _started(stack: ExitStack, command: list[str], log: Path, **environment: str
     return process.pid
 
 
-def _wait_for(url: str) -> None:
+def _wait_for(url: str, log: Path | None = None) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         try:
@@ -342,7 +358,8 @@ def _wait_for(url: str) -> None:
         except (aiohttp.ClientError, TimeoutError):
             pass
         time.sleep(0.2)
-    raise RuntimeError(f"{url} did not answer within {START_S:.0f} s")
+    said = "" if log is None else f": {log.read_text()[-500:]}"
+    raise RuntimeError(f"{url} did not answer within {START_S:.0f} s{said}")
 
 
 async def _is_there(url: str) -> bool:
