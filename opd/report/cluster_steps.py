@@ -80,14 +80,16 @@ class ClusterSteps:
         self._files: dict[Path, _EventFile] = {}
         self._open: dict[int, _Batch] = {}
         self._written: int | None = None
-        """The newest batch that has its row; None before the first `update`."""
+        """The newest batch that has its row; None before anything was found."""
 
     def update(self, *, is_end: bool = False) -> list[dict[str, Any]]:
         """Write a row for each batch that is complete: one with trained values, followed by another
-        such batch or, with `is_end`, by none. The first call writes the file anew. Returns the new
-        rows. Raises OSError.
+        such batch or, with `is_end`, by none. The first call that finds values writes the file
+        anew. Returns the new rows. Raises OSError.
         """
         values = sorted(self._new_values(), key=lambda one: one.at)
+        if not values and self._written is None:
+            return []  # nothing to write the file from
         for one in values:
             if one.name == _HANDED_OVER:
                 # A job that resumed does these batches again.

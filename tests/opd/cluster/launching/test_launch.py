@@ -5,6 +5,7 @@ tests/slime/test_launch.py runs whole launches, with a real Ray.
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 from dataclasses import replace
@@ -13,14 +14,20 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from rich.console import Console
+from torch.utils.tensorboard import SummaryWriter
 
 from opd.cluster.flag_check import REPOSITORY, FlagReport
 from opd.cluster.launching.held import LaunchError
 from opd.cluster.launching.launch import _ports_are_free
-from opd.cluster.launching.launched import _launch, _write, has_version
+from opd.cluster.launching.launched import Launch, _launch, _write, has_version
 from opd.cluster.plan import LaunchPlan, make_plan
 from opd.processes.supervisor import free_ports
+from opd.report.curves import metric_rows
 from opd.run import config as run_config
+from records.config import StoreConfig
+from records.store import Store
+from tests.examples.shipped import MODEL
 from tests.opd.cluster.examples import NOWHERE
 
 ONE = REPOSITORY / "configs" / "qwen3_4b.toml"
@@ -77,6 +84,51 @@ async def test_store_that_cannot_be_reached_is_one_line_and_starts_nothing(tmp_p
     with pytest.raises(LaunchError, match=r"store\.url: "):
         await _launch(made)
     assert not made.paths.launch.exists()
+
+
+async def test_what_slime_reports_becomes_rows_warnings_and_a_report(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = plan(run)
+    made = replace(made, config=made.config.model_copy(update={"model": str(MODEL)}))
+    run.mkdir()
+    said = io.StringIO()
+    async with await Store.open(StoreConfig.sqlite(run / "records.db")) as store:
+        launch = Launch(made, store, Console(file=said, width=200), start_version=0)
+        await launch._report()
+        assert said.getvalue() == "", "nothing was trained"
+        with SummaryWriter(str(made.paths.tensorboard)) as writer:
+            for batch in range(2):
+                writer.add_scalar("handover/version", batch + 1, batch)
+                writer.add_scalar("rollout/rollout_corr/kl", 0.5, batch)
+                writer.add_scalar("train/loss", 1.0, batch)
+        await launch._write_steps()
+        assert said.getvalue().count("warning: step 1: rollout_corr/kl = 0.5") == 1
+        await launch._report()
+    assert [row["version"] for row in metric_rows(run)] == [1, 2]
+    assert f"report: {run / 'report.html'}" in said.getvalue()
+    page = (run / "report.html").read_text()
+    assert "Health warnings" in page
+    assert "<svg" in page
+
+
+async def test_a_report_that_cannot_be_made_is_said_and_ends_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = plan(run)  # whose model is not on this machine
+    run.mkdir()
+    (run / "metrics.jsonl").mkdir()
+    with SummaryWriter(str(made.paths.tensorboard)) as writer:
+        writer.add_scalar("handover/version", 1, 0)
+        writer.add_scalar("train/loss", 1.0, 0)
+    said = io.StringIO()
+    async with await Store.open(StoreConfig.sqlite(run / "records.db")) as store:
+        launch = Launch(made, store, Console(file=said, width=200), start_version=0)
+        await launch._write_steps()
+        assert "metrics.jsonl is behind: " in said.getvalue()
+        (run / "metrics.jsonl").rmdir()
+        launch = Launch(made, store, Console(file=said, width=200), start_version=0)
+        await launch._report()
+    assert "no report: " in said.getvalue()
+    assert not (run / "report.html").exists()
 
 
 @pytest.mark.parametrize(
