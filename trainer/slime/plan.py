@@ -43,6 +43,12 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
             f"trainer.teacher.kind {trainer.teacher.kind} needs a second model in the trainer, "
             "which slime does not hold: set it to engine"
         )
+    if objective.support == "samples":
+        return (
+            f"objective {objective.name!r} trains on tokens drawn by the weights that sampled the "
+            "turn, and slime keeps no earlier weights: choose hindsight_opd, supervised_opd, "
+            "forward_kl_topk, or topk_tail_reverse_kl"
+        )
     if objective.needs & {"teacher_in_trainer", "teacher_tokens"}:
         return (
             f"objective {objective.name!r} needs a teacher in the trainer, which slime does not "

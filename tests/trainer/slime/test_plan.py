@@ -54,7 +54,7 @@ def test_what_engines_score_can_be_trained_in_slime(values):
         ({"teacher": {"kind": "ema"}}, "teacher.kind ema"),
         ({"objective": {"name": "self_distillation"}}, "needs a teacher in the trainer"),
         ({"objective": {"name": "overlap_topk"}}, "needs a teacher in the trainer"),
-        ({"objective": {"name": "side_samples"}}, "needs a teacher in the trainer"),
+        ({"objective": {"name": "side_samples"}}, "keeps no earlier weights"),
         ({"objective": {"name": "sparse_kl"}}, "needs a teacher in the trainer"),
         (
             {
