@@ -12,6 +12,7 @@ from examples.tool_lab.preferences import PREFERENCES
 
 ROOT = Path(__file__).parents[1]
 BINARIES = {
+    "docs/now.png",
     "docs/turn.png",
     "examples/tool_lab/model/model.safetensors",
     # A run folder of an earlier program, which must still open.
