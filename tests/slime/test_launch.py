@@ -92,7 +92,7 @@ def launched(
         }
         config = tmp_path / "cluster.toml"
         text = (REPOSITORY / "configs" / "qwen3_4b.toml").read_text()
-        config.write_text(text.split("# What the model's config.json says")[0])
+        config.write_text(text.split("# From the model's config.json")[0])
         command = [sys.executable, "-m", "opd.cli.app", "slime", "--config", str(config)]
         for key, value in overrides.items():
             command += ["--set", f"{key}={value}"]
