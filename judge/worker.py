@@ -164,7 +164,10 @@ class JudgeWorker:
         """Drop a turn that the judge never answered; its failed votes are stored."""
         ballot = error.ballot if isinstance(error, JudgeUnavailable) else None
         num_omitted = error.num_omitted if isinstance(error, JudgeUnavailable) else 0
-        await self._commit(turn, ballot, num_omitted, DropReason.JUDGE_UNAVAILABLE, time.time())
+        votes = ballot.votes if ballot is not None else ()
+        known = [vote.latency_s for vote in votes if vote.latency_s is not None]
+        began = time.time() - max(known, default=0.0)
+        await self._commit(turn, ballot, num_omitted, DropReason.JUDGE_UNAVAILABLE, began)
 
     def _screened(self, turn: TurnRecord, votes: Sequence[Vote]) -> tuple[Vote, ...]:
         # Called in a thread: reading a long next state would hold up the other turns.
@@ -208,11 +211,13 @@ class JudgeWorker:
 
 
 def _trace(verdict: Verdict, drop: DropReason | None, began: float) -> None:
-    """The votes and the verdict as spans, without a word of them."""
+    """The votes and the verdict as spans, without a word of them. Only how long a vote took is
+    known, not when it was asked: each is shown from the beginning.
+    """
     for vote in verdict.votes:
         if vote.latency_s is None:
             continue
-        said: dict[str, str | int | float | bool] = {"opd.vote": vote.index}
+        said: tracing.Attributes = {"opd.vote": vote.index}
         if vote.score is not None:
             said["opd.score"] = vote.score
         if vote.error is not None:
@@ -221,7 +226,7 @@ def _trace(verdict: Verdict, drop: DropReason | None, began: float) -> None:
             if number is not None:
                 said[f"gen_ai.usage.{name}_tokens"] = number
         tracing.turn_span(verdict.turn_id, "vote", began, said, began + vote.latency_s)
-    found: dict[str, str | int | float | bool] = {
+    found: tracing.Attributes = {
         "opd.votes": len(verdict.votes),
         "opd.accepted": bool(verdict.hint),
     }

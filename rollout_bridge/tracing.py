@@ -31,7 +31,7 @@ HTTP = "http/protobuf"
 FLUSH_MS = 5000
 """How long the end of a process waits for spans that were not sent yet."""
 
-Attributes = Mapping[str, str | int | float | bool]
+Attributes = dict[str, str | int | float | bool]
 
 
 def is_wanted() -> bool:
@@ -98,7 +98,7 @@ def request_span(
         span = _tracer.start_span(
             "chat",
             context=agents,
-            attributes=dict(attributes),
+            attributes=attributes,
             links=[_link(turn_id)],
             start_time=_ns(began),
         )
@@ -108,7 +108,7 @@ def request_span(
         span = _tracer.start_span(
             "chat",
             context=_nothing(),
-            attributes=dict(attributes),
+            attributes=attributes,
             links=links,
             start_time=_ns(began),
         )
@@ -122,7 +122,7 @@ def turn_span(
     if _tracer is None:
         return
     span = _tracer.start_span(
-        name, context=_of_turn(turn_id), attributes=dict(attributes), start_time=_ns(began)
+        name, context=_of_turn(turn_id), attributes=attributes, start_time=_ns(began)
     )
     span.end(_ns(time.time() if ended is None else ended))
 
@@ -140,7 +140,7 @@ def step_spans(
     step = _tracer.start_span(
         "step",
         context=_nothing(),
-        attributes=dict(attributes),
+        attributes=attributes,
         links=[_link(turn_id) for turn_id in turn_ids],
         start_time=_ns(began),
     )
@@ -155,7 +155,7 @@ def step_spans(
         trained = _tracer.start_span(
             "step",
             context=_of_turn(turn_id),
-            attributes=dict(attributes),
+            attributes=attributes,
             links=[Link(step.get_span_context())],
             start_time=_ns(began),
         )

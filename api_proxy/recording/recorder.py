@@ -305,7 +305,7 @@ def captured_turn(
 
 def _trace_request(turn: Turn, captured: CapturedTurn, model: str) -> None:
     """Without a word of what was said."""
-    attributes: dict[str, str | int | float | bool] = {
+    attributes: tracing.Attributes = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": model,
         "gen_ai.response.id": turn.turn_id,

@@ -339,7 +339,7 @@ class EmbeddedTrainer:
             updated = time.perf_counter()
             seconds |= await self._commit(samples, staleness, report)
             if tracing.is_on():
-                self._trace(samples, began, seconds, updated - leased)
+                self._trace(began, seconds, updated - leased)
         versions.is_consistent = True
         votes = await self._end_hold()
         self._idle_since = time.perf_counter()
@@ -366,24 +366,18 @@ class EmbeddedTrainer:
             metrics=metrics,
         )
 
-    def _trace(
-        self,
-        samples: Sequence[ReadySample],
-        began: float,
-        seconds: Mapping[str, float],
-        update_s: float,
-    ) -> None:
+    def _trace(self, began: float, seconds: Mapping[str, float], update_s: float) -> None:
+        """The step that made the newest version, and the turns that it trained."""
         parts = {"lease": seconds["seconds/lease"], "update": update_s}
         parts |= {name: seconds[f"seconds/{name}"] for name in ("checkpoint", "commit", "publish")}
-        turn_ids = [sample.turn_id for sample in samples if sample.lesson is None]
         tracing.step_spans(
-            turn_ids,
+            self.manifest.turn_ids,
             began,
             parts,
             {
                 "opd.version": self.version,
                 "opd.step": self.manifest.step,
-                "opd.lessons": len(samples) - len(turn_ids),
+                "opd.lessons": len(self.manifest.lesson_ids),
             },
         )
 
