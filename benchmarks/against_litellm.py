@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import multiprocessing
 import os
 import platform
@@ -198,7 +199,7 @@ async def _measure(
         what=f"streamed token, replies of {given.tokens}",
         by_side={side.name: [] for side in sides[REPLY_TOKENS]},
     )
-    numbers = _Numbers()
+    numbers = itertools.count()  # no two conversations are alike
     timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
     async with aiohttp.ClientSession(timeout=timeout) as session:
 
@@ -268,17 +269,6 @@ async def _stream(
 
 
 _HEADERS = HEADERS | {"Authorization": "Bearer any"}
-
-
-class _Numbers:
-    """No two conversations are alike."""
-
-    def __init__(self) -> None:
-        self._last = 0
-
-    def __next__(self) -> int:
-        self._last += 1
-        return self._last
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -352,7 +342,6 @@ def _wait_for(url: str, log: Path | None = None) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         try:
-            # Only this machine is asked.
             if uvloop.run(_is_there(url)):
                 return
         except (aiohttp.ClientError, TimeoutError):

@@ -106,9 +106,10 @@ class ClusterSteps:
             return []
         last = max(trained) if is_end else max(trained) - 1
         complete = sorted(batch for batch in self._open if batch <= last)
-        rows = [self._open.pop(batch).row(batch) for batch in complete]
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        rows = [self._open[batch].row(batch) for batch in complete]
+        _append(self._path, "".join(json.dumps(row) + "\n" for row in rows))
+        for batch in complete:
+            del self._open[batch]
         self._written = max([self._written, *complete])
         return rows
 
@@ -117,6 +118,17 @@ class ClusterSteps:
             if path not in self._files:
                 self._files[path] = _EventFile(path)
             yield from self._files[path].new()
+
+
+def _append(path: Path, lines: str) -> None:
+    """All of the lines or, with OSError, none: the next attempt has them again."""
+    size = path.stat().st_size
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(lines)
+    except OSError:
+        os.truncate(path, size)
+        raise
 
 
 class _EventFile:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from opd.report.cluster_steps import ClusterSteps
@@ -96,6 +97,30 @@ def test_a_resumed_job_replaces_the_batches_that_it_does_again(tmp_path: Path) -
     assert figures(tmp_path, "step", "loss") == [[1, 0.0], [2, 1.0]]
     steps.update(is_end=True)
     assert figures(tmp_path, "step", "version", "loss")[2:] == [[3, 6, 20.0]]
+
+
+def test_rows_that_found_no_room_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, steps = Job(tmp_path), ClusterSteps(tmp_path)
+    job.hand_over(0)
+    job.train(0, [2.0])
+    steps.update()
+    job.hand_over(1)
+    job.train(1, [1.0])
+    whole = Path.open
+
+    def half(path: Path, *words: Any, **named: Any) -> Any:
+        with whole(path, *words, **named) as file:
+            file.write('{"step": 1, ')
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", half)
+        with pytest.raises(OSError, match="No space"):
+            steps.update()
+    steps.update(is_end=True)
+    assert figures(tmp_path, "step", "loss") == [[1, 2.0], [2, 1.0]]
 
 
 def test_what_was_not_measured_is_missing_and_a_number_without_a_name_in_json_is_null(
