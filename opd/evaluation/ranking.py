@@ -19,13 +19,15 @@ FURTHER_KS = (16, 64, 256, 1024)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """Versions with their pass@k of one metric, best first; equal ones in the order asked for.
-    `is_fitted`: the Beta-binomial's, since fewer than k samples were taken.
+    `is_fitted`: the Beta-binomial's, since fewer than k samples were taken; `at_the_edge`: versions
+    whose fit has no maximum (all tasks equally hard, all or none passed), so it is only a bound.
     """
 
     metric: str
     k: int
     versions: Sequence[tuple[int, float]]
     is_fitted: bool
+    at_the_edge: Sequence[int] = ()
 
     @property
     def order(self) -> list[int]:
@@ -46,21 +48,25 @@ def rankings(
     found = []
     for metric in metrics:
         for k in ks:
-            values = {
-                version: _value(
-                    of[metric],
-                    k,
-                    samples,
-                    None if adaptive is None else adaptive[version].get(metric),
-                )
+            is_fitted = k > samples
+            fits = {
+                version: (of if adaptive is None else adaptive[version])[metric].fit
                 for version, of in passes.items()
             }
-            ranked = sorted(values.items(), key=lambda pair: -pair[1])
-            found.append(Ranking(metric=metric, k=k, versions=ranked, is_fitted=k > samples))
+            values = {
+                version: fits[version].model.pass_at_k(k)
+                if is_fitted
+                else mean_pass_at_k(list(of[metric].counts.values()), k)
+                for version, of in passes.items()
+            }
+            edge = [version for version, fit in fits.items() if not fit.converged]
+            found.append(
+                Ranking(
+                    metric=metric,
+                    k=k,
+                    versions=sorted(values.items(), key=lambda pair: -pair[1]),
+                    is_fitted=is_fitted,
+                    at_the_edge=edge if is_fitted else (),
+                )
+            )
     return found
-
-
-def _value(passes: Passes, k: int, samples: int, adaptive: AdaptivePasses | None) -> float:
-    if k <= samples:
-        return mean_pass_at_k(list(passes.counts.values()), k)
-    return (adaptive or passes).fit.model.pass_at_k(k)

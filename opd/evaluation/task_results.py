@@ -5,7 +5,7 @@ Numbers in, words out; nothing is measured here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,7 @@ def as_json(results: TaskResults) -> dict[str, Any]:
                     {"version": version, "pass_at_k": value} for version, value in one.versions
                 ],
                 "is_fitted": one.is_fitted,
+                "at_the_edge": list(one.at_the_edge),
             }
             for one in _rankings(results)
         ],
@@ -209,11 +210,18 @@ def _ranking_table(results: TaskResults) -> Table:
             one.metric,
             f"{one.k}{' (fitted)' if one.is_fitted else ''}",
             ", ".join(f"{version}: {value:.3f}" for version, value in one.versions),
-            "" if one.order == at_one[one.metric] else "other than at k = 1",
+            "; ".join(_remarks(one, at_one[one.metric])),
         ]
         for one in found
     ]
-    return "versions by pass@k, best first", ["metric", "k", "version: pass@k", "order"], rows
+    return "versions by pass@k, best first", ["metric", "k", "version: pass@k", "remarks"], rows
+
+
+def _remarks(ranking: Ranking, at_one: Sequence[int]) -> Iterator[str]:
+    if ranking.order != at_one:
+        yield "other order than at k = 1"
+    if ranking.at_the_edge:
+        yield f"no fit: {', '.join(map(str, ranking.at_the_edge))}"
 
 
 def _adaptive_table(

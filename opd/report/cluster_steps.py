@@ -59,14 +59,17 @@ class _Batch:
     def row(self, batch: int) -> dict[str, Any]:
         means = {name: total / self.counts[name] for name, total in self.sums.items()}
         named = {_own_name(name): one for name, one in (self.values | means).items()}
-        lessons = (named.get(f"lessons/{kind.value}", 0.0) for kind in LessonKind)
+        counted = ["turns/live", *(f"lessons/{kind.value}" for kind in LessonKind)]
         is_refresh = bool(named.get("handover/is_refresh"))
         row: dict[str, Any] = {
             "step": batch + 1,
             "version": int(named["handover/version"]) if "handover/version" in named else None,
             "time": self.at,
             "skipped": "refresh" if is_refresh else None,
-            "turns": named.get("turns/live", 0.0) + sum(lessons),
+            # A job without rehearsal, or an empty batch, reports no lessons.
+            "turns": sum(named[name] for name in counted if name in named)
+            if counted[0] in named
+            else None,
         }
         return row | {name: one if math.isfinite(one) else None for name, one in named.items()}
 

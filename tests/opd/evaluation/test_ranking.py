@@ -39,6 +39,13 @@ def test_the_order_turns_where_many_tries_count() -> None:
     assert dict(found[1024].versions)[7] < 0.75
 
 
+def test_a_fit_without_a_maximum_is_named_where_it_is_used() -> None:
+    mixed = {task: (place % (SAMPLES + 1), SAMPLES) for place, task in enumerate(NARROW)}
+    none = dict.fromkeys(NARROW, (0, SAMPLES))
+    found = rankings({7: passes(mixed), 2: passes(none)}, ["right"], SAMPLES, None)
+    assert [list(one.at_the_edge) for one in found] == [[], [], [2], [2], [2], [2]]
+
+
 def test_further_tries_count_at_larger_k_alone() -> None:
     solved = {task: (c or 1, n if c else 64) for task, (c, n) in NARROW.items()}
     narrow = {"right": estimate_adaptive(solved, [64], seed=0)}
