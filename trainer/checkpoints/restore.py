@@ -15,7 +15,7 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.checkpoints.older import OlderPolicies, load_frozen
 from trainer.config import TrainerConfig
-from trainer.model.heap import map_large_blocks
+from trainer.model.heap import keep_large_blocks, map_large_blocks
 from trainer.model.model_config import config_value, held_dtype, recomputes
 from trainer.model.policy import Policy, WithoutAdapters
 from trainer.model.teacher_models import EmaTeacher, StateModel, TrustRegionTeacher
@@ -35,6 +35,8 @@ def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest)
     map_large_blocks()
     torch.manual_seed(config.seed)
     policy = _load_policy(config, checkpoints, manifest)
+    if not policy.recomputes and config.memory_gb is None:
+        keep_large_blocks()
     set_threads(config.threads, policy.base_model)
     compute_all_fast()
     reference: StateModel | None = None

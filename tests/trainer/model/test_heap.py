@@ -10,9 +10,11 @@ from trainer.model.heap import heap_environment
 _FRAGMENTED = """
 import sys
 from pathlib import Path
-from trainer.model.heap import give_back, map_large_blocks
+from trainer.model.heap import give_back, keep_large_blocks, map_large_blocks
 if sys.argv[1] == "mapped":
     assert map_large_blocks()
+if sys.argv[1].startswith("kept"):
+    assert keep_large_blocks()
 size = 2**16 if sys.argv[1] == "given back" else 2 * 2**20
 import torch
 
@@ -25,7 +27,7 @@ for _ in range(64):
     large += [torch.ones(size) for _ in range(2 * 2**20 // size)]
     small.append(torch.ones(2**12))
 del large
-if sys.argv[1] == "given back":
+if sys.argv[1].endswith("given back"):
     give_back()
 print(resident() - before)
 """
@@ -41,6 +43,8 @@ def grown(how: str) -> int:
 def test_freed_tensors_are_the_systems_again() -> None:
     assert grown("mapped") < 64
     assert grown("given back") < 64
+    assert grown("kept, then given back") < 64
+    assert grown("kept") > 256
     assert grown("as it is") > 256
 
 
