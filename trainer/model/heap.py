@@ -3,8 +3,8 @@
 A step allocates and frees thousands of tensors of a few MiB, between small objects that stay. By
 default glibc puts both into one heap, whose free pieces then fit nothing: two steps of SmolLM2-135M
 on 2,048 tokens grew it to 5.9 GB (docs/models.md). Mapped separately, tensors leave no gaps, and
-their memory returns to the system at once. But each new mapping costs page faults: a third to a half
-of a step's time. So a trainer that does not save memory keeps freed tensors in the heap instead.
+their memory returns to the system at once. But each new mapping costs page faults: a third to a
+half of a step's time. So a trainer that does not save memory keeps freed tensors in the heap.
 """
 
 from __future__ import annotations
