@@ -23,6 +23,7 @@ from api_proxy.messages_api.routes import router as messages_router
 from api_proxy.pages import login_routes, memory, now, review, sessions, training, turns
 from api_proxy.pages.rendering import error_page
 from api_proxy.recording import retention
+from api_proxy.recording.indexing import index_texts
 from api_proxy.responses_api.routes import refusal as responses_refusal
 from api_proxy.responses_api.routes import router as responses_router
 from api_proxy.routes.feedback_api import router as feedback_router
@@ -88,6 +89,7 @@ async def _lifespan(app: FastAPI, *, deps: ProxyDeps, ring: KeyRing) -> AsyncGen
         service.sessions.sweep(stop),
         service.places.keep_usage(stop),
         service.drop_watch.watch(stop),
+        index_texts(deps.store, stop),
         retention.sweep(
             Housekeeping(deps.store, deps.clock),
             deps.store.config.retention,

@@ -23,6 +23,7 @@ from records.names import DropReason, TurnState
 from records.reading.browsing import ListedSession, Place, Said, Wanted
 from records.reading.diagnosis import SessionFacts, TurnFacts
 from records.reading.explaining import Limits, explain
+from records.search.words import phrases_of
 
 router = APIRouter()
 E = TypeVar("E", bound=StrEnum)
@@ -31,10 +32,16 @@ Text = Annotated[str, Query(max_length=300)]
 
 
 def _filters(
-    state: Text = "", reason: Text = "", tenant: Text = "", version: Text = "", until: Text = ""
+    text: Text = "",
+    state: Text = "",
+    reason: Text = "",
+    tenant: Text = "",
+    version: Text = "",
+    until: Text = "",
 ) -> dict[str, str]:
     """The filters of a list of sessions, as given."""
     return {
+        "text": text,
         "state": state,
         "reason": reason,
         "tenant": tenant,
@@ -102,7 +109,7 @@ async def _sessions(
         # Another tenant's sessions look like those of a tenant that does not exist.
         wanted_scope = tenant_scope(filters["tenant"])
         if scope not in (None, wanted_scope):
-            return {"object": "list", "data": [], "examined": 0, "next": None}
+            return {"object": "list", "data": [], "examined": 0, "next": None, "not_indexed": 0}
         scope = wanted_scope
     wanted = Wanted(
         state=_member(TurnState, "state", filters["state"]),
@@ -110,6 +117,8 @@ async def _sessions(
         version=_version(filters["version"]),
         until=_time(filters["until"]),
     )
+    if filters["text"]:
+        return await _found(service, scope, wanted, filters["text"], after, limit)
     found = await answered(
         service,
         service.deps.store.sessions_page(
@@ -122,6 +131,38 @@ async def _sessions(
         "data": [_listed(one) for one in found.sessions],
         "examined": found.num_examined,
         "next": following and f"{following.created_at!r}_{following.session_id}",
+    }
+
+
+async def _found(
+    service: TurnService, scope: str | None, wanted: Wanted, query: str, after: str, limit: str
+) -> dict[str, Any]:
+    """Sessions by the text of their turns, that of the newest match first."""
+    phrases = phrases_of(query)
+    if not phrases:
+        raise invalid("'text' must contain a word.", "text")
+    if after and not (after.isascii() and after.isdigit() and len(after) < 19):
+        raise invalid("'after' must be the 'next' of a page.", "after")
+    found = await answered(
+        service,
+        service.deps.store.found_page(
+            scope,
+            wanted=wanted,
+            phrases=phrases,
+            after=int(after) if after else None,
+            limit=page_size(limit),
+        ),
+    )
+    return {
+        "object": "list",
+        "data": [
+            _listed(one.session)
+            | {"match": {"turn_id": one.turn_id, "excerpt": one.excerpt and asdict(one.excerpt)}}
+            for one in found.sessions
+        ],
+        "examined": found.num_examined,
+        "next": None if found.next is None else str(found.next),
+        "not_indexed": found.num_waiting,
     }
 
 

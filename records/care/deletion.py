@@ -19,6 +19,7 @@ from records.hints.memory import forget_turns
 from records.lessons import forgetting
 from records.names import DropReason, TurnState
 from records.outcomes.rows import OutcomeRow, TurnValueRow
+from records.search.indexing import forget_texts
 from records.tables.loading import load_tokens
 from records.tables.models import (
     DeletionRow,
@@ -221,6 +222,7 @@ def _shared_bodies(connection: Connection, turn_ids: Sequence[str]) -> tuple[set
 
 
 def _delete_turns(connection: Connection, turn_ids: Sequence[str]) -> None:
+    forget_texts(connection, turn_ids)
     for part in chunks(turn_ids):
         for model in _OF_A_TURN:
             connection.execute(delete(model).where(model.turn_id.in_(part)))

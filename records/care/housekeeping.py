@@ -19,6 +19,7 @@ from records.care.deletion import Deleted
 from records.care.lineage import DeletedSession, Reason
 from records.lessons import steps
 from records.names import TurnState
+from records.search.indexing import shrink_op
 from records.store import Store
 from records.tables.models import BackupRow, DeletionRow, PolicyVersionRow, TurnRow
 from records.tables.sql import table_of
@@ -114,6 +115,8 @@ class Housekeeping:
         if not self._store.config.is_sqlite:
             await self._store.vacuum()
             return
+        while await self._store.write(shrink_op):
+            pass
         for _ in range(_LOG_ATTEMPTS):
             if await self._store.read(_truncate_log):
                 return

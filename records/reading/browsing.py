@@ -106,19 +106,8 @@ def sessions_page(
     number = 0
     for row in rows[:MOST_EXAMINED]:
         number += 1
-        turns = connection.execute(
-            select(
-                TurnRow.state,
-                TurnRow.drop_reason,
-                TurnRow.trained_version,
-                TurnRow.oldest_version,
-                TurnRow.newest_version,
-            )
-            .where(TurnRow.session_id == row.session_id)
-            .order_by(TurnRow.created_at.desc())
-            .limit(MOST_TURNS + 1)
-        ).all()
-        if wanted.is_of_turns and not any(_fits(turn, wanted) for turn in turns[:MOST_TURNS]):
+        turns = _newest_turns(connection, row.session_id)
+        if wanted.is_of_turns and not any(fits(turn, wanted) for turn in turns[:MOST_TURNS]):
             continue
         found.append(_listed(row, turns))
         if len(found) == limit:
@@ -131,6 +120,30 @@ def sessions_page(
         if last is None
         else Place(created_at=last.created_at, session_id=last.session_id),
     )
+
+
+def listed_sessions(connection: Connection, session_ids: Sequence[str]) -> dict[str, ListedSession]:
+    """These sessions, by their id."""
+    rows = connection.execute(
+        select(SessionRow.__table__).where(SessionRow.session_id.in_(session_ids))
+    ).all()
+    return {row.session_id: _listed(row, _newest_turns(connection, row.session_id)) for row in rows}
+
+
+def _newest_turns(connection: Connection, session_id: str) -> Sequence[Any]:
+    """States of a session's newest turns: up to one more than are looked at."""
+    return connection.execute(
+        select(
+            TurnRow.state,
+            TurnRow.drop_reason,
+            TurnRow.trained_version,
+            TurnRow.oldest_version,
+            TurnRow.newest_version,
+        )
+        .where(TurnRow.session_id == session_id)
+        .order_by(TurnRow.created_at.desc())
+        .limit(MOST_TURNS + 1)
+    ).all()
 
 
 def _conditions(
@@ -149,7 +162,8 @@ def _conditions(
     return conditions
 
 
-def _fits(turn: Any, wanted: Wanted) -> bool:
+def fits(turn: Any, wanted: Wanted) -> bool:
+    """Whether a turn has the state, reason and version that are wanted."""
     if wanted.state not in (None, turn.state) or wanted.reason not in (None, turn.drop_reason):
         return False
     if wanted.version in (None, turn.trained_version):

@@ -14,6 +14,8 @@ from records.reading.outcomes import TurnOutcome
 from records.reading.queues import Waiting
 from records.reading.summary import ExampleTurn, VoteSummary
 from records.reading.whole_turns import WholeTurn
+from records.search import finding
+from records.search.finding import FoundPage
 from records.store.base import StoreBase
 from records.tables.columns import clean_text
 from records.types import Score
@@ -83,6 +85,27 @@ class InspectionStore(StoreBase):
         """Sessions of a scope (None: of all), the newest first."""
         return await self.read(
             browsing.sessions_page, scope=scope, wanted=wanted, after=after, limit=limit
+        )
+
+    async def found_page(
+        self,
+        scope: str | None,
+        *,
+        wanted: Wanted,
+        phrases: Sequence[str],
+        after: int | None,
+        limit: int,
+    ) -> FoundPage:
+        """Sessions of a scope (None: of all) with a turn whose text contains all phrases (at least
+        one, as `records.search.words.phrases_of` gives them); that of the newest match first.
+        """
+        return await self.read(
+            finding.found_page,
+            scope=scope,
+            wanted=wanted,
+            phrases=phrases,
+            after=after,
+            limit=limit,
         )
 
     async def recent_outcomes(self) -> list[TurnOutcome]:

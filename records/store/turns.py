@@ -10,6 +10,7 @@ from records.errors import UnknownTurn
 from records.feedback import feedback_writes
 from records.feedback.feedback import Feedback, KeptFeedback
 from records.messages import EchoChange, Message
+from records.search import indexing
 from records.spill import spilled
 from records.spill.spilled import Addition
 from records.store.base import StoreBase
@@ -119,3 +120,10 @@ class TurnStore(StoreBase):
     async def turns(self, turn_ids: Sequence[str]) -> list[TurnRecord]:
         """Turns by id, in this order. Raises UnknownTurn."""
         return await self.read(loading.load_turns, turn_ids=turn_ids)
+
+    async def index_texts(self, limit: int) -> int:
+        """Make the texts of up to `limit` turns findable; returns how many were waiting."""
+        waiting = await self.read(indexing.waiting_texts, limit=limit)
+        if waiting:
+            await self.write(indexing.index_op, texts=waiting)
+        return len(waiting)

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Double,
     ForeignKey,
     Index,
+    Integer,
     LargeBinary,
     MetaData,
     Text,
@@ -46,6 +47,8 @@ IS_UNSAID = text("drop_reason IN ('no_outcome', 'no_next_state')")
 """Of a row of `turns`: dropped because its next state, or its session's outcome, is unknown."""
 IS_SIDE_TURN = text("drop_reason = 'side_turn'")
 """As text: a partial index of such rows is not used if the value is a parameter."""
+IS_NOT_INDEXED = text("NOT is_indexed")
+"""Of a row of `turn_texts`: the text of its turn cannot be found yet."""
 TRAINS_AGAIN = text("times_left > 0")
 """Of a row of `turns`: it has trained and may train again."""
 
@@ -196,6 +199,26 @@ class TurnRow(Base):
             "created_at",
             sqlite_where=TRAINS_AGAIN,
             postgresql_where=TRAINS_AGAIN,
+        ),
+    )
+
+
+class TurnTextRow(Base):
+    """A turn's place in the index of texts (records/search/), in the order in which turns came."""
+
+    __tablename__ = "turn_texts"
+    number: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer(), "sqlite"), primary_key=True
+    )
+    turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"))
+    is_indexed: Mapped[bool]
+    __table_args__ = (
+        Index(None, "turn_id", unique=True),
+        Index(
+            "ix_turn_texts_waiting",
+            "number",
+            sqlite_where=IS_NOT_INDEXED,
+            postgresql_where=IS_NOT_INDEXED,
         ),
     )
 

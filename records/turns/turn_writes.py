@@ -19,6 +19,7 @@ from records.feedback.feedback import counts as feedback_counts
 from records.feedback.feedback_writes import judge_again
 from records.messages import Message, calls_key, fingerprint, path_ids
 from records.names import REJUDGEABLE, DropReason, TurnState
+from records.search.indexing import note_turns
 from records.tables.arrays import as_ids, checksum
 from records.tables.columns import content_hash
 from records.tables.models import (
@@ -229,6 +230,7 @@ def record_op(connection: Connection, prepared: Sequence[PreparedTurn]) -> list[
         turns = [{**one.turn, "variants": variants[one.turn["turn_id"]] or None} for one in new]
         connection.execute(_INSERT_TURNS, turns)
         connection.execute(_INSERT_TOKENS, [one.tokens for one in new])
+        note_turns(connection, [one.tokens["turn_id"] for one in new])
         if experts := [one.experts for one in new if one.experts is not None]:
             connection.execute(_INSERT_EXPERTS, experts)
         if recordings := [one.recording for one in new if one.recording is not None]:

@@ -71,6 +71,45 @@ async def test_sessions_are_found_by_what_their_turns_are(
     assert "No session matches" in (await door.client.get("/ui/sessions?reason=stale")).text
 
 
+async def test_sessions_are_found_by_text(door: Door, store: Store) -> None:
+    first = await begun(store, "How warm is it in Köln?")
+    hostile = await begun(store, f"köln {HOSTILE}")
+    page = (await door.client.get("/ui/sessions?text=warm")).text
+    assert "2 turns are not searched" in page
+    assert await store.index_texts(10) == 2
+    assert await listed(door, "text=warm") == [first]
+    assert await listed(door, "text=KÖLN&limit=1") == [hostile]
+    reply = (await door.client.get(f"{LIST}?text=köln&limit=1")).json()
+    assert await listed(door, f"text=köln&limit=1&after={reply['next']}") == [first]
+    assert await listed(door, "text=warm&state=trained") == []
+    match = (await door.client.get(f"{LIST}?text=warm")).json()["data"][0]["match"]
+    assert match["excerpt"] == {
+        "before": "How ",
+        "found": "warm",
+        "after": " is it in Köln?\nIt is 70 F.",
+    }
+    page = (await door.client.get("/ui/sessions?text=warm")).text
+    assert "How <mark>warm</mark> is it" in page
+    assert f"/ui/turns/{match['turn_id']}" in page
+    assert "not searched" not in page
+    assert_harmless((await door.client.get("/ui/sessions", params={"text": "köln"})).text)
+    assert_harmless((await door.client.get("/ui/sessions", params={"text": HOSTILE[:300]})).text)
+    assert "No session matches" in (await door.client.get("/ui/sessions?text=nowhere")).text
+    for query, param in (("text=%3F", "text"), ("text=a&after=1_x", "after")):
+        refused = await door.client.get(f"{LIST}?{query}")
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == param
+
+
+async def test_a_tenant_finds_texts_of_its_own(store: Store, login: Login) -> None:
+    own = await begun(store, "celsius", tenant_scope("acme"))
+    await begun(store, "celsius", tenant_scope("other"))
+    await store.index_texts(10)
+    found = (await (await login("acme")).get(f"{LIST}?text=celsius")).json()
+    assert [one["id"] for one in found["data"]] == [own]
+    assert (found["examined"], found["not_indexed"]) == (1, 0)
+
+
 async def test_a_list_goes_on_where_it_stopped(
     door: Door, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,11 @@ from tests.records.builders import recorded
 MIGRATIONS = Path(records.__file__).parent / "migrations"
 
 
+def is_ours(_object: object, name: str | None, kind: str, *_: object) -> bool:
+    """Whether a model describes it: not the index of texts, nor FTS5's own tables for it."""
+    return kind != "table" or not str(name).startswith("turn_words")
+
+
 @pytest.fixture
 async def fresh(empty_config: StoreConfig) -> AsyncIterator[Store]:
     """A store on a database that was empty."""
@@ -34,7 +39,8 @@ async def fresh(empty_config: StoreConfig) -> AsyncIterator[Store]:
 
 async def test_an_empty_database_gets_the_schema_of_the_models(fresh: Store) -> None:
     def differences(connection: Connection) -> list:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        options = {"compare_type": True, "include_object": is_ours}
+        context = MigrationContext.configure(connection, opts=options)
         return compare_metadata(context, Base.metadata)
 
     assert await fresh.writer.run(schema.current_revision) == schema.HEAD

@@ -1,0 +1,1 @@
+"""Search in the text of turns: SQLite's FTS5, PostgreSQL's tsvector."""

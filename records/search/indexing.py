@@ -1,0 +1,181 @@
+"""Texts of turns into the index, and out of it.
+
+Recording a turn only notes that its text is not indexed yet; `index_op` follows in a transaction of
+its own. What a turn adds to its conversation is indexed with it: its messages after the previous
+answer (system messages are left out) and its answer, in its own form.
+
+The index is the table `turn_words`, which only this module and finding.py know: FTS5 in SQLite, a
+tsvector in PostgreSQL. Its rows have the numbers of `turn_texts`. Each begins with a word that
+stands for its scope, so that a tenant's search costs, and tells, nothing of other tenants' turns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, select, text, update
+
+from records.messages import Message, content_text
+from records.search.words import words_of
+from records.tables.models import IS_NOT_INDEXED, NodeRow, TurnRow, TurnTextRow, VariantRow
+from records.tables.sql import chunks, rows_in, table_of
+
+_NOTE = table_of(TurnTextRow).insert()
+_MOST_MESSAGES = 64
+"""Number of newest messages of a turn that are indexed."""
+_MERGED_PAGES = 200
+"""Pages of SQLite's index that one transaction rewrites: it takes some milliseconds."""
+_WAITING = (
+    select(TurnTextRow.number, TurnTextRow.turn_id)
+    .where(IS_NOT_INDEXED)
+    .order_by(TurnTextRow.number)
+)
+_TURNS = select(
+    TurnRow.turn_id, TurnRow.parent_turn_id, TurnRow.response_node_id, TurnRow.variants
+).where(TurnRow.turn_id.in_(bindparam("values", expanding=True)))
+_SCOPES = select(TurnRow.turn_id, TurnRow.scope).where(
+    TurnRow.turn_id.in_(bindparam("values", expanding=True))
+)
+_ANSWERS = select(TurnRow.turn_id, TurnRow.response_node_id).where(
+    TurnRow.turn_id.in_(bindparam("values", expanding=True))
+)
+_FORMS = select(VariantRow.body_hash, VariantRow.body).where(
+    VariantRow.body_hash.in_(bindparam("values", expanding=True))
+)
+_NODES = select(NodeRow.node_id, NodeRow.parent_id, NodeRow.depth, NodeRow.body).where(
+    NodeRow.node_id.in_(bindparam("values", expanding=True))
+)
+
+
+def note_turns(connection: Connection, turn_ids: Iterable[str]) -> None:
+    """Note that the text of these new turns is not indexed yet."""
+    connection.execute(_NOTE, [{"turn_id": one, "is_indexed": False} for one in turn_ids])
+
+
+def waiting_texts(connection: Connection, limit: int) -> list[tuple[int, str]]:
+    """(number, words) of up to `limit` turns that are not indexed yet, those that waited longest
+    first.
+    """
+    waiting = connection.execute(_WAITING.limit(limit)).all()
+    turn_ids = [one.turn_id for one in waiting]
+    texts = turn_texts(connection, turn_ids)
+    scopes = {row.turn_id: row.scope for row in rows_in(connection, _SCOPES, turn_ids)}
+    return [
+        (one.number, f"{scope_word(scopes[one.turn_id])} {words_of(texts[one.turn_id])}")
+        for one in waiting
+    ]
+
+
+def scope_word(scope: str) -> str:
+    """The word that stands for a scope in the index."""
+    return f"scope{hashlib.sha256(scope.encode()).hexdigest()[:24]}"
+
+
+def index_op(connection: Connection, texts: Sequence[tuple[int, str]]) -> int:
+    """Index texts as `waiting_texts` gives them; returns how many. Those that another process has
+    indexed, or that were deleted meanwhile, are left out.
+    """
+    numbers = [number for number, _ in texts]
+    still = set(
+        connection.scalars(
+            select(TurnTextRow.number)
+            .where(TurnTextRow.number.in_(numbers), IS_NOT_INDEXED)
+            .with_for_update()
+        )
+    )
+    rows = [{"number": number, "words": words} for number, words in texts if number in still]
+    if rows:
+        connection.execute(_insert(connection), rows)
+        connection.execute(
+            update(TurnTextRow).where(TurnTextRow.number.in_(still)).values(is_indexed=True)
+        )
+    return len(rows)
+
+
+def forget_texts(connection: Connection, turn_ids: Sequence[str]) -> None:
+    """Delete turns from the index, of which `shrink_op` then removes what is left of them."""
+    for part in chunks(turn_ids):
+        mine = TurnTextRow.turn_id.in_(part)
+        # One that is being indexed first waits until it is.
+        rows = select(TurnTextRow.number).where(mine).with_for_update()
+        numbers = list(connection.scalars(rows))
+        if numbers:
+            gone = text(f"DELETE FROM turn_words WHERE {_key(connection)} IN :numbers").bindparams(
+                bindparam("numbers", expanding=True)
+            )
+            connection.execute(gone, {"numbers": numbers})
+        connection.execute(delete(TurnTextRow).where(mine))
+
+
+def shrink_op(connection: Connection) -> bool:
+    """Rewrite a part of SQLite's index without the words of deleted turns, which it keeps until
+    then; returns whether there is more to do.
+    """
+    connection.exec_driver_sql("PRAGMA secure_delete=ON")
+    before = connection.exec_driver_sql("SELECT total_changes()").scalar_one()
+    connection.exec_driver_sql(
+        f"INSERT INTO turn_words(turn_words, rank) VALUES ('merge', -{_MERGED_PAGES})"
+    )
+    # As FTS5's documentation says: less than 2 where nothing was merged.
+    return connection.exec_driver_sql("SELECT total_changes()").scalar_one() - before >= 2
+
+
+def turn_texts(connection: Connection, turn_ids: Sequence[str]) -> dict[str, str]:
+    """What each of these turns adds to its conversation, as text."""
+    turns = rows_in(connection, _TURNS, turn_ids)
+    parents = [one.parent_turn_id for one in turns if one.parent_turn_id is not None]
+    answers = {row.turn_id: row.response_node_id for row in rows_in(connection, _ANSWERS, parents)}
+    added = _added(
+        connection,
+        {one.turn_id: one.response_node_id for one in turns},
+        {one.turn_id: answers.get(one.parent_turn_id) for one in turns},
+    )
+    hashes = {value for one in turns for value in (one.variants or {}).values()}
+    forms = {row.body_hash: row.body for row in rows_in(connection, _FORMS, hashes)}
+    return {
+        one.turn_id: "\n".join(
+            _text(forms.get((one.variants or {}).get(str(node.depth)), node.body))
+            for node in added[one.turn_id]
+        )
+        for one in turns
+    }
+
+
+def _added(
+    connection: Connection, leaves: dict[str, str], stops: dict[str, str | None]
+) -> dict[str, list[Any]]:
+    """The nodes from each turn's leaf upwards, until its stop; in the order of the conversation."""
+    nodes: dict[str, Any] = {}
+    found: dict[str, list[Any]] = {turn_id: [] for turn_id in leaves}
+    here = dict(leaves)
+    for _ in range(_MOST_MESSAGES + 1):
+        missing = sorted(set(here.values()) - nodes.keys())
+        nodes.update((row.node_id, row) for row in rows_in(connection, _NODES, missing))
+        for turn_id, node_id in here.items():
+            found[turn_id].insert(0, nodes[node_id])
+        above = ((turn_id, nodes[node_id].parent_id) for turn_id, node_id in here.items())
+        here = {turn_id: one for turn_id, one in above if one not in (None, stops[turn_id])}
+    return found
+
+
+def _text(message: Message) -> str:
+    if message["role"] in ("system", "developer"):
+        return ""
+    said = [content_text(message.get("content"))]
+    for call in message.get("tool_calls") or ():
+        said += [str(call["function"]["name"]), str(call["function"].get("arguments", ""))]
+    return "\n".join(said)
+
+
+def _insert(connection: Connection) -> Any:
+    if connection.dialect.name == "sqlite":
+        return text("INSERT INTO turn_words(rowid, words) VALUES (:number, :words)")
+    return text(
+        "INSERT INTO turn_words(number, words) VALUES (:number, to_tsvector('simple', :words))"
+    )
+
+
+def _key(connection: Connection) -> str:
+    return "rowid" if connection.dialect.name == "sqlite" else "number"
