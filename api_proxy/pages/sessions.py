@@ -23,7 +23,7 @@ from records.names import DropReason, TurnState
 from records.reading.browsing import ListedSession, Place, Said, Wanted
 from records.reading.diagnosis import SessionFacts, TurnFacts
 from records.reading.explaining import Limits, explain
-from records.search.words import phrases_of
+from records.search.words import Excerpt, phrases_of
 
 router = APIRouter()
 E = TypeVar("E", bound=StrEnum)
@@ -157,13 +157,17 @@ async def _found(
         "object": "list",
         "data": [
             _listed(one.session)
-            | {"match": {"turn_id": one.turn_id, "excerpt": one.excerpt and asdict(one.excerpt)}}
+            | {"match": {"turn_id": one.turn_id, "excerpt": one.excerpt and _shown(one.excerpt)}}
             for one in found.sessions
         ],
         "examined": found.num_examined,
         "next": None if found.next is None else str(found.next),
         "not_indexed": found.num_waiting,
     }
+
+
+def _shown(found: Excerpt) -> dict[str, str]:
+    return {"before": found.before, "found": found.found, "after": found.after}
 
 
 def _listed(session: ListedSession) -> dict[str, Any]:
