@@ -56,17 +56,21 @@ class _ProxyPlan:
     model: str
     renderer: RendererConfig
     engine_url: str
-    database: Path
+    store: StoreConfig
     port: int
     settings: dict[str, Any]
 
 
 @contextmanager
 def served(
-    script: Script, model: str, renderer: RendererConfig, **settings: Any
+    script: Script,
+    model: str,
+    renderer: RendererConfig,
+    store: StoreConfig | None = None,
+    **settings: Any,
 ) -> Iterator[Served]:
-    """Both processes, ready, until the end of the block; `settings` are the proxy's. Raises
-    RuntimeError if one is not ready in time.
+    """Both processes, ready, until the end of the block; `settings` are the proxy's, `store` is
+    its store (default: a new one). Raises RuntimeError if one is not ready in time.
     """
     engine_port, proxy_port = free_ports(2)
     engine_url, proxy_url = (f"http://127.0.0.1:{port}" for port in (engine_port, proxy_port))
@@ -76,7 +80,7 @@ def served(
             model=model,
             renderer=renderer,
             engine_url=engine_url,
-            database=folder / "records.db",
+            store=store or StoreConfig.sqlite(folder / "records.db"),
             port=proxy_port,
             settings=settings,
         )
@@ -105,7 +109,7 @@ async def _serve_proxy(plan: _ProxyPlan) -> None:
     """Serve until SIGTERM."""
     rendering = Rendering.load(plan.model, plan.renderer)
     async with (
-        await Store.open(StoreConfig.sqlite(plan.database)) as store,
+        await Store.open(plan.store) as store,
         EngineClient(plan.engine_url, vocab_size=rendering.vocab_size) as engine,
     ):
         config = ProxyConfig(port=plan.port, model_name=MODEL_NAME, **plan.settings)
