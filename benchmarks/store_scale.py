@@ -19,6 +19,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -352,8 +353,19 @@ async def _rare_operations(
         await clock(
             "forget a session", lambda: keeper.delete([next(sessions)], "forget", patience_s=0.0), 3
         )
-        await clock("reconcile at start", lambda: store.reconcile([]), 1, 0)
+        chain = await _chain(store)
+        await clock("reconcile at start", lambda: store.reconcile(chain), 1, 0)
     await clock("verify", lambda: verify_database(config), 1, 0)
+
+
+async def _chain(store: Store) -> list[tuple[PolicyVersion, list[str]]]:
+    """What the manifests would say: each version with the turns that it trained."""
+    trained: dict[int, list[str]] = defaultdict(list)
+    keeper = Housekeeping(store, time.time)
+    for turn_id, version in (await keeper.trained_turns()).items():
+        trained[version].append(turn_id)
+    versions = await keeper.versions()
+    return [(one, trained[number]) for number, one in sorted(versions.items()) if number > 0]
 
 
 async def _pages(proxy_url: str, turn: CapturedTurn, clock: Clock) -> None:

@@ -12,7 +12,11 @@ from examples.tool_lab.preferences import PREFERENCES
 
 ROOT = Path(__file__).parents[1]
 BINARIES = {
+    "docs/hint.png",
     "docs/now.png",
+    "docs/session.png",
+    "docs/sessions.png",
+    "docs/training.png",
     "docs/turn.png",
     "examples/tool_lab/model/model.safetensors",
     # A run folder of an earlier program, which must still open.

@@ -9,7 +9,6 @@ docs/tool_lab.md says where the lab's recipe differs, and why.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from opd.run.config import RunConfig
@@ -19,14 +18,14 @@ LEAST_FALL = 0.5
 """Nats. With the lab's model, a hint that the answer lacked lowers one of the answer's tokens by 3
 to 10; one that the judge misread, by at most 0.05 (docs/learning.md).
 """
-_MEASURED_WIDTH = 128
-"""Hidden size at which the rates were measured: that of the lab's model."""
 _LORA_RATE = 3e-4
-"""Rate of the adapters (docs/learning.md)."""
+"""Rate of the adapters, whatever the model's width (docs/lora.md)."""
 _FULL_RATE = 1e-4
-"""Rate of full weights: that of the runs in docs/tool_lab.md that trained all weights. They learned
-only from live turns; with rehearsal it was not measured.
+"""Rate of full weights at `_MEASURED_WIDTH`: that of the runs in docs/tool_lab.md that trained all
+weights. They learned only from live turns; with rehearsal it was not measured.
 """
+_MEASURED_WIDTH = 128
+"""Hidden size of the lab's model."""
 _UNKNOWN_WIDTH = 2048
 ADAM_BETAS = (0.5, 0.95)
 """A wish is learned in six to ten steps. With the usual 0.9, the steps that should restore an open
@@ -56,13 +55,16 @@ def recipe(width: int | None, full_weights: bool = False) -> dict[str, Any]:
 
 
 def learning_rate(width: int | None, *, full_weights: bool) -> float:
-    """The rate for a model of this hidden size, falling with its root; None: unknown.
+    """The rate for a model of this hidden size; None: unknown. Each batch is passed four times.
 
-    At 2,048 it is 7.5e-5 for adapters and 2.5e-5 for full weights, four times for each batch.
+    With Adam, a step moves each weight by about the rate. An adapter's first factor has entries of
+    the size of the root of 1 / width, so a step of the second changes the layer's output by as much
+    at any width. A full matrix changes it by width times as much: its rate falls with the width, to
+    6.2e-6 at 2,048.
     """
-    measured = _FULL_RATE if full_weights else _LORA_RATE
-    rate = measured * math.sqrt(_MEASURED_WIDTH / (width or _UNKNOWN_WIDTH))
-    return float(f"{rate:.2g}")
+    if not full_weights:
+        return _LORA_RATE
+    return float(f"{_FULL_RATE * _MEASURED_WIDTH / (width or _UNKNOWN_WIDTH):.2g}")
 
 
 def said(config: RunConfig) -> str:

@@ -210,7 +210,7 @@ def pictures(request: pytest.FixtureRequest) -> Path | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--pictures FOLDER`: take those of the documentation."""
-    parser.addoption("--pictures", metavar="FOLDER", help="write screenshots there")
+    parser.addoption("--pictures", metavar="FOLDER", help="take its screenshots anew")
 
 
 def axe_source() -> str:

@@ -41,7 +41,8 @@ def paths(served: Served, example: ExampleTurn) -> list[str]:
     """One page of each kind."""
 
     async def a_hint(store: Store) -> str:
-        return (await store.hints(limit=1))[0].hint_id
+        found = await store.hints(limit=50)
+        return next((one for one in found if one.first_gap is not None), found[0]).hint_id
 
     return [
         *PATHS,
@@ -93,6 +94,20 @@ def test_sessions_lead_to_turns(served: Served, looking: Looking, example: Examp
     expect(turn.locator("blockquote")).to_contain_text(example.score.hint or "")
     turn.get_by_role("link", name="Token by token").click()
     page.wait_for_url(f"**/ui/turns/{example.turn.turn_id}")
+
+
+def test_sessions_are_found_by_text(looking: Looking) -> None:
+    page = looking().open("/ui/sessions")
+    page.get_by_role("searchbox", name="Text").fill("celsius please")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**text=celsius+please**")
+    found = page.locator("tbody mark")
+    expect(found.first).to_have_text(re.compile("celsius", re.IGNORECASE))
+    assert found.count() == page.locator("tbody tr").count()
+    assert serious(page) == []
+    found.first.click()
+    page.wait_for_url("**/ui/turns/**")
+    expect(page.locator("main")).to_contain_text(re.compile("celsius", re.IGNORECASE))
 
 
 def test_a_turn_shows_each_token_with_its_numbers(looking: Looking, example: ExampleTurn) -> None:
@@ -219,13 +234,13 @@ def test_pictures_of_the_documentation(
     looking: Looking, paths: list[str], pictures: Path | None
 ) -> None:
     if pictures is None:
-        pytest.skip("./run.sh browser --pictures FOLDER takes them")
+        pytest.skip("./run.sh browser --pictures FOLDER takes those that the folder has")
     one = looking(viewport={"width": 1100, "height": 800}, device_scale_factor=1.5)
-    for path, name in zip(
-        paths,
-        ("now", "sessions", "memory", "review", "training", "session", "turn", "hint"),
-        strict=True,
-    ):
+    names = ("now", "sessions", "memory", "review", "training", "session", "turn", "hint")
+    found = dict(zip(names, paths, strict=True)) | {"sessions": "/ui/sessions?text=celsius"}
+    for name, path in found.items():
+        if not (pictures / f"{name}.png").exists():
+            continue
         page = one.open(path)
         settle(page)
         page.screenshot(path=pictures / f"{name}.png")

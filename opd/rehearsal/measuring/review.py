@@ -130,13 +130,13 @@ class Review:
         latest = so_far[-config.obedience_versions :]
         together = pooled(latest, floor=config.obedience_floor)
         returned, going_back = await self._returned_now(hints, ended, version)
-        votes, turns = await self._store.vote_summary(), await self._store.counts()
+        (_, objections), turns = await self._store.num_judged(), await self._store.counts()
         lessons = await self._store.lesson_counts()
         row = VersionRow(
             time=time.time(),
             version=version,
             turns=sum(turns.values()),
-            objections=votes.accepted,
+            objections=objections,
             hints=tuple(rows),
             obedience=None if obedience is None else ObedienceRow.of(obedience),
             obedience_of={hint_id: ObedienceRow.of(one) for hint_id, one in of_hints.items()},

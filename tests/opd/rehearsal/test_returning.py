@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 from opd.rehearsal.measuring.measuring import Measurer
@@ -25,8 +24,8 @@ class Records:
     async def load_turns(self, turn_ids: Sequence[str]) -> list[TurnRecord]:
         return [a_state(turn_id, turn_id) for turn_id in turn_ids]
 
-    async def vote_summary(self) -> object:
-        return SimpleNamespace(accepted=1)
+    async def num_judged(self) -> tuple[int, int]:
+        return 1, 1
 
     async def counts(self) -> dict:
         return {}

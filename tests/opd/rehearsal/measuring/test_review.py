@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,8 +84,8 @@ class Nothing:
     def ended(self, *_: object) -> dict[str, object]:
         return {}
 
-    async def vote_summary(self) -> Any:
-        return SimpleNamespace(accepted=0)
+    async def num_judged(self) -> tuple[int, int]:
+        return 0, 0
 
     async def counts(self) -> dict[str, int]:
         return {}
