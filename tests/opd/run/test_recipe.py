@@ -50,8 +50,8 @@ def test_a_step_moves_an_output_by_as_much_at_any_width() -> None:
     assert {learning_rate(width, full_weights=False) for width in (128, 2048, None)} == {3e-4}
     assert learning_rate(128, full_weights=True) == 1e-4
     assert learning_rate(576, full_weights=True) == 2.2e-5
-    assert learning_rate(2048, full_weights=True) == 6.2e-6
-    assert learning_rate(None, full_weights=True) == 6.2e-6
+    assert learning_rate(2048, full_weights=True) == 6.3e-6
+    assert learning_rate(None, full_weights=True) == 6.3e-6
 
 
 def test_a_run_keeps_the_kind_of_weights_that_it_began_with(tmp_path: Path) -> None:
