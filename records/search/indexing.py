@@ -12,6 +12,7 @@ stands for its scope, so that a tenant's search costs, and tells, nothing of oth
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from records.tables.sql import chunks, rows_in, table_of
 _NOTE = table_of(TurnTextRow).insert()
 _MOST_MESSAGES = 64
 """Number of newest messages of a turn that are indexed."""
+_ERASES = sqlite3.sqlite_version_info >= (3, 42)
+"""Whether FTS5 can take a deleted row's words out of its index at once."""
 _MERGED_PAGES = 200
 """Pages of SQLite's index that one transaction rewrites: it takes some milliseconds."""
 _WAITING = (
@@ -95,7 +98,11 @@ def index_op(connection: Connection, texts: Sequence[tuple[int, str]]) -> int:
 
 
 def forget_texts(connection: Connection, turn_ids: Sequence[str]) -> None:
-    """Delete turns from the index, of which `shrink_op` then removes what is left of them."""
+    """Delete turns from the index. With a SQLite older than 3.42, `shrink_op` must follow."""
+    if connection.dialect.name == "sqlite" and _ERASES:
+        connection.exec_driver_sql(
+            "INSERT INTO turn_words(turn_words, rank) VALUES ('secure-delete', 1)"
+        )
     for part in chunks(turn_ids):
         mine = TurnTextRow.turn_id.in_(part)
         # One that is being indexed first waits until it is.
@@ -110,9 +117,11 @@ def forget_texts(connection: Connection, turn_ids: Sequence[str]) -> None:
 
 
 def shrink_op(connection: Connection) -> bool:
-    """Rewrite a part of SQLite's index without the words of deleted turns, which it keeps until
-    then; returns whether there is more to do.
+    """Rewrite a part of SQLite's index without the words of deleted turns; returns whether there is
+    more to do. From 3.42 on, they are not there any more.
     """
+    if _ERASES:
+        return False
     connection.exec_driver_sql("PRAGMA secure_delete=ON")
     before = connection.exec_driver_sql("SELECT total_changes()").scalar_one()
     connection.exec_driver_sql(
