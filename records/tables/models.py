@@ -372,6 +372,8 @@ class SampleRow(Base):
     advantage_abs_max: Mapped[float] = mapped_column(Double)
     advantages: Mapped[Any] = mapped_column(LogprobsBlob)
     created_at: Mapped[float] = mapped_column(Double)
+    # The newest trained turns, for reports.
+    __table_args__ = (Index(None, "version"),)
 
 
 class FeedbackRow(Base):
