@@ -65,9 +65,11 @@ def waiting_texts(connection: Connection, limit: int) -> list[tuple[int, str]]:
     turn_ids = [one.turn_id for one in waiting]
     texts = turn_texts(connection, turn_ids)
     scopes = {row.turn_id: row.scope for row in rows_in(connection, _SCOPES, turn_ids)}
+    # One may have been deleted since the first of these queries.
+    there = (one for one in waiting if one.turn_id in scopes and one.turn_id in texts)
     return [
         (one.number, f"{scope_word(scopes[one.turn_id])} {words_of(texts[one.turn_id])}")
-        for one in waiting
+        for one in there
     ]
 
 

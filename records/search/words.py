@@ -13,8 +13,8 @@ from dataclasses import dataclass
 _CHARACTER = "\u2e80-\u2fdf\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _WORD = re.compile(rf"[{_CHARACTER}]|[^\W_{_CHARACTER}]+")
 _PART = re.compile(r'"([^"]*)"?|(\S+)')
-MOST_CHARACTERS = 200_000
-"""Characters of a turn that are searched: its beginning."""
+MOST_CHARACTERS = 100_000
+"""Characters of a turn that are searched: its beginning. PostgreSQL refuses a tsvector of 1 MB."""
 MOST_ASKED = 16
 """Phrases of one search."""
 _LONGEST_WORD = 200

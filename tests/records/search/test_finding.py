@@ -164,6 +164,17 @@ async def _terms(store: Store) -> Sequence[str]:
     return await store.writer.run(read)
 
 
+async def test_the_longest_texts_are_indexed(store: Store) -> None:
+    """All words different, of characters that take the most bytes, more of them than are read."""
+    words = " ".join(
+        f"{chr(0x10400 + n % 40)}{chr(0x10400 + n // 40 % 40)}{n}" for n in range(40_000)
+    )
+    turn_id = await asked(store, f"celsius {words}")
+    assert await store.index_texts(10) == 1
+    assert await store.index_texts(10) == 0
+    assert await found(store, "celsius") == [turn_id]
+
+
 async def test_two_processes_index_each_turn_once(store: Store) -> None:
     for number in range(20):
         await asked(store, f"celsius {number}")
