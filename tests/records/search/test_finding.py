@@ -62,15 +62,28 @@ async def test_a_turn_is_found_by_what_it_adds(store: Store) -> None:
     assert page.sessions[0].excerpt.found == "is Köln"
 
 
-@pytest.mark.parametrize(
-    "query",
-    ['"', "a'b", "a:b", "{x}", "^a", "a NEAR(b)", "NOT", "a* -b", ":query", "% \\", "\x00a"],
-)
-async def test_no_query_is_a_command(store: Store, query: str) -> None:
-    turn_id = await asked(store, f"it says {query} and more")
-    await store.index_texts(10)
-    if phrases_of(query):
-        assert await found(store, query) == [turn_id]
+async def test_no_query_is_a_command(store: Store) -> None:
+    queries = (
+        '"',
+        "a'b",
+        "a:b",
+        "{x}",
+        "^a",
+        "a NEAR(b)",
+        "NOT",
+        "a* -b",
+        ":query",
+        "% \\",
+        "\x00a",
+    )
+    session_id = await a_session(store)
+    for query in queries:
+        await asked(store, f"it says {query} and more", session_id=session_id)
+    await store.index_texts(20)
+    for query in queries:
+        if phrases_of(query):
+            page = await search(store, query)
+            assert page.sessions[0].excerpt is not None, query
 
 
 async def test_a_page_goes_on_where_the_last_one_ended(store: Store) -> None:
@@ -129,10 +142,10 @@ async def test_a_tenant_learns_nothing_of_others(
 async def test_what_is_forgotten_is_not_found_and_not_kept(
     store: Store, clock: Clock, tmp_path: Path
 ) -> None:
-    turns = [await asked(store, f"celsius zanzibar{number}") for number in range(200)]
+    turns = [await asked(store, f"celsius zanzibar{number}") for number in range(60)]
     waiting = await asked(store, "celsius zanzibarwaits")
-    assert await store.index_texts(100) == 100
-    assert await store.index_texts(100) == 100
+    assert await store.index_texts(30) == 30
+    assert await store.index_texts(30) == 30
     keeper = Housekeeping(store, clock)
     turn = await store.turn(turns[7])
     last = await store.turn(waiting)
@@ -146,7 +159,7 @@ async def test_what_is_forgotten_is_not_found_and_not_kept(
         stored = b"".join(one.read_bytes() for one in sorted(tmp_path.glob("records.db*")))
         assert b"zanzibar7 " not in stored
         assert b"zanzibarwaits" not in stored
-        assert b"zanzibar199" in stored
+        assert b"zanzibar59" in stored
         terms = await _terms(store)
         assert "zanzibar8" in terms
         assert "zanzibar7" not in terms
