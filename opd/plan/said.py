@@ -8,6 +8,7 @@ from opd.plan.memory import Load, Part
 from opd.plan.run_plan import (
     USUAL_LOAD,
     MemoryPlan,
+    faster,
     gibibytes,
     memory_of_machine,
     plan_of,
@@ -41,6 +42,8 @@ def planned_lines(
             "  no setting makes it fit: use a smaller model, or serve it from SGLang on another "
             "machine (docs/sglang.md)"
         ]
+    elif quicker := faster(config, shape, held, load, memory):
+        lines.append(quicker)
     return lines
 
 
@@ -52,7 +55,8 @@ def serve_line(config: RunConfig) -> str:
     held = held_dtype(config.model, config.trainer.base_dtype)
     here = "" if memory is None else f" of {gibibytes(memory)}"
     try:
-        plan = plan_of(config, shape_of(config.model), held, USUAL_LOAD)
+        shape = shape_of(config.model)
+        plan = plan_of(config, shape, held, USUAL_LOAD)
     except ConfigError as error:
         return f"memory: not estimated ({error})"
     weights = sum(part.size for part in plan.parts if part.is_needed and not part.on_gpu)
@@ -68,8 +72,9 @@ def serve_line(config: RunConfig) -> str:
         line += f", and {gibibytes(plan.total(on_gpu=True))} on the GPU"
     line += f" with {plan.load.requests} requests of {plan.load.context:,} tokens at a time"
     if memory is not None and plan.total() > memory:
-        line += "; that may be too much: opd plan shows what to change"
-    return line
+        return f"{line}; that may be too much: opd plan shows what to change"
+    quicker = faster(config, shape, held, USUAL_LOAD, memory)
+    return line if quicker is None else f"{line}; {quicker}"
 
 
 def _model_line(config: RunConfig, shape: ModelShape) -> str:

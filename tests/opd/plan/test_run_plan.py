@@ -13,7 +13,7 @@ from benchmarks import sizing
 from opd.cli.app import app
 from opd.cli.plan import bytes_of
 from opd.plan.memory import GIB, MIB, Load
-from opd.plan.run_plan import USUAL_LOAD, plan_of, remedies
+from opd.plan.run_plan import USUAL_LOAD, faster, gibibytes, plan_of, remedies
 from opd.plan.said import serve_line
 from opd.run.config import RunConfig
 from opd.run.defaults import as_planned
@@ -51,6 +51,25 @@ def test_what_is_larger_takes_more() -> None:
     assert one > usual
     # Weights in float32 for the engine, in bfloat16 for the trainer.
     assert usual > QWEN_4B.num_parameters * 6
+
+
+def test_a_faster_setting_is_named_where_there_is_room() -> None:
+    def said(memory: float | None, *overrides: str) -> str | None:
+        return faster(config(*overrides), QWEN_4B, "bfloat16", USUAL_LOAD, memory)
+
+    needed = total("trainer.gradient_checkpointing=false")
+    line = said(2.1 * needed)
+    assert line is not None
+    assert line.startswith("trainer.gradient_checkpointing=false")
+    assert line.endswith(gibibytes(needed))
+    assert said(1.9 * needed) is said(None) is None
+    for chosen in (
+        *("trainer.gradient_checkpointing=true", "trainer.gradient_checkpointing=false"),
+        *("trainer.memory_gb=4", "trainer.device=cuda"),
+    ):
+        assert said(100 * needed, chosen) is None
+    small = replace(QWEN_4B, width=256)
+    assert faster(config(), small, "bfloat16", USUAL_LOAD, 100 * needed) is None
 
 
 def test_a_context_is_no_longer_than_the_model_s() -> None:
