@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, select, text, update
@@ -57,19 +58,32 @@ def note_turns(connection: Connection, turn_ids: Iterable[str]) -> None:
     connection.execute(_NOTE, [{"turn_id": one, "is_indexed": False} for one in turn_ids])
 
 
-def waiting_texts(connection: Connection, limit: int) -> list[tuple[int, str]]:
-    """(number, words) of up to `limit` turns that are not indexed yet, those that waited longest
-    first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnWords:
+    """What is indexed of a turn. A number alone does not tell which: SQLite gives the largest one
+    again after its turn was deleted.
     """
+
+    number: int
+    turn_id: str
+    words: str
+
+
+def waiting_texts(connection: Connection, limit: int) -> list[TurnWords]:
+    """Up to `limit` turns that are not indexed yet, those that waited longest first."""
     waiting = connection.execute(_WAITING.limit(limit)).all()
     turn_ids = [one.turn_id for one in waiting]
     texts = turn_texts(connection, turn_ids)
     scopes = {row.turn_id: row.scope for row in rows_in(connection, _SCOPES, turn_ids)}
-    # One may have been deleted since the first of these queries.
-    there = (one for one in waiting if one.turn_id in scopes and one.turn_id in texts)
     return [
-        (one.number, f"{scope_word(scopes[one.turn_id])} {words_of(texts[one.turn_id])}")
-        for one in there
+        TurnWords(
+            number=one.number,
+            turn_id=one.turn_id,
+            words=f"{scope_word(scopes[one.turn_id])} {words_of(texts[one.turn_id])}",
+        )
+        for one in waiting
+        # One may have been deleted since the first of these queries.
+        if one.turn_id in scopes and one.turn_id in texts
     ]
 
 
@@ -78,24 +92,27 @@ def scope_word(scope: str) -> str:
     return f"scope{hashlib.sha256(scope.encode()).hexdigest()[:24]}"
 
 
-def index_op(connection: Connection, texts: Sequence[tuple[int, str]]) -> int:
-    """Index texts as `waiting_texts` gives them; returns how many. Those that another process has
-    indexed, or that were deleted meanwhile, are left out.
+def index_op(connection: Connection, texts: Sequence[TurnWords]) -> int:
+    """Index these; returns how many. Those that another process has indexed, or that were deleted
+    meanwhile, are left out.
     """
-    numbers = [number for number, _ in texts]
-    still = set(
-        connection.scalars(
-            select(TurnTextRow.number)
-            .where(TurnTextRow.number.in_(numbers), IS_NOT_INDEXED)
+    still = {
+        (row.number, row.turn_id)
+        for row in connection.execute(
+            select(TurnTextRow.number, TurnTextRow.turn_id)
+            .where(TurnTextRow.number.in_([one.number for one in texts]), IS_NOT_INDEXED)
             .with_for_update()
         )
-    )
-    rows = [{"number": number, "words": words} for number, words in texts if number in still]
+    }
+    rows = [
+        {"number": one.number, "words": one.words}
+        for one in texts
+        if (one.number, one.turn_id) in still
+    ]
     if rows:
         connection.execute(_insert(connection), rows)
-        connection.execute(
-            update(TurnTextRow).where(TurnTextRow.number.in_(still)).values(is_indexed=True)
-        )
+        done = TurnTextRow.number.in_([one["number"] for one in rows])
+        connection.execute(update(TurnTextRow).where(done).values(is_indexed=True))
     return len(rows)
 
 
@@ -164,6 +181,8 @@ def _added(
     for _ in range(_MOST_MESSAGES + 1):
         missing = sorted(set(here.values()) - nodes.keys())
         nodes.update((row.node_id, row) for row in rows_in(connection, _NODES, missing))
+        # Messages of a turn that was just deleted are not there any more.
+        here = {turn_id: node_id for turn_id, node_id in here.items() if node_id in nodes}
         for turn_id, node_id in here.items():
             found[turn_id].insert(0, nodes[node_id])
         above = ((turn_id, nodes[node_id].parent_id) for turn_id, node_id in here.items())

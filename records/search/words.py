@@ -15,6 +15,8 @@ _WORD = re.compile(rf"[{_CHARACTER}]|[^\W_{_CHARACTER}]+")
 _PART = re.compile(r'"([^"]*)"?|(\S+)')
 MOST_CHARACTERS = 100_000
 """Characters of a turn that are searched: its beginning. PostgreSQL refuses a tsvector of 1 MB."""
+MOST_EXCERPTED = 20_000
+"""Characters of a turn in which an excerpt is looked for: a page shows many."""
 MOST_ASKED = 16
 """Phrases of one search."""
 _LONGEST_WORD = 200
@@ -45,18 +47,20 @@ def phrases_of(query: str) -> tuple[str, ...]:
 
 
 def excerpt(text: str, phrases: Sequence[str]) -> Excerpt | None:
-    """The first place of a text with one of the phrases; None if there is none."""
-    places = list(_words(text[:MOST_CHARACTERS]))
-    for wanted in (phrase.split() for phrase in phrases):
-        for first in range(len(places) - len(wanted) + 1):
-            here = places[first : first + len(wanted)]
-            if [word for word, _ in here] == wanted:
-                start, end = here[0][1].start(), here[-1][1].end()
-                return Excerpt(
-                    before=_cut(text[:start], start > _AROUND, at_start=True),
-                    found=text[start:end],
-                    after=_cut(text[end:], len(text) - end > _AROUND, at_start=False),
-                )
+    """Where the beginning of a text has the first of the phrases that it has; None if it has none."""
+    places = list(_words(text[:MOST_EXCERPTED]))
+    joined = f" {' '.join(word for word, _ in places)} "
+    for phrase in phrases:
+        at = joined.find(f" {phrase} ")
+        if at >= 0:
+            first = joined.count(" ", 0, at)
+            start = places[first][1].start()
+            end = places[first + phrase.count(" ")][1].end()
+            return Excerpt(
+                before=_cut(text[:start], start > _AROUND, at_start=True),
+                found=text[start:end],
+                after=_cut(text[end:], len(text) - end > _AROUND, at_start=False),
+            )
     return None
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from records.care.housekeeping import Housekeeping
 from records.names import TurnState
 from records.reading.browsing import Wanted
-from records.search import finding
+from records.search import finding, indexing
 from records.search.finding import FoundPage
 from records.search.words import phrases_of
 from records.store import Store
@@ -175,6 +175,20 @@ async def _terms(store: Store) -> Sequence[str]:
         return connection.scalars(text("SELECT term FROM temp.terms")).all()
 
     return await store.writer.run(read)
+
+
+async def test_a_turn_that_is_deleted_while_it_is_read_is_not_indexed(
+    store: Store, clock: Clock
+) -> None:
+    gone = await store.turn(await asked(store, "celsius zanzibar"))
+    assert gone is not None
+    read = await store.read(indexing.waiting_texts, limit=10)
+    await Housekeeping(store, clock).delete([gone.session_id], "forget", patience_s=0.0)
+    new = await asked(store, "kelvin")  # with SQLite it has the same number
+    assert await store.write(indexing.index_op, texts=read) == 0
+    assert await store.index_texts(10) == 1
+    assert await found(store, "zanzibar") == []
+    assert await found(store, "kelvin") == [new]
 
 
 async def test_the_longest_texts_are_indexed(store: Store) -> None:

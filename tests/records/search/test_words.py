@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +47,19 @@ def test_an_excerpt_shows_the_first_place_and_what_is_around() -> None:
         before="I ", found="wanted it", after="."
     )
     assert excerpt("nothing", ("here",)) is None
+    repeated = excerpt("一二 a 一二三", ("一 二 三",))
+    assert repeated == Excerpt(before="一二 a ", found="一二三", after="")
+
+
+def test_an_excerpt_takes_linear_time() -> None:
+    phrase = " ".join(["a"] * 149 + ["b"])
+
+    def looked_for(size: int) -> float:
+        begun = time.perf_counter()
+        assert excerpt("a " * size + "b", (phrase,)) is not None
+        return time.perf_counter() - begun
+
+    assert min(looked_for(9_000) for _ in range(3)) < 0.2
 
 
 def test_only_the_beginning_of_a_long_text_is_read() -> None:
