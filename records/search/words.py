@@ -47,7 +47,7 @@ def phrases_of(query: str) -> tuple[str, ...]:
 
 
 def excerpt(text: str, phrases: Sequence[str]) -> Excerpt | None:
-    """Where the beginning of a text has one of the phrases, the first that it has; None: nowhere."""
+    """Where the beginning of a text has the first phrase that it has; None: it has none."""
     places = list(_words(text[:MOST_EXCERPTED]))
     joined = f" {' '.join(word for word, _ in places)} "
     for phrase in phrases:
