@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
+from PIL import Image
 from playwright.sync_api import Dialog, Page, expect
 
 from api_proxy.access.callers import tenant_scope
@@ -244,6 +245,8 @@ def test_pictures_of_the_documentation(
         page = one.open(path)
         settle(page)
         page.screenshot(path=pictures / f"{name}.png")
+        with Image.open(pictures / f"{name}.png") as taken:
+            taken.convert("RGB").quantize(64).save(pictures / f"{name}.png", optimize=True)
 
 
 def session_ids(page: Page) -> list[str]:
