@@ -6,7 +6,7 @@
 A template of 500 turns goes through the whole life of a turn. The store then doubles by SQL, with
 ids and times of their own, until it has so many turns (rounded up to a doubling of 500), and 100
 live turns are added to a copy of it on which everything is measured: medians in milliseconds, the
-first call left out. Pages are requests to the proxy's process. `verify` and deletions are single
+first call left out. Pages are requests to the proxy's process; `reconcile` and `verify` are single
 calls. The last column compares the largest with the smallest store.
 """
 
@@ -229,8 +229,6 @@ def _double_op(connection: Connection, letter: str, later_s: float) -> None:
     """Every row once more, with this letter before its ids and later times."""
     stride = connection.execute(text("SELECT max(number) FROM turn_texts")).scalar_one()
     values = {"letter": letter, "later": later_s, "stride": stride}
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SET CONSTRAINTS ALL DEFERRED"))
     key = "rowid" if connection.dialect.name == "sqlite" else "number"
     tables = {**_IDS, "turn_words": ()}
     for table, ids in tables.items():
@@ -241,6 +239,9 @@ def _double_op(connection: Connection, letter: str, later_s: float) -> None:
         )
         used = {name: one for name, one in values.items() if f":{name}" in statement.text}
         connection.execute(statement, used)
+    if connection.dialect.name == "postgresql":
+        sequence = "pg_get_serial_sequence('turn_texts', 'number')"
+        connection.execute(text(f"SELECT setval({sequence}, {2 * stride})"))
 
 
 def _columns(connection: Connection, table: str) -> list[str]:

@@ -109,7 +109,8 @@ async def _sessions(
         # Another tenant's sessions look like those of a tenant that does not exist.
         wanted_scope = tenant_scope(filters["tenant"])
         if scope not in (None, wanted_scope):
-            return {"object": "list", "data": [], "examined": 0, "next": None, "not_indexed": 0}
+            nothing = {"object": "list", "data": [], "examined": 0, "next": None}
+            return nothing | ({"not_indexed": 0} if filters["text"] else {})
         scope = wanted_scope
     wanted = Wanted(
         state=_member(TurnState, "state", filters["state"]),

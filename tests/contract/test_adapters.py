@@ -29,7 +29,9 @@ from trainer.model.lora import add_adapters, save_adapter
 PROMPT = list(range(60, 101))
 SHORT = SamplingParams(max_new_tokens=8, ignore_eos=True)
 EXACT = 2e-5
-"""Absolute and relative, as docs/algorithms.md sets for float32."""
+"""Absolute; in a batch relative, too, as docs/algorithms.md sets it for float32: CI saw 2.1e-5 at
+-3.3.
+"""
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,7 @@ async def test_scores_and_samples_are_the_adapters(client, served, adapters) -> 
     for number, label in ((0, "3"), (1, "4")):
         served.version = await loaded(client, adapters.folders[number], label)
         found = await client.score(ids, len(PROMPT))
-        np.testing.assert_allclose(
-            found, adapters.scored(number, ids, len(PROMPT)), rtol=EXACT, atol=EXACT
-        )
+        np.testing.assert_allclose(found, adapters.scored(number, ids, len(PROMPT)), atol=EXACT)
         for generation in (
             await client.generate(PROMPT, SHORT),
             [chunk async for chunk in client.stream(PROMPT, SHORT)][-1].final,
@@ -130,13 +130,11 @@ async def test_scores_and_samples_are_the_adapters(client, served, adapters) -> 
             assert generation.weight_spans == (WeightSpan(version=label, start=0, end=8),)
             reply = [*PROMPT, *generation.output_ids.tolist()]
             expected = adapters.scored(number, reply, len(PROMPT))
-            np.testing.assert_allclose(generation.output_logprobs, expected, rtol=EXACT, atol=EXACT)
+            np.testing.assert_allclose(generation.output_logprobs, expected, atol=EXACT)
         assert (await client.model_info()).weight_version == label
     served.version = None
     found = await client.score(ids, len(PROMPT))
-    np.testing.assert_allclose(
-        found, adapters.scored(None, ids, len(PROMPT)), rtol=EXACT, atol=EXACT
-    )
+    np.testing.assert_allclose(found, adapters.scored(None, ids, len(PROMPT)), atol=EXACT)
 
 
 async def test_base_and_adapters_share_a_batch_and_no_prefix(client, served, adapters) -> None:
@@ -187,7 +185,7 @@ async def test_a_request_ends_on_the_adapter_that_it_began_with(client, served, 
     assert final.weight_spans == (WeightSpan(version="1", start=0, end=200),)
     ids = [*PROMPT, *final.output_ids.tolist()]
     expected = adapters.scored(0, ids, len(PROMPT))
-    np.testing.assert_allclose(final.output_logprobs, expected, rtol=EXACT, atol=EXACT)
+    np.testing.assert_allclose(final.output_logprobs, expected, atol=EXACT)
     assert (await client.generate(PROMPT, SHORT)).weight_version == "2"
 
 
@@ -196,7 +194,7 @@ async def test_an_engine_that_lacks_the_adapter_gets_it(client, served, adapters
     ids = [*PROMPT, 9, 10]
     served.version = ServedVersion(label="5", adapter=named(adapters.folders[0]))
     found = await client.score(ids, len(PROMPT))
-    np.testing.assert_allclose(found, adapters.scored(0, ids, len(PROMPT)), rtol=EXACT, atol=EXACT)
+    np.testing.assert_allclose(found, adapters.scored(0, ids, len(PROMPT)), atol=EXACT)
     served.version = ServedVersion(label="6", adapter=named(adapters.folders[1]))
     chunks = [chunk async for chunk in client.stream(PROMPT, SHORT)]
     assert chunks[-1].final.weight_version == "6"
