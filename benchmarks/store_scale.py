@@ -142,7 +142,12 @@ def _database(url: str | None, folder: Path, stack: ExitStack) -> StoreConfig:
     name = f"store_scale_{uuid4().hex[:12]}"
     asyncio.run(postgresql_database(url, "CREATE DATABASE", name))
     stack.callback(lambda: asyncio.run(postgresql_database(url, "DROP DATABASE", name)))
-    return StoreConfig(url=make_url(url).set(database=name).render_as_string(hide_password=False))
+    return _on_server(url, name, folder)
+
+
+def _on_server(url: str, name: str, folder: Path) -> StoreConfig:
+    address = make_url(url).set(database=name).render_as_string(hide_password=False)
+    return StoreConfig(url=address, spill_folder=folder / name)
 
 
 def _copy(full: StoreConfig, url: str | None, folder: Path, stack: ExitStack) -> StoreConfig:
@@ -153,7 +158,7 @@ def _copy(full: StoreConfig, url: str | None, folder: Path, stack: ExitStack) ->
     name, source = f"store_scale_{uuid4().hex[:12]}", make_url(full.url).database
     asyncio.run(postgresql_database(url, "CREATE DATABASE", f'{name}" TEMPLATE "{source}'))
     stack.callback(lambda: asyncio.run(postgresql_database(url, "DROP DATABASE", name)))
-    return StoreConfig(url=make_url(url).set(database=name).render_as_string(hide_password=False))
+    return _on_server(url, name, folder)
 
 
 async def _template(config: StoreConfig) -> None:
