@@ -19,18 +19,20 @@ from api_proxy.access.keyring import KeyRing
 from api_proxy.access.logins import Logins
 from api_proxy.config import ProxyConfig
 from api_proxy.messages_api.errors import refusal as messages_refusal
+from api_proxy.messages_api.routes import messages
 from api_proxy.messages_api.routes import router as messages_router
 from api_proxy.pages import login_routes, memory, now, review, sessions, training, turns
 from api_proxy.pages.rendering import error_page
 from api_proxy.recording import retention
 from api_proxy.recording.indexing import index_texts
 from api_proxy.responses_api.routes import refusal as responses_refusal
+from api_proxy.responses_api.routes import responses
 from api_proxy.responses_api.routes import router as responses_router
 from api_proxy.routes.feedback_api import router as feedback_router
 from api_proxy.routes.hints_api import router as hints_router
 from api_proxy.routes.model_list import router as models_router
-from api_proxy.routes.routes import router
-from api_proxy.routes.text_api import router as text_router
+from api_proxy.routes.routes import chat_completions, router
+from api_proxy.routes.text_api import completions
 from api_proxy.server.edge import Edge
 from api_proxy.turns import ProxyDeps, TurnService
 from records.care.housekeeping import Housekeeping
@@ -38,10 +40,18 @@ from records.care.housekeeping import Housekeeping
 _EXPOSED_HEADERS = ("x-request-id", "request-id", "x-turn-id", "x-session-id", "retry-after")
 """What a web page may read from a response besides its body."""
 
+_TURN_ROUTES = (
+    ("/v1/chat/completions", chat_completions),
+    ("/v1/messages", messages),
+    ("/v1/responses", responses),
+    ("/v1/completions", completions),
+)
+"""Agents ask here for turns. These are Starlette's routes: they check their bodies themselves, so
+what FastAPI's do around them would only take time.
+"""
 _ROUTERS = (
     router,
     models_router,
-    text_router,
     feedback_router,
     hints_router,
     *(page.router for page in (login_routes, memory, now, review, sessions, training, turns)),
@@ -67,6 +77,8 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     app.state.started = deps.clock()
     app.state.now = now.NowFeed(app.state.service)
     app.state.ring, app.state.logins = ring, logins
+    for path, endpoint in _TURN_ROUTES:
+        app.add_route(path, endpoint, methods=["POST"])
     for one in _ROUTERS:
         app.include_router(one)
     shapes = errors.ErrorShapes(

@@ -236,7 +236,7 @@ class LineageFinder:
 
     async def _as_stored(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages in their stored form, to be compared with stored ones."""
-        return await self._store.redact(self._store.redactor.messages, messages)
+        return await self._store.redacted_messages(messages)
 
     async def _by_name(
         self, scope: str, messages: Sequence[Message], index: int, parent_turn_id: str

@@ -47,7 +47,8 @@ class ParentTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The ids to sample from; the first `num_shared_ids` are those of the turn `token_parent_id`.
+    """The ids to sample from; the first `num_shared_ids` are those of the turn `token_parent_id`,
+    whose prompt and response have `parent_length` together.
 
     `how`: "extended" from the parent; "fallback", rendered in full although the parent was known
     and echoed; or "full", rendered with nothing to extend.
@@ -57,6 +58,7 @@ class Prompt:
     how: Literal["extended", "fallback", "full"]
     token_parent_id: str | None = None
     num_shared_ids: int = 0
+    parent_length: int | None = None
 
 
 class TokenCache:
@@ -178,7 +180,13 @@ def _with_parent(
     shared = num_shared(ids, parent)
     if not shared or shared < min(parent.num_tokens, _LEAST_SHARED):
         return Prompt(ids=ids, how=how)
-    return Prompt(ids=ids, how=how, token_parent_id=parent.turn_id, num_shared_ids=shared)
+    return Prompt(
+        ids=ids,
+        how=how,
+        token_parent_id=parent.turn_id,
+        num_shared_ids=shared,
+        parent_length=parent.num_tokens,
+    )
 
 
 def num_shared(ids: Ids, parent: ParentTokens) -> int:

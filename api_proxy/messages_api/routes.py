@@ -42,7 +42,6 @@ class MessagesFormat:
         return MessageStream(turn.turn_id, self._model, len(turn.rollout.prompt_ids))
 
 
-@router.post("/v1/messages")
 async def messages(request: Request) -> Response:
     """Anthropic's messages; the answered turn is recorded."""
     service: TurnService = request.app.state.service

@@ -142,7 +142,7 @@ async def _decide(request: Request, turn_id: str, decision: DecisionRequest) -> 
     hint = decision.hint
     if hint is not None:
         written = [{"role": "user", "content": hint}]
-        [clean] = await answered(service, store.redact(store.redactor.messages, written))
+        [clean] = await answered(service, store.redacted_messages(written))
         hint = str(clean["content"])
     decided = HintDecision(
         turn_id=turn_id,

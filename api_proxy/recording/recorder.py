@@ -162,7 +162,7 @@ class TurnRecorder:
 
     async def _store_turn(self, turn: Turn, captured: CapturedTurn) -> None:
         try:
-            captured = await self._store.redact(self._store.redactor.turn, captured, turn.scope)
+            captured = await self._store.redacted_turn(captured, turn.scope)
             if self._spool.is_waiting:
                 await self._spill(turn, captured)
             elif turn.is_link_deferred:
@@ -185,7 +185,9 @@ class TurnRecorder:
     async def _record(self, turn: Turn, captured: CapturedTurn) -> None:
         if not turn.is_session_kept and not await self._keep_session(turn):
             raise StoreUnavailable("its session could not be written")
-        await self._store.record_turn(captured, scope=turn.scope)
+        await self._store.record_turn(
+            captured, scope=turn.scope, parent_length=turn.prompt.parent_length
+        )
         self._metrics.recorded(captured.drop_reason)
         if captured.turn_type is TurnType.MAIN:
             self._watch.recorded(

@@ -87,8 +87,7 @@ def _list_logprobs(output: list[dict[str, Any]], logprobs: list[dict[str, Any]] 
             item["content"][0]["logprobs"] = logprobs
 
 
-@router.post("/v1/responses")
-async def create(request: Request) -> Response:
+async def responses(request: Request) -> Response:
     """OpenAI's responses; the answered turn is recorded."""
     service: TurnService = request.app.state.service
 

@@ -22,7 +22,6 @@ router = APIRouter()
 _PROBE_TIMEOUT_S = 3.0
 
 
-@router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
     """OpenAI's chat completions; the answered turn is recorded."""
     service: TurnService = request.app.state.service

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,8 +29,6 @@ from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
 from records.names import TurnType
 from rollout_bridge.rendering.rendering import Rendering
-
-router = APIRouter()
 
 _DEFAULT_TOKENS = 16
 _SAME_FIELDS = (
@@ -49,7 +47,6 @@ class TextRequest(BaseModel):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-@router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     """OpenAI's completions; the answered turn is recorded and never trains."""
     service: TurnService = request.app.state.service

@@ -17,22 +17,33 @@ Result = TypeVar("Result")
 
 _MOST_EVENTS = 8
 """Each may begin a request, whose first step takes about a millisecond."""
+_ROUNDS = 4
+"""Rounds of the loop that has more to do, in which new events are looked for once: that is a system
+call. A round takes well under a millisecond.
+"""
 
 
 class FewAtATime(selectors.DefaultSelector):
     """Reports at most `most` events at once, and all pending ones before it looks for new ones: a
     client with many connections keeps the others waiting no longer than it takes to serve each
-    once.
+    once. While the loop has other things to do, it looks for new events in one of `rounds` rounds.
     """
 
-    def __init__(self, most: int = _MOST_EVENTS) -> None:
+    def __init__(self, most: int = _MOST_EVENTS, rounds: int = 1) -> None:
         super().__init__()
         self._most = most
+        self._rounds = rounds
         self._waiting: deque[tuple[selectors.SelectorKey, int]] = deque()
+        self._num_skipped = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Like any selector; nothing, if the pending events are no longer wanted."""
         if not self._waiting:
+            # 0: the loop does not wait, since it has something to do.
+            if timeout == 0 and self._num_skipped + 1 < self._rounds:
+                self._num_skipped += 1
+                return []
+            self._num_skipped = 0
             self._waiting.extend(super().select(timeout))
         known = self.get_map()
         reported = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
@@ -48,4 +59,4 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """An event loop of this kind."""
-    return asyncio.SelectorEventLoop(FewAtATime())
+    return asyncio.SelectorEventLoop(FewAtATime(rounds=_ROUNDS))

@@ -52,6 +52,10 @@ def digest(text: str) -> str:
     return f"{DIGEST}{hashed[:32]}"
 
 
+_SAMPLE = "+1 650 253 0000, DE89370400440532013000, 4111 1111 1111 1111, 536-90-4399"
+"""Numbers for which some detectors import packages."""
+
+
 class Finder:
     """Searches texts as one configuration asks. May be used from several threads."""
 
@@ -60,6 +64,11 @@ class Finder:
         self._config = config
         self._allowed = frozenset(config.allow)
         self._detectors: dict[str, Detector] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the detectors are made: the first search imports packages for that."""
+        return self._detectors is not None
 
     def find(self, text: str, pause: Callable[[], None]) -> tuple[list[Finding], list[Finding]]:
         """What is to be redacted and what is to be marked, each in order and without overlaps.
@@ -80,7 +89,10 @@ class Finder:
     def _spans(self, text: str, pause: Callable[[], None]) -> Iterable[tuple[int, int, str]]:
         if self._detectors is None:
             known = detectors(self._config.patterns, self._config.phone_region)
-            self._detectors = {kind: known[kind] for kind in self.modes if kind in known}
+            made = {kind: known[kind] for kind in self.modes if kind in known}
+            for detector in made.values():
+                list(detector(View(_SAMPLE)))
+            self._detectors = made
         view = View(text)
         found = []
         for kind, detector in self._detectors.items():

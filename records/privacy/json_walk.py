@@ -50,6 +50,23 @@ def num_chars(value: Any, limit: int) -> int:
     return number
 
 
+def is_short(value: Any, most: int) -> bool:
+    """Whether a value has at most `most` characters and things in it; stops counting beyond."""
+    left, waiting = most, [value]
+    while waiting and left >= 0:
+        item = waiting.pop()
+        left -= 1
+        if isinstance(item, str):
+            left -= len(item)
+        elif isinstance(item, dict | list | tuple):
+            if len(item) > left:
+                return False
+            if isinstance(item, dict):
+                left -= sum(len(str(key)) for key in item)
+            waiting.extend(item.values() if isinstance(item, dict) else item)
+    return left >= 0
+
+
 def _texts(value: Any) -> Iterator[str]:
     """Every text of a value: strings, keys, and the digits of long numbers."""
     # Without recursion: values may nest as deep as JSON is read, and each text would pay for that.

@@ -23,7 +23,7 @@ from records.messages import Message, fingerprint, path_ids
 from records.names import DropReason
 from records.privacy.detectors import TOO_LONG
 from records.privacy.findings import Finder, digest
-from records.privacy.json_walk import Texts, num_chars
+from records.privacy.json_walk import Texts, is_short, num_chars
 from records.privacy.turnstile import Turnstile
 from records.tables.columns import content_hash
 from records.types import CapturedTurn, TurnIdentity
@@ -32,6 +32,8 @@ _REMEMBERED = 20_000
 """Messages whose findings are remembered; a history is sent again with each request."""
 _REMEMBERED_CHARS = 16_000_000
 """Characters of changed messages that are kept with them."""
+_SHORT = 2_000
+"""Characters that are searched within about a millisecond."""
 _REPEATED_ROLES = ("system", "developer")
 _TOO_LONG = f"[{TOO_LONG}]"
 
@@ -77,19 +79,24 @@ class Redactor:
             return self._max_chars
         return None
 
-    def messages(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages without what is to be redacted; those without findings are unchanged."""
-        return [_stored(message, self._looked_at(message)) for message in messages]
+    def messages(self, messages: Sequence[Message], *, takes_turns: bool = True) -> list[Message]:
+        """The messages without what is to be redacted; those without findings are unchanged.
 
-    def turn(self, turn: CapturedTurn, scope: str) -> CapturedTurn:
+        With `takes_turns`, it waits while another thread searches; short values need not.
+        """
+        return [_stored(message, self._looked_at(message, takes_turns)) for message in messages]
+
+    def turn(self, turn: CapturedTurn, scope: str, *, takes_turns: bool = True) -> CapturedTurn:
         """The turn as it may be stored, with its findings; one that was searched before is
         unchanged.
         """
-        if not self.is_active or turn.identity is not None or turn.findings is not None:
+        if self.is_done(turn):
             return turn
-        messages = [self._looked_at(message) for message in turn.messages]
-        response = self._looked_at(turn.response)
-        tools, echo = self._looked_at(turn.tools), self._looked_at(turn.request_echo)
+        messages = [self._looked_at(message, takes_turns) for message in turn.messages]
+        response, tools, echo = (
+            self._looked_at(value, takes_turns)
+            for value in (turn.response, turn.tools, turn.request_echo)
+        )
         everything = (*messages, response, tools, echo)
         findings = sum((looked.found for looked in everything), Counter[str]())
         if not any(self._finder.modes[kind] == "redact" for kind in findings):
@@ -120,7 +127,15 @@ class Redactor:
             ),
         )
 
-    def _looked_at(self, value: Any) -> _Looked:
+    def is_done(self, turn: CapturedTurn) -> bool:
+        """Whether there is nothing to search in the turn, or it was searched before."""
+        return not self.is_active or turn.identity is not None or turn.findings is not None
+
+    def is_short(self, *values: Any) -> bool:
+        """Whether the values are searched at once, so that it need not be in a thread."""
+        return self._finder.is_ready and is_short(values, _SHORT)
+
+    def _looked_at(self, value: Any, takes_turns: bool) -> _Looked:
         if not self.is_active or not value:
             return _NOTHING
         key = content_hash(value)
@@ -129,8 +144,11 @@ class Redactor:
             if known is not None:
                 self._known.move_to_end(key)
                 return known
-        with self._searching:
-            looked = self._look(value)
+        if takes_turns:
+            with self._searching:
+                looked = self._look(value, self._searching.pause)
+        else:
+            looked = self._look(value, _no_pause)
         with self._lock:
             self._keep(key, looked)
         for kind, number in looked.found.items():
@@ -145,18 +163,22 @@ class Redactor:
             _, oldest = self._known.popitem(last=False)
             self._known_chars -= oldest.num_chars
 
-    def _look(self, value: Any) -> _Looked:
+    def _look(self, value: Any, pause: Callable[[], None]) -> _Looked:
         if num_chars(value, self._max_chars) > self._max_chars:
             found = Counter({TOO_LONG: 1})
             return _Looked(clean=_left_of(value), found=found, first=(TOO_LONG, "", ""))
         texts = Texts(value)
-        cut, marked = self._finder.find(texts.joined, self._searching.pause)
+        cut, marked = self._finder.find(texts.joined, pause)
         found = Counter(finding.kind for finding in (*cut, *marked))
         if not cut:
             return _Looked(found=found)
         first = (cut[0].kind, texts.path_at(cut[0].start), digest(cut[0].text))
         clean = texts.without(cut)
         return _Looked(clean=clean, found=found, first=first, num_chars=len(texts.joined))
+
+
+def _no_pause() -> None:
+    """For a search that is over before anybody waits for it."""
 
 
 def _stored(value: Any, looked: _Looked) -> Any:

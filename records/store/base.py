@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +21,10 @@ from records.database.schema import migrate_op
 from records.database.writer import GroupWriter, as_store_error
 from records.errors import StoreSchemaError, StoreUnavailable
 from records.lessons.names import LessonState
+from records.messages import Message
 from records.names import TurnState
 from records.privacy.redaction import Redactor
+from records.types import CapturedTurn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -108,6 +110,20 @@ class StoreBase:
         except RuntimeError as error:
             raise StoreUnavailable("the store is closed") from error
         return await asyncio.wrap_future(begun)
+
+    async def redacted_messages(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages as they may be stored."""
+        if self.redactor.is_short(messages):
+            return self.redactor.messages(messages, takes_turns=False)
+        return await self.redact(self.redactor.messages, messages)
+
+    async def redacted_turn(self, turn: CapturedTurn, scope: str) -> CapturedTurn:
+        """The turn as it may be stored; one that was searched before is unchanged."""
+        if self.redactor.is_done(turn):
+            return turn
+        if self.redactor.is_short(turn.messages, turn.response, turn.tools, turn.request_echo):
+            return self.redactor.turn(turn, scope, takes_turns=False)
+        return await self.redact(self.redactor.turn, turn, scope)
 
     async def vacuum(self) -> None:
         """PostgreSQL: free the space of deleted rows, so that it is overwritten."""

@@ -108,7 +108,5 @@ class OutcomeStore(StoreBase):
         """A reason as it may be stored."""
         if reason is None:
             return None
-        [message] = await self.redact(
-            self.redactor.messages, [{"role": "feedback", "content": reason}]
-        )
+        [message] = await self.redacted_messages([{"role": "feedback", "content": reason}])
         return message["content"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from records.errors import UnknownTurn
@@ -19,6 +20,9 @@ from records.turns import echoes
 from records.turns import turn_writes as turns
 from records.types import CapturedTurn, Ids, TurnRecord
 
+_SHORT_PROMPT = 4_096
+"""Ids of a prompt that is made into rows without a thread."""
+
 
 class TurnStore(StoreBase):
     """Storing turns, and loading them by id."""
@@ -27,20 +31,26 @@ class TurnStore(StoreBase):
         """(prompt ids [P], response ids [R]). Raises UnknownTurn."""
         return await self.read(loading.turn_tokens, turn_id=turn_id)
 
-    async def record_turn(self, turn: CapturedTurn, *, scope: str) -> None:
+    async def record_turn(
+        self, turn: CapturedTurn, *, scope: str, parent_length: int | None = None
+    ) -> None:
         """Store a turn as awaiting_next_state, or as dropped with its reason; durable on return.
 
-        Raises ValueError if it is not dropped but cannot train (no temperature, tokens or version,
-        or a non-finite log-prob), names an unknown session or token parent, or does not share the
-        ids that it claims; StoreConflict if its id is taken.
+        `parent_length` is how many ids prompt and response of its token parent have, if the caller
+        knows: that saves a look-up. Raises ValueError if the turn is not dropped but cannot train
+        (no temperature, tokens or version, or a non-finite log-prob), names an unknown session or
+        token parent, or does not share the ids that it claims; StoreConflict if its id is taken.
         """
-        if self.redactor.is_active:
-            turn = await self.redact(self.redactor.turn, turn, scope)
+        turn = await self.redacted_turn(turn, scope)
         now = self._clock()
-        # For a long history, this would block the event loop for too long.
-        prepared = await asyncio.to_thread(turns.prepare, turn, scope=scope, now=now)
-        if turn.token_parent_id is not None:
+        if len(turn.prompt_ids) <= _SHORT_PROMPT and self.redactor.is_short(turn.messages):
+            prepared = turns.prepare(turn, scope=scope, now=now)
+        else:
+            # For a long history, this would block the event loop for too long.
+            prepared = await asyncio.to_thread(turns.prepare, turn, scope=scope, now=now)
+        if turn.token_parent_id is not None and turn.num_shared_ids != parent_length:
             await self._check_shared(turn, turn.token_parent_id)
+            prepared = replace(prepared, is_compared=True)
         await self.writer.run_bulk(turns.record_op, prepared, "record")
 
     async def _check_shared(self, turn: CapturedTurn, parent_id: str) -> None:
@@ -79,8 +89,7 @@ class TurnStore(StoreBase):
         """
         if not next_state:
             raise ValueError(f"turn {turn_id}: a next state has at least one message")
-        if self.redactor.is_active:
-            next_state = await self.redact(self.redactor.messages, next_state)
+        next_state = await self.redacted_messages(next_state)
         wanted = turns.NextState(
             turn_id=turn_id,
             messages=next_state,
@@ -95,7 +104,7 @@ class TurnStore(StoreBase):
         The same feedback again (by its external id, or by equal content) changes nothing. Raises
         StoreConflict if its external id names other feedback, TooMuchFeedback.
         """
-        [message] = await self.redact(self.redactor.messages, [said.message()])
+        [message] = await self.redacted_messages([said.message()])
         new = feedback_writes.NewFeedback(
             scope=scope,
             turn_id=turn_id,

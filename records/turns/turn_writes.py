@@ -78,6 +78,8 @@ class PreparedTurn:
     recording: dict[str, Any] | None
     parent_checksum: bytes | None
     """Checksum of the ids shared with the token parent; None without one."""
+    is_compared: bool = False
+    """Whether the shared ids were compared with the parent's."""
 
 
 def prepare(turn: CapturedTurn, *, scope: str, now: float) -> PreparedTurn:
@@ -262,7 +264,7 @@ def _not_recorded(connection: Connection, prepared: Sequence[PreparedTurn]) -> l
 def _check_parents(connection: Connection, prepared: Sequence[PreparedTurn]) -> None:
     """Check the usual case by checksum: a prompt that extends its parent's whole prompt + response.
 
-    If only a part is shared, the caller has compared the ids (`Store.record_turn`).
+    If only a part is shared, the caller must have compared the ids (`Store.record_turn`).
     """
     children = [one for one in prepared if one.tokens["token_parent_id"] is not None]
     parent_ids = [one.tokens["token_parent_id"] for one in children]
@@ -272,10 +274,11 @@ def _check_parents(connection: Connection, prepared: Sequence[PreparedTurn]) -> 
         if parent is None:
             raise ValueError(f"token parent {parent_id!r} is not stored")
         total = parent.prompt_length + parent.response_length
-        if one.tokens["num_shared_ids"] == total and parent.checksum != one.parent_checksum:
+        is_whole = one.tokens["num_shared_ids"] == total
+        if not (parent.checksum == one.parent_checksum if is_whole else one.is_compared):
             raise ValueError(
-                f"turn {one.tokens['turn_id']}: its first {total} prompt ids are not those of "
-                f"turn {parent_id}"
+                f"turn {one.tokens['turn_id']}: its first {one.tokens['num_shared_ids']} prompt "
+                f"ids are not those of turn {parent_id}"
             )
 
 

@@ -6,10 +6,15 @@ break. Text without breaks has the tokenizer's own ids. It knows no messages.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from rollout_bridge.rendering.control_text import BREAK, pieces
 from rollout_bridge.rendering.tokenizer import control_texts
+
+_SNIPPET = 40
+"""Characters of a text whose ids are remembered."""
+_SNIPPETS = 1_024
 
 
 class ContentTokenizer:
@@ -22,6 +27,8 @@ class ContentTokenizer:
         self.eos_token_id: int | None = tokenizer.eos_token_id
         self.all_special_tokens: list[str] = list(tokenizer.all_special_tokens)
         self._spellings = _spellings(tokenizer)
+        # Each prompt has the template's few texts between its messages.
+        self._of_snippet = lru_cache(_SNIPPETS)(lambda text: tuple(self._tokenized(text)))
         self._newline = self._plain("\n")
         # SentencePiece puts a blank before each text: a piece that continues another has none.
         self._adds_blank = self._plain("\n<")[len(self._newline) :] != self._plain("<")
@@ -94,6 +101,11 @@ class ContentTokenizer:
         return self._plain(piece)
 
     def _plain(self, text: str) -> list[int]:
+        if len(text) <= _SNIPPET:
+            return list(self._of_snippet(text))
+        return self._tokenized(text)
+
+    def _tokenized(self, text: str) -> list[int]:
         first, *others = self._parts(text)
         ids = self._tokenizer.encode(first, add_special_tokens=False)
         for part in others:

@@ -52,6 +52,16 @@ def test_each_is_reported_before_any_is_again(selector: FewAtATime) -> None:
     assert len(counts) == NUM_PAIRS
 
 
+def test_a_busy_loop_looks_for_new_events_now_and_then(readable: list[socket.socket]) -> None:
+    with FewAtATime(NUM_PAIRS, rounds=4) as selector:
+        for sock in readable:
+            selector.register(sock, selectors.EVENT_READ)
+        found = [len(selector.select(0)) for _ in range(8)]
+        assert found == [0, 0, 0, NUM_PAIRS] * 2
+        # A loop with nothing else to do waits for events, and looks at once.
+        assert len(selector.select(1)) == NUM_PAIRS
+
+
 def test_what_is_no_longer_asked_for_is_not_reported(
     selector: FewAtATime, readable: list[socket.socket]
 ) -> None:

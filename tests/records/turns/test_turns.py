@@ -166,6 +166,21 @@ async def test_shared_ids_that_differ_from_the_parent_are_refused(
     await store.record_turn(second, scope=SCOPE)
 
 
+@pytest.mark.parametrize(("shared", "length"), [(3, 3), (6, 6), (7, 6), (7, 8)])
+async def test_a_wrong_length_of_the_parent_hides_no_other_ids(
+    store: Store, shared: int, length: int
+) -> None:
+    first = a_turn(await a_session(store))
+    await store.record_turn(first, scope=SCOPE)
+    second = following(first, num_shared_ids=shared)
+    wrong = second.prompt_ids.copy()
+    wrong[1] += 1
+    with pytest.raises(ValueError, match="not those of"):
+        await store.record_turn(
+            replace(second, prompt_ids=wrong), scope=SCOPE, parent_length=length
+        )
+
+
 async def test_ids_that_do_not_match_their_checksum_are_never_returned(store: Store) -> None:
     turn_id = await recorded(store)
     await store.writer.run(
