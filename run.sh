@@ -39,7 +39,8 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   audit       known vulnerabilities of the pinned packages, and what could not be audited
   sbom        the bill of materials of the environment (CycloneDX): build/sbom.cdx.json
   docs        the documentation as a site in build/site, with every link checked
-  bench       the benchmarks, one after another
+  bench       the benchmarks of a quarter of an hour, with a report and a picture  (--quick: three
+              minutes)
   sglang      the engine contract and a short lab run on real SGLang, on this machine's CPU
               (--model FOLDER: a model of your own learns there, through adapters;
               sglang serve: one server, until Ctrl-C)
@@ -140,14 +141,6 @@ run_whole_runs() {
     if [ "$1" = long ]; then .venv/bin/python -m pytest -m alone "${folders[@]}"; fi
 }
 
-bench() {
-    local script
-    for script in engine_throughput proxy_latency store_writes logprob_memory objective_cost; do
-        printf '\n== benchmarks.%s\n' "$script"
-        .venv/bin/python -m "benchmarks.$script" "$@"
-    done
-}
-
 command="${1:-lab}"
 case "$command" in -h | --help | help) usage; exit 0 ;; esac
 case "$command" in
@@ -181,7 +174,7 @@ case "$command" in
     sbom) sbom ;;
     docs) docs ;;
     browser) exec .venv/bin/python -m pytest tests/browser "$@" ;;
-    bench) bench "$@" ;;
+    bench) exec .venv/bin/python -m benchmarks "$@" ;;
     sglang)
         examples/sglang_cpu/install.sh
         exec .venv/bin/python -m examples.sglang_cpu "$@"

@@ -1,6 +1,6 @@
 """The proxy's cost of a streamed token, in replies of different lengths.
 
-    python -m benchmarks.stream_cost [--lengths 500,4000,16000] [--pace-ms 5]
+    python -m benchmarks.stream_cost [--lengths 500,4000,16000] [--pace-ms 5] [--out FILE.json]
 
 One agent reads streams through the proxy, from a scripted engine whose events carry everything so
 far (SGLang's without `--incremental-streaming-output`), and from one whose events carry only what
@@ -15,6 +15,7 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import orjson
@@ -94,7 +95,7 @@ def report(lengths: Sequence[int], costs: dict[tuple[str, int], Cost]) -> str:
     return "\n".join(lines)
 
 
-def run(lengths: Sequence[int], pace_s: float) -> str:
+def run(lengths: Sequence[int], pace_s: float) -> dict[tuple[str, int], Cost]:
     """Start the processes, measure, stop them."""
     renderer = RendererConfig(name="qwen3", enable_thinking=False)
     rendering = Rendering.load(str(LAB_MODEL), renderer)
@@ -113,7 +114,7 @@ def run(lengths: Sequence[int], pace_s: float) -> str:
         todo = [(kind, length) for length in lengths for kind in KINDS]
         for kind, length in track(todo, description="streaming"):
             costs[kind, length] = uvloop.run(measure(places[kind], length))
-    return report(lengths, costs)
+    return costs
 
 
 def main() -> None:
@@ -121,8 +122,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a streamed token costs the proxy.")
     parser.add_argument("--lengths", default="500,4000,16000", help="tokens of a reply")
     parser.add_argument("--pace-ms", type=float, default=5.0, help="engine's time per token")
+    parser.add_argument("--out", type=Path, help="also write the figures here, as JSON")
     options = parser.parse_args()
-    print(run([int(length) for length in options.lengths.split(",")], options.pace_ms / 1000))
+    lengths = [int(length) for length in options.lengths.split(",")]
+    costs = run(lengths, options.pace_ms / 1000)
+    if options.out is not None:
+        found = {kind: [costs[kind, length].us for length in lengths] for kind in KINDS}
+        options.out.write_bytes(orjson.dumps({"lengths": lengths, **found}))
+    print(report(lengths, costs))
 
 
 if __name__ == "__main__":
