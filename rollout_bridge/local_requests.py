@@ -11,6 +11,7 @@ import ipaddress
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from email.message import Message
+from functools import lru_cache
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -68,6 +69,7 @@ def refusal_of(
     return None
 
 
+@lru_cache(64)
 def is_loopback_host(host: str) -> bool:
     """Whether a Host header, with any port, names this machine, not by a name that DNS resolves."""
     try:

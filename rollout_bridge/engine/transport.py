@@ -75,6 +75,11 @@ class EngineTransport:
         """Call `attempt` (with its number, from 1) until it does not raise TryAgain, or until the
         last attempt.
         """
+        # Almost every request needs one attempt, and nothing to count further ones with.
+        try:
+            return await attempt(1)
+        except TryAgain as error:
+            failure = error
         retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._config.attempts),
             wait=tenacity.wait_exponential_jitter(
@@ -86,8 +91,11 @@ class EngineTransport:
             reraise=True,
         )
         async for try_ in retrying:
+            number = try_.retry_state.attempt_number
             with try_:
-                return await attempt(try_.retry_state.attempt_number)
+                if number == 1:
+                    raise failure
+                return await attempt(number)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def request(
@@ -175,7 +183,8 @@ class EngineTransport:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=self._config.pool_size, keepalive_timeout=30, ttl_dns_cache=300
-                )
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
 
