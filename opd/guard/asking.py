@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
+import regex
 
 from opd.guard.canaries import Canary, Function, load_function
 from opd.guard.limits import repeated_share
@@ -119,13 +120,22 @@ class Asker:
         if canary.contains is not None:
             return canary.contains in text
         if canary.matches is not None:
-            return re.search(canary.matches, text) is not None
+            return await self._found(canary.name, canary.matches, text)
         if canary.function is not None:
             return await self._called(canary.name, canary.function, text)
         assert canary.follows is not None
         return await self.judge.followed(
             canary.follows, canary.conversation, canary.tools, answer.message
         )
+
+    async def _found(self, name: str, pattern: str, text: str) -> bool | None:
+        """Whether the pattern is found; None if it backtracks for too long."""
+        search = partial(regex.search, pattern, text, timeout=self.timeout_s, concurrent=True)
+        try:
+            return await asyncio.to_thread(search) is not None
+        except TimeoutError:
+            logger.error("canary %s: 'matches' took more than %g s", name, self.timeout_s)
+            return None
 
     async def _called(self, name: str, path: str, text: str) -> bool | None:
         """What the user's function returns; None if it fails or hangs."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import regex
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from records.messages import Message
@@ -54,8 +54,8 @@ class Canary(BaseModel):
             raise ValueError(f"give one of {', '.join(_WAYS)}")
         if self.matches is not None:
             try:
-                re.compile(self.matches)
-            except re.error as error:
+                regex.compile(self.matches)
+            except regex.error as error:
                 raise ValueError(f"'matches' is not a regular expression: {error}") from None
         if self.function is not None:
             load_function(self.function)

@@ -40,7 +40,7 @@ class GuardConfig(BaseModel):
     max_repeated: float = Field(default=0.3, ge=0, le=1)
     """Share of repeated sequences of four tokens that is allowed on top of the start's."""
     check_timeout_s: float = Field(default=10.0, gt=0)
-    """Longest time that a user's function may take for one answer."""
+    """Longest time that a user's function, or a regular expression, may take for one answer."""
 
     @field_validator("canaries")
     @classmethod

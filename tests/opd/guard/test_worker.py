@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,25 @@ async def test_functions_decide_and_those_that_hang_or_fail_decide_nothing(
     assert (found.asked, found.passed) == (2, 2)
     assert "took more than 0.2 s" in caplog.text
     assert "raised RuntimeError: no idea" in caplog.text
+
+
+async def test_a_pattern_that_backtracks_endlessly_decides_nothing_and_holds_nobody(
+    make: Make, policy: Policy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    endless = Canary(name="endless", prompt="Hello.", matches=r"^(\w|\w\w)*$")
+    guard = make(endless, start_samples=1, samples=1, check_timeout_s=0.5)
+    await guard.look()
+    policy.version = 1
+    policy.says("a" * 60 + "!")
+    longest_s, last = 0.0, time.monotonic()
+    looking = asyncio.create_task(guard.look())
+    while not looking.done():
+        await asyncio.sleep(0.01)
+        longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
+    await looking
+    assert read_checks(tmp_path)[-1].undecided == 1
+    assert "canary endless: 'matches' took more than 0.5 s" in caplog.text
+    assert longest_s < 0.3
 
 
 async def test_a_start_without_an_answer_that_can_be_checked_is_said(
