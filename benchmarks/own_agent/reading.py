@@ -31,7 +31,7 @@ from examples.tool_lab.local_generate import LocalGenerator
 from examples.tool_lab.loop_check import SeenTurn, vote_hints
 from examples.tool_lab.preferences import PREFERENCES
 from examples.tool_lab.script import scripted_reply
-from judge.hints.examiner import SPOKEN_PART
+from judge.hints.said import SPOKEN_PART
 
 OBJECTED = Reaction(kind="corrected")
 SOME = {

@@ -17,74 +17,34 @@ it is asked again later; nothing is lost.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
-from uuid import uuid4
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from judge.config import JudgeConfig
+from judge.hints.claims import ClaimedHint, ClaimStore, HintClaims, not_examined
 from judge.hints.questions import HintQuestions, Relation
-from judge.votes.screening import Evidence, rejection
-from records.feedback.feedback import ROLE
-from records.hints.memory import words_of
-from records.hints.types import (
-    Examination,
-    Hint,
-    HintPrompt,
-    HintSource,
-    PromptKind,
-    RehearsalBlock,
-)
-from records.names import DropReason
-from records.privacy.redaction import Redactor
+from judge.hints.said import CHECKED, SourceCheck, UserWords
+from judge.hints.texts import TextWriter, WriterStore
+from records.hints.types import Examination, Hint, HintPrompt, HintSource, RehearsalBlock
 from records.types import TurnRecord
-from rollout_bridge.scoring.scoring import places_left
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
 
 _NEAR = 4
-_CHECKED = 8
-"""How many of a hint's newest sources have their answers checked."""
-SPOKEN_PART = 0.25
-"""A user's words express a hint if they have at least this share of its effect on the answer.
-Requests that do not mention it hardly ever have a tenth (docs/learning.md).
-"""
 _CONFIRMED_BY = 2
-_PEOPLE = ("user", ROLE)
-_REMEMBERED = 4096
-"""How many answers of the judge are kept, so that nothing is asked twice."""
-_NO_EVIDENCE = Evidence(next_words=(), new_values=frozenset())
-_WANTED_WISHES = 8
-"""With fewer open wishes for the opposite, the judge writes more: the policy learns so few by
-heart.
-"""
-_WRITING_ROUNDS = 3
-_HELD_OUT_OF = 3
-"""One in this many open wishes for the opposite is kept out of training."""
 
 
-class ExaminerStore(Protocol):
+class ExaminerStore(ClaimStore, WriterStore, Protocol):
     """What the examiner needs from the store."""
 
-    @property
-    def redactor(self) -> Redactor: ...
-    async def redact(self, work: Any, *args: Any) -> Any: ...
-    async def claim_hints(self, *, owner: str, limit: int, ttl_s: float) -> list[Hint]: ...
-    async def extend_hint_claims(
-        self, owner: str, hint_ids: Sequence[str], ttl_s: float
-    ) -> object: ...
-    async def release_hints(self, owner: str, hint_ids: Sequence[str]) -> object: ...
     async def hint_sources(self, hint_id: str, limit: int = 100) -> list[HintSource]: ...
     async def hint_prompts(self, hint_id: str) -> list[HintPrompt]: ...
     async def near_hints(
         self, hint: Hint, *, limit: int = 4, other_scopes: bool = False
     ) -> list[Hint]: ...
-    async def load_turns(self, turn_ids: Sequence[str]) -> list[TurnRecord]: ...
     async def refute_sources(
         self,
         owner: str,
@@ -93,62 +53,6 @@ class ExaminerStore(Protocol):
         detail: str,
         restated: Mapping[str, Sequence[str]],
     ) -> bool: ...
-    async def commit_examination(self, owner: str, examination: Examination) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedHint:
-    """A hint in the form that the claim loop expects."""
-
-    hint: Hint
-
-    @property
-    def turn_id(self) -> str:
-        """The hint's id."""
-        return self.hint.hint_id
-
-
-class HintClaims:
-    """The memory's hints, with the methods by which the claim loop claims turns."""
-
-    def __init__(self, store: ExaminerStore) -> None:
-        self._store = store
-
-    async def claim(self, state: None, *, owner: str, limit: int, ttl_s: float):
-        """Claim up to `limit` hints that nobody has examined."""
-        found = await self._store.claim_hints(owner=owner, limit=limit, ttl_s=ttl_s)
-        return [ClaimedHint(hint) for hint in found]
-
-    async def extend_claims(self, owner: str, turn_ids: Sequence[str], ttl_s: float) -> object:
-        """Hold claims for longer."""
-        return await self._store.extend_hint_claims(owner, turn_ids, ttl_s)
-
-    async def release(self, owner: str, turn_ids: Sequence[str]) -> object:
-        """Give claims back."""
-        return await self._store.release_hints(owner, turn_ids)
-
-    async def drop(self, owner: str, turn_id: str, reason: DropReason, detail: str = "") -> bool:
-        """Give up a hint that cannot be examined: it is not rehearsed."""
-        return await self._store.commit_examination(owner, _not_examined(turn_id, detail))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceCheck:
-    """What a hint must do to the answers that it came from. `fall` asks the teacher by how many
-    nats it lowers the log-prob of a token of a turn's answer (None: unknown); it must be `least` or
-    more. `part_of_words` asks which part of that the user's own words achieve. Both raise
-    ServiceUnavailable.
-    """
-
-    fall: Callable[[TurnRecord, str], Awaitable[float | None]]
-    least: float
-    part_of_words: Callable[[TurnRecord, str, str], Awaitable[float | None]]
-
-    async def left(self, turn: TurnRecord, text: str) -> list[str]:
-        """Which of a turn's candidates, `text` included, are left; see `places_left`."""
-        candidates = [text, *(other for other in turn.candidates if other != text)]
-        falls = [await self.fall(turn, one) for one in candidates]
-        return [candidates[place] for place in places_left(falls, self.least)]
 
 
 class HintExaminer:
@@ -166,10 +70,10 @@ class HintExaminer:
         check: SourceCheck | None = None,
     ) -> None:
         self._store, self._questions = store, questions
-        self._config, self._owner = config, owner
+        self._owner = owner
         self._check = check
-        self._rules: OrderedDict[tuple[str, str], bool | None] = OrderedDict()
-        self._spoken: OrderedDict[tuple[str, str], bool | None] = OrderedDict()
+        self._words = UserWords(store, questions, check)
+        self._writer = TextWriter(store, questions, config)
         self.loop = ClaimLoop(HintClaims(store), self, owner=owner, config=config.loop)
 
     @property
@@ -207,7 +111,7 @@ class HintExaminer:
 
     async def give_up(self, claimed: ClaimedHint, error: ServiceUnavailable) -> None:
         """The judge never answered about this hint."""
-        found = _not_examined(claimed.hint.hint_id, str(error))
+        found = not_examined(claimed.hint.hint_id, str(error))
         if await self._store.commit_examination(self._owner, found):
             self._questions.metrics.examined.labels(outcome=_outcome(found)).inc()
 
@@ -218,7 +122,7 @@ class HintExaminer:
         check = self._check
         if check is None:
             return {}
-        texts = {one.turn_id: one.text for one in sources[:_CHECKED]}
+        texts = {one.turn_id: one.text for one in sources[:CHECKED]}
         left: dict[str, list[str]] = {}
         for turn in await self._store.load_turns(list(texts)):
             text = texts[turn.turn_id]
@@ -249,7 +153,7 @@ class HintExaminer:
             is_rule=True,
             contradicts=tuple(older),
             opposed_elsewhere=tuple(opposed),
-            prompts=await self._texts(hint, sources, known),
+            prompts=await self._writer.texts(hint, sources, known),
         )
 
     async def _why_no_rule(
@@ -263,14 +167,14 @@ class HintExaminer:
             return RehearsalBlock.NO_MAJORITY
         if has_texts:
             return None
-        with_words = [source for source in sources[:_CHECKED] if source.words]
+        with_words = [source for source in sources[:CHECKED] if source.words]
         if not with_words:
             is_rule = await self._questions.is_rule(hint.text, "")
             return None if is_rule else RehearsalBlock.NOT_A_RULE
         for source in with_words:
             # The newest source whose words express the hint, or where the teacher cannot tell.
-            if await self._is_spoken(hint, source) is not False:
-                is_rule = await self._is_rule(hint, source)
+            if await self._words.is_spoken(hint, source) is not False:
+                is_rule = await self._words.is_rule(hint, source)
                 return None if is_rule else RehearsalBlock.NOT_A_RULE
         return await self._why_unconfirmed(hint, with_words)
 
@@ -281,43 +185,10 @@ class HintExaminer:
         a rule. Otherwise one misread request would be practised like a wish.
         """
         sessions = {source.session_id: source for source in reversed(sources)}
-        rules = [await self._is_rule(hint, source) for source in sessions.values()]
+        rules = [await self._words.is_rule(hint, source) for source in sessions.values()]
         if sum(one is True for one in rules) >= _CONFIRMED_BY:
             return None
         return RehearsalBlock.UNCONFIRMED if any(rules) else RehearsalBlock.NOT_A_RULE
-
-    async def _is_spoken(self, hint: Hint, source: HintSource) -> bool | None:
-        """Whether the teacher finds that the user's words after a source's answer speak against it
-        as the hint does; None if there are no such words or it cannot tell. Asked once.
-        """
-        if self._check is None:
-            return None
-        key = (hint.hint_id, source.turn_id)
-        if key not in self._spoken:
-            self._spoken[key] = await self._asked_if_spoken(self._check, hint, source)
-            if len(self._spoken) > _REMEMBERED:
-                self._spoken.popitem(last=False)
-        return self._spoken[key]
-
-    async def _asked_if_spoken(
-        self, check: SourceCheck, hint: Hint, source: HintSource
-    ) -> bool | None:
-        turns = await self._store.load_turns([source.turn_id])
-        said = [one for turn in turns for one in turn.next_state if one["role"] in _PEOPLE]
-        words = words_of(said)
-        if not words:
-            return None
-        part = await check.part_of_words(turns[0], hint.text, words)
-        return None if part is None else part >= SPOKEN_PART
-
-    async def _is_rule(self, hint: Hint, source: HintSource) -> bool | None:
-        """Whether a source's words make the hint a rule; asked once for each source."""
-        key = (hint.hint_id, source.turn_id)
-        if key not in self._rules:
-            self._rules[key] = await self._questions.is_rule(hint.text, source.words)
-            if len(self._rules) > _REMEMBERED:
-                self._rules.popitem(last=False)
-        return self._rules[key]
 
     async def _compared(
         self,
@@ -343,12 +214,12 @@ class HintExaminer:
                 return other.hint_id, [], None
             if relation is Relation.OPPOSITE:
                 theirs = await self._store.hint_sources(other.hint_id)
-                spoken = await self._last_spoken(hint, sources)
-                said, said_of_other = spoken, await self._last_spoken(other, theirs)
+                spoken = await self._words.last_spoken(hint, sources)
+                said, said_of_other = spoken, await self._words.last_spoken(other, theirs)
                 is_spoken = max(said, said_of_other) > -math.inf
                 if not is_spoken:
-                    said = await self._last_said(hint, sources)
-                    said_of_other = await self._last_said(other, theirs)
+                    said = await self._words.last_said(hint, sources)
+                    said_of_other = await self._words.last_said(other, theirs)
                 if said == said_of_other == -math.inf:
                     said, said_of_other = _last_asked(sources), _last_asked(theirs)
                 if said_of_other <= said:
@@ -357,30 +228,6 @@ class HintExaminer:
                     # A hint that no words asked for is not a rule: `_why_no_rule` finds that.
                     newer = other.hint_id
         return None, older, newer
-
-    async def _last_spoken(self, hint: Hint, sources: Sequence[HintSource]) -> float:
-        """When, according to the teacher, a user's words last expressed the hint, in unix seconds;
-        -inf if none of the newest did.
-        """
-        for source in sources[:_CHECKED]:
-            if source.words and await self._is_spoken(hint, source):
-                return source.created_at
-        return -math.inf
-
-    async def _last_said(self, hint: Hint, sources: Sequence[HintSource]) -> float:
-        """When, according to the judge, a user's words last made the hint a rule, in unix seconds;
-        -inf if none of the newest did. A source without words counts without being asked about.
-        """
-        asked: set[str] = set()
-        for source in sources[:_CHECKED]:
-            if not source.words:
-                return source.created_at
-            if source.words in asked:
-                continue
-            asked.add(source.words)
-            if await self._is_rule(hint, source):
-                return source.created_at
-        return -math.inf
 
     async def _relation(
         self, hint: Hint, origins: Sequence[TurnRecord], other: Hint
@@ -399,64 +246,6 @@ class HintExaminer:
                 return Relation.UNRELATED
         return relation
 
-    async def _texts(
-        self, hint: Hint, sources: Sequence[HintSource], known: Sequence[HintPrompt]
-    ) -> tuple[HintPrompt, ...]:
-        """New texts in addition to the `known` ones. Each round of writing reads another user's
-        words.
-        """
-        said = [source.words for source in sources if source.words] or [""]
-        have = {one.text for one in known}
-        wishes: dict[str, None] = {}
-        for number in range(_WRITING_ROUNDS):
-            written = await self._questions.opposites(hint.text, said[number % len(said)])
-            new = [text for text in written if text not in wishes and text not in have]
-            wishes |= dict.fromkeys(await self._usable(hint, Relation.OPPOSITE, new))
-            if len(wishes) >= _WANTED_WISHES:
-                break
-        others = [] if known else await self._outsides(hint, sources)
-        return (
-            *(
-                _prompt(hint, PromptKind.OPPOSITE, text, held_out=at % _HELD_OUT_OF == 1)
-                for at, text in enumerate(wishes)
-            ),
-            *(_prompt(hint, PromptKind.OUTSIDE, text, held_out=False) for text in others),
-        )
-
-    async def _outsides(self, hint: Hint, sources: Sequence[HintSource]) -> list[str]:
-        turns = await self._store.load_turns([source.turn_id for source in sources[:1]])
-        tools = turns[0].tools if turns else []
-        written = await self._questions.outsides(hint.text, tools)
-        return await self._usable(hint, Relation.UNRELATED, written)
-
-    async def _usable(self, hint: Hint, wanted: Relation, texts: Sequence[str]) -> list[str]:
-        """The texts that may be shown to a policy: short, without control texts, instructions to
-        the pipeline, or anything that must not be stored, and, according to the judge, what was
-        asked for.
-        """
-        at_once = asyncio.Semaphore(self._config.loop.concurrency)
-
-        async def refused(text: str) -> str | None:
-            async with at_once:
-                return await self._why_refused(hint, wanted, text)
-
-        reasons = await asyncio.gather(*(refused(text) for text in texts))
-        for reason in reasons:
-            if reason is not None:
-                self._questions.metrics.refused_texts.labels(reason=reason).inc()
-        return [text for text, reason in zip(texts, reasons, strict=True) if reason is None]
-
-    async def _why_refused(self, hint: Hint, wanted: Relation, text: str) -> str | None:
-        refused = rejection(text, _NO_EVIDENCE, self._config)
-        if refused is not None:
-            return refused.value
-        message = {"role": "user", "content": text}
-        [clean] = await self._store.redact(self._store.redactor.messages, [message])
-        if clean is not message:
-            return DropReason.SENSITIVE.value
-        relation = await self._questions.relation(hint.text, text)
-        return None if relation is wanted else f"not_{wanted.value}"
-
 
 def _last_asked(sources: Sequence[HintSource]) -> float:
     """When the newest source came, in unix seconds; a hint that lost its sources gives way."""
@@ -466,23 +255,6 @@ def _last_asked(sources: Sequence[HintSource]) -> float:
 def _has_majority(sources: Sequence[HintSource]) -> bool:
     """Whether more than half of the votes on some turn asked for the hint."""
     return any(2 * source.num_positive > source.num_votes for source in sources)
-
-
-def _prompt(hint: Hint, kind: PromptKind, text: str, *, held_out: bool) -> HintPrompt:
-    return HintPrompt(
-        prompt_id=uuid4().hex,
-        hint_id=hint.hint_id,
-        kind=kind,
-        text=text,
-        held_out=held_out,
-        asked=0,
-        followed=0,
-        dropped=None,
-    )
-
-
-def _not_examined(hint_id: str, detail: str) -> Examination:
-    return Examination(hint_id=hint_id, block=RehearsalBlock.NOT_EXAMINED, detail=detail)
 
 
 def _outcome(found: Examination) -> str:

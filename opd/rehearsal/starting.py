@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from judge.hints.examiner import SourceCheck
+from judge.hints.said import SourceCheck
 from opd.rehearsal.desk import Desk
 from opd.rehearsal.heartbeat import Heartbeat
 from opd.rehearsal.needs import Questions

@@ -9,8 +9,9 @@ import pytest
 
 from examples.tool_lab.domain import TOOLS
 from judge.config import JudgeConfig
-from judge.hints.examiner import HintExaminer, SourceCheck
+from judge.hints.examiner import HintExaminer
 from judge.hints.questions import HintQuestions
+from judge.hints.said import SourceCheck
 from judge.votes.calls import judge_client
 from records.hints.types import Hint, HintStatus, PromptKind, RehearsalBlock
 from records.names import TurnState

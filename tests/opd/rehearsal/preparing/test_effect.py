@@ -11,7 +11,7 @@ import pytest
 from examples.tool_lab.cases import evaluation_episode
 from examples.tool_lab.domain import TOOLS
 from examples.tool_lab.script import scripted_reply
-from judge.hints.examiner import SPOKEN_PART
+from judge.hints.said import SPOKEN_PART
 from opd.rehearsal.desk import Desk
 from opd.rehearsal.preparing.effect import fall_at, part_of_fall, part_of_words
 from records.types import Logprobs, TurnRecord
