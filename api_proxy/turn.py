@@ -15,7 +15,7 @@ from api_proxy.linking.linking import Link
 from api_proxy.linking.side_turns import Kind
 from api_proxy.linking.tokens import Prompt
 from api_proxy.reply.reply import Delta, Reply
-from api_proxy.request.schemas import Completion
+from api_proxy.request.completion import Completion
 from records.names import Consent, TurnType
 from records.types import CapturedTurn
 

@@ -44,9 +44,9 @@ from api_proxy.reply.stop_strings import StopStrings
 from api_proxy.reply.streaming import Detokenizer, ReplyAssembler
 from api_proxy.reply.text_reply import TextAssembler
 from api_proxy.reply.token_bytes import TokenBytes
+from api_proxy.request.completion import Completion
 from api_proxy.request.forcing import Constraint, ReplyShaper
 from api_proxy.request.sampling import reply_budget, sampling_params
-from api_proxy.request.schemas import Completion
 from api_proxy.turn import Assembler, Turn
 from records.errors import StoreError
 from records.keys import Keys

@@ -20,7 +20,7 @@ from api_proxy.errors import (
     client_gone,
     shutting_down,
 )
-from api_proxy.request.schemas import Completion
+from api_proxy.request.completion import Completion
 from api_proxy.routes.model_list import check_name
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from api_proxy.config import ProxyConfig, SideRule
 from api_proxy.linking.side_presets import PRESETS
-from api_proxy.request.schemas import Completion
+from api_proxy.request.completion import Completion
 from records.messages import content_text
 from records.names import TurnType
 

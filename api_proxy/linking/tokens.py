@@ -17,7 +17,7 @@ import numpy as np
 
 from api_proxy.linking.linking import Link
 from api_proxy.linking.workers import Workers
-from api_proxy.request.schemas import Completion
+from api_proxy.request.completion import Completion
 from records.messages import Message, content_text
 from records.store import Store
 from records.types import Ids

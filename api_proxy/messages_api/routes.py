@@ -16,7 +16,7 @@ from api_proxy.messages_api.request import chat_body, ignored_fields
 from api_proxy.messages_api.stream import MessageStream
 from api_proxy.reply.formats import EndedReply, StreamWriter
 from api_proxy.reply.responses import answer
-from api_proxy.request.schemas import Completion, completion_of
+from api_proxy.request.completion import Completion, completion_of
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
 

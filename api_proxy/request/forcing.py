@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from api_proxy.errors import unsupported
-from api_proxy.request.schemas import Completion, NamedChoice, Shape
+from api_proxy.request.completion import Completion, Shape
+from api_proxy.request.schemas import NamedChoice
 from records.types import Ids
 from rollout_bridge.engine.types import Grammar
 from rollout_bridge.rendering.rendering import Rendering

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api_proxy.errors import context_length_exceeded, invalid
-from api_proxy.request.schemas import Completion
+from api_proxy.request.completion import Completion
 from rollout_bridge.engine.types import Grammar, SamplingParams
 
 

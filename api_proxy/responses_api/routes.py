@@ -13,7 +13,7 @@ from api_proxy.access.callers import caller_of
 from api_proxy.errors import ApiError, invalid, unsupported
 from api_proxy.reply.formats import EndedReply, StreamWriter
 from api_proxy.reply.responses import answer
-from api_proxy.request.schemas import Completion, completion_of
+from api_proxy.request.completion import Completion, completion_of
 from api_proxy.responses_api import stored
 from api_proxy.responses_api.items import reply_items
 from api_proxy.responses_api.reply import Head, page_of, status_of, usage_body

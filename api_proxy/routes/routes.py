@@ -11,7 +11,7 @@ from api_proxy.access.admission import Body, admitted
 from api_proxy.access.callers import admin_only
 from api_proxy.reply.choices import answer_all
 from api_proxy.reply.formats import ChatFormat
-from api_proxy.request.schemas import Completion, completion_of
+from api_proxy.request.completion import Completion, completion_of
 from api_proxy.server.other_metrics import other_metrics
 from api_proxy.turns import TurnService
 from records.errors import StoreError

@@ -23,8 +23,8 @@ from api_proxy.reply import wire
 from api_proxy.reply.choices import answer_all
 from api_proxy.reply.formats import EndedReply, Logprobs
 from api_proxy.reply.reply import TEXT_ROLE, Delta
+from api_proxy.request.completion import Completion, completion_of
 from api_proxy.request.fields import SAMPLING, check_fields
-from api_proxy.request.schemas import Completion, completion_of
 from api_proxy.turn import Turn
 from api_proxy.turns import TurnService
 from records.names import TurnType

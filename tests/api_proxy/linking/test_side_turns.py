@@ -11,7 +11,7 @@ from api_proxy.access.request_limits import RequestLimits
 from api_proxy.config import ProxyConfig, SideRule
 from api_proxy.linking.side_presets import PRESETS
 from api_proxy.linking.side_turns import kind_of, matches, rules_of
-from api_proxy.request.schemas import completion_of
+from api_proxy.request.completion import completion_of
 from records.names import DropReason, TurnState, TurnType
 from records.store import Store
 from records.tables.models import TurnRow

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from api_proxy.access.request_limits import RequestLimits
 from api_proxy.config import ProxyConfig
 from api_proxy.errors import ApiError
+from api_proxy.request.completion import completion_of
 from api_proxy.request.forcing import Constraint, ReplyShaper
-from api_proxy.request.schemas import completion_of
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.embedded.model.grammar import GrammarCompiler
 from rollout_bridge.rendering.rendering import Rendering
