@@ -11,13 +11,13 @@ from pathlib import Path
 
 from opd.report.curves import metric_rows
 from opd.run import config as run_config
+from rollout_bridge.guard.checks import read_checks
 from rollout_bridge.rehearsal.figures import figures
 from rollout_bridge.rehearsal.journal import read_rows
 from rollout_bridge.stop_order import STOP_FILE, StopOrder, order_stop, why_stopped
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest, chain_to, withdrawn
 from trainer.errors import CheckpointError, StartupError
-from trainer.guard.checks import read_checks
 from trainer.schedule.rollback_order import order_rollback
 
 _SHOWN_METRICS = (

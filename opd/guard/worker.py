@@ -18,9 +18,9 @@ from opd.guard.limits import breaches
 from opd.guard.metrics import GuardMetrics
 from opd.rehearsal.policy_sampler import PolicySampler
 from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.guard.checks import Checked, add_check, read_checks
 from rollout_bridge.stop_order import StopOrder, read_stop, stop_and_serve
 from rollout_bridge.worker import ServiceUnavailable
-from trainer.guard.checks import Checked, add_check, read_checks
 from trainer.schedule.rollback_order import order_rollback
 
 logger = logging.getLogger(__name__)

@@ -5,14 +5,14 @@ import pytest
 from typer.testing import CliRunner
 
 from opd.cli.app import app
+from rollout_bridge.guard.checks import add_check
 from rollout_bridge.rehearsal.journal import Journal
 from rollout_bridge.stop_order import StopOrder, order_stop, read_stop
 from tests.opd.commands.test_policy_export import trained_run
+from tests.rollout_bridge.guard.test_checks import a_check
 from tests.rollout_bridge.rehearsal.test_journal import a_row
-from tests.trainer.guard.test_checks import a_check
 from tests.trainer.tiny import save_model
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.guard.checks import add_check
 from trainer.schedule.rollback_order import read_rollback
 
 

@@ -22,11 +22,11 @@ from opd.rehearsal.policy_sampler import PolicySampler
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.errors import EngineUnavailable
+from rollout_bridge.guard.checks import last_check, read_checks
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.stop_order import STOP_FILE, StopOrder, order_stop, read_stop
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 from tests.examples.shipped import MODEL
-from trainer.guard.checks import last_check, read_checks
 from trainer.schedule.rollback_order import read_rollback
 
 GREETING = Canary(name="greeting", prompt="Hello.", matches=r"\w")
