@@ -9,7 +9,7 @@ the store.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,13 +52,11 @@ class GoingBack:
 
     def said(self) -> list[str]:
         """What happens, and what is lost, a line each."""
-        lines = [
-            f"goes back to version {self.wanted}: the job begins with the weights of {self.where}"
-        ]
+        lines = [f"goes back to version {self.wanted}: the job begins with {self.where}"]
         if self.lost:
             lines.append(
-                f"lost too: {_versions(self.lost)}, because no checkpoint has their weights "
-                f"(cluster.save_interval); {_samples(self.lost)}"
+                "lost too, as checkpoints are cluster.save_interval steps apart: "
+                f"{_versions(self.lost)}; {_samples(self.lost)}"
             )
         if self.withdrawn:
             lines.append(f"withdrawn: {_versions(self.withdrawn)}; {_samples(self.withdrawn)}")
@@ -87,14 +85,32 @@ def going_back(run: Path) -> GoingBack | None:
     version = wanted_version(run)
     if version is None:
         return None
-    chain = newest_chain(run)
+    chain, rollouts = newest_chain(run), saved_rollouts(run / "checkpoints")
+    if _is_followed(version, chain, rollouts):
+        return None
     try:
-        back = back_to(version, chain, saved_rollouts(run / "checkpoints"), served=last_served(run))
+        back = back_to(version, chain, rollouts, served=last_served(run))
     except StartupError as error:
         raise StartupError(f"the order to go back in {run} cannot be followed: {error}") from error
-    newest = chain[-1]
-    is_there = newest.kind == "start" and newest.rollout_id == back.rollout_id
-    return None if is_there else back
+    has_those_weights = chain[-1].kind == "start" and chain[-1].rollout_id == back.rollout_id
+    return None if has_those_weights else back
+
+
+def _is_followed(version: int, chain: Sequence[Handover], rollouts: Collection[int]) -> bool:
+    """Whether the newest job, which has trained nothing yet, began by following the order. A launch
+    that was killed then left the order behind.
+    """
+    for number in range(len(chain) - 1, 0, -1):
+        newest = chain[number]
+        if newest.kind != "start":
+            return False
+        if newest.restores is not None:
+            try:
+                before = back_to(version, chain[:number], rollouts, served=None)
+            except StartupError:
+                return False  # it was ordered later, for a version that was not there yet
+            return before.restores == newest.restores
+    return False
 
 
 def newest_chain(run: Path) -> list[Handover]:
@@ -201,11 +217,7 @@ def _versions(links: Sequence[Handover]) -> str:
 
 def _samples(links: Sequence[Handover]) -> str:
     """How many samples of these versions train no more."""
-    return ", ".join(_counted(links)) + " that they trained stay trained, and never train again"
-
-
-def _counted(links: Sequence[Handover]) -> Iterator[str]:
-    yield f"{sum(len(one.turn_ids) for one in links)} turns"
+    turns = sum(len(one.turn_ids) for one in links)
     lessons = sum(len(one.lesson_ids) for one in links)
-    if lessons:
-        yield f"{lessons} lessons"
+    counted = [f"{turns} turns", *([f"{lessons} lessons"] if lessons else [])]
+    return f"what was trained there never trains again: {', '.join(counted)}"

@@ -9,6 +9,7 @@ from opd.cluster.flag_check import FlagError
 from opd.cluster.launching.held import LaunchError
 from opd.cluster.plan import LaunchPlan, make_plan
 from opd.cluster.show import show
+from opd.run.start_checks import check_canaries
 
 
 def launch(file: Path, overrides: list[str], run: Path, *, dry_run: bool) -> None:
@@ -21,6 +22,7 @@ def launch(file: Path, overrides: list[str], run: Path, *, dry_run: bool) -> Non
         raise FlagError(plan.flags.text)
     if not Path(plan.config.model).is_dir():
         raise LaunchError(f"model: no folder {plan.config.model} on this node")
+    check_canaries(plan.config.guard)
     _ports_are_free(plan)
 
     # Imported after all checks, so that a failed check does not wait for it.
