@@ -96,7 +96,7 @@ def test_withdrawn_versions_are_not_gone_back_to_and_their_checkpoints_are_not_u
     chain = a_chain()
     chain.append(restarted(chain, 8, 1, restores=3))
     chain.append(a_record(9, 2, chain[-1]))
-    with pytest.raises(StartupError, match="version 5 was withdrawn; choose 0 .* 2, 3, 9$"):
+    with pytest.raises(StartupError, match=r"version 5 was withdrawn; choose 0 .* 2, 3, 9$"):
         back_to(5, chain, [1, 3], served=None)
     with pytest.raises(StartupError, match="version 12 is not in the chain"):
         back_to(12, chain, [1], served=None)
