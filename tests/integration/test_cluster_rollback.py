@@ -37,6 +37,7 @@ from rollout_bridge.stop_order import ROLLBACK_FILE, read_stop, why_stopped
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
 from tests.records.builders import state_of, turn_in
+from trainer.schedule.rollback_order import order_rollback
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 CANARIES = REPOSITORY / "examples" / "canaries" / "tool_lab.jsonl"
@@ -206,6 +207,11 @@ async def test_an_order_is_followed_at_the_start_and_once(cluster: Cluster) -> N
         assert HandoverLog(run).newest_chain()[-1].restores is None
         assert not (run / ROLLBACK_FILE).exists()
         await cluster.trains(7)
+        order_rollback(run, 99)
+        await cluster.until(lambda: "no rollback: " in cluster.said.getvalue())
+        assert "version 99 is not in the chain" in cluster.said.getvalue()
+        assert not (run / ROLLBACK_FILE).exists()
+        await cluster.trains(8)
 
 
 async def test_a_version_that_fails_its_canaries_is_withdrawn_and_training_stops(

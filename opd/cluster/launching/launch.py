@@ -18,11 +18,11 @@ def launch(file: Path, overrides: list[str], run: Path, *, dry_run: bool) -> Non
     if dry_run:
         print(show(plan), end="")
         return
+    check_canaries(plan.config.guard)
     if not plan.flags.checked:
         raise FlagError(plan.flags.text)
     if not Path(plan.config.model).is_dir():
         raise LaunchError(f"model: no folder {plan.config.model} on this node")
-    check_canaries(plan.config.guard)
     _ports_are_free(plan)
 
     # Imported after all checks, so that a failed check does not wait for it.

@@ -166,8 +166,10 @@ async def test_a_version_that_fails_is_withdrawn_and_training_stops(
     await guard.look()
     policy.version = 4
     policy.says(*[BAD] * 8)
-    await make(samples=8).look()
+    restarted = make(samples=8)
+    await restarted.look()
     assert read_rollback(tmp_path) == 3
+    assert restarted._metrics.registry.get_sample_value("guard_withdrawn_total") == 2
 
 
 async def test_drift_is_a_breach_too(make: Make, policy: Policy, tmp_path: Path) -> None:
